@@ -1,0 +1,63 @@
+"""Every GRAPHKIT_* environment variable, typed and documented, in one place.
+
+Values are read when they are asked for, so that a test or a script may change the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graphkit.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One environment variable: its name, how its text is read, its default, what it does."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+
+    def get(self) -> Any:
+        """Return the value in force; raises UsageError when the text cannot be read."""
+        text = os.environ.get(self.name)
+        if text is None or text == "":
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise UsageError(f"{self.name}={text!r}: {error}; {self.help}") from None
+
+
+def _flag(text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in known:
+        raise ValueError("expected 0 or 1")
+    return known[text.lower()]
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("expected a positive integer")
+    return value
+
+
+NUM_THREADS = Knob("GRAPHKIT_NUM_THREADS", _positive, None, "threads of the CPU engine; default: the cores allowed")
+STRICT = Knob("GRAPHKIT_STRICT", _flag, False, "1 makes a step without a native kernel an error")
+DEBUG = Knob("GRAPHKIT_DEBUG", _flag, False, "1 logs the effect of every graph pass on stderr")
+SEED = Knob("GRAPHKIT_SEED", int, 0, "seed of initialisers and random operators when none is given")
+
+KNOBS = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
+
+
+def num_threads() -> int:
+    """Return the thread count in force: GRAPHKIT_NUM_THREADS, else the cores that this process may use."""
+    chosen = NUM_THREADS.get()
+    if chosen is not None:
+        return chosen
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,79 @@
+"""Every exception that graphkit raises on purpose, with the exit code that the command line gives it.
+
+Exit codes: 1 a check failed, 2 usage, 3 unsupported operator, 4 invalid or unsafe model, 5 runtime failure.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GraphkitError(Exception):
+    """Base of all errors; `exit_code` is the process status of the command line."""
+
+    exit_code = 5
+
+
+class CheckFailed(GraphkitError):
+    """A proof did not hold: outputs differ, a gradient is wrong."""
+
+    exit_code = 1
+
+
+class UsageError(GraphkitError):
+    """The call is wrong: an unknown name, a bad option, an input that does not fit the declared type."""
+
+    exit_code = 2
+
+
+class InputError(UsageError):
+    """A fed array does not fit the graph's input: name, rank, dtype, dimension or value."""
+
+
+class UnsupportedError(GraphkitError):
+    """Something valid that graphkit (or the export target) cannot do; names the operators."""
+
+    exit_code = 3
+
+
+class UnsupportedOperator(UnsupportedError):
+    """Operators without an implementation here; lists all of them at once."""
+
+
+class MissingGradient(UnsupportedError):
+    """Operators on the differentiated path that have no gradient rule; lists all of them at once."""
+
+
+class InvalidModel(GraphkitError):
+    """A file or a graph that is not well formed."""
+
+    exit_code = 4
+
+
+class UnsafeModel(InvalidModel):
+    """A file that asks for something it must not have, such as data outside its own folder."""
+
+
+class TypeMismatch(InvalidModel):
+    """Operand types or shapes do not fit an operator; the message names the node."""
+
+
+class RuntimeFailure(GraphkitError):
+    """Execution failed: a kernel, a device, a rank, the disk."""
+
+
+class MissingDependency(RuntimeFailure):
+    """An optional package is needed and is not installed; the message says what to install."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the closest known name, or a short list of what exists."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    if not known:
+        return ""
+    shown = ", ".join(repr(k) for k in known[:8])
+    return f"; known: {shown}" + (", ..." if len(known) > 8 else "")

@@ -1,0 +1,1 @@
+"""From a graph to results: kernels, memory plan, sessions."""

@@ -1,0 +1,74 @@
+"""ParamStore: named, read-only arrays with a version each; every write goes through item assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError, did_you_mean
+from graphkit.ir.types import TensorType, dtype_of
+
+
+class ParamStore(MutableMapping[str, np.ndarray]):
+    """Arrays by name. Reading gives a read-only array; `store[name] = array` checks dtype and shape and bumps the version.
+
+    `types` fixes the names and what each array must look like; raises InputError for an unknown name or a misfit.
+    """
+
+    def __init__(self, types: Mapping[str, TensorType], arrays: Mapping[str, Any] | None = None):
+        self._types = dict(types)
+        self._arrays: dict[str, np.ndarray] = {}
+        self._versions = dict.fromkeys(self._types, 0)
+        for name, array in (arrays or {}).items():
+            self[name] = array
+
+    def type_of(self, name: str) -> TensorType:
+        if name not in self._types:
+            raise InputError(f"no parameter {name!r}{did_you_mean(name, self._types)}")
+        return self._types[name]
+
+    def version(self, name: str) -> int:
+        """Grows by one at every write; a packed copy of another version is stale."""
+        return self._versions[name]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.type_of(name)
+        if name not in self._arrays:
+            raise InputError(f"parameter {name!r} has no value yet")
+        return self._arrays[name]
+
+    def __setitem__(self, name: str, array: Any) -> None:
+        wanted = self.type_of(name)
+        given = np.asarray(array)
+        if dtype_of(given.dtype) is not wanted.dtype:
+            raise InputError(f"parameter {name!r} is {wanted}; the array given is {given.dtype}")
+        if wanted.shape is not None and wanted.is_static and given.shape != wanted.shape:
+            raise InputError(f"parameter {name!r} is {wanted}; the array given has shape {list(given.shape)}")
+        self._adopt(name, given.copy() if given.flags.writeable or not given.flags.c_contiguous else given)
+
+    def adopt(self, name: str, array: np.ndarray) -> None:
+        """Take ownership of a fresh array that already has the right type, without a copy or a check."""
+        self._adopt(name, array)
+
+    def _adopt(self, name: str, array: np.ndarray) -> None:
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        array.flags.writeable = False
+        self._arrays[name] = array
+        self._versions[name] += 1
+
+    def __delitem__(self, name: str) -> None:
+        raise InputError(f"parameter {name!r} belongs to the graph and cannot be deleted")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._types)
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._types
+
+    def __repr__(self) -> str:
+        return f"<ParamStore: {len(self)} arrays, {sum(a.nbytes for a in self._arrays.values())} bytes>"

@@ -1,0 +1,373 @@
+"""Node, Value, Graph: an immutable, typed, acyclic graph that knows no operator.
+
+A Node is made once, its types are inferred at that moment, and it never changes; a pass builds a new graph.
+Names are hints on nodes and values; a Graph gives every one of its values and nodes a unique name, in
+topological order, so that the same construction always prints the same text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
+from graphkit.ir import context
+from graphkit.ir.types import TensorType, Type
+
+_serial = itertools.count()
+_NO_ATTRS: Mapping[str, Any] = {}
+
+
+class Operator(Protocol):
+    """What the graph asks of an operator (graphkit.ops.Op is the implementation)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def domain(self) -> str: ...
+    def infer_types(self, inputs: Sequence[Type | None]) -> tuple[Type, ...]: ...
+    def subgraphs(self) -> Mapping[str, Graph]: ...
+    def attributes(self) -> Mapping[str, Any]: ...
+
+
+class Value:
+    """One typed tensor in a graph: output `index` of `node`, or a graph input when `node` is None.
+
+    `role` says what an input is: "data", "parameter", "state" (running statistics, optimizer slots) or "rng".
+    `attrs` holds user attributes and, for parameters, the initialiser.
+    """
+
+    __slots__ = ("node", "index", "type", "name", "role", "attrs", "serial", "__weakref__")
+
+    def __init__(
+        self,
+        type: Type,
+        name: str = "",
+        *,
+        node: Node | None = None,
+        index: int = 0,
+        role: str = "data",
+        attrs: Mapping[str, Any] | None = None,
+    ):
+        self.node = node
+        self.index = index
+        self.type = type
+        self.name = name
+        self.role = role
+        self.attrs = attrs or _NO_ATTRS
+        self.serial = next(_serial)
+
+    @property
+    def is_input(self) -> bool:
+        return self.node is None
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type as a TensorType; raises TypeMismatch for sequences and optionals."""
+        if not isinstance(self.type, TensorType):
+            raise TypeMismatch(f"{self} is not a tensor")
+        return self.type
+
+    @property
+    def dtype(self) -> Any:
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...] | None:
+        return self.tensor.shape
+
+    @property
+    def rank(self) -> int | None:
+        return self.tensor.rank
+
+    def like(self, **changes: Any) -> Value:
+        """A new graph input with this one's type, name, role and attributes, except for `changes`."""
+        fields = {"type": self.type, "name": self.name, "role": self.role, "attrs": self.attrs} | changes
+        return Value(fields.pop("type"), fields.pop("name"), **fields)
+
+    def __str__(self) -> str:
+        if self.node is None:
+            return f"{self.name or 'input'}: {self.type}"
+        suffix = f".{self.index}" if len(self.node.outputs) > 1 else ""
+        return f"{self.name or (self.node.name or self.node.op.name) + suffix}: {self.type}"
+
+    def __repr__(self) -> str:
+        return f"<Value {self}>"
+
+
+class Node:
+    """One application of an operator. Raises TypeMismatch, naming the node, when the operands do not fit.
+
+    `types` skips inference; a pass uses it when it rebuilds a node whose operand types did not change.
+    `meta` holds user attributes (string keys) that travel with the node.
+    """
+
+    __slots__ = ("op", "inputs", "outputs", "name", "meta", "serial", "__weakref__")
+
+    def __init__(
+        self,
+        op: Operator,
+        inputs: Iterable[Value | None],
+        name: str = "",
+        meta: Mapping[str, str] | None = None,
+        *,
+        output_names: Sequence[str] = (),
+        types: Sequence[Type] | None = None,
+    ):
+        self.op = op
+        self.inputs: tuple[Value | None, ...] = tuple(inputs)
+        scope = context.current()
+        self.name = scope.qualify(name)
+        self.meta: Mapping[str, str] = scope.merge(meta)
+        self.serial = next(_serial)
+        if types is None:
+            try:
+                types = op.infer_types([None if v is None else v.type for v in self.inputs])
+            except GraphkitError as error:
+                raise type(error)(f"{self.describe()}: {error}") from None
+        names: Iterable[str] = output_names or ("",)
+        self.outputs: tuple[Value, ...] = tuple(
+            Value(t, n, node=self, index=i)
+            for i, (t, n) in enumerate(itertools.zip_longest(types, itertools.islice(names, len(types)), fillvalue=""))
+        )
+
+    @property
+    def output(self) -> Value:
+        """The only output."""
+        (value,) = self.outputs
+        return value
+
+    def describe(self) -> str:
+        """One line for errors: name, operator, operand types."""
+        operands = ", ".join("-" if v is None else str(v) for v in self.inputs)
+        domain = f"{self.op.domain}." if self.op.domain else ""
+        label = f"node {self.name!r}" if self.name else "unnamed node"
+        return f"{label} {domain}{self.op.name}({operands})"
+
+    def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
+        """This node on other operands; itself when nothing differs. Types are inferred again only when they may change."""
+        if op is None and all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
+            return self
+        same = op is None and all(
+            (a is None and b is None) or (a is not None and b is not None and same_type(a.type, b.type))
+            for a, b in zip(inputs, self.inputs, strict=True)
+        )
+        with context.detached():
+            return Node(
+                op or self.op,
+                inputs,
+                self.name,
+                self.meta,
+                output_names=[v.name for v in self.outputs],
+                types=[v.type for v in self.outputs] if same else None,
+            )
+
+    def __str__(self) -> str:
+        attributes = ", ".join(f"{k}={v}" for k, v in self.op.attributes().items())
+        return f"{self.describe()}" + (f" [{attributes}]" if attributes else "")
+
+    def __repr__(self) -> str:
+        return f"<Node {self}>"
+
+
+def same_type(a: Type, b: Type) -> bool:
+    """Equality that also compares known values, as inference may depend on them."""
+    return a is b or (a == b and getattr(a, "value", None) == getattr(b, "value", None))
+
+
+def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> list[Node]:
+    """The nodes that `values` depend on, each after its operands, in a deterministic order.
+
+    Nodes whose every needed output is in `stop` are not entered. Iterative: depth is not limited by the stack.
+    """
+    stopped = set(stop)
+    order: list[Node] = []
+    done: set[Node] = set()
+    for root in values:
+        if root is None or root.node is None or root.node in done or root in stopped:
+            continue
+        stack: list[tuple[Node, Iterator[Value | None]]] = [(root.node, iter(root.node.inputs))]
+        done.add(root.node)
+        while stack:
+            node, operands = stack[-1]
+            for operand in operands:
+                if operand is None or operand in stopped:
+                    continue
+                producer = operand.node
+                if producer is not None and producer not in done:
+                    done.add(producer)
+                    stack.append((producer, iter(producer.inputs)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order
+
+
+class Graph:
+    """Inputs, outputs, and updates: `(state input, new value)` pairs that commit together after a run.
+
+    The nodes are those that outputs and updates depend on. Raises InvalidModel when one of them needs an input
+    that `inputs` lacks, when an input occurs twice, or when an update does not fit its input's type.
+    """
+
+    __slots__ = ("inputs", "outputs", "updates", "name", "meta", "nodes", "_output_names", "_names", "_node_names")
+
+    def __init__(
+        self,
+        inputs: Iterable[Value],
+        outputs: Iterable[Value],
+        updates: Iterable[tuple[Value, Value]] = (),
+        name: str = "",
+        *,
+        output_names: Iterable[str] | None = None,
+        meta: Mapping[str, str] | None = None,
+    ):
+        self.inputs: tuple[Value, ...] = tuple(inputs)
+        self.outputs: tuple[Value, ...] = tuple(outputs)
+        self.updates: tuple[tuple[Value, Value], ...] = tuple(updates)
+        self.name = name
+        self.meta: Mapping[str, str] = dict(meta or {})
+        self.nodes: tuple[Node, ...] = tuple(topological([*self.outputs, *(new for _, new in self.updates)]))
+        self._output_names = None if output_names is None else tuple(output_names)
+        self._names: dict[Value, str] | None = None
+        self._node_names: dict[Node, str] | None = None
+        self._check()
+
+    def _check(self) -> None:
+        known = set(self.inputs)
+        if len(known) != len(self.inputs):
+            raise InvalidModel(f"graph {self.name!r}: an input is listed twice")
+        used = itertools.chain(
+            self.outputs, (new for _, new in self.updates), (v for n in self.nodes for v in n.inputs if v is not None)
+        )
+        missing = {v: None for v in used if v.node is None and v not in known}
+        if missing:
+            listed = ", ".join(str(v) for v in missing)
+            raise InvalidModel(f"graph {self.name!r} depends on values that are not among its inputs: {listed}")
+        for state, new in self.updates:
+            if state not in known:
+                raise InvalidModel(f"graph {self.name!r}: update of {state}, which is not an input")
+            if state.type != new.type:
+                raise InvalidModel(f"graph {self.name!r}: update of {state} with another type, {new.type}")
+        if self._output_names is not None and len(self._output_names) != len(self.outputs):
+            raise InvalidModel(f"graph {self.name!r}: {len(self.outputs)} outputs but {len(self._output_names)} names")
+
+    @property
+    def values(self) -> Iterator[Value]:
+        """Every value: inputs, then node outputs in topological order."""
+        return itertools.chain(self.inputs, (v for node in self.nodes for v in node.outputs))
+
+    # --- names ---------------------------------------------------------------------------------
+
+    def name_of(self, value: Value) -> str:
+        """The unique name of one of this graph's values."""
+        if self._names is None:
+            self._assign_names()
+        assert self._names is not None
+        return self._names[value]
+
+    def node_name(self, node: Node) -> str:
+        """The unique name of one of this graph's nodes."""
+        if self._node_names is None:
+            self._assign_names()
+        assert self._node_names is not None
+        return self._node_names[node]
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """One name per output: as given, else the value's name; unique."""
+        if self._output_names is not None:
+            return self._output_names
+        unique = Names()
+        return tuple(unique.take(self.name_of(v)) for v in self.outputs)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return tuple(self.name_of(v) for v in self.inputs)
+
+    def find(self, name: str) -> Value:
+        """The value called `name`; raises UsageError with the closest name."""
+        for value in self.values:
+            if self.name_of(value) == name:
+                return value
+        by_output = dict(zip(self.output_names, self.outputs, strict=True))
+        if name in by_output:
+            return by_output[name]
+        known = [self.name_of(v) for v in self.values]
+        raise UsageError(f"graph {self.name!r} has no value {name!r}{did_you_mean(name, known)}")
+
+    def _assign_names(self) -> None:
+        # Explicit hints take their names before generated ones, so that adding an unnamed node renames nothing.
+        node_names, value_names = Names(), Names()
+        nodes: dict[Node, str] = {n: node_names.take(n.name) for n in self.nodes if n.name}
+        for node in self.nodes:
+            if node not in nodes:
+                nodes[node] = node_names.take(snake_case(node.op.name))
+        values: dict[Value, str] = {v: value_names.take(v.name) for v in self.values if v.name}
+        for value in self.values:
+            if value not in values:
+                if value.node is None:
+                    hint = value.role
+                else:
+                    hint = nodes[value.node] + (f"_{value.index}" if len(value.node.outputs) > 1 else "")
+                values[value] = value_names.take(hint)
+        self._names, self._node_names = values, nodes
+
+    # --- rebuilding ----------------------------------------------------------------------------
+
+    def replace(self, **changes: Any) -> Graph:
+        """A graph that differs in the given fields (inputs, outputs, updates, name, output_names, meta)."""
+        fields: dict[str, Any] = {
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "updates": self.updates,
+            "name": self.name,
+            "output_names": self._output_names if "outputs" not in changes else None,
+            "meta": self.meta,
+        } | changes
+        return Graph(
+            fields["inputs"],
+            fields["outputs"],
+            fields["updates"],
+            fields["name"],
+            output_names=fields["output_names"],
+            meta=fields["meta"],
+        )
+
+    def __str__(self) -> str:
+        from graphkit.ir.printing import to_text
+
+        return to_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Graph {self.name!r}: {len(self.inputs)} inputs, {len(self.nodes)} nodes, {len(self.outputs)} outputs>"
+
+
+class Names:
+    """Hands out names: the hint itself the first time, then hint_1, hint_2, ..."""
+
+    __slots__ = ("_taken", "_next")
+
+    def __init__(self, taken: Iterable[str] = ()):
+        self._taken = set(taken)
+        self._next: dict[str, int] = {}
+
+    def take(self, hint: str) -> str:
+        name = hint
+        while name in self._taken:
+            number = self._next.get(hint, 1)
+            self._next[hint] = number + 1
+            name = f"{hint}_{number}"
+        self._taken.add(name)
+        return name
+
+
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def snake_case(name: str) -> str:
+    """Relu -> relu, BatchNormalization -> batch_normalization, RMSNormalization -> rms_normalization."""
+    return _WORD.sub("_", name).lower()

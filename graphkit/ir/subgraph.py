@@ -1,0 +1,85 @@
+"""Closing a region over its captures: outer values become explicit inputs of the subgraph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ir.types import DType, TensorType
+
+
+def checkpoint() -> int:
+    """A mark in construction order: every value made later has a larger serial."""
+    return Value(TensorType(DType.BOOL, ())).serial
+
+
+def close_over(
+    outputs: Sequence[Value],
+    own_inputs: Sequence[Value],
+    mark: int,
+    captured: Sequence[Value] = (),
+    name: str = "",
+) -> tuple[Graph, list[Value]]:
+    """Build the subgraph that computes `outputs`; return it and the outer values that it captures.
+
+    `mark` is the checkpoint() taken before the region was built: values made after it belong to the region.
+    The subgraph's inputs are `own_inputs`, then one input per capture. `captured` fixes the first captures,
+    so that the two branches of an If can share one list. Operand-free nodes (constants) made outside are
+    copied in, so that known shapes stay known.
+    """
+    own = set(own_inputs)
+    captures: dict[Value, Value] = {outer: outer.like(role="data") for outer in captured}
+
+    def boundary(value: Value) -> bool:
+        if value in own:
+            return False
+        if value.node is not None and not value.node.inputs and not getattr(value.node.op, "random", False):
+            return False
+        return value.serial < mark
+
+    replaced: dict[Value, Value] = {}
+
+    def resolve(value: Value | None) -> Value | None:
+        if value is None or value in own:
+            return value
+        if boundary(value):
+            if value not in captures:
+                captures[value] = value.like(role="data") if value.is_input else Value(value.type, value.name)
+            return captures[value]
+        return replaced.get(value, value)
+
+    for node in _region_nodes(outputs, boundary):
+        rebuilt = node.rebuilt([resolve(v) for v in node.inputs])
+        if rebuilt is not node:
+            replaced.update(zip(node.outputs, rebuilt.outputs, strict=True))
+    resolved = [resolve(v) for v in outputs]
+    graph = Graph([*own_inputs, *captures.values()], [v for v in resolved if v is not None], name=name)
+    return graph, list(captures)
+
+
+def _region_nodes(outputs: Iterable[Value], boundary: Callable[[Value], bool]) -> list[Node]:
+    inside: set[Value] = set()
+    outside: set[Value] = set()
+    stack = [v for v in outputs]
+    while stack:
+        value = stack.pop()
+        if value in inside or value in outside:
+            continue
+        if boundary(value):
+            outside.add(value)
+            continue
+        inside.add(value)
+        if value.node is not None:
+            stack.extend(v for v in value.node.inputs if v is not None)
+    return topological([v for v in outputs if v in inside], stop=outside)
+
+
+def inline(graph: Graph, arguments: Sequence[Value]) -> list[Value]:
+    """Rebuild `graph`'s nodes on `arguments` (one per input) and return its outputs."""
+    if len(arguments) != len(graph.inputs):
+        raise ValueError(f"{len(graph.inputs)} arguments expected, {len(arguments)} given")
+    table: dict[Value, Value] = dict(zip(graph.inputs, arguments, strict=True))
+    for node in graph.nodes:
+        rebuilt = node.rebuilt([None if v is None else table[v] for v in node.inputs])
+        table.update(zip(node.outputs, rebuilt.outputs, strict=True))
+    return [table[v] for v in graph.outputs]

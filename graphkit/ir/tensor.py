@@ -1,0 +1,79 @@
+"""Tensor: an immutable array used as an attribute (constants), compared by digest."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from graphkit.ir.types import DType, TensorType, dtype_of, type_of_array
+
+# Above this many bytes two tensors are equal only when they are the same object: hashing weights is not free.
+DIGEST_LIMIT = 1 << 20
+
+
+class Tensor:
+    """A read-only, C-contiguous array. Strings are object arrays."""
+
+    __slots__ = ("array", "_digest", "_type")
+
+    def __init__(self, array: Any, dtype: Any = None):
+        wanted = None if dtype is None else dtype_of(dtype).numpy
+        given = np.asarray(array, dtype=wanted)
+        if given.dtype.kind in "US":
+            given = given.astype(object)
+        contiguous = np.ascontiguousarray(given).reshape(given.shape)
+        if contiguous.flags.writeable:
+            contiguous = contiguous.copy() if np.may_share_memory(contiguous, array) else contiguous
+            contiguous.flags.writeable = False
+        self.array: np.ndarray = contiguous
+        self._digest: bytes | None = None
+        self._type: TensorType | None = None
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    @property
+    def type(self) -> TensorType:
+        if self._type is None:
+            self._type = type_of_array(self.array)
+        return self._type
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of dtype, shape and bytes, computed once."""
+        if self._digest is None:
+            state = hashlib.sha256(f"{self.dtype}{self.shape}".encode())
+            if self.dtype is DType.STRING:
+                state.update(repr(self.array.tolist()).encode())
+            else:
+                state.update(self.array.reshape(-1).view(np.uint8).data)
+            self._digest = state.digest()
+        return self._digest
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Tensor) or self.shape != other.shape or self.array.dtype != other.array.dtype:
+            return False
+        return self.nbytes <= DIGEST_LIMIT and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.digest)) if self.nbytes <= DIGEST_LIMIT else id(self)
+
+    def __str__(self) -> str:
+        if self.array.size <= 8:
+            return f"{self.dtype}{list(self.shape)}{self.array.tolist()}"
+        return f"{self.dtype}{list(self.shape)}{{...}}"
+
+    __repr__ = __str__

@@ -1,0 +1,290 @@
+"""The types of values: element types, tensors with symbolic shapes, sequences and optionals."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, TypeAlias, Union
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UsageError, did_you_mean
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim, DimExpr
+
+# Shape arithmetic works on vectors about as long as a rank; longer integer tensors carry no known value.
+MAX_KNOWN_ELEMENTS = 64
+
+
+class DType(enum.Enum):
+    """An element type, by its numpy (or ml_dtypes) name."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    BOOL = "bool"
+    STRING = "string"
+    COMPLEX64 = "complex64"
+    COMPLEX128 = "complex128"
+    FLOAT8E4M3FN = "float8_e4m3fn"
+    FLOAT8E4M3FNUZ = "float8_e4m3fnuz"
+    FLOAT8E5M2 = "float8_e5m2"
+    FLOAT8E5M2FNUZ = "float8_e5m2fnuz"
+    FLOAT8E8M0 = "float8_e8m0fnu"
+    FLOAT4E2M1 = "float4_e2m1fn"
+    INT4 = "int4"
+    UINT4 = "uint4"
+    INT2 = "int2"
+    UINT2 = "uint2"
+
+    def __str__(self) -> str:
+        return self.value
+
+    # Members are singletons; the default Enum hash walks through Python code on every set lookup.
+    __hash__ = object.__hash__
+
+    @property
+    def numpy(self) -> np.dtype:
+        return _numpy_dtype(self)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory (numpy's; packed sub-byte types take one byte each)."""
+        return self.numpy.itemsize
+
+    @property
+    def is_float(self) -> bool:
+        return self in FLOATS or self in TINY_FLOATS
+
+    @property
+    def is_integer(self) -> bool:
+        return self in INTEGERS
+
+    @staticmethod
+    def of(spec: Any) -> DType:
+        """Return the DType for a name, a numpy dtype, a Python type or a DType; raises UsageError."""
+        return dtype_of(spec)
+
+
+FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
+TINY_FLOATS = frozenset(
+    {DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT8E8M0, DType.FLOAT4E2M1}
+)
+SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
+UNSIGNED = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64})
+INTEGERS = SIGNED | UNSIGNED
+INDICES = frozenset({DType.INT32, DType.INT64})
+BOOLS = frozenset({DType.BOOL})
+NUMERIC = FLOATS | INTEGERS
+ANY = frozenset(DType)
+
+_PYTHON_TYPES = {float: DType.FLOAT32, int: DType.INT64, bool: DType.BOOL, str: DType.STRING}
+
+
+@cache
+def _numpy_dtype(dtype: DType) -> np.dtype:
+    if dtype is DType.STRING:
+        return np.dtype(object)
+    try:
+        return np.dtype(dtype.value)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, dtype.value))
+
+
+@cache
+def dtype_of(spec: Any) -> DType:
+    if isinstance(spec, DType):
+        return spec
+    if spec in _PYTHON_TYPES:
+        return _PYTHON_TYPES[spec]
+    name = spec if isinstance(spec, str) else None
+    if name is None:
+        descriptor = np.dtype(spec)
+        name = "string" if descriptor.kind in "OUST" else descriptor.name
+    try:
+        return DType({"bool_": "bool", "object": "string", "str": "string"}.get(name, name))
+    except ValueError:
+        raise UsageError(f"unknown dtype {name!r}{did_you_mean(name, [d.value for d in DType])}") from None
+
+
+class TensorType:
+    """Element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
+
+    `value` is a flat tuple of dimensions in row-major order; it takes no part in equality.
+    """
+
+    __slots__ = ("dtype", "shape", "value")
+    dtype: DType
+    shape: tuple[Dim, ...] | None
+    value: tuple[Dim, ...] | None
+
+    def __init__(self, dtype: Any, shape: Iterable[Any] | None = None, value: Iterable[Dim] | None = None):
+        self.dtype = dtype if isinstance(dtype, DType) else dtype_of(dtype)
+        self.shape = None if shape is None else tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
+        self.value = None if value is None else tuple(value)
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is an integer."""
+        return self.shape is not None and not any(isinstance(d, DimExpr) for d in self.shape)
+
+    @property
+    def size(self) -> Dim:
+        """Number of elements; raises TypeMismatch when the rank is unknown."""
+        return dims.product(self.known_shape)
+
+    @property
+    def known_shape(self) -> tuple[Dim, ...]:
+        """The shape; raises TypeMismatch when the rank is unknown."""
+        if self.shape is None:
+            raise TypeMismatch("the rank of a tensor is unknown here")
+        return self.shape
+
+    @property
+    def static_shape(self) -> tuple[int, ...]:
+        """The shape as integers; raises TypeMismatch otherwise."""
+        if not self.is_static:
+            raise TypeMismatch(f"the shape of {self} is not static")
+        return self.shape  # type: ignore[return-value]
+
+    @property
+    def nbytes(self) -> int:
+        return dims.size_bytes(self.static_shape, self.dtype.itemsize)
+
+    def with_shape(self, shape: Iterable[Dim] | None) -> TensorType:
+        """The same element type with another shape and no known value."""
+        return TensorType(self.dtype, shape)
+
+    def with_dtype(self, dtype: Any) -> TensorType:
+        """The same shape with another element type and no known value."""
+        return TensorType(dtype, self.shape)
+
+    def with_value(self, value: Iterable[Dim] | None) -> TensorType:
+        return TensorType(self.dtype, self.shape, value)
+
+    @property
+    def constants(self) -> tuple[int, ...] | None:
+        """The known elements when all of them are integers."""
+        if self.value is None or any(isinstance(v, DimExpr) for v in self.value):
+            return None
+        return self.value  # type: ignore[return-value]
+
+    def substitute(self, bindings: dict[str, Dim]) -> TensorType:
+        """Replace dimension names in shape and known value."""
+        shape = None if self.shape is None else [dims.substitute(d, bindings) for d in self.shape]
+        value = None if self.value is None else [dims.substitute(d, bindings) for d in self.value]
+        return TensorType(self.dtype, shape, value)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, TensorType) and self.dtype is other.dtype and self.shape == other.shape
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.dtype, self.shape))
+
+    def __str__(self) -> str:
+        shape = "..." if self.shape is None else ", ".join(str(d) for d in self.shape)
+        value = "" if self.value is None else "{" + ", ".join(str(v) for v in self.value) + "}"
+        return f"{self.dtype}[{shape}]{value}"
+
+    def __repr__(self) -> str:
+        return f"TensorType({self})"
+
+
+class SequenceType:
+    """A list of values of one type."""
+
+    __slots__ = ("element",)
+
+    def __init__(self, element: Type):
+        self.element = element
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SequenceType) and self.element == other.element
+
+    def __hash__(self) -> int:
+        return hash(("sequence", self.element))
+
+    def __str__(self) -> str:
+        return f"sequence({self.element})"
+
+    __repr__ = __str__
+
+
+class OptionalType:
+    """A value of one type, or nothing."""
+
+    __slots__ = ("element",)
+
+    def __init__(self, element: Type):
+        self.element = element
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OptionalType) and self.element == other.element
+
+    def __hash__(self) -> int:
+        return hash(("optional", self.element))
+
+    def __str__(self) -> str:
+        return f"optional({self.element})"
+
+    __repr__ = __str__
+
+
+Type: TypeAlias = Union[TensorType, SequenceType, OptionalType]
+
+
+def type_of_array(array: np.ndarray) -> TensorType:
+    """The type of a concrete array, with its value known when it is a small integer tensor."""
+    dtype = dtype_of(array.dtype)
+    known = None
+    if (dtype in INTEGERS or dtype is DType.BOOL) and array.size <= MAX_KNOWN_ELEMENTS:
+        known = tuple(int(v) for v in array.reshape(-1).tolist())
+    return TensorType(dtype, array.shape, known)
+
+
+def broadcast_shapes(shapes: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...] | None:
+    """Numpy's broadcasting on symbolic shapes; None when a rank is unknown. Raises TypeMismatch."""
+    if any(s is None for s in shapes):
+        return None
+    first = shapes[0]
+    if all(s == first for s in shapes):
+        return first
+    rank = max(len(s) for s in shapes if s is not None)
+    padded = [(1,) * (rank - len(s)) + s for s in shapes if s is not None]
+    try:
+        return tuple(dims.broadcast(*column) for column in zip(*padded, strict=True))
+    except TypeMismatch:
+        listed = " and ".join("[" + ", ".join(map(str, s)) + "]" for s in shapes if s is not None)
+        raise TypeMismatch(f"shapes {listed} do not broadcast") from None
+
+
+def join(a: Type, b: Type) -> Type:
+    """The most precise type that covers both (two branches of an If); raises TypeMismatch for other element types."""
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
+        if type(a) is type(b):
+            return type(a)(join(a.element, b.element))  # type: ignore[union-attr]
+        raise TypeMismatch(f"types {a} and {b} cannot be joined")
+    if a.dtype is not b.dtype:
+        raise TypeMismatch(f"types {a} and {b} cannot be joined: element types differ")
+    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+        return TensorType(a.dtype)
+    shape = [x if x == y else dims.fresh() for x, y in zip(a.shape, b.shape, strict=True)]
+    return TensorType(a.dtype, shape, a.value if a.value == b.value else None)

@@ -1,0 +1,527 @@
+"""Op, the @op decorator, the registry, and the functions that make nodes.
+
+An operator is one class in one family file. Its annotated fields are its attributes; `infer`, `reference` and
+`grad` say what it is. Everything else (gk functions, JSON, ONNX, the test suite) is derived from the class.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UnsupportedOperator, UsageError, did_you_mean
+from graphkit.ir.graph import Graph, Node, Value, snake_case
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType, TensorType, Type, dtype_of
+
+DOMAIN = "ai.graphkit"
+REQUIRED: Any = inspect.Parameter.empty
+
+
+class Onnx(NamedTuple):
+    """How an operator is written in ONNX: its name there, the version of its canonical form, its domain.
+
+    `renames` maps a field to the ONNX attribute of another name. Inputs in `hidden` have no ONNX counterpart.
+    """
+
+    name: str
+    since: int
+    domain: str = ""
+    renames: Mapping[str, str] = {}
+    hidden: tuple[str, ...] = ()
+
+
+class Rand(NamedTuple):
+    """A sample input: random values of `shape` in [low, high), of `dtype` (None: the dtype under test)."""
+
+    shape: tuple[int, ...]
+    low: float | None = None  # None: standard normal
+    high: float = 1.0
+    dtype: str | None = None
+
+
+class Sample:
+    """One use of an operator, from which the suite derives its tests.
+
+    Positional inputs: a shape (random normal values of the dtype under test), a `Rand`, an array used as it is,
+    or None for an absent optional input. Keywords are attributes. `grad=False` leaves the gradient check out
+    (state why beside it); `onnx=False` leaves out the comparison with onnx's evaluator.
+    """
+
+    __slots__ = ("inputs", "attrs", "grad", "onnx", "dtypes")
+
+    def __init__(
+        self,
+        *inputs: Any,
+        grad: bool = True,
+        onnx: bool = True,
+        dtypes: Iterable[DType] | None = None,
+        **attrs: Any,
+    ):
+        self.inputs = inputs
+        self.attrs = attrs
+        self.grad = grad
+        self.onnx = onnx
+        self.dtypes = None if dtypes is None else frozenset(dtypes)
+
+    def __repr__(self) -> str:
+        shown = [str(i.shape) if hasattr(i, "shape") else str(i) for i in self.inputs]
+        return f"Sample({', '.join(shown + [f'{k}={v}' for k, v in self.attrs.items()])})"
+
+
+class Field(NamedTuple):
+    """One attribute: how values are coerced, and the default (REQUIRED when there is none)."""
+
+    kind: str
+    default: Any
+
+
+def _ints(value: Any) -> tuple[int, ...]:
+    return tuple(int(v) for v in value)
+
+
+def _floats(value: Any) -> tuple[float, ...]:
+    return tuple(float(v) for v in value)
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+
+
+def _integer(value: Any) -> int:
+    result = int(value)
+    if result != value:
+        raise ValueError(f"{value!r} is not an integer")
+    return result
+
+
+def _graph(value: Any) -> Graph:
+    if not isinstance(value, Graph):
+        raise ValueError("a Graph is expected")
+    return value
+
+
+COERCE: dict[str, Callable[[Any], Any]] = {
+    "int": _integer,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "DType": dtype_of,
+    "Tensor": lambda v: v if isinstance(v, Tensor) else Tensor(v),
+    "Graph": _graph,
+    "tuple[int, ...]": _ints,
+    "tuple[float, ...]": _floats,
+    "tuple[str, ...]": _strings,
+}
+
+
+class Formal(NamedTuple):
+    """A declared operand: `x`, optional `b?`, variadic `xs*`."""
+
+    name: str
+    optional: bool
+    variadic: bool
+
+    @staticmethod
+    def parse(text: str) -> Formal:
+        return Formal(text.rstrip("?*"), text.endswith("?"), text.endswith("*"))
+
+
+class Op:
+    """An operator with its attribute values. Immutable; equal when class and attributes are equal.
+
+    Class attributes: `inputs`, `outputs` (names; `"b?"` optional, `"xs*"` variadic), `types` (input name to the set
+    of allowed dtypes, or to the name of an earlier input that has the same dtype), `onnx`, `inplace` (pairs
+    (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
+    `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
+    `samples` (a tuple of Sample, or a function that returns one).
+    """
+
+    domain: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    fields: ClassVar[Mapping[str, Field]] = {}
+    inputs: ClassVar[tuple[str, ...]] = ()
+    outputs: ClassVar[tuple[str, ...]] = ("y",)
+    types: ClassVar[Mapping[str, Any]] = {}
+    onnx: ClassVar[Onnx | None] = None
+    inplace: ClassVar[tuple[tuple[int, int], ...]] = ()
+    views: ClassVar[tuple[tuple[int, int], ...]] = ()
+    shape_only: ClassVar[tuple[str, ...]] = ()
+    random: ClassVar[bool] = False
+    samples: ClassVar[Any] = ()
+    formals: ClassVar[tuple[Formal, ...]] = ()
+
+    def __init__(self, **attrs: Any):
+        values = self.__dict__
+        for key, spec in self.fields.items():
+            if key in attrs:
+                given = attrs.pop(key)
+                if given is None and spec.default is None:
+                    values[key] = None
+                    continue
+                try:
+                    values[key] = COERCE[spec.kind](given)
+                except (TypeError, ValueError) as error:
+                    raise UsageError(f"{self.name}: attribute {key}={given!r} does not fit {spec.kind}: {error}") from None
+            elif spec.default is REQUIRED:
+                raise UsageError(f"{self.name}: attribute {key!r} is required")
+            else:
+                values[key] = spec.default
+        if attrs:
+            unknown = next(iter(attrs))
+            raise UsageError(f"{self.name} has no attribute {unknown!r}{did_you_mean(unknown, self.fields)}")
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        raise AttributeError(f"{self.name} is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(self) is type(other) and self.__dict__ == other.__dict__)
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(f'{k}={v}' for k, v in self.__dict__.items())})"
+
+    def attributes(self) -> Mapping[str, Any]:
+        """Attribute values that are set (None left out), in declaration order."""
+        return {k: v for k, v in self.__dict__.items() if v is not None}
+
+    def subgraphs(self) -> Mapping[str, Graph]:
+        return {k: v for k, v in self.__dict__.items() if isinstance(v, Graph)}
+
+    def replace(self, **changes: Any) -> Op:
+        """The same operator with some attributes changed."""
+        return type(self)(**{**self.__dict__, **changes})
+
+    # --- what a family file defines ---------------------------------------------------------------
+
+    def infer(self, *inputs: Any) -> Any:
+        """Output type(s) from input types (None for an absent optional). Raises TypeMismatch."""
+        raise NotImplementedError(f"{self.name}.infer")
+
+    def reference(self, xp: Any, *inputs: Any) -> Any:
+        """Output array(s) from input arrays: the definition, on numpy or cupy."""
+        raise NotImplementedError(f"{self.name}.reference")
+
+    # `grad(self, node, *output_gradients)` builds the gradient of each input (None: not differentiable in it);
+    # `expand(self, *inputs)` builds the same result from standard operators. Both are optional.
+    grad: ClassVar[Any] = None
+    expand: ClassVar[Any] = None
+
+    # --- derived ------------------------------------------------------------------------------------
+
+    def infer_types(self, inputs: Sequence[Type | None]) -> tuple[Type, ...]:
+        """Check arity and dtypes, then infer; raises TypeMismatch."""
+        self._check_operands(inputs)
+        result = self.infer(*inputs)
+        return result if isinstance(result, tuple) else (result,)
+
+    def _check_operands(self, inputs: Sequence[Type | None]) -> None:
+        formals = self.formals
+        variadic = bool(formals) and formals[-1].variadic
+        if len(inputs) > len(formals) and not variadic:
+            raise TypeMismatch(f"takes at most {len(formals)} operands, {len(inputs)} given")
+        seen: dict[str, DType] = {}
+        for position, formal in enumerate(formals):
+            operands = inputs[position:] if formal.variadic else inputs[position : position + 1]
+            if not formal.optional and not formal.variadic and (not operands or operands[0] is None):
+                raise TypeMismatch(f"operand {formal.name!r} is missing")
+            allowed = self.types.get(formal.name)
+            if allowed is None:
+                continue
+            for operand in operands:
+                if operand is None:
+                    continue
+                if not isinstance(operand, TensorType):
+                    raise TypeMismatch(f"operand {formal.name!r} must be a tensor, not {operand}")
+                same_as = seen.get(allowed) if isinstance(allowed, str) else None
+                if isinstance(allowed, str):
+                    fits = same_as is None or operand.dtype is same_as
+                    seen.setdefault(allowed, operand.dtype)
+                else:
+                    fits = operand.dtype in allowed
+                if not fits:
+                    wanted = f"{same_as}, as {allowed!r}" if same_as else "one of " + ", ".join(sorted(map(str, allowed)))
+                    raise TypeMismatch(f"operand {formal.name!r} is {operand.dtype}; expected {wanted}")
+                seen.setdefault(formal.name, operand.dtype)
+
+    def named_inputs(self, operands: Sequence[Any]) -> dict[str, Any]:
+        """Operands by declared name; a variadic one is a tuple, an absent one None."""
+        table: dict[str, Any] = {}
+        for position, formal in enumerate(self.formals):
+            if formal.variadic:
+                table[formal.name] = tuple(operands[position:])
+            else:
+                table[formal.name] = operands[position] if position < len(operands) else None
+        return table
+
+
+def function_name(cls: type[Op]) -> str:
+    """The operator's function: snake case, with an underscore after a Python keyword (`gk.and_`, `gk.if_`)."""
+    name = snake_case(cls.name)
+    return name + "_" if keyword.iskeyword(name) else name
+
+
+class Registry:
+    """All operators, by (domain, name) and by function name. The only list of operators."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[str, str], type[Op]] = {}
+        self._functions: dict[str, OpFunction] = {}
+
+    def add(self, cls: type[Op]) -> None:
+        key = (cls.domain, cls.name)
+        function = function_name(cls)
+        if key in self._by_key:
+            raise UsageError(f"operator {cls.domain or 'ai.onnx'}.{cls.name} is registered already")
+        if function in self._functions:
+            raise UsageError(f"an operator named {function!r} is registered already, in another domain")
+        self._by_key[key] = cls
+        self._functions[function] = OpFunction(cls, function)
+
+    def remove(self, cls: type[Op]) -> None:
+        """Take back a registration (for tests of custom operators)."""
+        del self._by_key[cls.domain, cls.name]
+        del self._functions[function_name(cls)]
+
+    def find(self, domain: str, name: str) -> type[Op] | None:
+        return self._by_key.get((domain, name))
+
+    def get(self, domain: str, name: str) -> type[Op]:
+        found = self.find(domain, name)
+        if found is None:
+            known = [n for d, n in self._by_key if d == domain]
+            raise UnsupportedOperator(f"operator {domain or 'ai.onnx'}.{name} is not known{did_you_mean(name, known)}")
+        return found
+
+    def function(self, name: str) -> OpFunction | None:
+        return self._functions.get(name)
+
+    def __iter__(self) -> Any:
+        return iter(self._by_key.values())
+
+    def function_names(self) -> list[str]:
+        return sorted(self._functions)
+
+
+registry = Registry()
+
+
+def op(cls: type) -> Any:
+    """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
+    fields: dict[str, Field] = {}
+    for base in reversed(cls.__mro__):
+        for key, annotation in base.__dict__.get("__annotations__", {}).items():
+            text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+            if text.startswith("ClassVar"):
+                continue
+            kind = text.removesuffix(" | None")
+            if kind not in COERCE:
+                raise UsageError(f"{cls.__name__}.{key}: attributes are one of {', '.join(COERCE)}, not {text!r}")
+            default = base.__dict__.get(key, None if kind != text else REQUIRED)
+            fields[key] = Field(kind, default if default is REQUIRED or default is None else COERCE[kind](default))
+    cls.fields = fields  # type: ignore[attr-defined]
+    cls.name = cls.__dict__.get("name") or cls.__name__  # type: ignore[attr-defined]
+    cls.formals = tuple(Formal.parse(text) for text in cls.inputs)  # type: ignore[attr-defined]
+    registry.add(cls)
+    return cls
+
+
+# --- making nodes ---------------------------------------------------------------------------------
+
+
+def constant(value: Any, dtype: Any = None) -> Value:
+    """A Constant node holding `value`."""
+    return F.constant(value=Tensor(value, dtype))
+
+
+def as_value(operand: Any, like: Value | None = None) -> Value:
+    """A Value for a Value, an array or a Python number; numbers take the dtype of `like`."""
+    if isinstance(operand, Value):
+        return operand
+    if isinstance(operand, (bool, int, float)) and like is not None:
+        if isinstance(operand, float) and not like.dtype.is_float:
+            raise UsageError(f"a float constant {operand!r} beside {like}: cast one of them")
+        return constant(np.asarray(operand, dtype=like.dtype.numpy))
+    if isinstance(operand, (bool, int, float, np.ndarray, np.generic, Tensor, list, tuple)):
+        if isinstance(operand, Tensor):
+            return F.constant(value=operand)
+        if isinstance(operand, float):
+            return constant(np.float32(operand))
+        return constant(np.asarray(operand))
+    raise UsageError(f"a {type(operand).__name__} is not a graph value")
+
+
+def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None) -> Any:
+    """Make a node; return its output, or the tuple of its outputs when it has several."""
+    like = next((v for v in operands if isinstance(v, Value)), None)
+    values = [_operand(operator, i, v, like) for i, v in enumerate(operands)]
+    while values and values[-1] is None:
+        values.pop()
+    outputs = Node(operator, values, name, meta).outputs
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _operand(operator: Op, position: int, operand: Any, like: Value | None) -> Value | None:
+    if operand is None or isinstance(operand, Value):
+        return operand
+    formals = operator.formals
+    formal = formals[min(position, len(formals) - 1)] if formals else None
+    constraint = operator.types.get(formal.name) if formal else None
+    follows = like is not None and isinstance(like.type, TensorType) and (
+        isinstance(constraint, str) or (constraint is not None and like.dtype in constraint)
+    )
+    if isinstance(operand, (bool, int, float)) and follows:
+        return as_value(operand, like)
+    return as_value(operand)
+
+
+class OpFunction:
+    """`gk.softmax(x, axis=1)`: inputs by position or keyword, attributes by keyword, `name=` for the node."""
+
+    __slots__ = ("op", "__name__", "_signature")
+
+    def __init__(self, cls: type[Op], function: str):
+        self.op = cls
+        self.__name__ = function
+        self._signature: inspect.Signature | None = None
+
+    def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
+        cls = self.op
+        formals = cls.formals
+        if len(operands) == 1 and formals and formals[0].variadic and isinstance(operands[0], (list, tuple)):
+            operands = tuple(operands[0])
+        values = list(operands)
+        for position, formal in enumerate(formals):
+            if formal.name in keywords and formal.name not in cls.fields:
+                values.extend([None] * (position + 1 - len(values)))
+                values[position] = keywords.pop(formal.name)
+        return apply(cls(**keywords), *values, name=name, meta=meta)
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return inspect.getdoc(self.op) or ""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        if self._signature is None:
+            parameters = [
+                inspect.Parameter(
+                    f.name,
+                    inspect.Parameter.VAR_POSITIONAL if f.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                    default=None if f.optional else inspect.Parameter.empty,
+                )
+                for f in self.op.formals
+            ]
+            parameters += [
+                inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.kind)
+                for k, f in self.op.fields.items()
+            ]
+            parameters.append(inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default="", annotation="str"))
+            self._signature = inspect.Signature(parameters)
+        return self._signature
+
+    def __repr__(self) -> str:
+        return f"<operator {self.__name__}>"
+
+
+class _Functions:
+    """`F.relu(x)`: every operator as a function, looked up when called, so that families need not import each other."""
+
+    def __getattr__(self, name: str) -> OpFunction:
+        found = registry.function(name)
+        if found is None:
+            raise AttributeError(f"no operator {name!r}{did_you_mean(name, registry.function_names())}")
+        return found
+
+
+F: Any = _Functions()
+
+
+def _binary(function: str, reflected: bool = False) -> Callable[[Value, Any], Any]:
+    def method(self: Value, other: Any) -> Any:
+        other = as_value(other, self)
+        return getattr(F, function)(other, self) if reflected else getattr(F, function)(self, other)
+
+    return method
+
+
+def _getitem(self: Value, key: Any) -> Value:
+    """Basic indexing: integers, slices with constant bounds, Ellipsis, None. Anything else is UsageError."""
+    keys = key if isinstance(key, tuple) else (key,)
+    rank = self.tensor.rank
+    if rank is None:
+        raise UsageError(f"{self} cannot be indexed: its rank is unknown")
+    consumed = sum(1 for k in keys if k is not None and k is not Ellipsis)
+    if consumed > rank:
+        raise UsageError(f"{self} has rank {rank}, {consumed} indices given")
+    if Ellipsis not in [k for k in keys if not isinstance(k, Value)]:
+        keys = (*keys, Ellipsis)
+    position = next(i for i, k in enumerate(keys) if k is Ellipsis)
+    keys = (*keys[:position], *[slice(None)] * (rank - consumed), *keys[position + 1 :])
+    starts, ends, axes, steps, drop, add = [], [], [], [], [], []
+    axis = out = 0
+    for k in keys:
+        if k is None:
+            add.append(out)
+            out += 1
+            continue
+        if isinstance(k, (int, np.integer)):
+            starts.append(int(k))
+            ends.append(int(k) + 1 if k != -1 else np.iinfo(np.int64).max)
+            axes.append(axis)
+            steps.append(1)
+            drop.append(axis)
+        elif isinstance(k, slice):
+            step = 1 if k.step is None else int(k.step)
+            low, high = (0, np.iinfo(np.int64).max) if step > 0 else (np.iinfo(np.int64).max, np.iinfo(np.int64).min)
+            if k != slice(None):
+                starts.append(low if k.start is None else int(k.start))
+                ends.append(high if k.stop is None else int(k.stop))
+                axes.append(axis)
+                steps.append(step)
+            out += 1
+        else:
+            raise UsageError(f"{self} cannot be indexed by {k!r}; use gather for computed indices")
+        axis += 1
+    result = self
+    if axes:
+        result = F.slice(result, *(np.asarray(v, np.int64) for v in (starts, ends, axes, steps)))
+    if drop:
+        result = F.squeeze(result, np.asarray(drop, np.int64))
+    if add:
+        result = F.unsqueeze(result, np.asarray(add, np.int64))
+    return result
+
+
+def _install_overloads() -> None:
+    table = {
+        "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "matmul": "mat_mul", "mod": "mod",
+        "and": "and_", "or": "or_", "xor": "xor",
+    }  # fmt: skip
+    for python, function in table.items():
+        setattr(Value, f"__{python}__", _binary(function))
+        setattr(Value, f"__r{python}__", _binary(function, reflected=True))
+    for python, function in {"lt": "less", "le": "less_or_equal", "gt": "greater", "ge": "greater_or_equal"}.items():
+        setattr(Value, f"__{python}__", _binary(function))
+    Value.__neg__ = lambda self: F.neg(self)  # type: ignore[attr-defined]
+    Value.__abs__ = lambda self: F.abs(self)  # type: ignore[attr-defined]
+    Value.__invert__ = lambda self: F.not_(self)  # type: ignore[attr-defined]
+    Value.__getitem__ = _getitem  # type: ignore[attr-defined]
+
+    def no_bool(self: Value) -> bool:
+        raise UsageError(f"{self} has no truth value while the graph is built; use gk.where or gk.cond")
+
+    def no_iter(self: Value) -> Any:
+        raise UsageError(f"{self} cannot be iterated; use gk.split or gk.scan")
+
+    Value.__bool__ = no_bool  # type: ignore[attr-defined]
+    Value.__iter__ = no_iter  # type: ignore[attr-defined]
+
+
+_install_overloads()

@@ -1,0 +1,78 @@
+"""The reference evaluator: runs a graph node by node through `Op.reference`. Slow, plain, the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import GraphkitError, RuntimeFailure
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops.xp import Namespace, numpy_xp
+
+_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+
+
+def evaluate(graph: Graph, inputs: Sequence[Any], xp: Namespace = numpy_xp) -> list[Any]:
+    """Return the outputs for one array per graph input."""
+    return evaluate_with_updates(graph, inputs, xp)[0]
+
+
+def evaluate_with_updates(graph: Graph, inputs: Sequence[Any], xp: Namespace = numpy_xp) -> tuple[list[Any], list[Any]]:
+    """Return the outputs and, in the order of `graph.updates`, the new values of states."""
+    if len(inputs) != len(graph.inputs):
+        raise RuntimeFailure(f"graph {graph.name!r} takes {len(graph.inputs)} inputs, {len(inputs)} given")
+    results = [*graph.outputs, *(new for _, new in graph.updates)]
+    last_use: dict[Value, int] = {}
+    for step, node in enumerate(graph.nodes):
+        last_use.update((v, step) for v in node.inputs if v is not None)
+    last_use.update((v, len(graph.nodes)) for v in results)
+    table: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    for step, node in enumerate(graph.nodes):
+        operands = [None if v is None else table[v] for v in node.inputs]
+        table.update(zip(node.outputs, run_node(node, operands, xp), strict=True))
+        for value in {*node.inputs, *node.outputs}:
+            if value is not None and last_use.get(value, step) == step:
+                table.pop(value, None)
+    arrays = [table[v] for v in results]
+    return arrays[: len(graph.outputs)], arrays[len(graph.outputs) :]
+
+
+def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> tuple[Any, ...]:
+    """Run one node by reference; outputs have the inferred dtypes. Half floats are computed in float32.
+
+    Raises RuntimeFailure, naming the node, for whatever the reference raises.
+    """
+    op: Any = node.op
+    wide = not op.subgraphs() and any(
+        isinstance(v.type, TensorType) and v.type.dtype in _HALVES for v in (*node.inputs, *node.outputs) if v is not None
+    )
+    if wide:
+        operands = [_widen(v, x) for v, x in zip(node.inputs, operands, strict=True)]
+    try:
+        with np.errstate(all="ignore"):
+            result = op.reference(xp, *operands)
+    except GraphkitError as error:
+        raise type(error)(f"{node.describe()}: {error}") from error
+    except Exception as error:
+        raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+    outputs = result if isinstance(result, tuple) else (result,)
+    if len(outputs) != len(node.outputs):
+        raise RuntimeFailure(f"{node.describe()}: {len(outputs)} results for {len(node.outputs)} outputs")
+    return tuple(_typed(xp, v, x) for v, x in zip(node.outputs, outputs, strict=True))
+
+
+def _widen(value: Value | None, array: Any) -> Any:
+    if value is not None and array is not None and isinstance(value.type, TensorType) and value.type.dtype in _HALVES:
+        return array.astype(np.float32)
+    return array
+
+
+def _typed(xp: Namespace, value: Value, result: Any) -> Any:
+    if not isinstance(value.type, TensorType):
+        return result
+    array = xp.asarray(result)
+    wanted = value.type.dtype.numpy
+    return array if array.dtype == wanted else array.astype(wanted)
