@@ -1,0 +1,99 @@
+"""The `graphkit` command: one file per sub-command, loaded when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from graphkit.errors import GraphkitError, did_you_mean
+
+# Sub-command -> one line of help; the module of the same name defines `command`.
+COMMANDS = {
+    "quickstart": "Build, train, export, run and verify LeNet on handwritten digits.",
+    "build": "Write a model of the zoo, or one defined in a Python file.",
+    "train": "Train a model on a data set.",
+    "export": "Write a model as standard ONNX, and verify it.",
+    "run": "Run a model and write its outputs.",
+    "verify": "Compare graphkit with ONNX Runtime on one model.",
+    "grad": "Write the gradient graph of a model, or check it numerically.",
+    "inspect": "Show what is in a model.",
+    "plan": "Show the memory plan of a model.",
+    "ops": "List operators, and how a model's operators are supported.",
+    "doctor": "Report on this installation and machine.",
+}
+
+
+class _Commands(click.Group):
+    """Finds commands by name without importing the others, and suggests the closest name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"graphkit.cli.{name}").command
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"no command {args[0]!r}{did_you_mean(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        import graphkit
+
+        click.echo(f"graphkit {graphkit.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version.")
+def cli() -> None:
+    """Define or import a network, differentiate, run and train it, and prove what it exports.
+
+    Results go to stdout, everything else to stderr. Exit codes: 0 ok, 1 a check failed, 2 usage, 3 unsupported
+    operator, 4 invalid or unsafe model, 5 runtime failure.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: run a command and exit with its code."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line; return the exit code. In a job of several ranks a failure ends all of them."""
+    from graphkit.dist import mpi
+
+    if mpi.launched_by_mpi() and "--kvstore" in " ".join(argv):
+        with mpi.abort_on_error():
+            return _run(argv, raise_errors=True)
+    return _run(argv)
+
+
+def _run(argv: Sequence[str], raise_errors: bool = False) -> int:
+    try:
+        return cli.main(args=list(argv), prog_name="graphkit", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("graphkit: interrupted", err=True)
+        return 130
+    except GraphkitError as error:
+        if raise_errors:
+            raise
+        click.echo(f"graphkit: {error}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        return 0

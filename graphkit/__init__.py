@@ -1,0 +1,92 @@
+"""graphkit: define or import a network, differentiate it, run and train it, and prove what it exports.
+
+Everything public is an attribute of this package and loads when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphkit.checks.verify import verify as verify
+    from graphkit.frontend.control import cond as cond
+    from graphkit.frontend.layers import input as input
+    from graphkit.model import Model as Model
+    from graphkit.model import grad as grad
+    from graphkit.model import load as load
+    from graphkit.train.trainer import Trainer as Trainer
+
+# Public name -> module that defines it. Operators (gk.relu, gk.mat_mul, ...) come from the registry.
+_PUBLIC = {
+    "Model": "graphkit.model",
+    "load": "graphkit.model",
+    "grad": "graphkit.model",
+    "input": "graphkit.frontend.layers",
+    "parameter": "graphkit.frontend.layers",
+    "constant": "graphkit.ops",
+    "op": "graphkit.ops",
+    "Op": "graphkit.ops",
+    "Onnx": "graphkit.ops",
+    "Sample": "graphkit.ops",
+    "Rand": "graphkit.ops",
+    "Value": "graphkit.ir.graph",
+    "Node": "graphkit.ir.graph",
+    "Graph": "graphkit.ir.graph",
+    "TensorType": "graphkit.ir.types",
+    "DType": "graphkit.ir.types",
+    "name_scope": "graphkit.frontend.scopes",
+    "attr_scope": "graphkit.frontend.scopes",
+    "cond": "graphkit.frontend.control",
+    "while_loop": "graphkit.frontend.control",
+    "scan": "graphkit.frontend.control",
+    "map": "graphkit.frontend.control",
+    "foreach": "graphkit.frontend.control",
+    "fold": "graphkit.frontend.control",
+    "gradient": "graphkit.autodiff",
+    "verify": "graphkit.checks.verify",
+    "check_gradient": "graphkit.checks.gradcheck",
+    "Trainer": "graphkit.train.trainer",
+    "GraphkitError": "graphkit.errors",
+}
+_MODULES = {
+    "nn": "graphkit.frontend.layers",
+    "init": "graphkit.frontend.initializers",
+    "optim": "graphkit.train.optim",
+    "losses": "graphkit.train.losses",
+    "metrics": "graphkit.train.metrics",
+    "kvstore": "graphkit.dist.kvstore",
+    "models": "graphkit.models",
+    "data": "graphkit.data",
+    "errors": "graphkit.errors",
+    "config": "graphkit.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("graphkit")
+    if name in _MODULES:
+        found: Any = importlib.import_module(_MODULES[name])
+    elif name in _PUBLIC:
+        found = getattr(importlib.import_module(_PUBLIC[name]), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module 'graphkit' has no attribute {name!r}")
+    else:
+        from graphkit.errors import did_you_mean
+        from graphkit.ops import registry
+
+        found = registry.function(name)
+        if found is None:
+            known = [*_PUBLIC, *_MODULES, *registry.function_names()]
+            raise AttributeError(f"module 'graphkit' has no attribute {name!r}{did_you_mean(name, known)}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    from graphkit.ops import registry
+
+    return sorted({*globals(), *_PUBLIC, *_MODULES, *registry.function_names(), "__version__"})

@@ -1,0 +1,1 @@
+"""Many processes: communicators, the key-value store, launching under MPI. Knows no graph."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,3 +72,31 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def __repr__(self) -> str:
         return f"<ParamStore: {len(self)} arrays, {sum(a.nbytes for a in self._arrays.values())} bytes>"
+
+
+class JointStore(ParamStore):
+    """Several stores seen as one: each name is read from and written to the store that holds it.
+
+    A training program keeps the model's parameters and the optimizer's slots in two stores and runs on their join,
+    so that `model.params` is current after every step.
+    """
+
+    def __init__(self, stores: Sequence[ParamStore]):
+        self._owner = {name: store for store in stores for name in store}
+        if len(self._owner) != sum(len(s) for s in stores):
+            raise InputError("stores that are joined share a name")
+        super().__init__({name: store.type_of(name) for name, store in self._owner.items()})
+
+    def version(self, name: str) -> int:
+        return self._owner[name].version(name)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        self.type_of(name)
+        return self._owner[name][name]
+
+    def __setitem__(self, name: str, array: Any) -> None:
+        self.type_of(name)
+        self._owner[name][name] = array
+
+    def adopt(self, name: str, array: np.ndarray) -> None:
+        self._owner[name].adopt(name, array)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, Union
@@ -20,6 +21,8 @@ Monomial: TypeAlias = tuple  # of atoms, sorted by their text
 Dim: TypeAlias = Union[int, "DimExpr"]
 
 _fresh = itertools.count(1)
+# Stands for the '?' of anonymous names while an expression is read as Python.
+_ANONYMOUS = "__anonymous_"
 
 
 class DimExpr:
@@ -343,11 +346,22 @@ def _collect_symbols(dim: Dim, found: set[str]) -> None:
 
 def _atom_text(atom: Atom) -> str:
     if atom[0] == "sym":
-        name = atom[1]
-        return name if name.isidentifier() or (name[:1] == "?" and name[1:].isdigit()) else repr(name)
+        return atom[1] if _is_plain(atom[1]) else repr(atom[1])
     if atom[0] == "floordiv":
-        return f"({atom[1]})//({atom[2]})" if isinstance(atom[2], DimExpr) else f"({atom[1]})//{atom[2]}"
+        return f"({_operand_text(atom[1])}//{_operand_text(atom[2])})"
     return f"{atom[0]}({', '.join(str(operand) for operand in atom[1:])})"
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name may stand unquoted inside an expression and be read back as itself."""
+    if name[:1] == "?" and name[1:].isdigit():
+        return True
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name) and not name.startswith(_ANONYMOUS)
+
+
+def _operand_text(dim: Dim) -> str:
+    text = str(dim)
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
 
 
 def _sum_text(terms: tuple[tuple[Monomial, int], ...]) -> str:
@@ -357,6 +371,8 @@ def _sum_text(terms: tuple[tuple[Monomial, int], ...]) -> str:
         if abs(coefficient) != 1 or not factors:
             factors.insert(0, str(abs(coefficient)))
         body = "*".join(factors)
+        if len(factors) == 1 and body[:1] == "(" and (text or coefficient > 0):
+            body = body[1:-1]  # a lone quotient binds tighter than the sum around it
         if not text:
             text = body if coefficient > 0 else f"-{body}"
         else:
@@ -373,10 +389,10 @@ def parse(text: str | int | DimExpr) -> Dim:
         return text
     if not isinstance(text, str):
         return int(text)
-    if text.isidentifier() or (text[:1] == "?" and text[1:].isdigit()):
+    if text.isidentifier() or _is_plain(text):
         return symbol(text)
     try:
-        return _from_ast(ast.parse(text.replace("?", "__fresh_"), mode="eval").body)
+        return _from_ast(ast.parse(text.replace("?", _ANONYMOUS), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return symbol(text)
 
@@ -388,9 +404,9 @@ def _from_ast(node: ast.expr) -> Dim:
         case ast.Constant(value=int(value)):
             return value
         case ast.Constant(value=str(name)):
-            return symbol(name)
+            return symbol(name.replace(_ANONYMOUS, "?"))
         case ast.Name(id=name):
-            return symbol("?" + name[8:] if name.startswith("__fresh_") else name)
+            return symbol(name.replace(_ANONYMOUS, "?"))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return 0 - _from_ast(operand)
         case ast.BinOp(left=left, op=op, right=right):

@@ -35,6 +35,8 @@ def close_over(
             return False
         if value.node is not None and not value.node.inputs and not getattr(value.node.op, "random", False):
             return False
+        if value.is_input and value.role != "data":
+            return True  # a parameter made inside a region belongs to the outermost graph
         return value.serial < mark
 
     replaced: dict[Value, Value] = {}

@@ -18,7 +18,7 @@ class Unary(Op):
     inputs = ("x",)
     types = {"x": FLOATS}
     inplace = ((0, 0),)
-    samples = (Sample((2, 3)), Sample(()), Sample((0, 2)))
+    samples: ClassVar[Any] = (Sample((2, 3)), Sample(()), Sample((0, 2)))
 
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(x.dtype, x.shape)

@@ -85,32 +85,6 @@ class Erf(Unary):
         return F.mul(dy, slope)
 
 
-@op
-class Sin(Unary):
-    """Sine of x in radians."""
-
-    onnx = Onnx("Sin", since=22)
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        return xp.sin(x)
-
-    def grad(self, node: Node, dy: Any) -> Any:
-        return F.mul(dy, F.cos(node.inputs[0]))
-
-
-@op
-class Cos(Unary):
-    """Cosine of x in radians."""
-
-    onnx = Onnx("Cos", since=22)
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        return xp.cos(x)
-
-    def grad(self, node: Node, dy: Any) -> Any:
-        return F.neg(F.mul(dy, F.sin(node.inputs[0])))
-
-
 class _Rounding(Unary):
     """A step function: its gradient is zero wherever it is defined."""
 

@@ -77,6 +77,25 @@ class Namespace:
         else:
             importlib.import_module("cupyx").scatter_add(target, index, values)
 
+    def scatter(self, reduction: str, target: Any, index: Any, values: Any) -> None:
+        """target[index] = reduction(target[index], values) for "add", "mul", "max" or "min", repeated indices included."""
+        if reduction == "add":
+            self.scatter_add(target, index, values)
+        elif self.is_numpy or reduction != "mul":
+            getattr(self._module, {"mul": "multiply", "max": "maximum", "min": "minimum"}[reduction]).at(
+                target, index, values
+            )
+        else:
+            # CuPy has no multiply.at: multiply once per repetition, each with indices that do not repeat.
+            positions = self.arange(target.size).reshape(target.shape)[index].reshape(-1)
+            order = self.argsort(positions, kind="stable")
+            grouped = positions[order]
+            repetition = self.arange(grouped.size) - self.searchsorted(grouped, grouped)
+            factors, flat = values.reshape(-1)[order], target.reshape(-1)
+            for number in range(int(repetition.max()) + 1 if repetition.size else 0):
+                chosen = repetition == number
+                flat[grouped[chosen]] *= factors[chosen]
+
 
 numpy_xp = Namespace(np, "scipy.special", "numpy.linalg")
 

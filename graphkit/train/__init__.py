@@ -1,0 +1,1 @@
+"""Training: losses, optimizers, schedules, metrics, checkpoints, the Trainer."""

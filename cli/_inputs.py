@@ -1,0 +1,77 @@
+"""Inputs on the command line: NAME:SHAPE (filled) or NAME=FILE (.npy, .npz)."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.checks.inputs import Feeds, make_feeds
+from graphkit.cli._output import log
+from graphkit.errors import InputError, UsageError
+from graphkit.model import Model
+
+
+def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int) -> Feeds:
+    """Arrays for every input of `model`; guessed dimensions are announced on stderr."""
+    given, shapes = parse_inputs(model, texts)
+    feeds = make_feeds(model, fill, given=given, shapes=shapes, seed=seed)
+    if feeds.announcement:
+        log(feeds.announcement)
+    return feeds
+
+
+def parse_inputs(model: Model, texts: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Arrays and shapes by input name. `NAME=FILE.npz` takes the array of that name, or the only one in the file;
+    `FILE.npz` alone takes every array whose name is an input's."""
+    given: dict[str, Any] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, separator, path = text.partition("=")
+        if separator:
+            given[name] = _array(Path(path), name)
+        elif text.endswith(".npz"):
+            arrays = _read(Path(text))
+            given |= {n: arrays[n] for n in model.inputs if n in arrays}
+            if not given.keys() & arrays.keys():
+                raise InputError(f"{text} holds {', '.join(arrays) or 'nothing'}; the model's inputs are {', '.join(model.inputs)}")
+        else:
+            name, shape = _shape(text)
+            shapes[name] = shape
+    return given, shapes
+
+
+def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    return dict(_shape(text) for text in texts)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, separator, sizes = text.rpartition(":")
+    if not separator or not name:
+        raise UsageError(f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, or FILE.npz")
+    try:
+        return name, tuple(int(part) for part in sizes.strip("[]() ").replace("x", ",").split(",") if part.strip())
+    except ValueError:
+        raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224") from None
+
+
+def _array(path: Path, name: str) -> np.ndarray:
+    arrays = _read(path)
+    if name in arrays:
+        return arrays[name]
+    if len(arrays) != 1:
+        raise InputError(f"{path} holds {', '.join(arrays)}, and none is called {name!r}")
+    return next(iter(arrays.values()))
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"": loaded}
+        with loaded:
+            return {n: loaded[n] for n in loaded.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} cannot be read as .npy or .npz: {error}") from None

@@ -1,0 +1,57 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from graphkit.errors import UsageError
+from graphkit.model import Model, load
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
+
+
+def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option("--threads", type=click.IntRange(1), help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores).")(command)
+    return click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")(command)
+
+
+def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option("--seed", type=int, default=0, show_default=True, help="Seed of random inputs.")(command)
+    command = click.option(
+        "--fill", type=click.Choice(["random", "ones", "zeros", "arange"]), default="random", show_default=True,
+        help="Values of inputs that are not given as files.",
+    )(command)  # fmt: skip
+    return click.argument("inputs", nargs=-1, metavar="[NAME:SHAPE | NAME=FILE]...")(command)
+
+
+external_root_option = click.option(
+    "--allow-external-root", "external_root", type=click.Path(exists=True, file_okay=False), default=None,
+    help="Folder that external data of an ONNX file may also come from.",
+)  # fmt: skip
+
+
+def read_model(source: str, external_root: str | None = None) -> Model:
+    """Load a path, or a model from stdin for `-`."""
+    if source == "-":
+        data = click.get_binary_stream("stdin").read()
+        return load(data, external_root=external_root)
+    return load(Path(source), external_root=external_root)
+
+
+def key_values(pairs: tuple[str, ...], option: str) -> dict[str, str]:
+    """`name=value` texts as a dict; raises UsageError."""
+    table = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise UsageError(f"{option} {pair!r}: expected name=value")
+        table[name] = value
+    return table

@@ -1,0 +1,61 @@
+"""Printing results: JSON with a schema name, or a plain table."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+SCHEMA_VERSION = 1
+
+
+def print_json(kind: str, result: Mapping[str, Any]) -> None:
+    """One JSON object on stdout: `{"schema": "graphkit.<kind>", "version": 1, ...}`; NaN and infinities as strings."""
+    click.echo(json.dumps({"schema": f"graphkit.{kind}", "version": SCHEMA_VERSION, **_plain(result)}, indent=1))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table on stdout: drawn by rich on a terminal, aligned columns otherwise."""
+    cells = [[str(c) for c in row] for row in rows]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(*columns, title=title, title_justify="left")
+        for row in cells:
+            table.add_row(*row)
+        Console().print(table)
+        return
+    widths = [max([len(c), *(len(row[i]) for row in cells)]) for i, c in enumerate(columns)]
+    click.echo(title)
+    for row in [list(columns), *cells]:
+        click.echo("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+
+
+def log(message: str) -> None:
+    """A line on stderr."""
+    click.echo(message, err=True)
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -1,0 +1,71 @@
+"""graphkit doctor"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from typing import Any
+
+import click
+
+from graphkit import config
+from graphkit.cli._options import json_option
+from graphkit.cli._output import print_json, print_table
+from graphkit.errors import GraphkitError
+
+_PACKAGES = (
+    "graphkit", "numpy", "onnx", "onnxruntime", "scipy", "ml_dtypes", "safetensors", "onednn-cpu-gomp", "click", "rich",
+    "mpi4py", "mpich", "cupy-cuda12x",
+)  # fmt: skip
+
+
+@click.command()
+@json_option
+def command(as_json: bool) -> None:
+    """Report versions, the native engine, devices, MPI and settings. Exit code 5: the native engine is missing."""
+    facts = collect()
+    if as_json:
+        print_json("doctor", facts)
+    else:
+        for title, table in facts.items():
+            print_table(title, ["", ""], [(k, v) for k, v in table.items()])
+            click.echo()
+    if not facts["engine"]["native"]:
+        raise SystemExit(5)
+
+
+def collect() -> dict[str, dict[str, Any]]:
+    """What `doctor` prints, by section."""
+    return {
+        "system": {
+            "python": sys.version.split()[0],
+            "platform": platform.platform(),
+            "cores allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        },
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "engine": _engine(),
+        "settings": {k.name: f"{k.get()} ({k.help})" for k in config.KNOBS},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _engine() -> dict[str, Any]:
+    from graphkit.executor.kernels import load_device
+
+    try:
+        native = load_device("cpu")
+    except GraphkitError as error:
+        return {"native": False, "reason": str(error)}
+    if not native:
+        return {"native": False, "reason": "this source tree is not installed; operators run by reference"}
+    from graphkit.executor import cpu
+
+    return {"native": True, "threads": config.num_threads(), **cpu.describe()}

@@ -1,0 +1,42 @@
+"""graphkit export"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from graphkit.cli._options import external_root_option, json_option, read_model
+from graphkit.cli._output import log, print_json
+from graphkit.cli.verify import print_report
+from graphkit.errors import UsageError
+
+
+@click.command()
+@click.argument("model")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="The .onnx file to write.")
+@click.option("--opset", type=int, default=None, help="Target opset, 13 or newer (default 21).")
+@click.option("--verify/--no-verify", "check", default=True, show_default=True, help="Compare the file with ONNX Runtime.")
+@external_root_option
+@json_option
+def command(model: str, output: str, opset: int | None, check: bool, external_root: str | None, as_json: bool) -> None:
+    """Write MODEL (.json, .onnx or a training folder) as standard ONNX, and prove that it computes the same.
+
+    \b
+    graphkit export run/ -o net.onnx
+    graphkit export net.json -o net.onnx --opset 17
+    """
+    if not output.endswith(".onnx"):
+        raise UsageError(f"{output}: the file to export to ends in .onnx")
+    net = read_model(model, external_root)
+    net.save(Path(output), opset=opset)
+    log(f"wrote {output}: {net!r}")
+    if check:
+        from graphkit.checks.verify import verify
+
+        report = verify(net, against=output)
+        print_report(report, as_json)
+        if not report.passed:
+            raise SystemExit(1)
+    elif as_json:
+        print_json("export", {"file": output, "opset": opset, "verified": False})

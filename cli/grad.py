@@ -1,0 +1,61 @@
+"""graphkit grad"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from graphkit.cli._options import external_root_option, input_options, json_option, read_model
+from graphkit.cli._output import log, print_json, print_table
+from graphkit.errors import UsageError
+
+
+@click.command()
+@click.argument("model")
+@input_options
+@click.option("--loss", help="Attach this loss (softmax_cross_entropy, mse, ...) with an input `target`; its output is `loss`.")
+@click.option("--of", "of", multiple=True, help="Outputs to differentiate (default: the loss, else all outputs, summed).")
+@click.option("--wrt", "wrt", multiple=True, help="Inputs, parameters or internal values (default: trainable parameters).")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the gradient graph: .json or .onnx.")
+@click.option("--check", is_flag=True, help="Compare with numeric differentiation in float64. Exit code 1: they differ.")
+@external_root_option
+@json_option
+def command(
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...], wrt: tuple[str, ...],
+    output: str | None, check: bool, external_root: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Write the graph that computes the gradients of MODEL, or check them numerically.
+
+    \b
+    graphkit grad net.json --loss softmax_cross_entropy -o grad.onnx
+    graphkit grad net.onnx --wrt x --check
+    """
+    from graphkit.model import grad
+    from graphkit.train.losses import with_loss
+
+    if output is None and not check:
+        raise UsageError("nothing to do: give -o FILE, --check, or both")
+    net = read_model(model, external_root)
+    if loss is not None:
+        net = with_loss(net, loss)
+        of = of or ("loss",)
+    gradients = grad(net, of=list(of) or None, wrt=list(wrt) or None, with_outputs=True)
+    if output is not None:
+        gradients.save(Path(output))
+        log(f"wrote {output}: {gradients!r}")
+    if not check:
+        return
+    from graphkit.checks.gradcheck import check_gradient
+    from graphkit.cli._inputs import feeds_for
+
+    feeds = feeds_for(net, inputs, fill, seed)
+    report = check_gradient(net, feeds.arrays, of=list(of) or None, wrt=list(wrt) or None)
+    if as_json:
+        print_json("grad", asdict(report) | {"passed": report.passed})
+    else:
+        rows = [(e.name, f"{e.max_abs:.2e}", f"{e.max_rel:.2e}", "PASSED" if e.passed else "FAILED") for e in report.entries]
+        print_table("gradients against central differences in float64", ["value", "max error", "max relative", "result"], rows)
+    if not report.passed:
+        raise SystemExit(1)

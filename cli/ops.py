@@ -1,0 +1,69 @@
+"""graphkit ops"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from graphkit.cli._options import json_option
+from graphkit.cli._output import print_json, print_table
+
+
+@click.command()
+@click.argument("model", required=False)
+@json_option
+def command(model: str | None, as_json: bool) -> None:
+    """List every operator; with MODEL (.onnx or .json), those it uses and how each is supported: all gaps at once.
+
+    Exit code 3: the model uses an operator that graphkit does not know.
+    """
+    rows = _registry_rows() if model is None else _model_rows(model)
+    unknown = [r for r in rows if r["runs"] == "no"]
+    if as_json:
+        print_json("ops", {"model": model, "operators": rows})
+    else:
+        columns = ["operator", *(["count"] if model else []), "runs", "gradient"]
+        print_table(f"{len(rows)} operators", columns, [[r[c] for c in columns] for r in rows])
+    if unknown:
+        raise SystemExit(3)
+
+
+def _row(domain: str, name: str) -> dict[str, Any]:
+    from graphkit.executor.kernels import has_factory
+    from graphkit.ops import registry
+
+    cls = registry.find(domain, name)
+    label = f"{domain}.{name}" if domain else name
+    if cls is None:
+        return {"operator": label, "runs": "no", "gradient": "no"}
+    differentiable = "yes" if cls.grad is not None else "by expansion" if cls.expand is not None else "no"
+    return {
+        "operator": label,
+        "runs": "native" if has_factory("cpu", domain, name) else "reference",
+        "gradient": differentiable,
+    }
+
+
+def _registry_rows() -> list[dict[str, Any]]:
+    from graphkit.executor.kernels import load_device
+    from graphkit.ops import registry
+
+    load_device("cpu")
+    return [_row(cls.domain, cls.name) for cls in sorted(registry, key=lambda c: (c.domain, c.name))]
+
+
+def _model_rows(model: str) -> list[dict[str, Any]]:
+    from graphkit.executor.kernels import load_device
+
+    load_device("cpu")
+    if model.endswith(".onnx"):
+        from graphkit.onnx_io.importer import list_operators
+
+        counts = list_operators(model)
+    else:
+        from graphkit.cli._options import read_model
+
+        counts = Counter((n.op.domain, n.op.name) for n in read_model(model).graph.nodes)
+    return [_row(domain, name) | {"count": count} for (domain, name), count in sorted(counts.items())]

@@ -1,0 +1,78 @@
+"""graphkit run"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
+from graphkit.cli._output import log, print_json, print_table
+from graphkit.errors import RuntimeFailure, UsageError
+
+
+@click.command()
+@click.argument("model")
+@input_options
+@click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the outputs to this .npz file.")
+@click.option("--output-name", "names", multiple=True, help="Only these outputs, or internal values by name; repeat.")
+@click.option("--check-finite", is_flag=True, help="Refuse inputs with NaN or infinity.")
+@device_options
+@external_root_option
+@json_option
+def command(
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str | None, names: tuple[str, ...],
+    check_finite: bool, device: str, threads: int | None, external_root: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Run MODEL (.json, .onnx, a training folder, or - for stdin) and show its outputs.
+
+    Inputs are NAME:SHAPE (filled) or NAME=FILE.npy, NAME=FILE.npz; what is not given is guessed, and said.
+
+    \b
+    graphkit run net.onnx
+    graphkit run net.onnx x:16,1,8,8 --fill ones -o out.npz
+    graphkit run net.onnx x=image.npy
+    """
+    from graphkit.cli._inputs import feeds_for
+
+    if output is not None and not output.endswith(".npz"):
+        raise UsageError(f"{output}: outputs are written to an .npz file")
+    net = read_model(model, external_root)
+    if names:
+        net = net.select(*names)
+    feeds = feeds_for(net, inputs, fill, seed).arrays
+    executor = net.compile(device, threads=threads, check_finite=check_finite)
+    start = time.perf_counter()
+    results = executor.run(feeds)
+    seconds = time.perf_counter() - start
+    if output is not None:
+        _write(Path(output), results)
+        log(f"wrote {output}")
+    rows = [(n, a.dtype, list(a.shape), _statistics(a)) for n, a in results.items()]
+    if as_json:
+        outputs = [{"name": n, "dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 1000 else None} for n, a in results.items()]
+        print_json("run", {"model": net.name, "seconds": seconds, "outputs": outputs})
+        return
+    print_table(f"{net.name}: {seconds * 1e3:.2f} ms", ["output", "dtype", "shape", "values"], rows)
+
+
+def _statistics(array: np.ndarray) -> str:
+    if array.size == 0 or array.dtype == object:
+        return "empty" if array.size == 0 else str(array.reshape(-1)[:4].tolist())
+    if array.size <= 4:
+        return str(array.tolist())
+    numbers = array.astype(np.float64)
+    return f"min {numbers.min():.5g}, mean {numbers.mean():.5g}, max {numbers.max():.5g}"
+
+
+def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    from graphkit.ir.atomic import PendingFile
+
+    try:
+        with PendingFile(path.parent, path.name) as file:
+            np.savez(file.stream, **arrays)
+            file.commit(path)
+    except OSError as error:
+        raise RuntimeFailure(f"{path} cannot be written: {error.strerror or error}") from error

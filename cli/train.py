@@ -1,0 +1,112 @@
+"""graphkit train"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from graphkit.cli._options import device_options, external_root_option, json_option, key_values, read_model
+from graphkit.cli._output import log, print_json
+from graphkit.dist import launch, mpi
+from graphkit.errors import UsageError
+
+
+@click.command()
+@click.argument("model")
+@click.option("--data", "data_spec", required=True, help="digits, a folder with MNIST idx files, or an .npz or .csv file.")
+@click.option("--valid", "valid_spec", help="Data to validate on (default: the part of --data held out for testing).")
+@click.option("-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log.")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples per batch and process.")
+@click.option("--loss", default="softmax_cross_entropy", show_default=True)
+@click.option("--optimizer", "optimizer_name", default="sgd", show_default=True, help="sgd, adam or adamw.")
+@click.option("--lr", type=float, default=None, help="Learning rate (default: 0.05 for sgd, 0.001 otherwise).")
+@click.option("--momentum", type=float, default=None, help="Momentum of sgd (default 0.9).")
+@click.option("--optimizer-option", "optimizer_options", multiple=True, metavar="NAME=VALUE", help="Further options; repeat.")
+@click.option("--metric", "metric_names", multiple=True, default=("accuracy",), show_default=True)
+@click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")
+@click.option("--clip-norm", type=float, help="Limit on the global norm of the gradients.")
+@click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update.")
+@click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates.")
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint in the output folder.")
+@click.option("--seed", type=int, default=None, help="Seed of data order and dropout.")
+@click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Start that many MPI processes.")
+@click.option("--kvstore", "kvstore_type", default="local", show_default=True, help="local or dist_sync.")
+@device_options
+@external_root_option
+@json_option
+def command(model: str, folder: str | None, resume: bool, processes: int, kvstore_type: str, as_json: bool, **options: Any) -> None:
+    """Train MODEL (.json, .onnx, or a folder that an earlier training wrote).
+
+    \b
+    graphkit train net.json --data digits --epochs 10 -o run/
+    graphkit train net.onnx --data mnist/ --optimizer adam --lr 1e-3 -o run/
+    graphkit train net.json --data digits --processes 2 --kvstore dist_sync -o run/
+    mpiexec -n 2 graphkit train net.json --data digits --kvstore dist_sync -o run/
+    """
+    if processes > 1 and not mpi.launched_by_mpi():
+        if kvstore_type == "local":
+            raise UsageError("--processes needs --kvstore dist_sync: with a local store every process would train alone")
+        sys.exit(launch.run_processes(processes, sys.argv[1:]))
+    if resume and folder is None:
+        raise UsageError("--resume needs the folder, -o")
+    _train(model, folder, resume, kvstore_type, as_json, **options)
+
+
+def _train(
+    model: str, folder: str | None, resume: bool, kvstore_type: str, as_json: bool, *, external_root: str | None, **o: Any
+) -> None:
+    from graphkit import data
+    from graphkit.dist import kvstore
+    from graphkit.train.trainer import Trainer
+
+    store = kvstore.create(kvstore_type)
+    net = read_model(model, external_root)
+    train_set, held_out = data.load(o["data_spec"])
+    valid_set = data.load(o["valid_spec"])[0] if o["valid_spec"] else held_out
+    trainer = Trainer(
+        net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], key_values(o["optimizer_options"], "--optimizer-option")),
+        device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store, freeze=o["freeze"],
+        clip_norm=o["clip_norm"], accumulate=o["accumulate"], seed=o["seed"], deterministic=o["deterministic"],
+    )  # fmt: skip
+    if resume:
+        trainer.resume(Path(folder or ""))
+    history = trainer.fit(
+        train_set, valid_set, epochs=o["epochs"], batch_size=o["batch_size"],
+        metrics=o["metric_names"], folder=folder, checkpoint_every=o["checkpoint_every"],
+    )  # fmt: skip
+    if store.rank != 0:
+        return
+    result = {"model": net.name, "folder": folder, "epochs": trainer.epoch, "updates": trainer.updates, "processes": store.num_workers, "history": history}
+    if as_json:
+        print_json("train", result)
+        return
+    for number, record in enumerate(history, trainer.epoch - len(history) + 1):
+        click.echo(f"epoch {number}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items()))
+    if folder is not None:
+        log(f"wrote {folder}: model.json, checkpoint.json, log.jsonl")
+
+
+def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: dict[str, str]) -> Any:
+    from graphkit.train import optim
+
+    fields: dict[str, Any] = {k: _number(v) for k, v in texts.items()}
+    fields["lr"] = (0.05 if name == "sgd" else 1e-3) if lr is None else lr
+    if name == "sgd":
+        fields.setdefault("momentum", 0.9 if momentum is None else momentum)
+    elif momentum is not None:
+        raise UsageError(f"--momentum is an option of sgd, not of {name}")
+    return optim.get(name, **fields)
+
+
+def _number(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"optimizer option {text!r} is not a number") from None

@@ -1,0 +1,57 @@
+"""graphkit verify"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from graphkit.cli._options import external_root_option, input_options, json_option, read_model
+from graphkit.cli._output import print_json, print_table
+
+
+@click.command()
+@click.argument("model")
+@input_options
+@click.option("--rtol", type=float, default=None, help="Relative tolerance.")
+@click.option("--atol", type=float, default=None, help="Absolute tolerance.")
+@click.option("--opset", type=int, default=None, help="Export at this opset for ONNX Runtime.")
+@external_root_option
+@json_option
+def command(
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, rtol: float | None, atol: float | None,
+    opset: int | None, external_root: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Run MODEL in graphkit and in ONNX Runtime on the same inputs and compare every output. Exit code 1: they differ.
+
+    \b
+    graphkit verify net.onnx
+    graphkit verify net.json x:4,1,8,8 --fill arange --rtol 1e-5
+    """
+    from graphkit.checks.verify import verify
+    from graphkit.cli._inputs import feeds_for
+
+    net = read_model(model, external_root)
+    # A file is proved as it is: ONNX Runtime runs it, not a new export of what was read from it.
+    against = model if model.endswith(".onnx") and opset is None else None
+    feeds = feeds_for(net, inputs, fill, seed)
+    report = verify(net, feeds.arrays, rtol=rtol, atol=atol, opset=opset, against=against)
+    print_report(report, as_json)
+    if not report.passed:
+        raise SystemExit(1)
+
+
+def print_report(report: Any, as_json: bool) -> None:
+    """Per output: errors, verdict, formula, the tolerances that pass; then the verdict on all."""
+    if as_json:
+        print_json("verify", report.as_dict())
+        return
+    rows = [
+        (
+            o.name, f"{o.max_abs:.3e}", f"{o.mean_abs:.3e}", f"{o.max_rel:.3e}", "PASSED" if o.passed else "FAILED",
+            o.formula, f"atol {o.needed_atol:.1e} or rtol {o.needed_rtol:.1e}",
+        )
+        for o in report.outputs
+    ]  # fmt: skip
+    print_table("graphkit against ONNX Runtime", ["output", "max error", "mean error", "max relative", "result", "formula", "passes with"], rows)
+    click.echo(f"opset {report.opset}: {'PASSED' if report.passed else 'FAILED'}")

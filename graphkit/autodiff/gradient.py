@@ -1,0 +1,165 @@
+"""Reverse-mode differentiation: from values to values, before any fusion, for any shapes.
+
+The gradient graph is made of ordinary nodes, so that differentiating it again gives second order. A value that
+is read several times receives one n-ary Sum, which the executor accumulates in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import GraphkitError, MissingGradient, UsageError
+from graphkit.ir import context, dims
+from graphkit.ir.graph import Node, Value, topological
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
+
+
+def gradient(
+    outputs: Sequence[Value],
+    wrt: Sequence[Value],
+    seeds: Sequence[Value] | None = None,
+    *,
+    allow_unused: bool = False,
+) -> list[Value]:
+    """Return, for each value of `wrt`, the gradient of sum(seed * output) over all outputs.
+
+    outputs, wrt: float tensors, wrt also inside the graph. seeds: one tensor per output, of its type; ones when
+    absent. Each gradient has its value's type. Raises MissingGradient with every operator in the way that has no
+    rule, and UsageError when an output does not depend on one of `wrt` (zeros instead with `allow_unused`).
+    """
+    for value in (*outputs, *wrt):
+        if not _differentiable(value):
+            raise UsageError(f"{value} is not a float tensor: it has no gradient")
+    if seeds is None:
+        seeds = [_ones_like(y) for y in outputs]
+    if len(seeds) != len(outputs):
+        raise UsageError(f"{len(outputs)} outputs but {len(seeds)} seeds")
+    with context.detached():
+        found = _Sweep(outputs, seeds, wrt).run()
+        unused = [v for v, g in zip(wrt, found, strict=True) if g is None]
+        if unused and not allow_unused:
+            raise UsageError("the outputs do not depend on " + ", ".join(str(v) for v in unused))
+        return [_zeros_like(v) if g is None else g for v, g in zip(wrt, found, strict=True)]
+
+
+class _Sweep:
+    """One backward pass over the nodes between `wrt` and `outputs`; nodes above `boundary` are not entered."""
+
+    def __init__(
+        self, outputs: Sequence[Value], seeds: Sequence[Value], wrt: Sequence[Value], boundary: Iterable[Value] = ()
+    ):
+        self.wrt = tuple(wrt)
+        self.pending: dict[Value, list[Value]] = {}
+        for value, seed in zip(outputs, seeds, strict=True):
+            self.pending.setdefault(value, []).append(seed)
+        self.nodes = topological(outputs, stop=boundary)
+        self.active = self._depending_on(wrt)
+        self.totals: dict[Value, Value] = {}
+        # Values whose gradient is unknown because an operator above them has no rule: they only find more of those.
+        self.tainted: set[Value] = set()
+        self.missing: list[Node] = []
+
+    def _depending_on(self, wrt: Sequence[Value]) -> set[Value]:
+        active = set(wrt)
+        for node in self.nodes:
+            if any(v in active for v in node.inputs if v is not None):
+                active.update(v for v in node.outputs if _differentiable(v))
+        return active
+
+    def run(self) -> list[Value | None]:
+        for node in reversed(self.nodes):
+            if any(v in self.active for v in node.inputs if v is not None):
+                self._visit(node)
+        if self.missing:
+            raise MissingGradient(_missing_message(self.missing))
+        return [self._total(v) for v in self.wrt]
+
+    def _total(self, value: Value) -> Value | None:
+        if value not in self.totals:
+            parts = self.pending.pop(value, None)
+            if not parts:
+                return None
+            self.totals[value] = parts[0] if len(parts) == 1 else F.sum(*parts)
+        return self.totals[value]
+
+    def _visit(self, node: Node) -> None:
+        gradients = [self._total(v) for v in node.outputs]
+        tainted = any(v in self.tainted for v in node.outputs)
+        if not tainted and all(g is None for g in gradients):
+            return
+        op: Any = node.op
+        if op.grad is None and op.expand is None:
+            self.missing.append(node)
+            tainted = True
+        if tainted:
+            self.tainted.update(v for v in node.inputs if v is not None and v in self.active)
+            return
+        try:
+            contributions = self._rule(node, gradients) if op.grad is not None else self._through_expansion(node, gradients)
+        except MissingGradient as error:
+            raise MissingGradient(f"{error}\n  inside the expansion of {node.describe()}") from None
+        except GraphkitError as error:
+            raise type(error)(f"gradient of {node.describe()}: {error}") from error
+        for value, contribution in contributions:
+            if contribution is not None and value is not None and value in self.active:
+                _check_type(node, value, contribution)
+                self.pending.setdefault(value, []).append(contribution)
+
+    def _rule(self, node: Node, gradients: Sequence[Value | None]) -> Iterable[tuple[Value | None, Value | None]]:
+        op: Any = node.op
+        result = op.grad(node, *gradients)
+        if not isinstance(result, (tuple, list)):
+            result = (result,) + (None,) * (len(node.inputs) - 1)
+        return list(zip(node.inputs, result, strict=True))
+
+    def _through_expansion(
+        self, node: Node, gradients: Sequence[Value | None]
+    ) -> Iterable[tuple[Value | None, Value | None]]:
+        op: Any = node.op
+        expanded = op.expand(*node.inputs)
+        outputs = expanded if isinstance(expanded, tuple) else (expanded,)
+        reached = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
+        wrt = list(dict.fromkeys(v for v in node.inputs if v is not None and v in self.active))
+        inner = _Sweep([y for y, _ in reached], [g for _, g in reached], wrt, boundary=[v for v in node.inputs if v is not None])
+        return list(zip(wrt, inner.run(), strict=True))
+
+
+def _differentiable(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype.is_float
+
+
+def _check_type(node: Node, value: Value, gradient_value: Value) -> None:
+    expected, actual = value.tensor, gradient_value.tensor
+    same_rank = expected.rank is None or actual.rank is None or expected.rank == actual.rank
+    if actual.dtype is not expected.dtype or not same_rank or (
+        expected.shape is not None
+        and actual.shape is not None
+        and not all(dims.may_equal(a, b) for a, b in zip(expected.shape, actual.shape, strict=True))
+    ):
+        raise GraphkitError(f"the gradient rule of {node.op.name} gives {actual} for an operand of type {expected} ({node.describe()})")
+
+
+def _missing_message(nodes: Sequence[Node]) -> str:
+    by_operator: dict[str, list[str]] = {}
+    for node in reversed(nodes):
+        domain = f"{node.op.domain}." if node.op.domain else ""
+        by_operator.setdefault(domain + node.op.name, []).append(repr(node.name or node.outputs[0].name or "unnamed"))
+    lines = [f"  {operator}: node {', '.join(names)}" for operator, names in by_operator.items()]
+    return "no gradient rule for\n" + "\n".join(lines)
+
+
+def _ones_like(value: Value) -> Value:
+    return _filled_like(value, 1)
+
+
+def _zeros_like(value: Value) -> Value:
+    return _filled_like(value, 0)
+
+
+def _filled_like(value: Value, number: int) -> Value:
+    scalar = F.constant(value=np.asarray(number, dtype=value.dtype.numpy))
+    return scalar if value.shape == () else F.expand(scalar, F.shape(value))

@@ -1,0 +1,121 @@
+"""graphkit as the standard ONNX backend: `prepare`, `run_model`, `run_node`, `supports_device`.
+
+    from graphkit.checks import backend
+    backend.prepare(model_proto).run([array, ...])
+
+The interface is documented at https://onnx.ai/onnx/api/backend.html; ONNX's own backend test suite runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.base import Backend, BackendRep, namedtupledict
+
+from graphkit.errors import InputError, UsageError
+from graphkit.model import Model, load
+
+_DEVICES = {"CPU": "cpu"}
+
+
+class GraphkitRep(BackendRep):
+    """A prepared model: `run(inputs)` takes a sequence in the order of the graph's inputs, or a dict by name."""
+
+    def __init__(self, model: Model, executor: Any):
+        self.model = model
+        self._executor = executor
+        self._result = namedtupledict("Outputs", list(model.outputs))
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Outputs as a named tuple; raises InputError when the inputs do not fit."""
+        if kwargs:
+            raise UsageError(f"run takes no option {next(iter(kwargs))!r}")
+        names = self.model.inputs
+        if isinstance(inputs, Mapping):
+            feeds = dict(inputs)
+        else:
+            arrays = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(arrays) > len(names):
+                raise InputError(f"{len(arrays)} inputs given, the model takes {len(names)}: {', '.join(names)}")
+            feeds = dict(zip(names, arrays, strict=False))
+        results = self._executor.run(feeds)
+        values: tuple[Any, ...] = self._result(*(results[name] for name in self.model.outputs))
+        return values
+
+
+class GraphkitBackend(Backend):
+    """The backend; the functions of this module are its class methods."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """Whether `prepare` would succeed: every operator is known and the file is well formed."""
+        from graphkit.errors import GraphkitError
+
+        try:
+            cls.prepare(model, device, **kwargs)
+        except GraphkitError:
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> GraphkitRep:
+        """Import and compile. Options are those of Model.compile; raises as `graphkit.load` does."""
+        loaded = load(model)
+        return GraphkitRep(loaded, loaded.compile(device=_device(device), **kwargs))
+
+    @classmethod
+    def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:
+        """`prepare` and `run` in one call."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one node on arrays, one per named input of it; `opset_version` chooses the meaning of the operator."""
+        opset = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
+        names = [name for name in node.input if name]
+        arrays = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+        if len(arrays) != len(names):
+            raise InputError(f"{node.op_type} has {len(names)} inputs, {len(arrays)} given")
+        graph = onnx.helper.make_graph(
+            [node],
+            node.op_type,
+            [_value_info(name, np.asarray(array)) for name, array in zip(names, arrays, strict=True)],
+            [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
+        )
+        imports = [onnx.helper.make_opsetid(node.domain, opset)]
+        model = onnx.helper.make_model(graph, opset_imports=imports)
+        return cls.prepare(model, device, **kwargs).run(arrays)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Whether `device` ("CPU", "CUDA:0", ...) can be given to `prepare`."""
+        return device.split(":")[0].upper() in _DEVICES
+
+
+def _value_info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
+    kind = onnx.TensorProto.STRING if array.dtype.kind in "OUS" else onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    return onnx.helper.make_tensor_value_info(name, kind, array.shape)
+
+
+def _device(device: str) -> str:
+    kind = device.split(":")[0].upper()
+    if kind not in _DEVICES:
+        raise UsageError(f"device {device!r} is not supported; known: {', '.join(_DEVICES)}")
+    return _DEVICES[kind]
+
+
+is_compatible = GraphkitBackend.is_compatible
+prepare = GraphkitBackend.prepare
+run_model = GraphkitBackend.run_model
+run_node = GraphkitBackend.run_node
+supports_device = GraphkitBackend.supports_device

@@ -1,0 +1,207 @@
+"""Gradients against numeric differentiation, in float64.
+
+With a random weight w per output, f(x) = sum(w * output(x)). Its gradient, as `graphkit.autodiff` builds it, is
+compared with the five-point central difference (Abramowitz and Stegun, table 25.2)
+
+    f'(x) ~ (8 (f(x+h) - f(x-h)) - (f(x+2h) - f(x-2h))) / (12 h)
+
+per element, or, for large inputs, along random directions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphkit.autodiff import gradient
+from graphkit.checks.inputs import make_feeds
+from graphkit.checks.precision import in_float64, widened
+from graphkit.errors import CheckFailed, UsageError, did_you_mean
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops.evaluate import evaluate
+
+STEP = 1e-4
+# Above this many elements in all, directions are checked instead of elements.
+ELEMENTS = 64
+DIRECTIONS = 4
+
+
+@dataclass(frozen=True)
+class GradientEntry:
+    """The comparison for one input: the largest errors, and the worst place (an index, or a direction's number)."""
+
+    name: str
+    passed: bool
+    max_abs: float
+    max_rel: float
+    worst: tuple[int, ...]
+    numeric: float
+    symbolic: float
+    checked: int
+
+    def __str__(self) -> str:
+        verdict = "passed" if self.passed else "FAILED"
+        line = f"{self.name}: {verdict}, {self.checked} derivatives, max error {self.max_abs:.3g}"
+        if not self.passed:
+            line += f"; at {list(self.worst)} numeric {self.numeric:.9g}, symbolic {self.symbolic:.9g}"
+        return line
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """One entry per differentiated input; `guesses` are the dimensions that were chosen for unknown ones."""
+
+    entries: tuple[GradientEntry, ...]
+    rtol: float
+    atol: float
+    guesses: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return all(entry.passed for entry in self.entries)
+
+    @property
+    def formula(self) -> str:
+        return f"|numeric - symbolic| <= {self.atol:g} + {self.rtol:g} * |numeric|"
+
+    def raise_if_failed(self) -> None:
+        """Raise CheckFailed with the failing entries."""
+        if not self.passed:
+            raise CheckFailed("gradients differ: " + "; ".join(str(e) for e in self.entries if not e.passed))
+
+    def __str__(self) -> str:
+        verdict = "PASSED" if self.passed else "FAILED"
+        return "\n".join([*map(str, self.entries), f"{verdict}  {self.formula}"])
+
+
+def check_gradient(
+    model: Any,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    of: str | Sequence[str] | None = None,
+    wrt: Sequence[str] | None = None,
+    rtol: float = 1e-6,
+    atol: float = 1e-7,
+    directions: int | None = None,
+    step: float = STEP,
+    seed: int = 0,
+) -> GradientReport:
+    """Check the gradients of a Model's outputs `of` (default: all float ones) in `wrt` (default: all float inputs).
+
+    The model is rebuilt in float64. `inputs` gives arrays by name, the rest is drawn. `directions=0` checks every
+    element, n > 0 that many random directions; by default elements when there are few. Raises MissingGradient when an
+    operator has no rule, UsageError for unknown names.
+    """
+    graph = in_float64(model.graph)
+    feeds = make_feeds(model, given=inputs or {}, seed=seed)
+    named = {k: widened(np.asarray(v)) for k, v in {**model.params, **feeds.arrays}.items()}
+    arrays = [named[graph.name_of(v)] if v.role != "rng" else _fixed_rng(seed) for v in graph.inputs]
+    outputs = _chosen(dict(zip(graph.output_names, graph.outputs, strict=True)), [of] if isinstance(of, str) else of)
+    targets = _chosen({graph.name_of(v): v for v in graph.inputs}, wrt)
+    report = check_graph(
+        graph.inputs, list(outputs.values()), targets, arrays,
+        rtol=rtol, atol=atol, directions=directions, step=step, seed=seed,
+    )  # fmt: skip
+    return GradientReport(report.entries, rtol, atol, feeds.guesses)
+
+
+def check_graph(
+    inputs: Sequence[Value],
+    outputs: Sequence[Value],
+    wrt: Mapping[str, Value],
+    arrays: Sequence[np.ndarray],
+    *,
+    rtol: float = 1e-6,
+    atol: float = 1e-7,
+    directions: int | None = None,
+    step: float = STEP,
+    seed: int = 0,
+) -> GradientReport:
+    """The check on values of a float64 graph: `arrays` are for `inputs`, `wrt` names some of those."""
+    rng = np.random.default_rng(seed)
+    forward = Graph(inputs, outputs)
+    results = evaluate(forward, arrays)
+    weights = [rng.standard_normal(np.shape(y)) for y in results]
+    seeds = [Value(TensorType(y.dtype, y.shape), f"seed_{i}") for i, y in enumerate(outputs)]
+    gradients = gradient(outputs, list(wrt.values()), seeds, allow_unused=True)
+    symbolic = evaluate(Graph([*inputs, *seeds], gradients), [*arrays, *weights])
+
+    def objective(changed: int, array: np.ndarray) -> float:
+        fed = [array if i == changed else a for i, a in enumerate(arrays)]
+        return math.fsum(float(np.sum(w * y)) for w, y in zip(weights, evaluate(forward, fed), strict=True))
+
+    total = sum(array.size for array in symbolic)
+    chosen = (0 if total <= ELEMENTS else DIRECTIONS) if directions is None else directions
+    entries = []
+    for (name, value), derivative in zip(wrt.items(), symbolic, strict=True):
+        position = inputs.index(value)
+        if derivative.shape != arrays[position].shape:
+            raise CheckFailed(
+                f"the gradient in {name} has shape {list(derivative.shape)}, the input {list(arrays[position].shape)}"
+            )
+        pairs = _differences(objective, position, arrays[position], derivative, chosen, step, rng)
+        entries.append(_entry(name, pairs, rtol, atol))
+    return GradientReport(tuple(entries), rtol, atol)
+
+
+def _differences(
+    objective: Callable[[int, np.ndarray], float],
+    position: int,
+    array: np.ndarray,
+    derivative: np.ndarray,
+    directions: int,
+    step: float,
+    rng: np.random.Generator,
+) -> list[tuple[tuple[int, ...], float, float]]:
+    """(place, numeric, symbolic) for each checked derivative."""
+    found: list[tuple[tuple[int, ...], float, float]] = []
+    if directions:
+        for number in range(directions if array.size else 0):
+            direction = rng.standard_normal(array.shape)
+            numeric = _difference(lambda t, d=direction: objective(position, array + t * d), step)  # type: ignore[misc]
+            found.append(((number,), numeric, float(np.sum(derivative * direction))))
+        return found
+    for place in np.ndindex(array.shape):
+        unit = np.zeros_like(array)
+        unit[place] = 1.0
+        numeric = _difference(lambda t, d=unit: objective(position, array + t * d), step)  # type: ignore[misc]
+        found.append((place, numeric, float(derivative[place])))
+    return found
+
+
+def _difference(f: Callable[[float], float], h: float) -> float:
+    return (8.0 * (f(h) - f(-h)) - (f(2.0 * h) - f(-2.0 * h))) / (12.0 * h)
+
+
+def _entry(name: str, pairs: Sequence[tuple[tuple[int, ...], float, float]], rtol: float, atol: float) -> GradientEntry:
+    if not pairs:
+        return GradientEntry(name, True, 0.0, 0.0, (), 0.0, 0.0, 0)
+    numeric = np.array([n for _, n, _ in pairs])
+    symbolic = np.array([s for _, _, s in pairs])
+    error = np.where(np.isnan(numeric - symbolic), np.inf, np.abs(numeric - symbolic))
+    excess = error - (atol + rtol * np.abs(numeric))
+    worst = int(np.argmax(excess))
+    relative = float(np.max(error / np.maximum(np.abs(numeric), np.finfo(float).tiny)))
+    passed = bool(np.all(excess <= 0))
+    place = pairs[worst][0]
+    return GradientEntry(
+        name, passed, float(error.max()), relative, place, float(numeric[worst]), float(symbolic[worst]), len(pairs)
+    )
+
+
+def _chosen(known: Mapping[str, Value], names: Sequence[str] | None) -> dict[str, Value]:
+    if names is None:
+        return {n: v for n, v in known.items() if isinstance(v.type, TensorType) and v.type.dtype.is_float}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"no value {name!r} to differentiate{did_you_mean(name, known)}")
+    return {n: known[n] for n in names}
+
+
+def _fixed_rng(seed: int) -> np.ndarray:
+    return np.array([seed, 0], np.uint64)

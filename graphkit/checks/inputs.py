@@ -1,0 +1,251 @@
+"""Arrays for a model's inputs when nobody gives any: fills, sizes for dimension names, bounds for indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import GraphkitError, InputError, UsageError, did_you_mean
+from graphkit.ir.dims import DimExpr, evaluate
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import BOOLS, INTEGERS, UNSIGNED, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.passes.bind import bind, match_shapes
+
+FILLS = ("random", "ones", "zeros", "arange")
+
+# Sizes tried for unknown dimensions, smallest first; the leading one of an input is the batch.
+_SIZES = (2, 1, 3, 4, 8, 16, 32, 64, 128, 224, 256, 320, 416, 512, 640)
+_BATCHES = (2, 1)
+# Random integers that index nothing that is known.
+_INTEGER_BOUND = 10
+_UNKNOWN_RANK = 1
+
+# Operators that hand on the numbers of their first operand, and where an index operand is bounded by the data:
+# operator -> (index operand, data operand, attribute that gives the axis, or the axis itself).
+_HANDS_ON = frozenset(
+    {"Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Transpose", "Expand", "Slice"}
+)
+_INDEXES: Mapping[str, tuple[int, int, Any]] = {
+    "Gather": (1, 0, "axis"),
+    "GatherElements": (1, 0, "axis"),
+    "GatherND": (1, 0, 0),
+    "ScatterElements": (1, 0, "axis"),
+    "ScatterND": (1, 0, 0),
+    "SoftmaxCrossEntropyLoss": (1, 0, 1),
+    "NegativeLogLikelihoodLoss": (1, 0, 1),
+}
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """Arrays by input name, and the sizes that were guessed for dimensions (by name, or `input[axis]`)."""
+
+    arrays: dict[str, Any]
+    guesses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def announcement(self) -> str:
+        """What to tell the user about guessed dimensions; empty when there are none."""
+        if not self.guesses:
+            return ""
+        return "guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in self.guesses.items())
+
+
+def make_feeds(
+    model: Any,
+    fill: str = "random",
+    *,
+    given: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+) -> Feeds:
+    """Arrays for every data input of a Model: those in `given`, the others filled.
+
+    `fill` is random (standard normal; integers that index a known axis stay inside it), ones, zeros or arange.
+    Dimension names are taken from `given` and `shapes`; the rest is guessed so that shape inference accepts it.
+    Raises UsageError for an unknown fill, InputError for an unknown input or dimensions that do not fit.
+    """
+    if fill not in FILLS:
+        raise UsageError(f"unknown fill {fill!r}{did_you_mean(fill, FILLS)}")
+    graph: Graph = model.graph
+    inputs = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
+    chosen: dict[str, Any] = {k: v if isinstance(v, list) else np.asarray(v) for k, v in (given or {}).items()}
+    known: dict[str, TensorType] = {}
+    for name in (*chosen, *(shapes or {})):
+        if name not in inputs:
+            raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
+    for name, shape in (shapes or {}).items():
+        known[name] = TensorType(inputs[name].dtype, shape)
+    for name, array in chosen.items():
+        if isinstance(array, np.ndarray):
+            known[name] = TensorType(dtype_of(array.dtype), array.shape)
+    missing = {name: value for name, value in inputs.items() if name not in chosen}
+    sizes, guesses = _choose_sizes(graph, inputs, known)
+    rng = np.random.default_rng(seed)
+    readers = _readers(graph)
+    for name, value in missing.items():
+        chosen[name] = _filled(value.type, sizes[name], fill, rng, _bound(value, readers))
+    return Feeds({name: chosen[name] for name in inputs}, guesses)
+
+
+def concrete_shapes(
+    model: Any, shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """A static shape for every tensor input, and the guesses made: from `shapes`, `batch` for the leading symbols, guesses."""
+    graph: Graph = model.graph
+    inputs = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
+    known = {name: TensorType(_input(inputs, name).dtype, shape) for name, shape in (shapes or {}).items()}
+    leading = {} if batch is None else {
+        symbol: batch
+        for name, value in inputs.items()
+        if name not in known and value.tensor.shape and isinstance(dim := value.tensor.shape[0], DimExpr)
+        for symbol in dim.symbols
+    }  # fmt: skip
+    return _choose_sizes(graph, inputs, known, leading)
+
+
+def _input(inputs: Mapping[str, Value], name: str) -> Value:
+    if name not in inputs:
+        raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
+    return inputs[name]
+
+
+# --- sizes --------------------------------------------------------------------------------------------
+
+
+def _choose_sizes(
+    graph: Graph, inputs: Mapping[str, Value], known: Mapping[str, TensorType], fixed: Mapping[str, int] = {}
+) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+    """A static shape per tensor input, and the guesses among its dimensions; `fixed` sets symbols."""
+    tensors = {name: value.tensor for name, value in inputs.items() if isinstance(value.type, TensorType)}
+    bindings = dict(fixed) | match_shapes([(name, tensors[name], actual) for name, actual in known.items() if name in tensors])
+    open_dims: dict[str, bool] = {}
+    for name, declared in tensors.items():
+        if name not in known:
+            for axis, dim in enumerate(declared.shape or ()):
+                for symbol in sorted(dim.symbols) if isinstance(dim, DimExpr) else ():
+                    if symbol not in bindings:
+                        open_dims[symbol] = open_dims.get(symbol, False) or axis == 0
+    failure: GraphkitError | None = None
+    for size, batch in _candidates(open_dims):
+        guess = {symbol: batch if is_batch else size for symbol, is_batch in open_dims.items()}
+        try:
+            shapes = {
+                n: known[n].static_shape if n in known else _static(t, bindings | guess) for n, t in tensors.items()
+            }
+            if open_dims and not _accepts(graph, shapes):
+                continue
+        except GraphkitError as error:
+            failure = failure or error
+            continue
+        return shapes, _labelled(tensors, guess)
+    raise InputError(
+        f"no sizes found for {', '.join(open_dims)} that the model accepts; give shapes"
+        + (f" ({failure})" if failure else "")
+    )
+
+
+def _candidates(open_dims: Mapping[str, bool]) -> Iterator[tuple[int, int]]:
+    if all(open_dims.values()):
+        yield from ((size, size) for size in _SIZES)
+        return
+    for size in _SIZES:
+        yield from ((size, batch) for batch in _BATCHES)
+
+
+def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...]:
+    if declared.shape is None:
+        return (_UNKNOWN_RANK,)
+    return tuple(evaluate(d, bindings) for d in declared.shape)
+
+
+def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether shape inference takes these sizes and leaves no dimension empty or negative."""
+    declared = {name: TensorType(graph.find(name).dtype, shape) for name, shape in shapes.items()}
+    bound = bind(graph, declared)
+    dims = (
+        d for node in bound.nodes for v in node.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ()
+    )
+    if any(not isinstance(d, DimExpr) and d < 0 for d in dims):
+        return False
+    results = (d for v in bound.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
+    return all(isinstance(d, DimExpr) or d > 0 for d in results)
+
+
+def _labelled(tensors: Mapping[str, TensorType], guess: Mapping[str, int]) -> dict[str, int]:
+    """Guesses by dimension name; an anonymous one by its first place, `input[axis]`."""
+    labels: dict[str, int] = {}
+    for symbol, size in guess.items():
+        label = symbol
+        if symbol.startswith("?"):
+            label = next(
+                f"{name}[{axis}]"
+                for name, t in tensors.items()
+                for axis, d in enumerate(t.shape or ())
+                if isinstance(d, DimExpr) and symbol in d.symbols
+            )
+        labels[label] = size
+    return labels
+
+
+# --- values -------------------------------------------------------------------------------------------
+
+
+def _filled(type_: Type, shape: Sequence[int], fill: str, rng: np.random.Generator, bound: int) -> Any:
+    if isinstance(type_, SequenceType):
+        return [_filled(type_.element, _static(_tensor(type_.element), {}), fill, rng, bound) for _ in range(2)]
+    if isinstance(type_, OptionalType):
+        return _filled(type_.element, _static(_tensor(type_.element), {}), fill, rng, bound)
+    dtype, count = type_.dtype, int(np.prod(shape, dtype=np.int64))
+    if dtype is DType.STRING:
+        return np.array([f"s{i}" for i in range(count)], object).reshape(shape)
+    if fill in ("ones", "zeros"):
+        return np.full(shape, fill == "ones", dtype.numpy)
+    if fill == "arange":
+        numbers = np.arange(count)
+        return (numbers % bound if dtype in INTEGERS else numbers).astype(dtype.numpy).reshape(shape)
+    if dtype in BOOLS:
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype in INTEGERS:
+        return rng.integers(0, min(bound, 128 if dtype not in UNSIGNED else 256), shape).astype(dtype.numpy)
+    values = rng.standard_normal(shape)
+    if dtype in (DType.COMPLEX64, DType.COMPLEX128):
+        values = values + 1j * rng.standard_normal(shape)
+    return np.asarray(values).astype(dtype.numpy)
+
+
+def _tensor(type_: Type) -> TensorType:
+    if not isinstance(type_, TensorType):
+        raise UsageError(f"an input of type {type_} cannot be filled; give a value")
+    return type_
+
+
+def _readers(graph: Graph) -> dict[Value, list[tuple[Node, int]]]:
+    table: dict[Value, list[tuple[Node, int]]] = {}
+    for node in graph.nodes:
+        for position, value in enumerate(node.inputs):
+            if value is not None:
+                table.setdefault(value, []).append((node, position))
+    return table
+
+
+def _bound(value: Value, readers: Mapping[Value, Iterable[tuple[Node, int]]]) -> int:
+    """One more than the largest integer that an input may hold: the smallest axis that it indexes."""
+    bounds, stack, seen = [], [value], {value}
+    while stack:
+        for node, position in readers.get(stack.pop(), ()):
+            rule = _INDEXES.get(node.op.name)
+            if rule is not None and position == rule[0]:
+                data, axis = node.inputs[rule[1]], rule[2]
+                place = node.op.attributes().get(axis, 0) if isinstance(axis, str) else axis
+                shape = None if data is None or not isinstance(data.type, TensorType) else data.type.shape
+                if shape is not None and -len(shape) <= place < len(shape) and not isinstance(shape[place], DimExpr):
+                    bounds.append(int(shape[place]))
+            elif position == 0 and node.op.name in _HANDS_ON:
+                fresh = [v for v in node.outputs if v not in seen]
+                seen.update(fresh)
+                stack.extend(fresh)
+    return max(min(bounds, default=_INTEGER_BOUND), 1)

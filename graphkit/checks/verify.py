@@ -1,0 +1,211 @@
+"""The proof of an export: graphkit's outputs beside those of ONNX Runtime, on the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphkit.checks.inputs import make_feeds
+from graphkit.errors import CheckFailed, RuntimeFailure, UsageError
+from graphkit.ir.types import FLOATS, DType, dtype_of
+
+# (rtol, atol) by the element type of an output, when none are given. Anything that is not listed must be equal.
+TOLERANCES: Mapping[DType, tuple[float, float]] = {
+    DType.FLOAT64: (1e-7, 1e-9),
+    DType.FLOAT32: (1e-4, 1e-5),
+    DType.FLOAT16: (1e-2, 1e-3),
+    DType.BFLOAT16: (4e-2, 1e-2),
+}
+
+
+@dataclass(frozen=True)
+class OutputReport:
+    """One output compared: errors over all elements, and the tolerances that would have passed.
+
+    `needed_atol` is the smallest atol that passes with the rtol in force; `needed_rtol` the smallest rtol with the atol
+    in force (infinite when a reference element is zero, or when NaNs or shapes differ).
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    passed: bool
+    max_abs: float
+    mean_abs: float
+    max_rel: float
+    rtol: float
+    atol: float
+    needed_rtol: float
+    needed_atol: float
+    mismatches: int
+    reason: str = ""
+
+    @property
+    def formula(self) -> str:
+        return f"|a-b| <= {self.atol:g} + {self.rtol:g} * |b|"
+
+    def __str__(self) -> str:
+        verdict = "PASSED" if self.passed else "FAILED"
+        line = f"{self.name} {self.dtype}{list(self.shape)}: max {self.max_abs:.3g} mean {self.mean_abs:.3g} "
+        line += f"rel {self.max_rel:.3g}  {self.formula}  {verdict}"
+        if not self.passed:
+            line += f" ({self.reason or f'{self.mismatches} elements'}; would pass with atol={self.needed_atol:.3g}"
+            line += f" or rtol={self.needed_rtol:.3g})"
+        return line
+
+
+@dataclass(frozen=True)
+class Report:
+    """`passed` when every output did; `outputs` in the model's order; `guesses` are dimensions that were chosen."""
+
+    outputs: tuple[OutputReport, ...]
+    opset: int
+    guesses: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return all(output.passed for output in self.outputs)
+
+    def raise_if_failed(self) -> None:
+        """Raise CheckFailed with the outputs that differ."""
+        if not self.passed:
+            raise CheckFailed(
+                "outputs differ from ONNX Runtime: " + "; ".join(str(o) for o in self.outputs if not o.passed)
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "passed": self.passed,
+            "opset": self.opset,
+            "guesses": dict(self.guesses),
+            "outputs": [{**asdict(o), "formula": o.formula} for o in self.outputs],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.outputs), "PASSED" if self.passed else "FAILED"])
+
+
+def verify(
+    model: Any,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+    opset: int | None = None,
+    fill: str = "random",
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    device: str = "cpu",
+    against: Any = None,
+) -> Report:
+    """Run a Model here and, exported at `opset`, in ONNX Runtime; compare every output.
+
+    `against` is an ONNX file (a path or a ModelProto) that ONNX Runtime runs instead of a fresh export: the file that
+    the model was read from, or written to.
+
+    `inputs` gives arrays by name; the others are filled (see make_feeds). An element passes when
+    |a-b| <= atol + rtol*|b|, with a from graphkit and b from ONNX Runtime; NaNs and infinities must be in the same
+    places; integers, booleans and strings must be equal. Default tolerances depend on the element type. Raises
+    UsageError for a model that draws random numbers, whose generators differ.
+    """
+    from graphkit.onnx_io.compare import OnnxRuntimeModel
+
+    drawing = [model.graph.node_name(n) for n in model.graph.nodes if _draws(n)]
+    if drawing:
+        raise UsageError(f"a model that draws random numbers cannot be compared: {', '.join(drawing[:5])}")
+    feeds = make_feeds(model, fill, given=inputs or {}, shapes=shapes, seed=seed)
+    proto = model.to_onnx(opset=opset) if against is None else against
+    mine = model.compile(device=device, threads=threads).run(feeds.arrays)
+    runtime = OnnxRuntimeModel(proto, threads=threads)
+    theirs = runtime.run(feeds.arrays)
+    if len(mine) != len(theirs):
+        raise RuntimeFailure(f"graphkit gave {len(mine)} outputs, ONNX Runtime {len(theirs)}")
+    reports: list[OutputReport] = []
+    for (name, ours), other in zip(mine.items(), theirs.values(), strict=True):
+        reports.extend(compare(label, a, b, rtol, atol) for label, a, b in _flat(name, ours, other))
+    version = next(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
+    return Report(tuple(reports), version, feeds.guesses)
+
+
+def _draws(node: Any) -> bool:
+    """Whether a node draws random numbers; a Dropout does only in training, where it reads the generator."""
+    if not getattr(node.op, "random", False):
+        return False
+    return node.op.name != "Dropout" or any(v is not None and v.role == "rng" for v in node.inputs)
+
+
+def compare(name: str, ours: Any, reference: Any, rtol: float | None = None, atol: float | None = None) -> OutputReport:
+    """Compare one array with its reference by |a-b| <= atol + rtol*|b|."""
+    a, b = np.asarray(ours), np.asarray(reference)
+    dtype = dtype_of(a.dtype)
+    default = TOLERANCES.get(dtype, (0.0, 0.0))
+    rtol = default[0] if rtol is None or dtype not in FLOATS else rtol
+    atol = default[1] if atol is None or dtype not in FLOATS else atol
+    if a.shape != b.shape or dtype is not dtype_of(b.dtype):
+        reason = f"{dtype}{list(a.shape)} here, {dtype_of(b.dtype)}{list(b.shape)} there"
+        inf = float("inf")
+        return OutputReport(
+            name, str(dtype), a.shape, False, inf, inf, inf, rtol, atol, inf, inf, max(a.size, 1), reason
+        )
+    error, size = _errors(a, b, dtype)
+    with np.errstate(all="ignore"):
+        excess = error - rtol * size
+        relative = np.where(error == 0, 0.0, error / size)
+        needed_rtol = np.where(error <= atol, 0.0, (error - atol) / size)
+    mismatches = int(np.sum(~(excess <= atol)))
+    return OutputReport(
+        name,
+        str(dtype),
+        a.shape,
+        mismatches == 0,
+        _largest(error),
+        float(error.mean()) if error.size else 0.0,
+        _largest(relative),
+        rtol,
+        atol,
+        _largest(needed_rtol),
+        max(_largest(excess), 0.0),
+        mismatches,
+    )
+
+
+def _errors(a: np.ndarray, b: np.ndarray, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """|a-b| and |b| in float64 (complex: magnitudes); infinite where NaNs or infinities do not agree."""
+    if dtype is DType.STRING or dtype is DType.BOOL:
+        unequal = (a != b).astype(np.float64)
+        return unequal, np.zeros_like(unequal)
+    wide = np.complex128 if dtype in (DType.COMPLEX64, DType.COMPLEX128) else np.float64
+    x, y = a.astype(wide), b.astype(wide)
+    with np.errstate(all="ignore"):
+        same = (x == y) | (np.isnan(x) & np.isnan(y))
+        if dtype.is_integer:
+            same = a == b
+        error = np.where(same, 0.0, np.abs(x - y))
+        # Integers beyond 2**53 may differ by less than a float64 can tell.
+        error = np.where(~same & (error == 0), 1.0, error)
+        error = np.where(np.isfinite(x) & np.isfinite(y) | same, error, np.inf)
+        size = np.where(np.isfinite(y), np.abs(y), 0.0)
+    return error, size
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.max(values)) if values.size else 0.0
+
+
+def _flat(name: str, ours: Any, reference: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Sequences element by element, as `name[i]`."""
+    if isinstance(ours, (list, tuple)) or isinstance(reference, (list, tuple)):
+        a, b = list(ours), list(reference)
+        if len(a) != len(b):
+            yield f"{name} (length)", np.array(len(a)), np.array(len(b))
+        for i, (x, y) in enumerate(zip(a, b, strict=False)):
+            yield from _flat(f"{name}[{i}]", x, y)
+    elif ours is None or reference is None:
+        yield f"{name} (present)", np.array(ours is not None), np.array(reference is not None)
+    else:
+        yield name, ours, reference

@@ -1,0 +1,114 @@
+"""Batches in an order that a seed decides, that can be resumed, and that ranks share without talking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.data import order
+from graphkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphkit.data.dataset import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One rank's part of a batch; unpacks to (inputs, targets).
+
+    `size` counts its samples, `global_size` those of all ranks together.
+    """
+
+    inputs: Any
+    targets: np.ndarray | None
+    size: int
+    global_size: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.inputs, self.targets))
+
+
+class Batches:
+    """The batches of one epoch after another; each `for` loop runs to the end of the current epoch.
+
+    Epoch e visits the samples in the order of `order.permutation(n, seed, e)` (in their own order without
+    `shuffle`). `batch_size` is what one rank gets: a global batch is the next batch_size * ranks samples, and rank r
+    takes the r-th of `ranks` consecutive parts of it, so that two ranks with 32 see what one with 64 sees. The last
+    batch of an epoch is shorter, its parts differing by one sample at most (and empty on some ranks when there
+    are fewer samples than ranks), or left out with `drop_last`.
+
+    `position` is (epoch, index of the next batch); setting it resumes there. `len` counts an epoch's batches.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        start: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
+        if batch_size < 1:
+            raise UsageError(f"batch_size must be positive, not {batch_size}")
+        if not 0 <= rank < ranks:
+            raise UsageError(f"rank {rank} is not one of {ranks} ranks")
+        self.dataset = dataset
+        self.batch_size, self.seed = batch_size, seed
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.rank, self.ranks = rank, ranks
+        if not len(self):
+            raise UsageError(
+                f"{dataset.name}: drop_last leaves no batch: {len(dataset)} samples, {batch_size * ranks} in a batch"
+            )
+        self.position = (epoch, start)
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self.dataset), self.batch_size * self.ranks)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(epoch, index): the next batch. At the end of an epoch, the first batch of the next one."""
+        return self._epoch, self._index
+
+    @position.setter
+    def position(self, value: tuple[int, int]) -> None:
+        epoch, index = value
+        if epoch < 0 or not 0 <= index <= len(self):
+            raise UsageError(f"{self.dataset.name}: there is no batch {index} of {len(self)} in epoch {epoch}")
+        self._epoch, self._index = (int(epoch) + 1, 0) if index == len(self) else (int(epoch), int(index))
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch = self._epoch
+        indices = self.order(epoch)
+        # The position moves before the batch is handed out, so that a checkpoint made after the step continues with
+        # the batch that follows.
+        while self._epoch == epoch:
+            index = self._index
+            self.position = (epoch, index + 1)
+            yield self._batch(indices, index)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """int64 [samples]: the order in which an epoch visits the samples."""
+        count = len(self.dataset)
+        return order.permutation(count, self.seed, epoch) if self.shuffle else np.arange(count)
+
+    def _batch(self, indices: np.ndarray, index: int) -> Batch:
+        width = self.batch_size * self.ranks
+        whole = indices[index * width : (index + 1) * width]
+        low, high = (len(whole) * r // self.ranks for r in (self.rank, self.rank + 1))
+        part = whole[low:high]
+        inputs, targets = self.dataset.take(part)
+        return Batch(inputs, targets, len(part), len(whole))
+
+    def __repr__(self) -> str:
+        shard = f", rank {self.rank} of {self.ranks}" if self.ranks > 1 else ""
+        return f"<Batches of {self.dataset.name!r}: {len(self)} of {self.batch_size}{shard}, at {self.position}>"

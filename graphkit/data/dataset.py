@@ -1,0 +1,143 @@
+"""Dataset: arrays of equal length, inputs by name and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.data import order
+from graphkit.data.batches import Batches
+from graphkit.errors import InputError, UsageError
+
+
+class Dataset:
+    """Samples along the first axis of every array.
+
+    `inputs`: one array, a sequence of arrays, or a dict by input name; `targets`: an array or None; `names`: the
+    inputs' names where `inputs` does not give them (default "x", or "x0", "x1", ...). `classes`: what integer
+    targets mean. `name` says in errors where the data come from. Raises InputError when lengths differ, there is no
+    sample, or a floating-point array holds NaN.
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        names: Sequence[str] | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        name: str = "data",
+    ):
+        self.name = name
+        self.arrays: dict[str, np.ndarray] = _named(inputs, names, name)
+        self.targets: np.ndarray | None = None if targets is None else np.asarray(targets)
+        self.classes: tuple[str, ...] | None = None if classes is None else tuple(str(c) for c in classes)
+        self._single = not isinstance(inputs, (Mapping, list, tuple))
+        for label, array in self._labelled():
+            _check(name, label, array)
+        lengths = {label: len(array) for label, array in self._labelled()}
+        if len(set(lengths.values())) != 1:
+            listed = ", ".join(f"{label} has {length}" for label, length in lengths.items())
+            raise InputError(f"{name}: every array needs one row per sample: {listed}")
+        if not len(self):
+            raise InputError(f"{name}: there is no sample")
+
+    def _labelled(self) -> list[tuple[str, np.ndarray]]:
+        return [*self.arrays.items(), *([] if self.targets is None else [("targets", self.targets)])]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.arrays)
+
+    @property
+    def inputs(self) -> Any:
+        """The array when there is one, else a dict by name: what Trainer.step takes."""
+        return self._given(self.arrays)
+
+    def _given(self, arrays: dict[str, np.ndarray]) -> Any:
+        return next(iter(arrays.values())) if self._single else arrays
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample of the first input."""
+        return next(iter(self.arrays.values())).shape[1:]
+
+    @property
+    def num_classes(self) -> int | None:
+        """How many classes integer targets distinguish; None for other targets."""
+        if self.classes is not None:
+            return len(self.classes)
+        if self.targets is None or self.targets.dtype.kind not in "iu":
+            return None
+        return int(self.targets.max()) + 1
+
+    def __len__(self) -> int:
+        return len(next(iter(self.arrays.values())))
+
+    def take(self, index: Any) -> tuple[Any, np.ndarray | None]:
+        """(inputs, targets) of the samples at `index`, a slice or an integer array; inputs in the form of `inputs`."""
+        inputs = self._given({name: array[index] for name, array in self.arrays.items()})
+        return inputs, None if self.targets is None else self.targets[index]
+
+    def subset(self, index: Any, name: str | None = None) -> Dataset:
+        """The samples at `index` as a Dataset of their own."""
+        inputs, targets = self.take(index)
+        return Dataset(inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name)
+
+    def split(self, test_fraction: float = 0.2, seed: int = 0, *, stratify: bool = True) -> Splits:
+        """(train, test): round(test_fraction * n) samples held out, chosen by the seed, both in the original order.
+
+        With integer targets of one number per sample, and `stratify`, each class is split in that proportion.
+        """
+        if not 0.0 < test_fraction < 1.0:
+            raise UsageError(f"test_fraction lies between 0 and 1, not {test_fraction!r}")
+        labels = self.targets if stratify and self.targets is not None and self.targets.dtype.kind in "iu" else None
+        train, test = order.split(len(self), test_fraction, seed, labels if labels is None or labels.ndim == 1 else None)
+        if not train.size or not test.size:
+            raise InputError(f"{self.name}: {len(self)} samples cannot be split with test_fraction={test_fraction}")
+        return Splits(self.subset(train, f"{self.name} (train)"), self.subset(test, f"{self.name} (test)"))
+
+    def batches(self, batch_size: int, **options: Any) -> Batches:
+        """Batches of this data set; options: seed, epoch, start, shuffle, drop_last, rank, ranks (see Batches)."""
+        return Batches(self, batch_size, **options)
+
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{label} {array.dtype}{list(array.shape)}" for label, array in self._labelled())
+        return f"<Dataset {self.name!r}: {arrays}>"
+
+
+class Splits(NamedTuple):
+    """What to train on, and what to test on."""
+
+    train: Dataset
+    test: Dataset
+
+
+def _named(inputs: Any, names: Sequence[str] | None, source: str) -> dict[str, np.ndarray]:
+    if isinstance(inputs, Mapping):
+        if names is not None:
+            raise UsageError(f"{source}: names= is for inputs without names; a dict has its own")
+        found = {str(key): np.asarray(value) for key, value in inputs.items()}
+    else:
+        arrays = [np.asarray(a) for a in inputs] if isinstance(inputs, (list, tuple)) else [np.asarray(inputs)]
+        if names is None:
+            names = ["x"] if len(arrays) == 1 else [f"x{i}" for i in range(len(arrays))]
+        if len(names) != len(arrays) or len(set(names)) != len(names):
+            raise UsageError(f"{source}: {len(arrays)} inputs need as many different names, not {list(names)}")
+        found = dict(zip(names, arrays, strict=True))
+    if not found:
+        raise InputError(f"{source}: there is no input array")
+    return found
+
+
+def _check(source: str, label: str, array: np.ndarray) -> None:
+    if array.ndim == 0:
+        raise InputError(f"{source}: {label} is a single number; the first axis counts samples")
+    if array.dtype.kind not in "biufc" and array.dtype.name not in ("bfloat16", "float16"):
+        raise InputError(f"{source}: {label} holds {array.dtype}, not numbers")
+    if array.dtype.kind in "fc" and not np.isfinite(array).all():
+        bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
+        what = "NaN" if np.isnan(array[bad[0]]).any() else "infinity"
+        raise InputError(f"{source}: {label} holds {what} in {len(bad)} of {len(array)} samples, first in sample {bad[0]}")

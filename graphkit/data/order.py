@@ -1,0 +1,49 @@
+"""Permutations that depend on a seed alone, on any machine and with any numpy.
+
+The order of n samples is the stable argsort of n raw 64-bit outputs of Philox4x64-10, a stream that numpy
+guarantees, with the key (seed, epoch) and counter 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.errors import UsageError
+
+# The second half of the key for splitting: no epoch has this number.
+_SPLIT = (1 << 64) - 1
+
+
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """int64 [count]: the order in which epoch `epoch` visits the samples. seed and epoch: 0 to 2^64 - 2."""
+    for what, number in (("seed", seed), ("epoch", epoch)):
+        if not 0 <= number < _SPLIT:
+            raise UsageError(f"{what} must be an integer from 0 to 2^64 - 2, not {number!r}")
+    return _permutation(count, seed, epoch)
+
+
+def _permutation(count: int, seed: int, stream: int) -> np.ndarray:
+    bits = np.random.Philox(key=np.array([seed, stream], np.uint64))
+    return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64)
+
+
+def split(count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted indices (train, test) with round(test_fraction * count) test samples.
+
+    With `classes` (one label per sample) every class is split in that proportion: seats go to the classes by largest
+    remainder, and within a class to the first samples of the seeded permutation.
+    """
+    order = _permutation(count, seed, _SPLIT)
+    wanted = round(test_fraction * count)
+    if classes is None:
+        chosen = order[:wanted]
+    else:
+        labels, group, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+        share = sizes * (wanted / max(count, 1))
+        seats = np.floor(share).astype(np.int64)
+        largest = np.argsort(-(share - seats), kind="stable")
+        seats[largest[: wanted - int(seats.sum())]] += 1
+        ordered = group.reshape(-1)[order]
+        chosen = np.concatenate([order[ordered == i][: seats[i]] for i in range(len(labels))] or [order[:0]])
+    test = np.sort(chosen)
+    return np.setdiff1d(np.arange(count), test, assume_unique=True), test

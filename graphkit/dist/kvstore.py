@@ -1,0 +1,132 @@
+"""KVStore: arrays by key, shared by the processes of a job (the interface of MXNet's).
+
+`local` lives in one process. `dist_sync` sums what all processes push, by an allreduce: every process must push
+the same keys in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from graphkit.dist.communicator import Communicator, LocalCommunicator
+from graphkit.errors import InputError, UsageError, did_you_mean
+
+Key: TypeAlias = int | str
+Updater: TypeAlias = Callable[[Key, np.ndarray, np.ndarray], Any]
+
+TYPES = ("local", "dist_sync")
+
+
+class KVStore:
+    """`push` adds up the values given for a key, here and in all processes, and stores or applies the sum.
+
+    Without an updater the sum replaces the stored value; `set_updater(f)` calls f(key, sum, stored) instead, which
+    changes `stored` in place. Keys are ints or strings; a sequence of keys takes a sequence of values.
+    """
+
+    def __init__(self, type: str, communicator: Communicator):
+        self.type = type
+        self._communicator = communicator
+        self._values: dict[Key, np.ndarray] = {}
+        self._updater: Updater | None = None
+
+    @property
+    def rank(self) -> int:
+        return self._communicator.rank
+
+    @property
+    def num_workers(self) -> int:
+        return self._communicator.size
+
+    def init(self, key: Key | Sequence[Key], value: Any) -> None:
+        """Create keys, once each; every process takes rank 0's value."""
+        for k, v in _pairs(key, value):
+            if k in self._values:
+                raise UsageError(f"key {k!r} is initialised already")
+            self._values[k] = self._communicator.broadcast(np.asarray(v))
+
+    def push(self, key: Key | Sequence[Key], value: Any) -> None:
+        """Sum the value (or list of values, one per device) over processes into the store."""
+        for k, v in _pairs(key, value):
+            total = self._sum(k, v)
+            if self._updater is None:
+                self._values[k] = total
+            else:
+                self._updater(k, total, self._values[k])
+
+    def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
+        """A copy of the stored value, written into `out` when given; a list for a sequence of keys."""
+        if isinstance(key, (list, tuple)):
+            outs = [None] * len(key) if out is None else out
+            return [self.pull(k, o) for k, o in zip(key, outs, strict=True)]
+        stored = self._stored(key)  # type: ignore[arg-type]
+        if out is None:
+            return stored.copy()
+        np.copyto(out, stored)
+        return out
+
+    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None) -> Any:
+        """`push`, then `pull`. Without an updater the keys need no `init`, and nothing is kept."""
+        if self._updater is None and not isinstance(key, (list, tuple)):
+            total = self._sum(key, value, known=False)  # type: ignore[arg-type]
+            if out is None:
+                return total
+            np.copyto(out, total)
+            return out
+        if self._updater is None:
+            outs = [None] * len(key) if out is None else out  # type: ignore[arg-type]
+            return [self.pushpull(k, v, o) for (k, v), o in zip(_pairs(key, value), outs, strict=True)]
+        self.push(key, value)
+        return self.pull(key, out)
+
+    def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
+        """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
+        if isinstance(key, (list, tuple)):
+            return [self.broadcast(k, v, root) for k, v in _pairs(key, value)]
+        return self._communicator.broadcast(np.asarray(value), root)
+
+    def barrier(self) -> None:
+        """Wait until every process has come here."""
+        self._communicator.barrier()
+
+    def set_updater(self, updater: Updater) -> None:
+        self._updater = updater
+
+    def _stored(self, key: Key) -> np.ndarray:
+        if key not in self._values:
+            raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")
+        return self._values[key]
+
+    def _sum(self, key: Key, value: Any, known: bool = True) -> np.ndarray:
+        values = [np.asarray(v) for v in value] if isinstance(value, (list, tuple)) else [np.asarray(value)]
+        if known:
+            stored = self._stored(key)
+            for v in values:
+                if v.shape != stored.shape or v.dtype != stored.dtype:
+                    raise InputError(
+                        f"key {key!r} is {stored.dtype}{list(stored.shape)}; pushed {v.dtype}{list(v.shape)}"
+                    )
+        total = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
+        return self._communicator.allreduce(total)
+
+
+def _pairs(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
+    if not isinstance(key, (list, tuple)):
+        return [(key, value)]  # type: ignore[list-item]
+    if not isinstance(value, (list, tuple)) or len(value) != len(key):
+        raise UsageError(f"{len(key)} keys need as many values")
+    return list(zip(key, value, strict=True))
+
+
+def create(type: str = "local") -> KVStore:
+    """A store of one of TYPES. `dist_sync` needs MPI (MissingDependency says what to install)."""
+    if type == "local":
+        return KVStore(type, LocalCommunicator())
+    if type == "dist_sync":
+        from graphkit.dist.mpi import world
+
+        return KVStore(type, world())
+    raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")

@@ -1,0 +1,82 @@
+"""Fed values: what fits a graph input, and what is told to whoever feeds something else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError, UsageError
+from graphkit.ir.types import DType, SequenceType, TensorType, Type, dtype_of
+
+
+def convert(name: str, kind: Type, given: Any) -> Any:
+    """The C-contiguous array (or sequence) for input `name`; raises InputError for another dtype or rank.
+
+    Arrays must have the declared dtype. Python numbers and lists have none: they are converted where nothing but
+    the rounding of a decimal fraction is lost. Symbolic dimensions are checked when they are bound.
+    """
+    if isinstance(kind, TensorType):
+        return _tensor(name, kind, given)
+    if isinstance(kind, SequenceType):
+        if not isinstance(given, (list, tuple)):
+            raise InputError(f"input {name!r} is {kind}; a {type(given).__name__} given")
+        return [convert(f"{name}[{i}]", kind.element, item) for i, item in enumerate(given)]
+    return None if given is None else convert(name, kind.element, given)
+
+
+def check_finite(name: str, array: Any) -> None:
+    """Raises InputError when a fed floating-point array holds NaN or an infinity."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind in "iubOUST" or not dtype_of(array.dtype).is_float:
+        return
+    finite = np.isfinite(array)
+    if not finite.all():
+        where = np.argwhere(~finite)
+        first = [int(i) for i in where[0]]
+        raise InputError(f"input {name!r} holds {array[tuple(first)]} at {first} ({len(where)} values are not finite)")
+
+
+def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
+    wanted = kind.dtype.numpy
+    if isinstance(given, (np.ndarray, np.generic)) or hasattr(given, "__array__"):
+        array = np.asarray(given)
+        try:
+            actual = dtype_of(array.dtype)
+        except UsageError:
+            raise InputError(f"input {name!r} is {kind}; the array given is {array.dtype}") from None
+        if actual is not kind.dtype:
+            hint = "" if kind.dtype is DType.STRING else f"; convert it with .astype({kind.dtype.value!r})"
+            raise InputError(f"input {name!r} is {kind}; the array given is {actual}{hint}")
+        array = np.asarray(array, dtype=wanted, order="C")
+    else:
+        array = _from_python(name, kind, given)
+    if kind.rank is not None and array.ndim != kind.rank:
+        raise InputError(f"input {name!r} is {kind}, of rank {kind.rank}; the array given has shape {list(array.shape)}")
+    if kind.is_static and array.shape != kind.shape:
+        raise InputError(f"input {name!r} is {kind}; the array given has shape {list(array.shape)}")
+    return array
+
+
+def _from_python(name: str, kind: TensorType, given: Any) -> np.ndarray:
+    wanted = kind.dtype.numpy
+    try:
+        plain = np.asarray(given)
+    except ValueError:
+        raise InputError(f"input {name!r} is {kind}; the nested lists given have no one shape") from None
+    if kind.dtype is DType.STRING:
+        fits = plain.dtype.kind in "US" or plain.size == 0
+        converted = plain.astype(object)
+    elif plain.size == 0:
+        return np.zeros(plain.shape, wanted)
+    elif plain.dtype.kind not in "biufc":
+        raise InputError(f"input {name!r} is {kind}; a {type(given).__name__} given")
+    else:
+        with np.errstate(all="ignore"):
+            converted = plain.astype(wanted)
+            # A decimal fraction is rounded to the element type; an integer, or a number too large, must not change.
+            fraction = plain.dtype.kind == "f" and kind.dtype.is_float
+            fits = bool(np.all((np.isfinite(converted) == np.isfinite(plain)) if fraction else (converted == plain)))
+        fits = fits and (kind.dtype is not DType.BOOL or plain.dtype.kind == "b")
+    if not fits:
+        raise InputError(f"input {name!r} is {kind}, which cannot hold the {type(given).__name__} given without loss")
+    return converted

@@ -1,0 +1,114 @@
+"""The kernels of every device: which function computes which node.
+
+A device module (`cpu.py`) registers one factory per operator. A factory sees a node whose types are static and
+returns a kernel prepared for exactly these shapes, or None when it does not cover the case; the executor then
+runs the node by its reference and says so in the plan.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
+from graphkit.ir.graph import Node
+
+DEVICES = ("cpu", "cuda")
+
+
+class VersionedArray(Protocol):
+    """A parameter or a constant: an array that changes only together with its version."""
+
+    @property
+    def array(self) -> np.ndarray: ...
+    @property
+    def version(self) -> int: ...
+
+
+class Kernel(Protocol):
+    """Computes one node: reads `inputs` (None: absent), writes `outputs` (None: nobody reads it).
+
+    All arrays are C-contiguous, of the node's dtypes and shapes. An output may be the memory of an input when the
+    operator's `inplace` permits it; a kernel that cannot do that has an attribute `inplace = ()`, one that can do
+    it for some pairs only lists these. Several threads may call one kernel at the same time: what it repacks when
+    a version changes has to be swapped in as a whole.
+    """
+
+    def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None: ...
+
+
+@dataclass(frozen=True)
+class KernelContext:
+    """What a factory knows beside the node.
+
+    `constant_inputs` maps the position of an operand to the parameter or constant that it always is: a kernel may
+    keep a packed copy for as long as `version` stays. A parameter that the caller feeds is an ordinary operand.
+    """
+
+    threads: int = 1
+    deterministic: bool = False
+    constant_inputs: Mapping[int, VersionedArray] = field(default_factory=dict)
+    used_outputs: tuple[bool, ...] = (True,)
+
+
+Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
+
+_factories: dict[tuple[str, str, str], Factory] = {}
+
+
+def register(device: str, domain: str, name: str) -> Callable[[Factory], Factory]:
+    """Decorator: `factory` makes the kernels of operator `domain`.`name` on `device`."""
+
+    def install(factory: Factory) -> Factory:
+        _factories[device, domain, name] = factory
+        return factory
+
+    return install
+
+
+def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | None:
+    """The device's own kernel for a node of static types; None when it has none for this case."""
+    factory = _factories.get((device, node.op.domain, node.op.name))
+    return None if factory is None else factory(node, context)
+
+
+def has_factory(device: str, domain: str, name: str) -> bool:
+    """Whether the device has kernels for an operator, at least for some types."""
+    return (device, domain, name) in _factories
+
+
+def load_device(device: str) -> bool:
+    """Load a device's kernels; return whether its native part is there.
+
+    A source tree that was never installed has no native part and runs by reference. Raises MissingDependency when
+    an installed graphkit lacks it, UnsupportedError for a device that graphkit does not know.
+    """
+    if device not in DEVICES:
+        raise UnsupportedError(f"no device {device!r}{did_you_mean(device, DEVICES)}")
+    if device == "cuda":
+        raise UnsupportedError("device 'cuda': this graphkit has no CUDA kernels; use device='cpu'")
+    try:
+        importlib.import_module("graphkit.executor.cpu")
+    except ImportError as error:
+        if "_native" not in str(error):
+            raise
+        if _is_installed():
+            raise MissingDependency(
+                f"graphkit is installed without its native extension, or another copy of it is found first ({__file__});"
+                f" start Python elsewhere or install it again: pip install --force-reinstall graphkit ({error})"
+            ) from error
+        return False
+    return True
+
+
+def _is_installed() -> bool:
+    try:
+        importlib.metadata.distribution("graphkit")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

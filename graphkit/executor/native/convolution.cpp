@@ -1,0 +1,251 @@
+#include "convolution.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace graphkit {
+namespace {
+
+using dnnl::algorithm;
+using dnnl::memory;
+using dnnl::prop_kind;
+
+Dims library_dilations(const Window& window) {
+    Dims dilations = window.dilations;
+    std::transform(dilations.begin(), dilations.end(), dilations.begin(), [](std::int64_t d) { return d - 1; });
+    return dilations;
+}
+
+// Dimensions of the weights as the library counts them: with a leading group dimension when there are groups.
+Dims grouped(const Dims& w, std::int64_t groups) {
+    if (groups == 1) {
+        return w;
+    }
+    Dims dims{groups, w[0] / groups};
+    dims.insert(dims.end(), w.begin() + 1, w.end());
+    return dims;
+}
+
+// The weights of a transposed convolution, [C, M/groups, kernel] in memory, seen as [groups, M/groups, C/groups,
+// kernel].
+struct SwappedWeights {
+    Dims dims;
+    memory::desc given;
+
+    SwappedWeights(const Dims& w, std::int64_t groups) {
+        const std::int64_t kernel = count(Dims(w.begin() + 2, w.end()));
+        dims = {w[1], w[0] / groups};
+        Dims strides{kernel, w[1] * kernel};
+        if (groups != 1) {
+            dims.insert(dims.begin(), groups);
+            strides.insert(strides.begin(), w[0] / groups * w[1] * kernel);
+        }
+        std::int64_t step = kernel;
+        for (std::size_t i = 2; i < w.size(); ++i) {
+            step /= w[i];
+            dims.push_back(w[i]);
+            strides.push_back(step);
+        }
+        given = memory::desc(dims, memory::data_type::f32, strides);
+    }
+};
+
+// Checks everything that the library would not, or would report without saying where. `wide` and `narrow` are the
+// data on the two sides: the input and the output of a convolution, the output and the input of a transposed one.
+void check(const Step& step, const Dims& wide, const Dims& w, const Dims& narrow, const Window& window) {
+    const auto fail = [&](const std::string& what) { throw NativeError(step.describe() + ": " + what); };
+    const std::size_t spatial = wide.size() - 2;
+    if (wide.size() < 3 || wide.size() > 5) {
+        fail("one to three spatial dimensions are expected");
+    }
+    if (w.size() != wide.size() || narrow.size() != wide.size()) {
+        fail("ranks differ");
+    }
+    for (const Dims* attribute : {&window.strides, &window.dilations, &window.pads_begin, &window.pads_end}) {
+        if (attribute->size() != spatial) {
+            fail("strides, dilations and pads need " + std::to_string(spatial) + " entries each");
+        }
+    }
+    const std::int64_t groups = window.groups;
+    if (groups < 1 || w[0] % groups != 0 || w[0] != narrow[1] || w[1] * groups != wide[1] || wide[0] != narrow[0]) {
+        fail("batch or channels do not fit with " + std::to_string(groups) + " groups");
+    }
+    for (std::size_t i = 0; i < spatial; ++i) {
+        if (window.strides[i] < 1 || window.dilations[i] < 1) {
+            fail("strides and dilations must be positive");
+        }
+        if (window.pads_begin[i] < 0 || window.pads_end[i] < 0) {
+            throw Unsupported(step.describe() + ": negative pads");
+        }
+        const std::int64_t span = (w[i + 2] - 1) * window.dilations[i] + 1;
+        const std::int64_t room = wide[i + 2] + window.pads_begin[i] + window.pads_end[i] - span;
+        if (room < 0 || room / window.strides[i] + 1 != narrow[i + 2]) {
+            fail("spatial dimension " + std::to_string(i) + " does not fit the kernel, strides and pads");
+        }
+    }
+    if (wide[1] == 0 || count(w) == 0) {
+        throw Unsupported(step.describe() + ": an empty kernel or channel dimension");
+    }
+}
+
+dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims& w, const Dims& y,
+                                                       const Window& window) {
+    return {engine(),       prop_kind::forward_training,    algorithm::convolution_direct,
+            any(x),         any(grouped(w, window.groups)), any(y),
+            window.strides, library_dilations(window),      window.pads_begin,
+            window.pads_end};
+}
+
+}  // namespace
+
+std::unique_ptr<Packed> ConvolutionStep::pack(const void* array) const {
+    return guarded(*this, [&] {
+        Team team(threads());
+        return operation_.pack(array);
+    });
+}
+
+void ConvolutionStep::execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
+                              const Packed* packed) {
+    if (empty_) {
+        for (std::size_t i = 0; i < outputs.size(); ++i) {
+            std::memset(outputs[i], 0, static_cast<std::size_t>(count(outputs_[i].shape)) * sizeof(float));
+        }
+        return;
+    }
+    guarded(*this, [&] { operation_.run(team, inputs, outputs, packed); });
+}
+
+Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
+    : ConvolutionStep("Convolution", threads) {
+    inputs_ = {{"x", x}, {"w", w}};
+    outputs_ = {{"y", y}};
+    check(*this, x, w, y, window);
+    if (options.bias) {
+        inputs_.push_back({"bias", {w[0]}});
+    }
+    empty_ = count(y) == 0;
+    if (empty_) {
+        return;
+    }
+    guarded(*this, [&] {
+        Team team(threads);
+        dnnl::post_ops chain;
+        append(chain, options.post_ops);
+        const Dims weights = grouped(w, window.groups);
+        const memory::desc bias = options.bias ? plain({w[0]}) : memory::desc();
+        const dnnl::convolution_forward::primitive_desc descriptor(
+            engine(), prop_kind::forward_inference, algorithm::convolution_direct, any(x), any(weights), bias, any(y),
+            window.strides, library_dilations(window), window.pads_begin, window.pads_end,
+            Operation::attributes(chain));
+        operation_.input(DNNL_ARG_SRC, 0, plain(x), descriptor.src_desc());
+        operation_.input(DNNL_ARG_WEIGHTS, 1, plain(weights), descriptor.weights_desc());
+        if (options.bias) {
+            operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
+        }
+        operation_.output(DNNL_ARG_DST, 0, plain(y), descriptor.dst_desc());
+        operation_.finish(descriptor, dnnl::convolution_forward(descriptor));
+        if (options.pack_weights) {
+            operation_.allow_packing(1);
+        }
+    });
+}
+
+ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
+                                                 int threads)
+    : ConvolutionStep("ConvolutionBackwardData", threads) {
+    inputs_ = {{"dy", dy}, {"w", w}};
+    outputs_ = {{"dx", dx}};
+    check(*this, dx, w, dy, window);
+    empty_ = count(dy) == 0 || count(dx) == 0;
+    if (empty_) {
+        return;
+    }
+    guarded(*this, [&] {
+        Team team(threads);
+        const Dims weights = grouped(w, window.groups);
+        const dnnl::convolution_backward_data::primitive_desc descriptor(
+            engine(), algorithm::convolution_direct, any(dx), any(weights), any(dy), window.strides,
+            library_dilations(window), window.pads_begin, window.pads_end, forward_hint(dx, w, dy, window),
+            Operation::attributes());
+        operation_.input(DNNL_ARG_DIFF_DST, 0, plain(dy), descriptor.diff_dst_desc());
+        operation_.input(DNNL_ARG_WEIGHTS, 1, plain(weights), descriptor.weights_desc());
+        operation_.output(DNNL_ARG_DIFF_SRC, 0, plain(dx), descriptor.diff_src_desc());
+        operation_.finish(descriptor, dnnl::convolution_backward_data(descriptor));
+        if (pack_weights) {
+            operation_.allow_packing(1);
+        }
+    });
+}
+
+ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
+                                                       int threads)
+    : ConvolutionStep("ConvolutionBackwardWeights", threads) {
+    inputs_ = {{"x", x}, {"dy", dy}};
+    outputs_ = {{"dw", dw}};
+    check(*this, x, dw, dy, window);
+    if (bias) {
+        outputs_.push_back({"dbias", {dw[0]}});
+    }
+    empty_ = count(dy) == 0 || count(x) == 0;
+    if (empty_) {
+        return;
+    }
+    guarded(*this, [&] {
+        Team team(threads);
+        const Dims weights = grouped(dw, window.groups);
+        const memory::desc bias_layout = bias ? plain({dw[0]}) : memory::desc();
+        const dnnl::convolution_backward_weights::primitive_desc descriptor(
+            engine(), algorithm::convolution_direct, any(x), any(weights), bias_layout, any(dy), window.strides,
+            library_dilations(window), window.pads_begin, window.pads_end, forward_hint(x, dw, dy, window),
+            Operation::attributes());
+        operation_.input(DNNL_ARG_SRC, 0, plain(x), descriptor.src_desc());
+        operation_.input(DNNL_ARG_DIFF_DST, 1, plain(dy), descriptor.diff_dst_desc());
+        operation_.output(DNNL_ARG_DIFF_WEIGHTS, 0, plain(weights), descriptor.diff_weights_desc());
+        if (bias) {
+            operation_.output(DNNL_ARG_DIFF_BIAS, 1, bias_layout, descriptor.diff_bias_desc());
+        }
+        operation_.finish(descriptor, dnnl::convolution_backward_weights(descriptor));
+    });
+}
+
+Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options,
+                             int threads)
+    : ConvolutionStep("Deconvolution", threads) {
+    inputs_ = {{"x", x}, {"w", w}};
+    outputs_ = {{"y", y}};
+    check(*this, y, w, x, window);
+    if (options.bias) {
+        inputs_.push_back({"bias", {y[1]}});
+    }
+    if (count(x) == 0 && count(y) != 0) {
+        throw Unsupported(describe() + ": an empty input and a result that is not empty");
+    }
+    empty_ = count(y) == 0;
+    if (empty_) {
+        return;
+    }
+    guarded(*this, [&] {
+        Team team(threads);
+        dnnl::post_ops chain;
+        append(chain, options.post_ops);
+        const SwappedWeights weights(w, window.groups);
+        const memory::desc bias = options.bias ? plain({y[1]}) : memory::desc();
+        const dnnl::deconvolution_forward::primitive_desc descriptor(
+            engine(), prop_kind::forward_inference, algorithm::deconvolution_direct, any(x), any(weights.dims), bias,
+            any(y), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
+            Operation::attributes(chain));
+        operation_.input(DNNL_ARG_SRC, 0, plain(x), descriptor.src_desc());
+        operation_.input(DNNL_ARG_WEIGHTS, 1, weights.given, descriptor.weights_desc());
+        if (options.bias) {
+            operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
+        }
+        operation_.output(DNNL_ARG_DST, 0, plain(y), descriptor.dst_desc());
+        operation_.finish(descriptor, dnnl::deconvolution_forward(descriptor));
+        if (options.pack_weights) {
+            operation_.allow_packing(1);
+        }
+    });
+}
+
+}  // namespace graphkit

@@ -1,0 +1,16 @@
+// What the processor and the compiler are.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace graphkit {
+
+// Instruction sets that both the processor and the operating system offer, by their /proc/cpuinfo names.
+// Empty on processors other than x86.
+std::vector<std::string> cpu_features();
+
+// Name and version of the compiler that built the extension.
+std::string compiler();
+
+}  // namespace graphkit

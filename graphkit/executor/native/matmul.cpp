@@ -1,0 +1,200 @@
+#include "matmul.h"
+
+#include <algorithm>
+
+namespace graphkit {
+namespace {
+
+using dnnl::memory;
+
+// One operand: batch dimensions, then a matrix with steps between its rows and columns.
+struct Matrices {
+    Dims batch;
+    std::int64_t rows = 1;
+    std::int64_t columns = 1;
+    bool transposed = false;
+
+    memory::desc descriptor() const {
+        Dims dims = batch;
+        Dims strides(batch.size());
+        std::int64_t step = rows * columns;
+        for (std::size_t i = batch.size(); i-- > 0;) {
+            strides[i] = step;
+            step *= batch[i];
+        }
+        dims.insert(dims.end(), {rows, columns});
+        strides.insert(strides.end(), {transposed ? 1 : columns, transposed ? rows : 1});
+        return {dims, memory::data_type::f32, strides};
+    }
+
+    memory::desc any_layout() const {
+        Dims dims = batch;
+        dims.insert(dims.end(), {rows, columns});
+        return any(dims);
+    }
+};
+
+Matrices as_matrices(const Dims& shape, bool transposed, bool vector_is_row) {
+    if (shape.size() == 1) {
+        return vector_is_row ? Matrices{{}, 1, shape[0], false} : Matrices{{}, shape[0], 1, false};
+    }
+    const std::int64_t m = shape[shape.size() - 2];
+    const std::int64_t n = shape[shape.size() - 1];
+    return {Dims(shape.begin(), shape.end() - 2), transposed ? n : m, transposed ? m : n, transposed};
+}
+
+// Fewer dimensions with the same meaning: ones dropped, neighbours that broadcast alike merged, and the whole batch
+// of a moved into its rows when b has none.
+void simplify(Matrices& a, Matrices& b, Matrices& y) {
+    Dims merged_a;
+    Dims merged_b;
+    Dims merged_y;
+    for (std::size_t i = 0; i < y.batch.size(); ++i) {
+        if (y.batch[i] == 1) {
+            continue;
+        }
+        const bool alike = !merged_y.empty() && (merged_a.back() == merged_y.back()) == (a.batch[i] == y.batch[i]) &&
+                           (merged_b.back() == merged_y.back()) == (b.batch[i] == y.batch[i]);
+        if (alike) {
+            merged_a.back() *= a.batch[i];
+            merged_b.back() *= b.batch[i];
+            merged_y.back() *= y.batch[i];
+        } else {
+            merged_a.push_back(a.batch[i]);
+            merged_b.push_back(b.batch[i]);
+            merged_y.push_back(y.batch[i]);
+        }
+    }
+    if (merged_y.size() == 1 && merged_b[0] == 1 && !a.transposed) {
+        a.rows *= merged_a[0];
+        y.rows *= merged_y[0];
+        merged_a = merged_b = merged_y = {};
+    }
+    a.batch = merged_a;
+    b.batch = merged_b;
+    y.batch = merged_y;
+}
+
+}  // namespace
+
+MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int threads) : Step("MatMul", threads) {
+    const std::string shapes = "MatMul of a " + to_string(a_shape) + (options.transpose_a ? " (transposed)" : "") +
+                               " and b " + to_string(b_shape) + (options.transpose_b ? " (transposed)" : "");
+    if (a_shape.empty() || b_shape.empty()) {
+        throw NativeError(shapes + ": operands must have at least one dimension");
+    }
+    Matrices a = as_matrices(a_shape, options.transpose_a, true);
+    Matrices b = as_matrices(b_shape, options.transpose_b, false);
+    if (a.columns != b.rows) {
+        throw NativeError(shapes + ": inner dimensions " + std::to_string(a.columns) + " and " +
+                          std::to_string(b.rows) + " differ");
+    }
+    const std::size_t rank = std::max(a.batch.size(), b.batch.size());
+    a.batch.insert(a.batch.begin(), rank - a.batch.size(), 1);
+    b.batch.insert(b.batch.begin(), rank - b.batch.size(), 1);
+    Matrices y{Dims(rank), a.rows, b.columns, false};
+    for (std::size_t i = 0; i < rank; ++i) {
+        if (a.batch[i] != b.batch[i] && a.batch[i] != 1 && b.batch[i] != 1) {
+            throw NativeError(shapes + ": batch dimensions do not broadcast");
+        }
+        y.batch[i] = a.batch[i] == 1 ? b.batch[i] : a.batch[i];
+    }
+    Dims y_shape = y.batch;
+    if (a_shape.size() > 1) {
+        y_shape.push_back(y.rows);
+    }
+    if (b_shape.size() > 1) {
+        y_shape.push_back(y.columns);
+    }
+    inputs_ = {{"a", a_shape}, {"b", b_shape}};
+    outputs_ = {{"y", y_shape}};
+
+    simplify(a, b, y);
+    bool library_bias = false;
+    if (options.bias) {
+        inputs_.push_back({"bias", *options.bias});
+        const std::int64_t size = count(*options.bias);
+        const std::int64_t last = options.bias->empty() ? 1 : options.bias->back();
+        const std::int64_t before = options.bias->size() < 2 ? 1 : (*options.bias)[options.bias->size() - 2];
+        const bool fits_last = (last == 1 || last == y.columns) && b_shape.size() > 1;
+        const bool fits_rows = before == 1 || (y_shape.size() == 2 && before == y_shape[0]);
+        if (!fits_last || !fits_rows || size != last * before) {
+            throw Unsupported(shapes + ": bias " + to_string(*options.bias) + " is neither one row nor a matrix");
+        }
+        library_bias = before == 1 && last == y.columns && options.alpha == 1 && options.beta == 1;
+        prefill_ = !library_bias;
+        rows_ = count(y.batch) * y.rows;
+        columns_ = y.columns;
+        row_step_ = before == 1 ? 0 : last;
+        column_step_ = last == 1 ? 0 : 1;
+    }
+    empty_ = count(y_shape) == 0;
+    if (empty_) {
+        return;
+    }
+    if (a.columns == 0) {  // a sum of nothing: the product of zeros has the same value
+        a.columns = b.rows = 1;
+        zeros_.assign(static_cast<std::size_t>(std::max(count(a.batch) * a.rows, count(b.batch) * b.columns)), 0.0F);
+    }
+
+    guarded(*this, [&] {
+        Team team(threads);
+        dnnl::post_ops chain;
+        if (options.alpha != 1) {
+            chain.append_eltwise(dnnl::algorithm::eltwise_linear, options.alpha, 0);
+        }
+        if (prefill_) {
+            chain.append_sum(options.beta);
+        }
+        append(chain, options.post_ops);
+        const dnnl::primitive_attr attributes = Operation::attributes(chain);
+        const memory::desc b_layout = options.pack_b && zeros_.empty() ? b.any_layout() : b.descriptor();
+        Dims bias_dims(y.batch.size() + 1, 1);
+        bias_dims.push_back(y.columns);
+        const memory::desc bias_layout = library_bias ? plain(bias_dims) : memory::desc();
+        const dnnl::matmul::primitive_desc descriptor(engine(), a.descriptor(), b_layout, bias_layout, y.descriptor(),
+                                                      attributes);
+        operation_.input(DNNL_ARG_SRC, 0, a.descriptor(), descriptor.src_desc());
+        operation_.input(DNNL_ARG_WEIGHTS, 1, b.descriptor(), descriptor.weights_desc());
+        if (library_bias) {
+            operation_.input(DNNL_ARG_BIAS, 2, bias_layout, bias_layout);
+        }
+        operation_.output(DNNL_ARG_DST, 0, y.descriptor(), descriptor.dst_desc());
+        operation_.finish(descriptor, dnnl::matmul(descriptor));
+        if (options.pack_b && zeros_.empty()) {
+            operation_.allow_packing(1);
+        }
+    });
+}
+
+std::unique_ptr<Packed> MatMul::pack(const void* array) const {
+    return guarded(*this, [&] {
+        Team team(threads());
+        return operation_.pack(array);
+    });
+}
+
+void MatMul::spread_bias(const float* bias, float* y) const {
+    for (std::int64_t i = 0; i < rows_; ++i) {
+        for (std::int64_t j = 0; j < columns_; ++j) {
+            y[i * columns_ + j] = bias[i * row_step_ + j * column_step_];
+        }
+    }
+}
+
+void MatMul::execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
+                     const Packed* packed) {
+    if (empty_) {
+        return;
+    }
+    const void* operands[] = {inputs[0], inputs[1], inputs.size() > 2 ? inputs[2] : nullptr};
+    if (!zeros_.empty()) {
+        operands[0] = operands[1] = zeros_.data();
+    }
+    if (prefill_) {
+        spread_bias(static_cast<const float*>(operands[2]), static_cast<float*>(outputs[0]));
+    }
+    guarded(*this, [&] { operation_.run(team, operands, outputs, packed); });
+}
+
+}  // namespace graphkit

@@ -1,0 +1,87 @@
+// Max pooling with indices, average pooling, and their gradients: float32, one to three spatial dimensions.
+// Threads own whole planes (one image, one channel), so results do not depend on their number.
+#pragma once
+
+#include "step.h"
+
+namespace graphkit {
+
+struct PoolWindow {
+    Dims kernel;
+    Dims strides;
+    Dims dilations;
+    Dims pads_begin;
+    Dims pads_end;
+};
+
+// The spatial part of a pooling, padded in front to three dimensions.
+struct PoolGeometry {
+    std::int64_t planes = 0;  // N * C
+    std::int64_t input[3] = {1, 1, 1};
+    std::int64_t output[3] = {1, 1, 1};
+    std::int64_t kernel[3] = {1, 1, 1};
+    std::int64_t stride[3] = {1, 1, 1};
+    std::int64_t dilation[3] = {1, 1, 1};
+    std::int64_t begin[3] = {0, 0, 0};
+    std::int64_t end[3] = {0, 0, 0};
+
+    std::int64_t input_size() const { return input[0] * input[1] * input[2]; }
+    std::int64_t output_size() const { return output[0] * output[1] * output[2]; }
+    std::int64_t kernel_size() const { return kernel[0] * kernel[1] * kernel[2]; }
+};
+
+// y = max over each window, and where it was: the flat position in x, or with `column_major` (ONNX's storage_order=1)
+// that with the spatial dimensions counted first-fastest. The first of equal values wins; NaN wins over numbers.
+class MaxPool final : public Step {
+  public:
+    MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, int threads);
+
+  protected:
+    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
+                 const Packed* packed) override;
+
+  private:
+    PoolGeometry geometry_;
+    bool column_major_;
+};
+
+// dx[index] += dy over all windows; indices as MaxPool writes them, row-major. Throws NativeError for an index that
+// lies outside the plane of its window.
+class MaxPoolGrad final : public Step {
+  public:
+    MaxPoolGrad(Dims dy, Dims dx, int threads);
+
+  protected:
+    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
+                 const Packed* packed) override;
+};
+
+// y = mean over each window: of the elements inside x, or with `include_pad` of those inside x and its padding.
+class AveragePool final : public Step {
+  public:
+    AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_pad, int threads);
+
+  protected:
+    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
+                 const Packed* packed) override;
+
+  private:
+    PoolGeometry geometry_;
+    bool include_pad_;
+};
+
+// dx from dy: the gradient of AveragePool.
+class AveragePoolGrad final : public Step {
+  public:
+    AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, bool include_pad, int threads);
+
+  protected:
+    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
+                 const Packed* packed) override;
+
+  private:
+    PoolGeometry geometry_;
+    bool include_pad_;
+};
+
+}  // namespace graphkit

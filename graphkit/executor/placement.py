@@ -1,0 +1,104 @@
+"""Where each value of a graph lives: which values are views of others, and which memory the rest has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphkit.executor.plan import Place
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import Op
+from graphkit.ops.constant import Constant
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An output or the new value of a state. `owned`: its storage is the result's memory; else it is copied out."""
+
+    value: Value
+    owned: bool
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Storages of a graph. A storage is known by its root: the value that writes it, or a graph input.
+
+    `root` maps every value to the value whose bytes it is (itself, unless it is a view); `place` maps roots to
+    their kind of memory. `results` are the updates' new values, then the outputs. `steps` are the nodes that
+    compute something; `used` holds the values that something reads.
+    """
+
+    root: dict[Value, Value]
+    place: dict[Value, Place]
+    results: tuple[Result, ...]
+    steps: tuple[Node, ...]
+    used: frozenset[Value]
+
+
+def place_values(graph: Graph) -> Placement:
+    """Place every value of `graph`. Linear.
+
+    Tensors of unknown size, strings, sequences and optionals are dynamic: arrays that a step makes.
+    """
+    wanted = [*(new for _, new in graph.updates), *graph.outputs]
+    used = {v for node in graph.nodes for v in node.inputs if v is not None}.union(wanted)
+    root: dict[Value, Value] = {v: v for v in graph.inputs}
+    place: dict[Value, Place] = {v: "parameter" if v.role in ("parameter", "state") else "input" for v in graph.inputs}
+    steps: list[Node] = []
+    for node in graph.nodes:
+        sources = _view_sources(node, used, root, place)
+        if sources is not None:
+            root.update(sources)
+            continue
+        root.update((v, v) for v in node.outputs)
+        if isinstance(node.op, Constant):
+            place[node.output] = "constant"
+            continue
+        dynamic = not all(has_fixed_size(v) for v in node.outputs if v in used)
+        place.update((v, "dynamic" if dynamic else "arena") for v in node.outputs)
+        steps.append(node)
+    results: list[Result] = []
+    for value in wanted:
+        source = root[value]
+        owned = place[source] == "arena"
+        if owned:
+            place[source] = "result"
+        results.append(Result(value, owned))
+    return Placement(root, place, tuple(results), tuple(steps), frozenset(used))
+
+
+def has_fixed_size(value: Value) -> bool:
+    """Whether the value is a tensor whose bytes are known before it is computed."""
+    return isinstance(value.type, TensorType) and value.type.is_static and value.type.dtype is not DType.STRING
+
+
+def read_positions(node: Node) -> Sequence[int]:
+    """Positions of the operands whose elements are read; of the others only the shape matters."""
+    shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
+    positions = [i for i, v in enumerate(node.inputs) if v is not None]
+    if not shape_only or not isinstance(node.op, Op):
+        return positions
+    formals = node.op.formals
+    return [i for i in positions if formals[min(i, len(formals) - 1)].name not in shape_only]
+
+
+def _view_sources(
+    node: Node, used: set[Value], root: dict[Value, Value], place: dict[Value, Place]
+) -> dict[Value, Value] | None:
+    """The storage of each used output when all of them are views of operands of known size; None otherwise."""
+    pairs = getattr(node.op, "views", ())
+    if not pairs:
+        return None
+    operand_of = {output: node.inputs[operand] for operand, output in pairs}
+    sources: dict[Value, Value] = {}
+    for index, value in enumerate(node.outputs):
+        operand = operand_of.get(index)
+        if value not in used:
+            continue
+        if operand is None or not has_fixed_size(value) or not has_fixed_size(operand):
+            return None
+        if place[root[operand]] == "dynamic" or operand.tensor.nbytes != value.tensor.nbytes:
+            return None
+        sources[value] = root[operand]
+    return sources

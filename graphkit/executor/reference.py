@@ -1,0 +1,33 @@
+"""The kernel that every operator has: its reference, copied to where the plan wants the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.kernels import Kernel
+from graphkit.ir.graph import Node
+from graphkit.ops.evaluate import run_node
+
+
+def reference_kernel(node: Node) -> Kernel:
+    """A kernel that runs `node` by reference; RuntimeFailure, naming the node, when a result has another shape."""
+
+    def run(inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
+        results = run_node(node, inputs)
+        if len(results) > 1:
+            # Writing the first output may overwrite an operand that the second is a view of.
+            results = tuple(r if r.base is None and all(r is not x for x in inputs) else r.copy() for r in results)
+        for position, (result, output) in enumerate(zip(results, outputs, strict=True)):
+            if output is None:
+                continue
+            if result.shape != output.shape or result.dtype != output.dtype:
+                raise RuntimeFailure(
+                    f"{node.describe()}: result {position} is {result.dtype}{list(result.shape)};"
+                    f" {output.dtype}{list(output.shape)} was inferred"
+                )
+            np.copyto(output, result)
+
+    return run

@@ -1,0 +1,95 @@
+"""The order of steps: a topological order in which few bytes live at the same time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One step: the buffers that it reads, those that it writes, and the buffers whose writers it has to follow.
+
+    Every buffer is written by one task. `after` is `reads` plus the operands of which only the shape is read.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """An order of task indices, with the peak of live bytes in this order and in the given one."""
+
+    order: tuple[int, ...]
+    peak_bytes: int
+    plain_peak_bytes: int
+
+
+def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
+    """Greedy list scheduling: of the ready tasks, the one that allocates least beyond what it frees.
+
+    `tasks` are in a topological order already, which is kept where the greedy one is not better. `sizes` are the
+    buffers' bytes (0: not in the arena). Takes n log n time.
+    """
+    plain = tuple(range(len(tasks)))
+    plain_peak = peak_bytes(tasks, sizes, plain)
+    order = _greedy(tasks, sizes)
+    peak = peak_bytes(tasks, sizes, order)
+    return Schedule(order, peak, plain_peak) if peak < plain_peak else Schedule(plain, plain_peak, plain_peak)
+
+
+def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> int:
+    """The largest sum of live bytes: a buffer lives from the task that writes it to the last one that reads it."""
+    last = {buffer: task for task in order for buffer in (*tasks[task].writes, *tasks[task].reads)}
+    live = peak = 0
+    for task in order:
+        live += sum(sizes[b] for b in tasks[task].writes)
+        peak = max(peak, live)
+        live -= sum(sizes[b] for b in {*tasks[task].writes, *tasks[task].reads} if last[b] == task)
+    return peak
+
+
+def _greedy(tasks: Sequence[Task], sizes: Sequence[int]) -> tuple[int, ...]:
+    writer = {buffer: index for index, task in enumerate(tasks) for buffer in task.writes}
+    readers: dict[int, set[int]] = {}
+    followers: list[list[int]] = [[] for _ in tasks]
+    waiting: list[int] = []
+    for index, task in enumerate(tasks):
+        for buffer in task.reads:
+            readers.setdefault(buffer, set()).add(index)
+        before = {writer[b] for b in (*task.reads, *task.after) if b in writer}
+        waiting.append(len(before))
+        for earlier in before:
+            followers[earlier].append(index)
+
+    def growth(index: int) -> int:
+        task = tasks[index]
+        freed = sum(sizes[b] for b in set(task.reads) if b in writer and len(readers[b]) == 1)
+        return sum(sizes[b] for b in task.writes) - freed
+
+    # An entry is stale when its task is done or has a smaller entry; a task's growth only falls while it waits.
+    heap = [(growth(i), i) for i, count in enumerate(waiting) if count == 0]
+    heapq.heapify(heap)
+    done = [False] * len(tasks)
+    order: list[int] = []
+    while heap:
+        _, index = heapq.heappop(heap)
+        if done[index]:
+            continue
+        done[index] = True
+        order.append(index)
+        for buffer in set(tasks[index].reads):
+            left = readers[buffer]
+            left.discard(index)
+            if len(left) == 1 and sizes[buffer]:
+                (only,) = left
+                if waiting[only] == 0:
+                    heapq.heappush(heap, (growth(only), only))
+        for follower in followers[index]:
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                heapq.heappush(heap, (growth(follower), follower))
+    return tuple(order)

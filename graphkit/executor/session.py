@@ -1,0 +1,415 @@
+"""Executor: prepares a graph once, specialises it for each set of input shapes, and runs it.
+
+`prepare` is what does not depend on shapes. `specialise` binds dimensions, folds shape arithmetic, chooses
+kernels, orders the steps and lays out memory; the programs it makes are kept in a bounded LRU.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphkit import config
+from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
+from graphkit.executor import feeds as fed
+from graphkit.executor.kernels import VersionedArray, load_device
+from graphkit.executor.params import ParamStore
+from graphkit.executor.plan import Plan
+from graphkit.executor.program import Program, Settings
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import TensorType
+from graphkit.ops.constant import Constant
+from graphkit.passes._base import Pass, run_passes
+from graphkit.passes.bind import bind
+from graphkit.passes.cse import cse
+from graphkit.passes.fold import fold
+from graphkit.passes.randomness import bind_rng
+from graphkit.passes.simplify import simplify
+
+# Programs kept for input shapes seen before, the most recently used ones.
+PROGRAM_LIMIT = 16
+
+_CLEANUP: tuple[tuple[str, Pass], ...] = (("simplify", simplify), ("fold", fold), ("cse", cse))
+
+
+class ParameterArray:
+    """The current array of a parameter, as kernels see it."""
+
+    __slots__ = ("_store", "_name")
+
+    def __init__(self, store: ParamStore, name: str):
+        self._store = store
+        self._name = name
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._store[self._name]
+
+    @property
+    def version(self) -> int:
+        return self._store.version(self._name)
+
+
+class ConstantArray:
+    """A constant, as kernels see it."""
+
+    __slots__ = ("array", "version")
+
+    def __init__(self, tensor: Tensor):
+        self.array: np.ndarray = tensor.array
+        self.version = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """A graph input as a run sees it. `needed`: the selected outputs or the updates depend on it."""
+
+    name: str
+    value: Value
+    needed: bool
+
+    @property
+    def stored(self) -> bool:
+        return self.value.role in ("parameter", "state")
+
+    @property
+    def sized(self) -> bool:
+        """Whether the declared type says the size, so that it is no part of the signature."""
+        return isinstance(self.value.type, TensorType) and self.value.type.is_static
+
+
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """The graph of some of the outputs, and all updates, with the names that runs need."""
+
+    graph: Graph
+    inputs: tuple[_Input, ...]
+    outputs: tuple[str, ...]
+    states: tuple[str, ...]
+
+
+class Executor:
+    """Runs a graph with the arrays of `params` on a device.
+
+    Inputs of role parameter and state are read from `params` by name (they may be fed as well); updates are
+    written there after a run, all together. An input of role rng is fed from `rng`, which then advances a step.
+    `optimize=False` skips the rewrites, `inplace` and `share` switch the two techniques of the memory planner;
+    none of them changes a result. `check_finite=True` raises InputError for NaN or infinity in fed data.
+    Runs of a graph without updates may go on concurrently in several threads; others take turns.
+
+    Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
+    lacks, MissingDependency when the installed package has no native part.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        params: ParamStore,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        seed: int | None = None,
+        optimize: bool = True,
+        inplace: bool = True,
+        share: bool = True,
+        deterministic: bool = False,
+        precision: str = "f32",
+        check_finite: bool = False,
+    ):
+        if precision != "f32":
+            raise UnsupportedError(f"precision {precision!r} is not supported; only 'f32', the types of the graph as they are")
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads={threads}: expected a positive number")
+        load_device(device)
+        self.params = params
+        self._settings = Settings(device, threads or config.num_threads(), deterministic, inplace, share)
+        self._optimize = optimize
+        self._check_finite = check_finite
+        self._rng = (config.SEED.get() if seed is None else seed, 0)
+        self._graph = run_passes(graph, [("bind_rng", bind_rng), *(_CLEANUP if optimize else ())])
+        # The names by which inputs are known are those of the graph as it was given.
+        self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
+        for name, value in zip(self._input_names, self._graph.inputs, strict=True):
+            if value.role in ("parameter", "state") and name not in params:
+                raise InputError(f"the graph's {value.role} {name!r} is not among the arrays{did_you_mean(name, params)}")
+        self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
+        self._constant_arrays = _constants(self._graph)
+        self._selections: dict[tuple[str, ...] | None, _Selection] = {}
+        self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self._latest: Program | None = None
+        self._lock = threading.RLock()
+        # One run at a time where updates are written; `_spares` are buffers of their new values, by state.
+        self._turn = threading.Lock()
+        self._written: dict[str, np.ndarray] = {}
+        self._spares: dict[str, np.ndarray] = {}
+
+    # --- running ------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        feeds: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        out: Mapping[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name.
+
+        The arrays are fresh, or those of `out` (same dtype and shape, writable). Raises InputError for a feed that
+        does not fit, UsageError for an unknown output, TypeMismatch when fed shapes contradict each other
+        inside the graph, RuntimeFailure when a kernel fails.
+        """
+        selection = self._select(outputs)
+        if not selection.graph.updates:
+            return self._run(selection, feeds, out)
+        with self._turn:
+            return self._run(selection, feeds, out)
+
+    def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
+        """Run on the data inputs by position; the outputs as a tuple."""
+        names = [n for n, v in zip(self._input_names, self._graph.inputs, strict=True) if v.role == "data"]
+        if len(arrays) != len(names):
+            raise InputError(f"{len(names)} inputs expected ({', '.join(names)}), {len(arrays)} given")
+        results = self.run(dict(zip(names, arrays, strict=True)))
+        return tuple(results.values())
+
+    def _run(self, selection: _Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
+        arrays = self._collect(selection, feeds)
+        program = self._specialise(selection, _signature(selection, arrays, feeds), feeds, arrays)
+        if config.STRICT.get() and program.fallbacks:
+            raise UnsupportedError(
+                f"GRAPHKIT_STRICT=1 and no native kernel for {len(program.fallbacks)} nodes: {', '.join(program.fallbacks)}"
+            )
+        arrays = self._with_rng(selection, arrays)
+        count = len(selection.states)
+        placed = program.placement.results
+        buffers: dict[int, np.ndarray] = {}
+        for position, state in enumerate(selection.states):
+            if placed[position].owned and state in self._spares:
+                buffers[position] = self._spares.pop(state)
+        for name in out or ():
+            if name not in selection.outputs:
+                raise UsageError(f"no output {name!r}{did_you_mean(name, selection.outputs)}")
+            position = count + selection.outputs.index(name)
+            target = _checked_out(name, placed[position].value, out[name])  # type: ignore[index]
+            if placed[position].owned and target.flags.c_contiguous and not _overlaps(target, arrays):
+                buffers[position] = target
+        results = program.run(arrays, buffers)
+        named = dict(zip(selection.outputs, results[count:], strict=True))
+        for name, target in (out or {}).items():
+            in_place = count + selection.outputs.index(name) in buffers
+            named[name] = target if in_place else _delivered(name, named[name], target)
+        if count:
+            new = dict(zip(selection.states, results, strict=False))
+            del arrays, buffers, results
+            self._commit(new)
+        return named
+
+    def _collect(self, selection: _Selection, feeds: Mapping[str, Any]) -> list[Any]:
+        """One array per graph input, converted and checked; None for those that nothing needs."""
+        arrays: list[Any] = []
+        found = 0
+        for spec in selection.inputs:
+            if spec.name in feeds:
+                found += 1
+                array = fed.convert(spec.name, spec.value.type, feeds[spec.name])
+                if self._check_finite:
+                    fed.check_finite(spec.name, array)
+                arrays.append(array)
+            elif spec.stored:
+                arrays.append(self.params[spec.name] if spec.needed else None)
+            elif spec.needed and spec.value.role != "rng":
+                self._missing(selection, feeds)
+            else:
+                arrays.append(None)
+        if found != len(feeds):
+            known = [spec.name for spec in selection.inputs]
+            unknown = next(name for name in feeds if name not in known)
+            raise InputError(f"no input {unknown!r}{did_you_mean(unknown, known)}")
+        return arrays
+
+    def _missing(self, selection: _Selection, feeds: Mapping[str, Any]) -> None:
+        known = [spec.name for spec in selection.inputs]
+        missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
+        unknown = [name for name in feeds if name not in known]
+        if unknown:
+            raise InputError(f"no input {unknown[0]!r}{did_you_mean(unknown[0], [s.name for s in missing])}")
+        listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
+        raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
+
+    def _with_rng(self, selection: _Selection, arrays: list[Any]) -> list[Any]:
+        """The arrays with the generator's state where it was not fed; then the step advances."""
+        if not any(spec.value.role == "rng" and array is None for spec, array in zip(selection.inputs, arrays, strict=True)):
+            return arrays
+        with self._lock:
+            seed, step = self._rng
+            self._rng = (seed, step + 1)
+        state = np.array([seed % (1 << 64), step], np.uint64)
+        return [state if s.value.role == "rng" and a is None else a for s, a in zip(selection.inputs, arrays, strict=True)]
+
+    def _commit(self, new: dict[str, np.ndarray]) -> None:
+        """Write the new values of all states; the buffers they replace serve again, unless somebody reads them."""
+        for name in list(new):
+            buffer = new.pop(name)
+            self.params.adopt(name, buffer)
+            previous = self._written.pop(name, None)
+            # Two references, `previous` and the argument: nobody outside holds the array or a view of it.
+            if previous is not None and sys.getrefcount(previous) <= 2:
+                self._spares[name] = previous
+            # Whoever holds a view refers to the array that owns the memory, so that only owners can be counted.
+            if buffer.base is None:
+                self._written[name] = buffer
+
+    @property
+    def rng(self) -> tuple[int, int]:
+        """(seed, step) of the random generator; a run of a graph with random operators advances the step by one."""
+        return self._rng
+
+    @rng.setter
+    def rng(self, state: Sequence[int]) -> None:
+        seed, step = state
+        with self._lock:
+            self._rng = (int(seed), int(step))
+
+    # --- specialising -------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program that was made last; for fixed input shapes it is there before the first run.
+
+        Raises UsageError when shapes are still unknown: run once, or call `specialise`.
+        """
+        if self._latest is None:
+            unknown = [
+                f"{spec.name!r} ({spec.value.type})"
+                for spec in self._select(None).inputs
+                if spec.value.role == "data" and spec.needed and not spec.sized
+            ]
+            if unknown:
+                raise UsageError(f"no plan before the shapes of {', '.join(unknown)} are known; run once or call specialise()")
+            return self.specialise({})
+        return self._latest.plan
+
+    def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
+        """Make the program for the given shapes of inputs (others keep their declared ones) without running it."""
+        selection = self._select(outputs)
+        known = [spec.name for spec in selection.inputs]
+        for name in shapes:
+            if name not in known:
+                raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
+        arrays: list[Any] = []
+        stand_ins: dict[str, Any] = {}
+        for spec in selection.inputs:
+            if spec.stored and spec.name not in shapes:
+                arrays.append(None if spec.sized else self.params[spec.name])
+                continue
+            kind = spec.value.type
+            shape = shapes.get(spec.name, kind.shape if isinstance(kind, TensorType) else ())
+            if spec.value.role == "rng" or not isinstance(kind, TensorType):
+                arrays.append(None)
+                continue
+            if shape is None or not all(isinstance(d, int) for d in shape):
+                if spec.needed:
+                    raise InputError(f"the shape of input {spec.name!r} ({kind}) is not given")
+                arrays.append(None)
+                continue
+            # An array of this shape that takes no memory stands for the one to come.
+            array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
+            stand_ins[spec.name] = array
+            arrays.append(array)
+        return self._specialise(selection, _signature(selection, arrays, stand_ins), stand_ins, arrays).plan
+
+    def _select(self, outputs: Sequence[str] | None) -> _Selection:
+        key = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        found = self._selections.get(key)
+        if found is not None:
+            return found
+        graph = self._graph
+        if key is not None:
+            by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
+            for name in key:
+                if name not in by_name:
+                    raise UsageError(f"no output {name!r}{did_you_mean(name, by_name)}")
+            graph = graph.replace(outputs=[by_name[name] for name in key], output_names=key)
+        read = {v for node in graph.nodes for v in node.inputs} | {*graph.outputs, *(new for _, new in graph.updates)}
+        inputs = tuple(_Input(n, v, v in read or key is None) for n, v in zip(self._input_names, graph.inputs, strict=True))
+        name_of = {spec.value: spec.name for spec in inputs}
+        states = tuple(name_of[state] for state, _ in graph.updates)
+        return self._selections.setdefault(key, _Selection(graph, inputs, graph.output_names, states))
+
+    def _specialise(
+        self, selection: _Selection, signature: tuple[Any, ...], feeds: Mapping[str, Any], arrays: Sequence[Any]
+    ) -> Program:
+        with self._lock:
+            program = self._programs.get(signature)
+            if program is None:
+                shapes = {
+                    selection.graph.name_of(spec.value): array.shape
+                    for spec, array in zip(selection.inputs, arrays, strict=True)
+                    if isinstance(spec.value.type, TensorType) and array is not None and not (spec.sized and spec.stored)
+                }
+                program = self._programs[signature] = self._make_program(selection, shapes, feeds)
+                while len(self._programs) > PROGRAM_LIMIT:
+                    self._programs.popitem(last=False)
+            else:
+                self._programs.move_to_end(signature)
+            self._latest = program
+            return program
+
+    def _make_program(self, selection: _Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
+        graph = bind(selection.graph, shapes)
+        if self._optimize and graph is not selection.graph:
+            graph = run_passes(graph, _CLEANUP)
+        fixed: dict[Value, VersionedArray] = {}
+        for spec, value in zip(selection.inputs, graph.inputs, strict=True):
+            if spec.stored and spec.name not in feeds:
+                fixed[value] = self._parameter_arrays[spec.name]
+        for node in graph.nodes:
+            if isinstance(node.op, Constant):
+                tensor = node.op.value
+                fixed[node.output] = self._constant_arrays.get(id(tensor)) or ConstantArray(tensor)
+        return Program(graph, fixed, self._settings)
+
+
+def _signature(selection: _Selection, arrays: Sequence[Any], feeds: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a program depends on: the selection, which parameters are fed, and the shapes that types leave open."""
+    return (
+        id(selection),
+        *(
+            (spec.name in feeds if spec.stored else None) if spec.sized else getattr(array, "shape", None)
+            for spec, array in zip(selection.inputs, arrays, strict=True)
+        ),
+    )
+
+
+def _constants(graph: Graph) -> dict[int, ConstantArray]:
+    """The constants of the prepared graph, shared by all its programs, by the identity of their tensors."""
+    tensors = (node.op.value for node in graph.nodes if isinstance(node.op, Constant))
+    return {id(tensor): ConstantArray(tensor) for tensor in tensors}
+
+
+def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:
+    kind = value.tensor
+    if not isinstance(target, np.ndarray) or not target.flags.writeable:
+        raise InputError(f"out[{name!r}] is not a writable array")
+    if target.dtype != kind.dtype.numpy or (kind.is_static and target.shape != kind.static_shape):
+        raise InputError(f"output {name!r} is {kind}; out[{name!r}] is {target.dtype}{list(target.shape)}")
+    return target
+
+
+def _delivered(name: str, result: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """`target` with the result copied into it."""
+    if result.shape != target.shape:
+        raise InputError(f"output {name!r} has shape {list(result.shape)}; out[{name!r}] has {list(target.shape)}")
+    np.copyto(target, result)
+    return target
+
+
+def _overlaps(target: np.ndarray, arrays: Sequence[Any]) -> bool:
+    return any(isinstance(a, np.ndarray) and np.may_share_memory(target, a) for a in arrays)

@@ -1,0 +1,92 @@
+"""What layers share: checks that name the layer, and the weight and bias that most of them make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.frontend.initializers import FanInUniform, fans
+from graphkit.frontend.parameters import parameter
+from graphkit.ir import context
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Value
+
+
+def first(result: Any) -> Value:
+    """The first output of an operator that may have several."""
+    value: Value = result[0] if isinstance(result, tuple) else result
+    return value
+
+
+def describe(layer: str, name: str, x: Value) -> str:
+    """`layer 'block1/fc' (linear) of x: float32[N, ...]`, for errors."""
+    return f"layer {context.current().qualify(name)!r} ({layer}) of {x}"
+
+
+def known_size(layer: str, name: str, x: Value, axis: int, given: int | None, option: str) -> int:
+    """The integer size of x's `axis`, or `given`. UsageError, naming the layer, when neither is known or they differ."""
+    size: Dim | None = None
+    if x.shape is not None:
+        if not -len(x.shape) <= axis < len(x.shape):
+            raise TypeMismatch(f"{describe(layer, name, x)}: the operand has no axis {axis}")
+        size = x.shape[axis]
+    if size is None or isinstance(size, DimExpr):
+        if given is None:
+            what = "rank" if size is None else f"size {size} of axis {axis}"
+            raise UsageError(
+                f"{describe(layer, name, x)}: the {what} is not known, and the parameters' shapes depend on it; "
+                f"give the input an integer there or pass {option}="
+            )
+        return given
+    if given is not None and given != size:
+        raise TypeMismatch(f"{describe(layer, name, x)}: {option}={given}, but axis {axis} has size {size}")
+    return size
+
+
+def float_operand(layer: str, name: str, x: Value) -> None:
+    if not x.dtype.is_float:
+        raise TypeMismatch(f"{describe(layer, name, x)}: a floating-point operand is expected; cast it")
+
+
+def checked_rank(layer: str, name: str, x: Value, rank: int, axes: str) -> None:
+    if x.rank is not None and x.rank != rank:
+        raise TypeMismatch(f"{describe(layer, name, x)}: an operand {axes} of rank {rank} is expected, not of rank {x.rank}")
+
+
+def positive(layer: str, name: str, option: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"layer {name!r} ({layer}): {option} must be a positive integer, not {value!r}")
+    return value
+
+
+def per_axis(layer: str, name: str, option: str, value: int | Sequence[int], count: int, lowest: int) -> tuple[int, ...]:
+    """An integer for every spatial axis: one that holds for all, or one each."""
+    values = (value,) * count if isinstance(value, int) else tuple(value)
+    if len(values) != count or any(not isinstance(v, int) or isinstance(v, bool) or v < lowest for v in values):
+        raise UsageError(
+            f"layer {name!r} ({layer}): {option} is an integer or {count} integers, at least {lowest}, not {value!r}"
+        )
+    return values
+
+
+def weight_and_bias(
+    name: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    dtype: Any,
+    init: Any,
+    bias: bool | Value,
+    bias_init: Any,
+    weight: Value | None = None,
+) -> tuple[Value, Value | None]:
+    if weight is None:
+        weight = parameter(f"{name}_weight", shape, FanInUniform() if init is None else init, dtype)
+    elif weight.shape != shape:
+        raise TypeMismatch(f"layer {name!r}: a weight of shape {list(shape)} is expected, not {weight}")
+    if isinstance(bias, Value):
+        return weight, bias
+    if not bias:
+        return weight, None
+    start = FanInUniform(fans(shape)[0]) if bias_init is None else bias_init
+    return weight, parameter(f"{name}_bias", (outputs,), start, dtype)

@@ -1,0 +1,358 @@
+"""Initialisers: how a parameter gets its first value. Each is a small JSON-able record.
+
+The array of a parameter depends on (seed, parameter name, initialiser, shape, dtype) alone, never on the order in
+which parameters are made. The bits come from Philox4x64-10, whose stream numpy guarantees, keyed by
+SHA-256(seed, name); uniforms are the upper 53 bits, normals are Box-Muller in float64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphkit.errors import UsageError, did_you_mean
+from graphkit.ir.graph import Value
+from graphkit.ir.types import TensorType
+
+
+class Stream:
+    """Random numbers for one parameter."""
+
+    def __init__(self, seed: int, name: str):
+        digest = hashlib.sha256(f"{int(seed)}\0{name}".encode()).digest()
+        self._bits = np.random.Philox(key=int.from_bytes(digest[:16], "little"))
+
+    def uniform(self, count: int) -> np.ndarray:
+        """float64 values in [0, 1)."""
+        return (self._bits.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def normal(self, count: int) -> np.ndarray:
+        """float64 values of the standard normal distribution."""
+        half = (count + 1) // 2
+        radius = np.sqrt(-2.0 * np.log1p(-self.uniform(half)))
+        angle = 2.0 * math.pi * self.uniform(half)
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+
+    def truncated_normal(self, count: int, low: float, high: float) -> np.ndarray:
+        """float64 values of the standard normal distribution, redrawn until they lie in [low, high]."""
+        values = self.normal(count)
+        outside = np.flatnonzero((values < low) | (values > high))
+        while outside.size:
+            values[outside] = self.normal(outside.size)
+            outside = outside[(values[outside] < low) | (values[outside] > high)]
+        return values
+
+
+_registry: dict[str, type[Initializer]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Initializer:
+    """Base. A subclass names its `type`, and draws `sample(stream, shape)`: float64, that shape (or one that reshapes to it)."""
+
+    type: ClassVar[str] = ""
+    # Whether the values are meaningful for integer and boolean parameters.
+    any_dtype: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if cls.type:
+            _registry[cls.type] = cls
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        raise NotImplementedError(f"{type(self).__name__}.sample")
+
+    def to_dict(self) -> dict[str, Any]:
+        """`{"type": "he_normal", ...}` with every option, JSON-able."""
+        return {"type": self.type, **dataclasses.asdict(self)}
+
+
+def fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(fan in, fan out) of a weight laid out as PyTorch and ONNX do: [out, in, *kernel]. UsageError below rank 2."""
+    if len(shape) < 2:
+        raise UsageError(f"fan in and fan out are defined for weights of rank 2 and above, not for shape {list(shape)}")
+    field = math.prod(shape[2:])
+    return shape[1] * field, shape[0] * field
+
+
+# --- fixed values ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Zeros(Initializer):
+    """All 0."""
+
+    type = "zeros"
+    any_dtype = True
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return np.zeros(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ones(Initializer):
+    """All 1."""
+
+    type = "ones"
+    any_dtype = True
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return np.ones(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant(Initializer):
+    """All `value`."""
+
+    value: float = 0.0
+    type = "constant"
+    any_dtype = True
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return np.full(shape, self.value)
+
+
+# --- fixed distributions --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform(Initializer):
+    """Uniform in [low, high)."""
+
+    low: float = -0.07
+    high: float = 0.07
+    type = "uniform"
+
+    def __post_init__(self) -> None:
+        _require(self.low <= self.high, f"uniform: low={self.low} is above high={self.high}")
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return self.low + (self.high - self.low) * stream.uniform(math.prod(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal(Initializer):
+    """Normal with `mean` and standard deviation `std`."""
+
+    std: float = 0.01
+    mean: float = 0.0
+    type = "normal"
+
+    def __post_init__(self) -> None:
+        _require(self.std >= 0, f"normal: std={self.std} is negative")
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return self.mean + self.std * stream.normal(math.prod(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedNormal(Initializer):
+    """Normal with `mean` and `std`, restricted to [mean + low * std, mean + high * std] (std: before truncation)."""
+
+    std: float = 0.02
+    mean: float = 0.0
+    low: float = -2.0
+    high: float = 2.0
+    type = "truncated_normal"
+
+    def __post_init__(self) -> None:
+        _require(self.std >= 0, f"truncated_normal: std={self.std} is negative")
+        # Sampling redraws what falls outside: the interval must hold a fair share of the distribution.
+        share = 0.5 * (math.erf(self.high / math.sqrt(2)) - math.erf(self.low / math.sqrt(2)))
+        _require(share >= 0.01, f"truncated_normal: [{self.low}, {self.high}] holds under 1% of the distribution")
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return self.mean + self.std * stream.truncated_normal(math.prod(shape), self.low, self.high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Orthogonal(Initializer):
+    """A (semi-)orthogonal matrix times `gain`, over the shape flattened to [shape[0], rest] (Saxe et al. 2013)."""
+
+    gain: float = 1.0
+    type = "orthogonal"
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        _require(len(shape) >= 2, f"orthogonal: needs rank 2 and above, not shape {list(shape)}")
+        rows, columns = shape[0], math.prod(shape[1:])
+        matrix = stream.normal(rows * columns).reshape(rows, columns)
+        q, r = np.linalg.qr(matrix.T if rows < columns else matrix)
+        # The sign of R's diagonal makes the distribution uniform (Mezzadri 2007).
+        q = q * np.where(np.diagonal(r) < 0, -1.0, 1.0)
+        return self.gain * (q.T if rows < columns else q)
+
+
+# --- scaled by fan in and fan out -----------------------------------------------------------------
+
+
+def _spread_uniform(stream: Stream, shape: tuple[int, ...], std: float) -> np.ndarray:
+    return std * math.sqrt(3.0) * (2.0 * stream.uniform(math.prod(shape)) - 1.0)
+
+
+def _spread_normal(stream: Stream, shape: tuple[int, ...], std: float) -> np.ndarray:
+    return std * stream.normal(math.prod(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Xavier(Initializer):
+    gain: float = 1.0
+
+    def std(self, shape: tuple[int, ...]) -> float:
+        return self.gain * math.sqrt(2.0 / max(sum(fans(shape)), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class XavierUniform(_Xavier):
+    """Uniform with variance gain^2 * 2 / (fan in + fan out) (Glorot and Bengio 2010)."""
+
+    type = "xavier_uniform"
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return _spread_uniform(stream, shape, self.std(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class XavierNormal(_Xavier):
+    """Normal with variance gain^2 * 2 / (fan in + fan out) (Glorot and Bengio 2010)."""
+
+    type = "xavier_normal"
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return _spread_normal(stream, shape, self.std(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class _He(Initializer):
+    fan: str = "in"
+    slope: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.fan in ("in", "out"), f"{self.type}: fan is 'in' or 'out', not {self.fan!r}")
+
+    def std(self, shape: tuple[int, ...]) -> float:
+        count = fans(shape)[0 if self.fan == "in" else 1]
+        return math.sqrt(2.0 / ((1.0 + self.slope**2) * max(count, 1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class HeUniform(_He):
+    """Uniform with variance 2 / ((1 + slope^2) * fan), for (leaky) ReLU of that slope (He et al. 2015)."""
+
+    type = "he_uniform"
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return _spread_uniform(stream, shape, self.std(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class HeNormal(_He):
+    """Normal with variance 2 / ((1 + slope^2) * fan), for (leaky) ReLU of that slope (He et al. 2015)."""
+
+    type = "he_normal"
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return _spread_normal(stream, shape, self.std(shape))
+
+
+@dataclasses.dataclass(frozen=True)
+class LeCunUniform(Initializer):
+    """Uniform with variance 1 / fan in (LeCun et al. 1998)."""
+
+    type = "lecun_uniform"
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return _spread_uniform(stream, shape, math.sqrt(1.0 / max(fans(shape)[0], 1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class LeCunNormal(Initializer):
+    """Normal with variance 1 / fan in (LeCun et al. 1998)."""
+
+    type = "lecun_normal"
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        return _spread_normal(stream, shape, math.sqrt(1.0 / max(fans(shape)[0], 1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FanInUniform(Initializer):
+    """Uniform in +-1/sqrt(fan in): what PyTorch's linear and convolution layers start from, weights and biases.
+
+    `fan_in` stands for the weight's own; a bias, which has none, needs it.
+    """
+
+    fan_in: int | None = None
+    type = "fan_in_uniform"
+
+    def sample(self, stream: Stream, shape: tuple[int, ...]) -> np.ndarray:
+        fan_in = fans(shape)[0] if self.fan_in is None else self.fan_in
+        return (2.0 * stream.uniform(math.prod(shape)) - 1.0) / math.sqrt(max(fan_in, 1))
+
+
+_ALIASES = {
+    "glorot_uniform": "xavier_uniform",
+    "glorot_normal": "xavier_normal",
+    "kaiming_uniform": "he_uniform",
+    "kaiming_normal": "he_normal",
+}
+GlorotUniform, GlorotNormal = XavierUniform, XavierNormal
+KaimingUniform, KaimingNormal = HeUniform, HeNormal
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise UsageError(f"initialiser {message}")
+
+
+def names() -> list[str]:
+    """The type names that `of` knows."""
+    return sorted([*_registry, *_ALIASES])
+
+
+def of(spec: Any) -> Initializer:
+    """The initialiser for a name ("he_normal"), a number (constant), a dict from `to_dict`, or an Initializer.
+
+    Raises UsageError for an unknown type or option.
+    """
+    if isinstance(spec, Initializer):
+        return spec
+    if isinstance(spec, (int, float)):
+        return Constant(float(spec))
+    if isinstance(spec, str):
+        spec = {"type": spec}
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("type"), str):
+        raise UsageError(f"{spec!r} is no initialiser: give a name, a number, a dict with a 'type', or a gk.init object")
+    kind = _ALIASES.get(spec["type"], spec["type"])
+    if kind not in _registry:
+        raise UsageError(f"unknown initialiser {spec['type']!r}{did_you_mean(spec['type'], names())}")
+    cls = _registry[kind]
+    options = {key: value for key, value in spec.items() if key != "type"}
+    fields = [f.name for f in dataclasses.fields(cls)]
+    for key in options:
+        if key not in fields:
+            raise UsageError(f"initialiser {kind!r} has no option {key!r}{did_you_mean(key, fields)}")
+    return cls(**options)
+
+
+def initialize(target: TensorType | Value, spec: Any, seed: int, name: str) -> np.ndarray:
+    """A new array of `target`'s static shape and dtype for the parameter called `name`.
+
+    Values are drawn in float64 and rounded once. Raises UsageError when the shape is not static, or when random
+    values are asked for a dtype that is not floating point.
+    """
+    wanted = target.tensor if isinstance(target, Value) else target
+    initializer = of(spec)
+    if not wanted.is_static:
+        raise UsageError(f"parameter {name!r}: its shape must be static to be initialised, not {wanted}")
+    if not wanted.dtype.is_float and not initializer.any_dtype:
+        raise UsageError(f"parameter {name!r}: initialiser {initializer.type!r} makes floating-point values, not {wanted.dtype}")
+    shape = wanted.static_shape
+    try:
+        values = initializer.sample(Stream(seed, name), shape)
+    except UsageError as error:
+        raise UsageError(f"parameter {name!r}: {error}") from None
+    return np.ascontiguousarray(values.reshape(shape).astype(wanted.dtype.numpy)).reshape(shape)

@@ -1,0 +1,282 @@
+"""gk.nn: layers, functions that make named parameters and apply operators to them.
+
+A layer called `fc` makes the node `fc` and the parameters `fc_weight`, `fc_bias`. Unnamed layers are called after
+their function; a Graph numbers equal names (`linear_weight`, `linear_weight_1`). Weights are laid out as in PyTorch
+and ONNX ([out, in], [out, in / groups, *kernel]) and start, unless `init` says otherwise, from PyTorch's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.frontend._shared import (
+    checked_rank,
+    describe,
+    first,
+    float_operand,
+    known_size,
+    per_axis,
+    positive,
+    weight_and_bias,
+)
+from graphkit.frontend.normalization import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+from graphkit.frontend.parameters import input, parameter, state
+from graphkit.ir.graph import Value
+from graphkit.ops import F
+
+__all__ = [
+    "avg_pool2d", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "dropout", "embedding",
+    "global_avg_pool", "global_max_pool", "group_norm", "input", "instance_norm", "layer_norm", "linear",
+    "max_pool2d", "parameter", "rms_norm", "state",
+]  # fmt: skip
+
+
+# --- linear, embedding ------------------------------------------------------------------------------
+
+
+def linear(
+    x: Value,
+    units: int,
+    *,
+    bias: bool | Value = True,
+    init: Any = None,
+    bias_init: Any = None,
+    weight: Value | None = None,
+    in_features: int | None = None,
+    name: str = "linear",
+) -> Value:
+    """y = x W^T + b over the last axis. x: float [..., in]; y: [..., units]; W: [units, in], b: [units].
+
+    A matrix goes through Gemm; any other rank through MatMul with the transposed weight. `weight` (and a Value as
+    `bias`) share an existing parameter. Raises UsageError when the size of the last axis is unknown and
+    `in_features` is not given.
+    """
+    float_operand("linear", name, x)
+    positive("linear", name, "units", units)
+    features = known_size("linear", name, x, -1, in_features, "in_features")
+    weight, offset = weight_and_bias(name, (units, features), units, x.dtype, init, bias, bias_init, weight)
+    if x.rank == 2:
+        return first(F.gemm(x, weight, offset, transB=True, name=name))
+    product = F.mat_mul(x, F.transpose(weight, perm=(1, 0)), name=name if offset is None else "")
+    return product if offset is None else F.add(product, offset, name=name)
+
+
+def embedding(
+    indices: Value, rows: int, features: int, *, init: Any = None, dtype: Any = "float32", weight: Value | None = None,
+    name: str = "embedding",
+) -> Value:  # fmt: skip
+    """Rows of a table. indices: integer tensor of any shape, each in [0, rows); y: [*indices, features].
+
+    The table `<name>_weight` [rows, features] starts from the standard normal distribution.
+    """
+    if not indices.dtype.is_integer:
+        raise TypeMismatch(f"{describe('embedding', name, indices)}: integer indices are expected")
+    shape = (positive("embedding", name, "rows", rows), positive("embedding", name, "features", features))
+    table, _ = weight_and_bias(name, shape, 0, dtype, {"type": "normal", "std": 1.0} if init is None else init, False, None, weight)
+    return first(F.gather(table, indices, axis=0, name=name))
+
+
+# --- convolution ------------------------------------------------------------------------------------
+
+_AXES = {1: "[N, C, W]", 2: "[N, C, H, W]", 3: "[N, C, D, H, W]"}
+
+
+def _padding(
+    layer: str, name: str, pad: int | str | Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> dict[str, Any]:
+    """ONNX padding attributes for pad = integer | one per axis | begins then ends | "valid" | "same"."""
+    count = len(kernel)
+    if isinstance(pad, str):
+        if pad not in ("same", "valid"):
+            raise UsageError(f"layer {name!r} ({layer}): pad is integers, 'same' or 'valid', not {pad!r}")
+        if pad == "valid":
+            return {"pads": (0,) * 2 * count}
+        if any(s != 1 for s in stride):
+            return {"auto_pad": "SAME_UPPER"}
+        # With stride 1 the padding does not depend on the operand's size; the odd element goes to the end.
+        total = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+        return {"pads": (*(t // 2 for t in total), *(t - t // 2 for t in total))}
+    values = pad if isinstance(pad, int) else tuple(pad)
+    if isinstance(values, tuple) and len(values) == 2 * count:
+        return {"pads": per_axis(layer, name, "pad", values, 2 * count, 0)}
+    return {"pads": per_axis(layer, name, "pad", values, count, 0) * 2}
+
+
+def _conv(
+    layer: str,
+    x: Value,
+    channels: int,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int],
+    pad: int | str | Sequence[int],
+    dilation: int | Sequence[int],
+    groups: int,
+    bias: bool | Value,
+    init: Any,
+    bias_init: Any,
+    weight: Value | None,
+    in_channels: int | None,
+    name: str,
+) -> Value:
+    count = int(layer[4])
+    float_operand(layer, name, x)
+    checked_rank(layer, name, x, count + 2, _AXES[count])
+    positive(layer, name, "channels", channels)
+    positive(layer, name, "groups", groups)
+    sizes = per_axis(layer, name, "kernel", kernel, count, 1)
+    strides = per_axis(layer, name, "stride", stride, count, 1)
+    dilations = per_axis(layer, name, "dilation", dilation, count, 1)
+    inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
+    if inputs % groups or channels % groups:
+        raise TypeMismatch(f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups")
+    shape = (channels, inputs // groups, *sizes)
+    weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
+    y = F.conv(
+        x,
+        weight,
+        offset,
+        kernel_shape=sizes,
+        strides=strides,
+        dilations=dilations,
+        group=groups,
+        **_padding(layer, name, pad, sizes, strides, dilations),
+        name=name,
+    )
+    return first(y)
+
+
+def conv1d(
+    x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
+    pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool | Value = True,
+    init: Any = None, bias_init: Any = None, weight: Value | None = None, in_channels: int | None = None,
+    name: str = "conv1d",
+) -> Value:  # fmt: skip
+    """Convolution of [N, C, W] to [N, channels, W']; see conv2d."""
+    return _conv("conv1d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name)
+
+
+def conv2d(
+    x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
+    pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool | Value = True,
+    init: Any = None, bias_init: Any = None, weight: Value | None = None, in_channels: int | None = None,
+    name: str = "conv2d",
+) -> Value:  # fmt: skip
+    """Convolution (cross-correlation) of [N, C, H, W] to [N, channels, H', W'].
+
+    W: [channels, C / groups, kh, kw], b: [channels]. `kernel`, `stride`, `dilation`: one integer or one per axis.
+    `pad`: zeros on both sides, one integer or one per axis; 2 x axes integers (begins, then ends); "valid" (none);
+    "same" (H' = ceil(H / stride)). H' = floor((H + pads - dilation * (kh - 1) - 1) / stride) + 1.
+    Raises UsageError when C is unknown and `in_channels` is not given.
+    """
+    return _conv("conv2d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name)
+
+
+def conv3d(
+    x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
+    pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool | Value = True,
+    init: Any = None, bias_init: Any = None, weight: Value | None = None, in_channels: int | None = None,
+    name: str = "conv3d",
+) -> Value:  # fmt: skip
+    """Convolution of [N, C, D, H, W] to [N, channels, D', H', W']; see conv2d."""
+    return _conv("conv3d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name)
+
+
+def conv_transpose2d(
+    x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
+    pad: int | Sequence[int] = 0, output_pad: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
+    bias: bool | Value = True, init: Any = None, bias_init: Any = None, weight: Value | None = None,
+    in_channels: int | None = None, name: str = "conv_transpose2d",
+) -> Value:  # fmt: skip
+    """The transpose of conv2d: [N, C, H, W] to [N, channels, H', W'].
+
+    W: [C, channels / groups, kh, kw], b: [channels].
+    H' = (H - 1) * stride - pads + dilation * (kh - 1) + output_pad + 1.
+    """
+    layer = "conv_transpose2d"
+    float_operand(layer, name, x)
+    checked_rank(layer, name, x, 4, _AXES[2])
+    positive(layer, name, "channels", channels)
+    positive(layer, name, "groups", groups)
+    sizes = per_axis(layer, name, "kernel", kernel, 2, 1)
+    strides = per_axis(layer, name, "stride", stride, 2, 1)
+    dilations = per_axis(layer, name, "dilation", dilation, 2, 1)
+    if isinstance(pad, str):
+        raise UsageError(f"layer {name!r} ({layer}): pad is integers, not {pad!r}")
+    inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
+    if inputs % groups or channels % groups:
+        raise TypeMismatch(f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups")
+    shape = (inputs, channels // groups, *sizes)
+    weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
+    y = F.conv_transpose(
+        x,
+        weight,
+        offset,
+        kernel_shape=sizes,
+        strides=strides,
+        dilations=dilations,
+        group=groups,
+        output_padding=per_axis(layer, name, "output_pad", output_pad, 2, 0),
+        **_padding(layer, name, pad, sizes, strides, dilations),
+        name=name,
+    )
+    return first(y)
+
+
+# --- pooling, dropout -------------------------------------------------------------------------------
+
+
+def max_pool2d(
+    x: Value, kernel: int | Sequence[int], *, stride: int | Sequence[int] | None = None,
+    pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False, name: str = "",
+) -> Value:  # fmt: skip
+    """Maximum over windows of [N, C, H, W]. `stride` is the kernel's size by default; `pad` as in conv2d."""
+    layer = "max_pool2d"
+    checked_rank(layer, name, x, 4, _AXES[2])
+    sizes = per_axis(layer, name, "kernel", kernel, 2, 1)
+    strides = sizes if stride is None else per_axis(layer, name, "stride", stride, 2, 1)
+    dilations = per_axis(layer, name, "dilation", dilation, 2, 1)
+    padding = _padding(layer, name, pad, sizes, strides, dilations)
+    y = F.max_pool(
+        x, kernel_shape=sizes, strides=strides, dilations=dilations, ceil_mode=ceil_mode, **padding, name=name
+    )
+    return first(y)
+
+
+def avg_pool2d(
+    x: Value, kernel: int | Sequence[int], *, stride: int | Sequence[int] | None = None,
+    pad: int | str | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = False, name: str = "",
+) -> Value:  # fmt: skip
+    """Mean over windows of [N, C, H, W]. `stride` is the kernel's size by default; `pad` as in conv2d.
+
+    `count_include_pad` divides by the whole window where it reaches into the padding (ONNX's default is not to).
+    """
+    layer = "avg_pool2d"
+    checked_rank(layer, name, x, 4, _AXES[2])
+    sizes = per_axis(layer, name, "kernel", kernel, 2, 1)
+    strides = sizes if stride is None else per_axis(layer, name, "stride", stride, 2, 1)
+    padding = _padding(layer, name, pad, sizes, strides, (1, 1))
+    y = F.average_pool(
+        x, kernel_shape=sizes, strides=strides, ceil_mode=ceil_mode, count_include_pad=count_include_pad, **padding,
+        name=name,
+    )  # fmt: skip
+    return first(y)
+
+
+def global_avg_pool(x: Value, *, name: str = "") -> Value:
+    """Mean over all spatial axes: [N, C, *spatial] to [N, C, 1, ...]."""
+    return first(F.global_average_pool(x, name=name))
+
+
+def global_max_pool(x: Value, *, name: str = "") -> Value:
+    """Maximum over all spatial axes: [N, C, *spatial] to [N, C, 1, ...]."""
+    return first(F.global_max_pool(x, name=name))
+
+
+def dropout(x: Value, ratio: float = 0.5, *, name: str = "") -> Value:
+    """Zero elements with probability `ratio` and scale the rest by 1 / (1 - ratio) in training; identity otherwise."""
+    float_operand("dropout", name, x)
+    if not 0.0 <= ratio < 1.0:
+        raise UsageError(f"layer {name!r} (dropout): ratio is in [0, 1), not {ratio!r}")
+    return first(F.dropout(x, float(ratio), name=name))

@@ -1,0 +1,101 @@
+"""Normalisation layers. Each makes `<name>_weight` (ones) and `<name>_bias` (zeros) unless affine=False."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.frontend._shared import describe, first, float_operand, known_size, positive
+from graphkit.frontend.parameters import parameter, state
+from graphkit.ir.graph import Value
+from graphkit.ops import F
+
+
+def _scale_and_shift(name: str, shape: tuple[int, ...], dtype: Any, affine: bool) -> tuple[Any, Any]:
+    if affine:
+        return parameter(f"{name}_weight", shape, "ones", dtype), parameter(f"{name}_bias", shape, "zeros", dtype)
+    return np.ones(shape, dtype.numpy), np.zeros(shape, dtype.numpy)
+
+
+def _channels(layer: str, name: str, x: Value, channels: int | None) -> int:
+    float_operand(layer, name, x)
+    if x.rank is not None and x.rank < 2:
+        raise TypeMismatch(f"{describe(layer, name, x)}: an operand [N, C, ...] is expected")
+    return known_size(layer, name, x, 1, channels, "channels")
+
+
+def batch_norm(
+    x: Value, *, momentum: float = 0.9, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None,
+    name: str = "batch_norm",
+) -> Value:  # fmt: skip
+    """(x - mean) / sqrt(var + epsilon) * weight + bias per channel (axis 1) of [N, C, ...].
+
+    The node normalises by `<name>_running_mean` and `<name>_running_var` (role "state"); in training it normalises by
+    the batch, and running = momentum * running + (1 - momentum) * batch (ONNX's meaning of momentum; PyTorch's is
+    one minus it).
+    """
+    size = (_channels("batch_norm", name, x, channels),)
+    if not 0.0 <= momentum <= 1.0:
+        raise UsageError(f"layer {name!r} (batch_norm): momentum is in [0, 1], not {momentum!r}")
+    weight, bias = _scale_and_shift(name, size, x.dtype, affine)
+    mean = state(f"{name}_running_mean", size, "zeros", x.dtype)
+    var = state(f"{name}_running_var", size, "ones", x.dtype)
+    return first(F.batch_normalization(x, weight, bias, mean, var, epsilon=epsilon, momentum=momentum, name=name))
+
+
+def layer_norm(
+    x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = True, bias: bool = True, name: str = "layer_norm"
+) -> Value:
+    """(x - mean) / sqrt(var + epsilon) * weight + bias, over the axes from `axis` to the last.
+
+    The sizes of those axes must be integers: the parameters have that shape.
+    """
+    shape = _trailing("layer_norm", name, x, axis)
+    weight, offset = _scale_and_shift(name, shape, x.dtype, affine)
+    return first(F.layer_normalization(x, weight, offset if bias and affine else None, axis=axis, epsilon=epsilon, name=name))
+
+
+def rms_norm(x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = True, name: str = "rms_norm") -> Value:
+    """x / sqrt(mean(x^2) + epsilon) * weight, over the axes from `axis` to the last (Zhang and Sennrich 2019)."""
+    shape = _trailing("rms_norm", name, x, axis)
+    weight = parameter(f"{name}_weight", shape, "ones", x.dtype) if affine else np.ones(shape, x.dtype.numpy)
+    return first(F.rms_normalization(x, weight, axis=axis, epsilon=epsilon, name=name))
+
+
+def instance_norm(
+    x: Value, *, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None, name: str = "instance_norm"
+) -> Value:
+    """Normalise every channel of every sample of [N, C, *spatial] over its spatial axes."""
+    size = (_channels("instance_norm", name, x, channels),)
+    weight, bias = _scale_and_shift(name, size, x.dtype, affine)
+    return first(F.instance_normalization(x, weight, bias, epsilon=epsilon, name=name))
+
+
+def group_norm(
+    x: Value, groups: int, *, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None,
+    name: str = "group_norm",
+) -> Value:  # fmt: skip
+    """Normalise `groups` groups of channels of every sample of [N, C, *spatial] (Wu and He 2018)."""
+    count = _channels("group_norm", name, x, channels)
+    if count % positive("group_norm", name, "groups", groups):
+        raise TypeMismatch(f"{describe('group_norm', name, x)}: {count} channels do not make {groups} equal groups")
+    weight, bias = _scale_and_shift(name, (count,), x.dtype, affine)
+    return first(F.group_normalization(x, weight, bias, num_groups=groups, epsilon=epsilon, name=name))
+
+
+def _trailing(layer: str, name: str, x: Value, axis: int) -> tuple[int, ...]:
+    float_operand(layer, name, x)
+    if x.rank is None:
+        raise UsageError(f"{describe(layer, name, x)}: the rank must be known")
+    if not -x.rank <= axis < x.rank:
+        raise TypeMismatch(f"{describe(layer, name, x)}: the operand has no axis {axis}")
+    return tuple(_integer(layer, name, x, i) for i in range(axis % x.rank, x.rank))
+
+
+def _integer(layer: str, name: str, x: Value, axis: int) -> int:
+    size = x.tensor.known_shape[axis]
+    if not isinstance(size, int):
+        raise UsageError(f"{describe(layer, name, x)}: the parameters have the size of axis {axis}, and {size} is not known")
+    return size

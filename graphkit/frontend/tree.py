@@ -1,0 +1,95 @@
+"""Nested tuples, lists and dicts of values, as control flow carries them.
+
+A tree's `Skeleton` is the same nesting with every leaf replaced by LEAF; None is a tree without leaves. Dicts are
+walked in the order of their sorted keys, so that two dicts of the same keys have the same skeleton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+
+class _Leaf:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "*"
+
+
+LEAF = _Leaf()
+Skeleton: TypeAlias = Any
+
+
+def _keys(tree: dict[Any, Any]) -> list[Any]:
+    return sorted(tree, key=lambda key: (type(key).__name__, str(key)))
+
+
+def _rebuild(tree: Any, items: list[Any]) -> Any:
+    """A container like `tree` around other items (dict items in sorted order of keys)."""
+    if isinstance(tree, dict):
+        table = dict(zip(_keys(tree), items, strict=True))
+        return {key: table[key] for key in tree}
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*items)
+    return tuple(items) if isinstance(tree, tuple) else items
+
+
+def _children(tree: Any) -> list[Any] | None:
+    """The items of a container; None for a leaf."""
+    if isinstance(tree, dict):
+        return [tree[key] for key in _keys(tree)]
+    return list(tree) if isinstance(tree, (tuple, list)) else None
+
+
+def skeleton(tree: Any) -> Skeleton:
+    """The nesting of `tree`, comparable with == and readable in messages."""
+    if tree is None:
+        return None
+    items = _children(tree)
+    return LEAF if items is None else _rebuild(tree, [skeleton(item) for item in items])
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The leaves in order."""
+    if tree is not None:
+        items = _children(tree)
+        if items is None:
+            yield tree
+        else:
+            for item in items:
+                yield from leaves(item)
+
+
+def paths(tree: Any, prefix: str = "") -> Iterator[str]:
+    """For each leaf, how Python would index it: `[0]['h']`; empty for a tree that is a leaf."""
+    items = None if tree is None else _children(tree)
+    if tree is None:
+        return
+    if items is None:
+        yield prefix
+        return
+    keys = _keys(tree) if isinstance(tree, dict) else range(len(items))
+    for key, item in zip(keys, items, strict=True):
+        yield from paths(item, f"{prefix}[{key!r}]")
+
+
+def unflatten(shape: Skeleton, values: Sequence[Any]) -> Any:
+    """The tree of that skeleton with these leaves."""
+    remaining = iter(values)
+
+    def build(part: Skeleton) -> Any:
+        if part is None:
+            return None
+        if part is LEAF:
+            return next(remaining)
+        items = _children(part)
+        assert items is not None
+        return _rebuild(part, [build(item) for item in items])
+
+    return build(shape)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The tree with `function` applied to every leaf."""
+    return unflatten(skeleton(tree), [function(leaf) for leaf in leaves(tree)])

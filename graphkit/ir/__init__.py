@@ -1,0 +1,1 @@
+"""The graph core: dimensions, types, nodes, graphs, text. It knows no operator."""

@@ -1,0 +1,469 @@
+"""Graphs as JSON-able data, and back.
+
+Nodes are in topological order and refer to values by their unique names. Types of node outputs are written for the
+reader; on load they are inferred again, and a stored type that cannot hold together with the inferred one is an
+error. Attributes are plain JSON, except {"float": ...} for what JSON has no number for (the bits of a NaN, or an
+infinity), {"tensor": ...}, and {"object": ...} around a mapping that would read as one of these.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InvalidModel, UnsupportedOperator, UsageError
+from graphkit.ir import context, dims
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import BOOLS, INTEGERS, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.weights import CODES, Stored, restored, stored
+
+Resolve = Callable[[str, str], Any]
+
+# Constants up to this many bytes stand in the JSON itself.
+INLINE_BYTES = 1024
+_MAX_NESTING = 64
+_MAX_DIM_TEXT = 10_000
+_ROLES = ("data", "parameter", "state", "rng")
+_TAGS = ("float", "tensor", "object")
+
+
+def to_dict(graph: Graph) -> dict[str, Any]:
+    """The graph as JSON-able data, with all its constants inline; `from_dict` is the inverse."""
+    return Encoder(None, {}).graph(graph)
+
+
+def from_dict(record: Mapping[str, Any], resolve: Resolve) -> Graph:
+    """Build the graph that `to_dict` described. `resolve(domain, name)` gives the class of an operator.
+
+    Raises UnsupportedOperator listing all operators that `resolve` does not know, InvalidModel for damaged data.
+    """
+    decoder = Decoder(resolve, {})
+    decoder.check_operators(record)
+    return decoder.graph(record)
+
+
+# --- encoding -----------------------------------------------------------------------------------------
+
+
+class WeightsOut:
+    """Tensors on their way to the weights file, under unique names; one that occurs twice is stored once."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Stored] = {}
+        self._names = Names()
+        self._known: dict[int, tuple[np.ndarray, str]] = {}
+
+    def add(self, array: np.ndarray, dtype: DType, hint: str) -> str:
+        known = self._known.get(id(array))
+        if known is not None:
+            return known[1]
+        name = self._names.take(hint)
+        self.stored[name] = stored(array, dtype)
+        self._known[id(array)] = (array, name)
+        return name
+
+
+class Encoder:
+    """Graph to JSON-able data; without `weights`, tensors stay inline. Anonymous dimensions are renumbered."""
+
+    def __init__(self, weights: WeightsOut | None, params: Mapping[str, np.ndarray]):
+        self.weights = weights
+        self.params = params
+        self._anonymous: dict[str, Dim] = {}
+
+    def graph(self, graph: Graph, path: str = "") -> dict[str, Any]:
+        return {
+            "name": graph.name,
+            "meta": dict(graph.meta),
+            "inputs": [self._input(graph, value, top=not path) for value in graph.inputs],
+            "nodes": [self._node(graph, node, path) for node in graph.nodes],
+            "outputs": [
+                {"name": name, "value": graph.name_of(value)}
+                for name, value in zip(graph.output_names, graph.outputs, strict=True)
+            ],
+            "updates": [{"state": graph.name_of(s), "value": graph.name_of(new)} for s, new in graph.updates],
+        }
+
+    def _input(self, graph: Graph, value: Value, top: bool) -> dict[str, Any]:
+        name = graph.name_of(value)
+        record = {"name": name, **self._type(value.type, known=True)}
+        if value.role != "data":
+            record["role"] = value.role
+        if value.attrs:
+            record["attrs"] = {k: self._attribute(v, f"{name}.{k}") for k, v in value.attrs.items()}
+        if top and name in self.params:
+            array = np.asarray(self.params[name])
+            _check_parameter(name, value.type, array)
+            record["tensor"] = self._tensor(array, dtype_of(array.dtype), name, inline=self.weights is None)
+        return record
+
+    def _node(self, graph: Graph, node: Node, path: str) -> dict[str, Any]:
+        name = graph.node_name(node)
+        record: dict[str, Any] = {"name": name, "op": node.op.name}
+        if node.op.domain:
+            record["domain"] = node.op.domain
+        record["inputs"] = [None if v is None else graph.name_of(v) for v in node.inputs]
+        record["outputs"] = [{"name": graph.name_of(v), **self._type(v.type)} for v in node.outputs]
+        attributes, graphs = {}, {}
+        for key, item in node.op.attributes().items():
+            if isinstance(item, Graph):
+                graphs[key] = self.graph(item, f"{path}{name}.{key}/")
+            else:
+                attributes[key] = self._attribute(item, f"{path}{name}.{key}")
+        if attributes:
+            record["attrs"] = attributes
+        if node.meta:
+            record["meta"] = dict(node.meta)
+        if graphs:
+            record["graphs"] = graphs
+        return record
+
+    def _type(self, type_: Type, known: bool = False) -> dict[str, Any]:
+        if isinstance(type_, SequenceType):
+            return {"sequence": self._type(type_.element, known)}
+        if isinstance(type_, OptionalType):
+            return {"optional": self._type(type_.element, known)}
+        shape = None if type_.shape is None else [self._dim(d) for d in type_.shape]
+        record: dict[str, Any] = {"dtype": type_.dtype.value, "shape": shape}
+        if known and type_.value is not None:
+            record["value"] = [self._dim(d) for d in type_.value]
+        return record
+
+    def _dim(self, dim: Dim) -> int | str:
+        if not isinstance(dim, DimExpr):
+            return int(dim)
+        anonymous = {s: self._number(s) for s in sorted(dim.symbols) if _is_anonymous(s)}
+        return str(dims.substitute(dim, anonymous) if anonymous else dim)
+
+    def _number(self, name: str) -> Dim:
+        if name not in self._anonymous:
+            self._anonymous[name] = dims.symbol(f"?{len(self._anonymous) + 1}")
+        return self._anonymous[name]
+
+    def _attribute(self, item: Any, hint: str) -> Any:
+        if item is None or isinstance(item, (bool, int, str)):
+            return item
+        if isinstance(item, float):
+            return item if math.isfinite(item) else {"float": _float_text(item)}
+        if isinstance(item, DType):
+            return item.value
+        if isinstance(item, (Tensor, np.ndarray, np.generic)):
+            array = item.array if isinstance(item, Tensor) else np.asarray(item)
+            dtype = dtype_of(array.dtype)
+            inline = self.weights is None or array.nbytes <= INLINE_BYTES
+            return {"tensor": self._tensor(array, dtype, hint, inline)}
+        if isinstance(item, (tuple, list)):
+            return [self._attribute(v, hint) for v in item]
+        if isinstance(item, Mapping):
+            record = {str(k): self._attribute(v, f"{hint}.{k}") for k, v in item.items()}
+            return {"object": record} if len(record) == 1 and next(iter(record)) in _TAGS else record
+        raise UsageError(f"{hint}: a {type(item).__name__} cannot be written as JSON")
+
+    def _tensor(self, array: np.ndarray, dtype: DType, hint: str, inline: bool) -> dict[str, Any]:
+        record: dict[str, Any] = {"dtype": dtype.value, "shape": list(array.shape)}
+        if dtype is DType.STRING:
+            for text in array.reshape(-1).tolist():
+                if not isinstance(text, str):
+                    raise UsageError(f"{hint}: a string tensor holds a {type(text).__name__}")
+        if not inline:
+            assert self.weights is not None
+            record["stored"] = self.weights.add(array, dtype, hint)
+        elif dtype is DType.STRING or (dtype in INTEGERS | BOOLS and array.nbytes <= INLINE_BYTES):
+            record["values"] = array.reshape(-1).tolist()
+        else:
+            record["bytes"] = base64.b64encode(stored(array, dtype).data).decode()
+        return record
+
+
+def _check_parameter(name: str, type_: Type, array: np.ndarray) -> None:
+    """Raises InvalidModel unless an array may stand for an input of this type."""
+    fits = isinstance(type_, TensorType) and dtype_of(array.dtype) is type_.dtype
+    if fits and isinstance(type_, TensorType) and type_.shape is not None:
+        fits = len(type_.shape) == array.ndim
+        fits = fits and all(dims.may_equal(d, n) for d, n in zip(type_.shape, array.shape, strict=True))
+    if not fits:
+        raise InvalidModel(f"parameter {name!r} is {type_}; its array is {dtype_of(array.dtype)}{list(array.shape)}")
+
+
+def _is_anonymous(name: str) -> bool:
+    return name[:1] == "?" and name[1:].isdigit()
+
+
+def _float_text(value: float) -> str:
+    return struct.pack(">d", value).hex() if math.isnan(value) else ("inf" if value > 0 else "-inf")
+
+
+# --- decoding -----------------------------------------------------------------------------------------
+
+
+class Decoder:
+    """JSON data to Graph. `arrays` are the weights file's tensors as bytes; `params` collects those of inputs."""
+
+    def __init__(self, resolve: Resolve, arrays: Mapping[str, np.ndarray]):
+        self._resolve = resolve
+        self._arrays = arrays
+        self._classes: dict[tuple[str, str], Any] = {}
+        self._anonymous: dict[str, Dim] = {}
+        self.params: dict[str, np.ndarray] = {}
+
+    def check_operators(self, record: Any) -> None:
+        """Resolve the operators of the graph and its subgraphs; raises UnsupportedOperator listing all unknown ones."""
+        unknown: dict[tuple[str, str], str] = {}
+        stack = [record]
+        while stack:
+            for node in field(stack.pop(), "nodes", list, "graph"):
+                name = field(node, "name", str, "a node")
+                key = (field(node, "domain", str, f"node {name!r}", ""), field(node, "op", str, f"node {name!r}"))
+                if key not in self._classes and key not in unknown:
+                    try:
+                        found = self._resolve(*key)
+                    except UnsupportedOperator:
+                        found = None
+                    if found is None:
+                        unknown[key] = name
+                    else:
+                        self._classes[key] = found
+                stack.extend(field(node, "graphs", dict, f"node {name!r}", {}).values())
+        if unknown:
+            listed = ", ".join(f"{d or 'ai.onnx'}.{op} (node {name!r})" for (d, op), name in unknown.items())
+            raise UnsupportedOperator(f"unknown operators: {listed}")
+
+    def graph(self, record: Mapping[str, Any], where: str = "graph", depth: int = 0) -> Graph:
+        if depth > _MAX_NESTING:
+            raise InvalidModel(f"{where}: subgraphs are nested more than {_MAX_NESTING} deep")
+        table: dict[str, Value] = {}
+        inputs = []
+        for item in field(record, "inputs", list, where):
+            value = self._input(item, where, depth == 0)
+            _define(table, value.name, value, where)
+            inputs.append(value)
+        with context.detached():
+            for item in field(record, "nodes", list, where):
+                self._node(item, table, where, depth)
+        outputs, names = [], []
+        for item in field(record, "outputs", list, where):
+            names.append(field(item, "name", str, f"{where}: an output"))
+            outputs.append(_look_up(table, field(item, "value", str, f"{where}: output {names[-1]!r}"), where))
+        updates = []
+        for item in field(record, "updates", list, where):
+            pair = [field(item, key, str, f"{where}: an update") for key in ("state", "value")]
+            updates.append((_look_up(table, pair[0], where), _look_up(table, pair[1], where)))
+        name = field(record, "name", str, where)
+        meta = strings(record.get("meta", {}), f"{where}: meta")
+        return Graph(inputs, outputs, updates, name, output_names=names, meta=meta)
+
+    def _input(self, item: Any, where: str, top: bool) -> Value:
+        name = field(item, "name", str, f"{where}: an input")
+        where = f"{where}: input {name!r}"
+        type_ = self._type(item, where)
+        role = field(item, "role", str, where, "data")
+        if role not in _ROLES:
+            raise InvalidModel(f"{where}: role {role!r} is none of {', '.join(_ROLES)}")
+        attrs = {k: self._attribute(v, where) for k, v in field(item, "attrs", dict, where, {}).items()}
+        if top and "tensor" in item:
+            array = self._tensor(item["tensor"], where)
+            _check_parameter(name, type_, array)
+            self.params[name] = array
+        return Value(type_, name, role=role, attrs=attrs)
+
+    def _node(self, item: Mapping[str, Any], table: dict[str, Value], where: str, depth: int) -> None:
+        name = item["name"]
+        where = f"{where}: node {name!r}"
+        operands = [None if v is None else _look_up(table, v, where) for v in field(item, "inputs", list, where)]
+        attrs = {k: self._attribute(v, f"{where}, {k}") for k, v in field(item, "attrs", dict, where, {}).items()}
+        for key, subgraph in field(item, "graphs", dict, where, {}).items():
+            attrs[key] = self.graph(subgraph, f"{where}, {key}", depth + 1)
+        outputs = field(item, "outputs", list, where)
+        names = [field(output, "name", str, f"{where}: an output") for output in outputs]
+        try:
+            operator = self._classes[item.get("domain", ""), item["op"]](**attrs)
+        except UsageError as error:
+            raise InvalidModel(f"{where}: {error}") from None
+        meta = strings(item.get("meta", {}), where)
+        node = Node(operator, operands, name, meta, output_names=names)
+        if len(node.outputs) != len(outputs):
+            raise InvalidModel(f"{where}: {len(outputs)} outputs are stored, {operator.name} has {len(node.outputs)}")
+        for output, value in zip(outputs, node.outputs, strict=True):
+            self._compare(output, value, where)
+            _define(table, value.name, value, where)
+
+    def _compare(self, record: Any, value: Value, where: str) -> None:
+        """Raise when the stored and the inferred type exclude each other; learn what anonymous dimensions stand for."""
+        claimed, actual = self._type(record, where, learn=value.type), value.type
+        while type(claimed) is type(actual) and not isinstance(actual, TensorType):
+            claimed, actual = claimed.element, actual.element  # type: ignore[union-attr]
+        agree = type(claimed) is type(actual)
+        if agree and isinstance(claimed, TensorType) and isinstance(actual, TensorType):
+            agree = claimed.dtype is actual.dtype
+            if claimed.shape is not None and actual.shape is not None:
+                agree = agree and len(claimed.shape) == len(actual.shape)
+                agree = agree and all(map(dims.may_equal, claimed.shape, actual.shape))
+        if not agree:
+            raise InvalidModel(f"{where}: the stored type of {value.name!r} is {claimed}, its operator gives {actual}")
+
+    def _type(self, record: Any, where: str, learn: Type | None = None) -> Type:
+        for key, constructor in (("sequence", SequenceType), ("optional", OptionalType)):
+            if isinstance(record, dict) and key in record:
+                element = learn.element if isinstance(learn, constructor) else None  # type: ignore[union-attr]
+                return constructor(self._type(record[key], where, element))
+        dtype = _dtype(record, where)
+        shape = record.get("shape")
+        known = learn.shape if isinstance(learn, TensorType) else None
+        if shape is not None:
+            shape = field(record, "shape", list, where)
+            if known is not None and len(known) == len(shape):
+                shape = [self._dim(d, where, k) for d, k in zip(shape, known, strict=True)]
+            else:
+                shape = [self._dim(d, where) for d in shape]
+            if any(not isinstance(d, DimExpr) and d < 0 for d in shape):
+                raise InvalidModel(f"{where}: a dimension of {shape} is negative")
+        value = record.get("value")
+        if value is not None:
+            value = [self._dim(d, where) for d in field(record, "value", list, where)]
+        return TensorType(dtype, shape, value)
+
+    def _dim(self, item: Any, where: str, known: Dim | None = None) -> Dim:
+        if type(item) is int:
+            return item
+        if not isinstance(item, str) or not item or len(item) > _MAX_DIM_TEXT:
+            raise InvalidModel(f"{where}: {item!r} is not a dimension")
+        if _is_anonymous(item):
+            if item not in self._anonymous:
+                self._anonymous[item] = dims.fresh() if known is None else known
+            return self._anonymous[item]
+        dim = dims.parse(item)
+        if not isinstance(dim, DimExpr):
+            return dim
+        anonymous = {s: self._dim(s, where) for s in sorted(dim.symbols) if _is_anonymous(s)}
+        return dims.substitute(dim, anonymous) if anonymous else dim
+
+    def _attribute(self, item: Any, where: str) -> Any:
+        if isinstance(item, list):
+            return [self._attribute(v, where) for v in item]
+        if not isinstance(item, dict):
+            return item
+        if list(item) == ["float"]:
+            return _float_from_text(field(item, "float", str, where), where)
+        if list(item) == ["tensor"]:
+            return Tensor(self._tensor(item["tensor"], where))
+        if list(item) == ["object"]:
+            item = field(item, "object", dict, where)
+        return {k: self._attribute(v, where) for k, v in item.items()}
+
+    def _tensor(self, record: Any, where: str) -> np.ndarray:
+        name, dtype, shape = _tensor_header(record, where)
+        try:
+            if name:
+                if name not in self._arrays:
+                    raise InvalidModel(f"{where}: tensor {name!r} is in no weights file")
+                return restored(self._arrays[name], dtype, shape)
+            if "values" in record:
+                return _array_of_values(field(record, "values", list, where), dtype, shape)
+            return restored(base64.b64decode(field(record, "bytes", str, where), validate=True), dtype, shape)
+        except (ValueError, OverflowError) as error:
+            raise InvalidModel(f"{where}: tensor{f' {name!r}' if name else ''}: {error}") from None
+
+
+def stored_tensors(body: Any) -> dict[str, tuple[str, Any]]:
+    """Type code and shape (None: any) of every tensor of the weights file that the document refers to."""
+    expected: dict[str, tuple[str, Any]] = {}
+    for record in _tensor_references(body):
+        name, dtype, shape = _tensor_header(record, "a stored tensor")
+        if dtype in CODES:
+            expected[name] = (CODES[dtype], shape)
+        else:
+            expected[name] = ("U8", None if dtype is DType.STRING else (math.prod(shape) * dtype.itemsize,))
+    return expected
+
+
+def _tensor_references(body: Any) -> Iterator[dict[str, Any]]:
+    """Every record of a tensor in the weights file, anywhere in the document. Iterative."""
+    stack = [body]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            if "tensor" in item and isinstance(item["tensor"], dict) and "stored" in item["tensor"]:
+                yield item["tensor"]
+            stack.extend(v for v in item.values() if isinstance(v, (dict, list)))
+        elif isinstance(item, list):
+            stack.extend(v for v in item if isinstance(v, (dict, list)))
+
+
+def _array_of_values(values: Sequence[Any], dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    expected = str if dtype is DType.STRING else bool if dtype is DType.BOOL else int
+    if (dtype is not DType.STRING and dtype not in INTEGERS | BOOLS) or not all(type(v) is expected for v in values):
+        raise ValueError(f"the values are not {dtype}")
+    if len(values) != math.prod(shape):
+        raise ValueError(f"{len(values)} values for shape {list(shape)}")
+    array = np.empty(len(values), dtype.numpy)
+    array[:] = np.array(values, dtype.numpy) if values else []
+    array = array.reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _tensor_header(record: Any, where: str) -> tuple[str, DType, tuple[int, ...]]:
+    """Name in the weights file ("" when inline), element type and shape of a tensor record, checked."""
+    name = field(record, "stored", str, where, "")
+    shape = tuple(field(record, "shape", list, where))
+    if not all(type(n) is int and n >= 0 for n in shape):
+        raise InvalidModel(f"{where}: {list(shape)} is not the shape of a tensor")
+    return name, _dtype(record, where), shape
+
+
+def _dtype(record: Any, where: str) -> DType:
+    text = field(record, "dtype", str, where)
+    try:
+        return DType(text)
+    except ValueError:
+        raise InvalidModel(f"{where}: unknown element type {text!r}") from None
+
+
+def _float_from_text(text: str, where: str) -> float:
+    if text in ("inf", "-inf"):
+        return float(text)
+    try:
+        (value,) = struct.unpack(">d", bytes.fromhex(text))
+    except (ValueError, struct.error):
+        raise InvalidModel(f"{where}: {text!r} is not a float") from None
+    return value
+
+
+_MISSING: Any = object()
+
+
+def field(record: Any, key: str, kind: type, where: str, default: Any = _MISSING) -> Any:
+    """`record[key]`, which must be a `kind`; `default` when it is absent and one is given."""
+    if not isinstance(record, dict):
+        raise InvalidModel(f"{where}: an object is expected, not {type(record).__name__}")
+    item = record.get(key, default)
+    if item is _MISSING:
+        raise InvalidModel(f"{where}: {key!r} is missing")
+    if not isinstance(item, kind):
+        raise InvalidModel(f"{where}: {key!r} is a {type(item).__name__}, a {kind.__name__} is expected")
+    return item
+
+
+def strings(record: Any, where: str) -> dict[str, str]:
+    if not isinstance(record, dict) or not all(isinstance(v, str) for v in record.values()):
+        raise InvalidModel(f"{where}: an object of strings is expected")
+    return record
+
+
+def _define(table: dict[str, Value], name: str, value: Value, where: str) -> None:
+    if name in table:
+        raise InvalidModel(f"{where}: the name {name!r} is taken already")
+    table[name] = value
+
+
+def _look_up(table: Mapping[str, Value], name: Any, where: str) -> Value:
+    if not isinstance(name, str) or name not in table:
+        raise InvalidModel(f"{where}: there is no value {name!r} before it")
+    return table[name]

@@ -1,0 +1,199 @@
+"""Graphs as JSON, one node per line, with weights in a safetensors file beside it.
+
+The JSON names its weights file by content (`net.<hash>.safetensors`) and is renamed into place last, so that at
+every moment the pair on disk is a whole one. The graph itself is described in graphkit/ir/codec.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from graphkit.errors import GraphkitError, InvalidModel, RuntimeFailure, UnsafeModel, UsageError
+from graphkit.ir.atomic import PendingFile, sync_folder
+from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
+from graphkit.ir.graph import Graph
+from graphkit.ir.weights import read_weights, write_weights
+
+__all__ = ["FORMAT", "VERSION", "from_dict", "load", "save", "to_dict"]
+
+FORMAT, VERSION = "graphkit", 1
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+def save(
+    path: str | Path, graph: Graph, params: Mapping[str, np.ndarray], meta: Mapping[str, str] | None = None
+) -> None:
+    """Write `graph` to `path` and its tensors to a safetensors file beside it.
+
+    `params` holds arrays by the name of their graph input. Raises InvalidModel when one does not fit its input, and
+    RuntimeFailure when the disk does not take the files; whatever was at `path` is then untouched.
+    """
+    path = Path(path)
+    stem = path.name.removesuffix(".json")
+    tensors = WeightsOut()
+    body = Encoder(tensors, params).graph(graph)
+    unknown = [name for name in params if name not in graph.input_names]
+    if unknown:
+        raise InvalidModel(f"graph {graph.name!r} has no input for parameters {', '.join(map(repr, unknown))}")
+    try:
+        with PendingFile(path.parent, path.name) as text, PendingFile(path.parent, f"{stem}.safetensors") as data:
+            weights, target = None, None
+            if tensors.stored:
+                sha256, size = write_weights(data, tensors.stored)
+                data.finish()
+                target = path.parent / f"{stem}.{sha256[:16]}.safetensors"
+                weights = {"file": target.name, "bytes": size, "sha256": sha256}
+            for line in _document_lines(body, weights, meta or {}):
+                text.write(line)
+            text.finish()
+            fresh = target is not None and not target.exists()
+            try:
+                if target is not None:
+                    data.commit(target)
+                text.commit(path)
+            except OSError:
+                if fresh and target is not None:
+                    target.unlink(missing_ok=True)
+                raise
+            sync_folder(path.parent)
+            _remove_unreferenced(path, stem, target)
+            text.remove_stale()
+            data.remove_stale()
+    except OSError as error:
+        raise RuntimeFailure(f"cannot write {str(path)!r}: {error.strerror or error}") from error
+
+
+def load(path: str | Path, resolve: Resolve) -> tuple[Graph, dict[str, np.ndarray], dict[str, str]]:
+    """Read what `save` wrote: the graph, arrays by input name, metadata.
+
+    `resolve(domain, name)` gives the class of an operator. Raises UsageError when there is no such file,
+    UnsupportedOperator listing all operators that `resolve` does not know, UnsafeModel when the weights lie outside
+    the folder, and InvalidModel, naming file and place, for everything else that is not well formed.
+    """
+    path = Path(path)
+    document = _read_json(path)
+    try:
+        _check_version(document)
+        meta = strings(document.get("meta", {}), "meta")
+        body = field(document, "graph", dict, "the model")
+        arrays = _read_arrays(path, document.get("weights"), body)
+        decoder = Decoder(resolve, arrays)
+        decoder.check_operators(body)
+        graph = decoder.graph(body)
+    except GraphkitError as error:
+        raise type(error)(f"{str(path)!r}: {error}") from None
+    return graph, decoder.params, meta
+
+
+def _remove_unreferenced(path: Path, stem: str, current: Path | None) -> None:
+    """Remove older weights of the same model, unless another JSON file of the folder names them."""
+    pattern = re.compile(re.escape(stem) + r"\.[0-9a-f]{16}\.safetensors")
+    old = [f for f in path.parent.iterdir() if pattern.fullmatch(f.name) and f != current]
+    if not old:
+        return
+    heads = []
+    for other in path.parent.glob("*.json"):
+        if other != path:
+            with contextlib.suppress(OSError), other.open("rb") as file:
+                heads.append(file.read(4096))
+    for leftover in old:
+        if not any(leftover.name.encode() in head for head in heads):
+            # A file that another process holds open (Windows) goes at the next save.
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    def refuse(token: str) -> NoReturn:
+        raise ValueError(f"{token} is not JSON")
+
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{str(path)!r}: no such file") from None
+    except OSError as error:
+        raise RuntimeFailure(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise InvalidModel(f"{str(path)!r} is empty")
+    try:
+        document = json.loads(text.decode(), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidModel(f"{str(path)!r} is not a graphkit model: {error}") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidModel(f'{str(path)!r} is JSON but not a graphkit model: it lacks "format": "{FORMAT}"')
+    return document
+
+
+def _check_version(document: Mapping[str, Any]) -> None:
+    version = document.get("version")
+    if type(version) is not int or version < 1:
+        raise InvalidModel(f"version {version!r} is not a positive integer")
+    if version > VERSION:
+        raise InvalidModel(
+            f"the file has format version {version}; this graphkit reads up to {VERSION}: upgrade graphkit"
+        )
+
+
+def _read_arrays(path: Path, weights: Any, body: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The weights file's tensors as bytes, checked against every reference in the graph."""
+    expected = stored_tensors(body)
+    if weights is None:
+        if expected:
+            raise InvalidModel(f"tensor {next(iter(expected))!r} is in a weights file, and the model names none")
+        return {}
+    name = field(weights, "file", str, "weights")
+    sha256 = field(weights, "sha256", str, "weights")
+    folder = path.parent.resolve()
+    target = (folder / name).resolve()
+    if name in ("", ".", "..") or Path(name).name != name or "\\" in name or target.parent != folder:
+        raise UnsafeModel(f"weights file {name!r} is not in the model's own folder")
+    return read_weights(target, sha256, expected)
+
+
+# --- text ---------------------------------------------------------------------------------------------
+
+
+def _document_lines(body: Mapping[str, Any], weights: Any, meta: Mapping[str, str]) -> Iterator[bytes]:
+    yield f'{{\n"format": "{FORMAT}",\n"version": {VERSION},\n'.encode()
+    yield b'"weights": ' + _json(weights) + b",\n"
+    yield b'"meta": ' + _json(dict(meta)) + b",\n"
+    yield b'"graph": '
+    yield from _graph_lines(body, b"")
+    yield b"\n}\n"
+
+
+def _graph_lines(record: Mapping[str, Any], indent: bytes) -> Iterator[bytes]:
+    """A graph record with one input, node, output or update per line; subgraphs are indented below their node."""
+    inner = indent + b"  "
+    yield b'{"name": ' + _json(record["name"]) + b', "meta": ' + _json(record["meta"])
+    for key in ("inputs", "nodes", "outputs", "updates"):
+        yield b",\n" + indent + b'"' + key.encode() + b'": ['
+        for position, item in enumerate(record[key]):
+            yield (b",\n" if position else b"\n") + inner
+            graphs = item.get("graphs")
+            if graphs is None:
+                yield _json(item)
+                continue
+            yield _json({k: v for k, v in item.items() if k != "graphs"})[:-1] + b', "graphs": {'
+            for number, (name, graph) in enumerate(graphs.items()):
+                yield (b",\n" if number else b"\n") + inner + b"  " + _json(name) + b": "
+                yield from _graph_lines(graph, inner + b"  ")
+            yield b"}}"
+        yield b"]"
+    yield b"}"
+
+
+def _json(item: Any) -> bytes:
+    try:
+        return json.dumps(item, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(item, allow_nan=False).encode()

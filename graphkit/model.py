@@ -1,0 +1,300 @@
+"""Model and load: a graph with its parameters, tied to files, autodiff and the executor."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit import config
+from graphkit.autodiff import gradient
+from graphkit.errors import InvalidModel, UsageError, did_you_mean
+from graphkit.executor.params import ParamStore
+from graphkit.frontend.initializers import initialize
+from graphkit.ir import printing
+from graphkit.ir.graph import Graph, Value, topological
+from graphkit.ir.subgraph import inline
+from graphkit.ir.types import TensorType, Type
+
+# Which model holds the array of a parameter Value: composing models shares parameters through this.
+_owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
+
+_STORED_ROLES = ("parameter", "state")
+
+
+class Model:
+    """An inference graph and its parameters.
+
+    `outputs` is a Value, a sequence of Values, or a dict that names them. Data inputs are those that the outputs
+    depend on, in the order in which they were made, unless `inputs` lists them. Parameters are initialised by their
+    own initialisers from `seed` (default: GRAPHKIT_SEED), except those that `params` gives or that another Model
+    already holds.
+    """
+
+    def __init__(
+        self,
+        outputs: Value | Sequence[Value] | Mapping[str, Value],
+        *,
+        name: str = "model",
+        inputs: Sequence[Value] | None = None,
+        params: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        meta: Mapping[str, str] | None = None,
+    ):
+        names = tuple(outputs) if isinstance(outputs, Mapping) else None
+        values = [outputs] if isinstance(outputs, Value) else list(outputs.values() if isinstance(outputs, Mapping) else outputs)
+        graph = Graph(_ordered_inputs(values, inputs), values, name=name, output_names=names, meta=meta)
+        self._adopt(graph, params or {}, config.SEED.get() if seed is None else seed)
+
+    @classmethod
+    def from_graph(
+        cls,
+        graph: Graph,
+        params: Mapping[str, Any],
+        *,
+        name: str | None = None,
+        meta: Mapping[str, str] | None = None,
+        seed: int | None = None,
+    ) -> Model:
+        """A model around an existing graph; `params` by input name, the rest initialised from `seed`."""
+        model = cls.__new__(cls)
+        changes: dict[str, Any] = {}
+        if name is not None and name != graph.name:
+            changes["name"] = name
+        if meta is not None:
+            changes["meta"] = meta
+        model._adopt(graph.replace(**changes) if changes else graph, params, config.SEED.get() if seed is None else seed)
+        return model
+
+    def _adopt(self, graph: Graph, params: Mapping[str, Any], seed: int) -> None:
+        self.graph = graph
+        stored = {graph.name_of(v): v for v in graph.inputs if v.role in _STORED_ROLES}
+        unknown = [k for k in params if k not in stored]
+        if unknown:
+            raise InvalidModel(
+                f"model {graph.name!r} has no parameter {unknown[0]!r}{did_you_mean(unknown[0], stored)}"
+            )
+        self.params = ParamStore({k: v.tensor for k, v in stored.items()})
+        for key, value in stored.items():
+            if key in params:
+                self.params[key] = params[key]
+            elif value in _owners:
+                owner, held = _owners[value]
+                self.params[key] = owner[held]
+            elif "init" in value.attrs:
+                self.params.adopt(key, initialize(value.tensor, value.attrs["init"], seed, key))
+            else:
+                raise InvalidModel(f"model {graph.name!r}: parameter {key!r} has neither a value nor an initialiser")
+            _owners.setdefault(value, (self.params, key))
+        self._executor: Any = None
+
+    # --- what it is ------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def meta(self) -> Mapping[str, str]:
+        return self.graph.meta
+
+    @property
+    def data_inputs(self) -> tuple[Value, ...]:
+        """The inputs that a caller feeds, as Values."""
+        return tuple(v for v in self.graph.inputs if v.role == "data")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that a caller feeds, in order."""
+        return tuple(self.graph.name_of(v) for v in self.data_inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.graph.output_names
+
+    @property
+    def input_types(self) -> dict[str, Type]:
+        return {self.graph.name_of(v): v.type for v in self.data_inputs}
+
+    @property
+    def output_types(self) -> dict[str, Type]:
+        return {n: v.type for n, v in zip(self.outputs, self.graph.outputs, strict=True)}
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the parameters that training updates: role "parameter", a float dtype, not marked frozen."""
+        return tuple(
+            self.graph.name_of(v)
+            for v in self.graph.inputs
+            if v.role == "parameter" and v.dtype.is_float and v.attrs.get("trainable", True)
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of elements of all parameters, running statistics left out."""
+        return sum(int(v.tensor.size) for v in self.graph.inputs if v.role == "parameter")
+
+    @property
+    def internals(self) -> tuple[str, ...]:
+        """Names of every value of the graph; any of them can be selected as an output."""
+        return tuple(self.graph.name_of(v) for v in self.graph.values)
+
+    def value(self, name: str) -> Value:
+        """The value called `name`; raises UsageError with the closest name."""
+        return self.graph.find(name)
+
+    def select(self, *names: str) -> Model:
+        """A model that shares these parameters and gives the named internal values."""
+        outputs = {n: self.value(n) for n in names}
+        return Model(outputs, name=self.name, params=None, meta=self.meta)
+
+    __getitem__ = select
+
+    def infer_shapes(self, **shapes: Sequence[Any]) -> dict[str, Type]:
+        """Types of every value, given shapes for some inputs (ints, names, or None for unknown dimensions)."""
+        from graphkit.passes.bind import bind
+
+        given = {}
+        for name, shape in shapes.items():
+            if name not in self.inputs:
+                raise UsageError(f"model {self.name!r} has no input {name!r}{did_you_mean(name, self.inputs)}")
+            declared = self.value(name).tensor
+            kept = declared.shape or (None,) * len(shape)
+            given[name] = TensorType(declared.dtype, [k if s is None else s for s, k in zip(shape, kept, strict=True)])
+        bound = bind(self.graph, given)
+        return {bound.name_of(v): v.type for v in bound.values}
+
+    # --- using it --------------------------------------------------------------------------------
+
+    def __call__(self, *operands: Value, **named: Value) -> Any:
+        """Apply the network to values of a graph under construction; parameters are shared, not copied."""
+        table = dict(zip(self.inputs, operands, strict=False)) | named
+        if len(operands) > len(self.inputs) or set(table) != set(self.inputs):
+            raise UsageError(f"model {self.name!r} takes {', '.join(self.inputs)}")
+        arguments = [table[self.graph.name_of(v)] if v.role == "data" else v for v in self.graph.inputs]
+        outputs = inline(self.graph, arguments)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def compile(self, device: str = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any) -> Any:
+        """Prepare the graph for a device; returns an Executor. `shapes` specialises it at once.
+
+        Options: threads, seed, optimize, inplace, share, deterministic, precision (see Executor).
+        """
+        from graphkit.executor.session import Executor
+
+        executor = Executor(self.graph, self.params, device=device, **options)
+        if shapes is not None:
+            executor.specialise(shapes)
+        return executor
+
+    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """Run on the CPU and return arrays by output name; the compiled program is kept."""
+        if self._executor is None:
+            self._executor = self.compile()
+        result: dict[str, np.ndarray] = self._executor.run(feeds, outputs)
+        return result
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path, **options: Any) -> None:
+        """Write `.json` (graph, weights in .safetensors beside it) or `.onnx` (options: opset, ...)."""
+        path = Path(path)
+        match path.suffix:
+            case ".json":
+                from graphkit.ir import serialize
+
+                serialize.save(path, self.graph, self.params, self.meta, **options)
+            case ".onnx":
+                from graphkit.onnx_io import exporter
+
+                exporter.save(self.to_onnx(**options), path)
+            case suffix:
+                raise UsageError(f"cannot save {path}: the suffix is {suffix!r}, and .json or .onnx is known")
+
+    def to_onnx(self, *, opset: int | None = None, **options: Any) -> Any:
+        """The model as an onnx.ModelProto of standard operators at `opset` (default 21)."""
+        from graphkit.onnx_io import exporter
+
+        if opset is not None:
+            options["opset"] = opset
+        return exporter.export(self.graph, self.params, name=self.name, meta=self.meta, **options)
+
+    # --- text ------------------------------------------------------------------------------------
+
+    def summary(self) -> str:
+        """A table of nodes: name, operator, output type, parameters, and the totals."""
+        from graphkit.frontend.summary import summary
+
+        return summary(self.graph)
+
+    def to_dot(self) -> str:
+        return printing.to_dot(self.graph)
+
+    def __str__(self) -> str:
+        return printing.to_text(self.graph)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name!r}: ({', '.join(self.inputs)}) -> ({', '.join(self.outputs)}), {self.num_parameters} parameters>"
+
+
+def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> list[Value]:
+    outputs = list(outputs)
+    for value in outputs:
+        if not isinstance(value, Value):
+            raise UsageError(f"a model's outputs are graph values, not {type(value).__name__}")
+    found: dict[Value, None] = {v: None for v in outputs if v.node is None}
+    for node in topological(outputs):
+        found.update((v, None) for v in node.inputs if v is not None and v.node is None)
+    data = sorted((v for v in found if v.role == "data"), key=lambda v: v.serial)
+    stored = [v for v in found if v.role != "data"]
+    return [*(data if given is None else given), *stored]
+
+
+def load(source: Any, *, external_root: str | Path | None = None) -> Model:
+    """Read a model: a `.json` or `.onnx` path, a folder that `Trainer.save` wrote, ONNX bytes, or a ModelProto.
+
+    Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it.
+    Raises InvalidModel, UnsafeModel or UnsupportedOperator, naming file and node.
+    """
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        if path.is_dir():
+            path = path / "model.json"
+        if path.suffix == ".json":
+            from graphkit.ir import serialize
+            from graphkit.ops import registry
+
+            graph, params, _ = serialize.load(path, registry.get)
+            return Model.from_graph(graph, params)
+        source = path
+    from graphkit.onnx_io.importer import import_model
+
+    imported = import_model(source, external_root=external_root)
+    return Model.from_graph(imported.graph, imported.params, name=imported.name, meta=imported.meta)
+
+
+def grad(
+    model: Model,
+    of: str | Sequence[str] | None = None,
+    wrt: Sequence[str] | None = None,
+    *,
+    with_outputs: bool = False,
+    allow_unused: bool = False,
+) -> Model:
+    """The model whose outputs are the gradients of `of` (default: every output), summed, in `wrt`.
+
+    `wrt` names inputs, parameters or internal values (default: the trainable parameters); the outputs are called
+    `<name>_grad`. With `with_outputs` the original outputs come first. Raises MissingGradient, UsageError.
+    """
+    targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
+    names = list(model.trainable) if wrt is None else list(wrt)
+    gradients = gradient([model.value(n) for n in targets], [model.value(n) for n in names], allow_unused=allow_unused)
+    outputs = dict(zip(model.outputs, model.graph.outputs, strict=True)) if with_outputs else {}
+    outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
+    graph = Graph(
+        model.graph.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta
+    )
+    return Model.from_graph(graph, dict(model.params))

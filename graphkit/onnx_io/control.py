@@ -1,0 +1,173 @@
+"""If, Loop and Scan on import: subgraphs are built in the scope around them, then closed over what they capture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.ir.dims import DimExpr
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.subgraph import checkpoint, close_over
+from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, join
+from graphkit.onnx_io.scopes import RawNode, Region
+from graphkit.onnx_io.tensors import type_from_proto
+from graphkit.ops import Op
+
+if TYPE_CHECKING:
+    from graphkit.onnx_io.importer import Names, Setting, _Builder
+    from graphkit.onnx_io.upgrade import NodeView
+
+# Each attempt makes the types of loop-carried values wider; after the last one they are as wide as can be.
+_ATTEMPTS = 4
+
+
+def build(
+    builder: _Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+) -> Sequence[Value]:
+    """Build a control-flow node; returns its outputs."""
+    if view.op_type == "If":
+        return _if(builder, cls, raw, view, names, setting)
+    if view.op_type == "Loop":
+        return _loop(builder, cls, raw, view, names, setting)
+    if view.op_type == "Scan":
+        return _scan(builder, cls, raw, view, names, setting)
+    raise UnsupportedError(f"subgraphs of {view.op_type} are not supported")
+
+
+def _body(raw: RawNode, name: str) -> Region:
+    if name not in raw.regions:
+        raise InvalidModel(f"attribute {name!r} is required")
+    return raw.regions[name]
+
+
+def _inner(builder: _Builder, region: Region, own: Sequence[Value], names: Names, setting: Setting) -> list[Value]:
+    """The outputs of a subgraph built in a scope inside `names`, where its inputs are `own`."""
+    if len(region.inputs) != len(own):
+        raise InvalidModel(f"subgraph {region.name!r} has {len(region.inputs)} inputs, {len(own)} are passed to it")
+    scope = type(names)(names)
+    scope.values.update((name, value) for (name, _), value in zip(region.inputs, own, strict=True))
+    return builder.region(region, scope, setting)
+
+
+def _finish(raw: RawNode, operator: Op, operands: Sequence[Value | None]) -> Sequence[Value]:
+    return Node(operator, operands, raw.name, raw.meta, output_names=raw.outputs).outputs
+
+
+def _if(
+    builder: _Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+) -> Sequence[Value]:
+    mark = checkpoint()
+    regions = {key: _body(raw, key) for key in ("then_branch", "else_branch")}
+    outputs = {key: _inner(builder, region, (), names, setting) for key, region in regions.items()}
+    captured: list[Value] = []
+    for key, values in outputs.items():
+        _, captured = close_over(values, (), mark, captured, regions[key].name)
+    branches = {key: close_over(values, (), mark, captured, regions[key].name)[0] for key, values in outputs.items()}
+    return _finish(raw, cls(**builder.fields(cls, view), **branches), [view.operand(0), *captured])
+
+
+def _loop(
+    builder: _Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+) -> Sequence[Value]:
+    region = _body(raw, "body")
+    state = [view.operand(i) for i in range(2, len(view.inputs))]
+    counters = [_counter(builder, region, 0, DType.INT64), _counter(builder, region, 1, DType.BOOL)]
+    graph, captured = _with_stable_state(
+        builder, region, names, setting, counters, [v.type for v in state], [], first_output=1
+    )
+    fields = {**builder.fields(cls, view), "body": graph, "captures": len(captured)}
+    return _finish(raw, cls(**fields), [view.input(0), view.input(1), *state, *captured])
+
+
+def _counter(builder: _Builder, region: Region, index: int, dtype: DType) -> Type:
+    """The type of the iteration number or condition: a scalar, which some exporters declare as one element."""
+    shape: tuple[int, ...] = ()
+    if index < len(region.inputs):
+        name, proto = region.inputs[index]
+        declared = None if proto is None else type_from_proto(proto, f"{builder.label}: subgraph input {name!r}")
+        if isinstance(declared, TensorType) and declared.shape == (1,):
+            shape = (1,)
+    return TensorType(dtype, shape)
+
+
+def _scan(
+    builder: _Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+) -> Sequence[Value]:
+    region = _body(raw, "body")
+    count = view.attrs.get("num_scan_inputs")
+    operands = [view.operand(i) for i in range(len(view.inputs))]
+    if not isinstance(count, int) or not 0 <= count <= len(operands):
+        raise InvalidModel(f"num_scan_inputs={count!r} does not fit {len(operands)} operands")
+    state, scanned = operands[: len(operands) - count], operands[len(operands) - count :]
+    axes = view.attrs.get("scan_input_axes") or (0,) * count
+    elements = [_element(v.tensor, axis) for v, axis in zip(scanned, axes, strict=True)]
+    graph, captured = _with_stable_state(
+        builder, region, names, setting, [], [v.type for v in state], elements, first_output=0
+    )
+    fields = {**builder.fields(cls, view), "body": graph, "captures": len(captured)}
+    return _finish(raw, cls(**fields), [*operands, *captured])
+
+
+def _element(scanned: TensorType, axis: int) -> TensorType:
+    if scanned.shape is None:
+        return TensorType(scanned.dtype)
+    rank = len(scanned.shape)
+    if not -rank <= axis < rank:
+        raise InvalidModel(f"scan axis {axis} does not fit {scanned}")
+    return TensorType(scanned.dtype, [d for i, d in enumerate(scanned.shape) if i != axis % rank])
+
+
+def _with_stable_state(
+    builder: _Builder,
+    region: Region,
+    names: Names,
+    setting: Setting,
+    before: Sequence[Type],
+    state: Sequence[Type],
+    after: Sequence[Type],
+    first_output: int,
+) -> tuple[Graph, list[Value]]:
+    """Build a loop body whose carried values keep their types: those that change get unknown dimensions or rank."""
+    types = [_without_value(t) for t in state]
+    for attempt in range(_ATTEMPTS):
+        mark = checkpoint()
+        own = [
+            Value(t, name) for t, (name, _) in zip([*before, *types, *after], region.inputs, strict=False)
+        ]
+        outputs = _inner(builder, region, own, names, setting)
+        results = [v.type for v in outputs[first_output : first_output + len(types)]]
+        if len(results) != len(types):
+            raise InvalidModel(f"subgraph {region.name!r} has {len(outputs)} outputs for {len(types)} carried values")
+        stable = [_covers(t, r) for t, r in zip(types, results, strict=True)]
+        if all(stable) or attempt == _ATTEMPTS - 1:
+            break
+        widen = join if attempt < _ATTEMPTS - 2 else _unranked
+        types = [t if ok else _without_value(widen(t, r)) for t, r, ok in zip(types, results, stable, strict=True)]
+    return close_over(outputs, own, mark, (), region.name)
+
+
+def _without_value(type: Type) -> Type:
+    return TensorType(type.dtype, type.shape) if isinstance(type, TensorType) else type
+
+
+def _unranked(a: Type, b: Type) -> Type:
+    joined = join(a, b)
+    return TensorType(joined.dtype) if isinstance(joined, TensorType) else joined
+
+
+def _covers(wide: Type, narrow: Type) -> bool:
+    """Whether every value of type `narrow` also has type `wide`, an anonymous dimension standing for any size."""
+    if isinstance(wide, (SequenceType, OptionalType)):
+        return type(wide) is type(narrow) and _covers(wide.element, narrow.element)  # type: ignore[union-attr]
+    if not isinstance(narrow, TensorType) or wide.dtype is not narrow.dtype:
+        return False
+    if wide.shape is None:
+        return True
+    if narrow.shape is None or len(narrow.shape) != len(wide.shape):
+        return False
+    return all(w == n or _anonymous(w) for w, n in zip(wide.shape, narrow.shape, strict=True))
+
+
+def _anonymous(dim: Any) -> bool:
+    return isinstance(dim, DimExpr) and str(dim).startswith("?")

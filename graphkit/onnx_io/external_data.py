@@ -1,0 +1,135 @@
+"""Tensors stored outside the model file: memory-mapped on load, one aligned file beside the model on save."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+
+from graphkit.errors import InvalidModel, UnsafeModel
+
+# Pages of mapped files begin at multiples of this; tensors smaller than it stay in the model.
+ALIGNMENT = 4096
+_KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
+
+
+class ExternalData:
+    """Reads external tensors of one model. Files are mapped once and shared by all their tensors.
+
+    A file must lie, with symbolic links resolved, inside the model's folder or inside `external_root`;
+    anything else raises UnsafeModel. `folder` is None for a model that was given as bytes: then locations are
+    relative to `external_root`.
+    """
+
+    def __init__(self, folder: Path | None, external_root: Path | None = None):
+        roots = [p for p in (folder, external_root) if p is not None]
+        self._base = roots[0] if roots else None
+        self._roots = [Path(os.path.realpath(p)) for p in roots]
+        self._files: dict[Path, np.ndarray] = {}
+
+    def read(self, proto: TensorProto, nbytes: int) -> np.ndarray:
+        """`nbytes` bytes (uint8, read-only) of the tensor's data; raises InvalidModel or UnsafeModel."""
+        where = f"tensor {proto.name!r}"
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        location = entries.get("location", "")
+        if not location:
+            raise InvalidModel(f"{where}: external data without a location")
+        offset = _number(entries.get("offset", "0"), "offset", where)
+        length = _number(entries["length"], "length", where) if "length" in entries else nbytes
+        if length != nbytes:
+            raise InvalidModel(f"{where}: its type takes {nbytes} bytes, the external data announce {length}")
+        data = self._open(location, where)
+        if offset + length > data.size:
+            raise InvalidModel(f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {data.size}")
+        return data[offset : offset + length]
+
+    def _open(self, location: str, where: str) -> np.ndarray:
+        if self._base is None:
+            raise InvalidModel(f"{where}: data are in {location!r}, and the model was given without a folder")
+        if "\0" in location:
+            raise UnsafeModel(f"{where}: external data location {location!r} is not a path")
+        path = Path(os.path.realpath(self._base / location))
+        if not any(path.is_relative_to(root) for root in self._roots):
+            raise UnsafeModel(
+                f"{where}: external data {location!r} lie outside the model's folder; "
+                "pass external_root (--allow-external-root) to allow the folder they are in"
+            )
+        if path not in self._files:
+            if not path.is_file():
+                raise InvalidModel(f"{where}: external data file {location!r} is missing or is not a regular file")
+            empty = path.stat().st_size == 0
+            self._files[path] = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
+        return self._files[path]
+
+
+def _number(text: str, key: str, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise InvalidModel(f"{where}: external data {key} {text!r} is not a size")
+    return int(text)
+
+
+def tensors_of(graph: GraphProto) -> Iterator[TensorProto]:
+    """Every initialiser, of subgraphs too. Tensors in attributes of Constant nodes are not initialisers."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from tensors_of(attribute.g)
+            for subgraph in attribute.graphs:
+                yield from tensors_of(subgraph)
+
+
+def raw_bytes(model: ModelProto) -> int:
+    """Bytes that the initialisers hold inside the model."""
+    return sum(len(t.raw_data) for t in tensors_of(model.graph) if t.HasField("raw_data"))
+
+
+class Externalised:
+    """A copy of a model whose larger initialisers live in one data file, and the parts of that file in order.
+
+    The file's name carries a digest of its content, so that replacing a model never pairs it with other weights.
+    """
+
+    def __init__(self, model: ModelProto, stem: str):
+        self.parts: list[tuple[int, bytes]] = []
+        self.model = ModelProto()
+        self.model.CopyFrom(model)
+        moved: list[tuple[TensorProto, int, int]] = []
+        digest = hashlib.sha256()
+        position = 0
+        for tensor in tensors_of(self.model.graph):
+            if not tensor.HasField("raw_data") or len(tensor.raw_data) < ALIGNMENT:
+                continue
+            raw = tensor.raw_data
+            position = -(-position // ALIGNMENT) * ALIGNMENT
+            self.parts.append((position, raw))
+            digest.update(f"{tensor.name}:{position}:".encode())
+            digest.update(raw)
+            moved.append((tensor, position, len(raw)))
+            position += len(raw)
+            tensor.ClearField("raw_data")
+        self.location = f"{stem}-{digest.hexdigest()[:16]}.data"
+        for tensor, offset, length in moved:
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", self.location), ("offset", str(offset)), ("length", str(length))):
+                tensor.external_data.add(key=key, value=value)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content of the data file, padding included."""
+        written = 0
+        for offset, raw in self.parts:
+            if offset > written:
+                yield b"\0" * (offset - written)
+            yield raw
+            written = offset + len(raw)
+
+
+def previous_data_files(path: Path) -> list[Path]:
+    """Data files of earlier saves of the model at `path`."""
+    pattern = re.compile(re.escape(path.stem) + r"-[0-9a-f]{16}\.data")
+    return [p for p in path.parent.iterdir() if pattern.fullmatch(p.name)]

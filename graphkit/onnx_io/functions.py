@@ -1,0 +1,108 @@
+"""Functions: model-local ones and those that define standard operators, as regions to be built in place of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import onnx
+from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
+
+from graphkit.errors import InvalidModel
+from graphkit.onnx_io.scopes import RawNode, Reader, Region
+from graphkit.onnx_io.validate import check_opset, opsets_of
+
+MAX_CALL_DEPTH = 32
+
+
+class Function(NamedTuple):
+    """A function's body, the opsets that its nodes are written for, and its attribute parameters."""
+
+    label: str
+    region: Region
+    opsets: Mapping[str, int]
+    required: tuple[str, ...]
+    defaults: Mapping[str, AttributeProto]
+
+    def bind(self, given: Mapping[str, AttributeProto], where: str) -> dict[str, AttributeProto]:
+        """Attribute values of one call; raises InvalidModel for one that the function does not have."""
+        unknown = next((name for name in given if name not in self.required and name not in self.defaults), None)
+        if unknown is not None:
+            raise InvalidModel(f"{where}: {self.label} has no attribute {unknown!r}")
+        return {**self.defaults, **given}
+
+
+class Library:
+    """The model-local functions of one file, read when first used."""
+
+    def __init__(self, protos: Iterable[FunctionProto], opsets: Mapping[str, int], reader: Reader):
+        self._reader = reader
+        self._opsets = opsets
+        self._read: dict[tuple[str, str, str], Function] = {}
+        self._protos: dict[tuple[str, str, str], FunctionProto] = {}
+        for proto in protos:
+            key = ("" if proto.domain == "ai.onnx" else proto.domain, proto.name, proto.overload)
+            if key in self._protos:
+                raise InvalidModel(f"{reader.label}: function {proto.domain}.{proto.name} is defined twice")
+            self._protos[key] = proto
+
+    def find(self, node: RawNode) -> Function | None:
+        """The function that `node` calls, or None."""
+        key = (node.domain, node.op_type, node.overload)
+        if key in self._protos and key not in self._read:
+            self._read[key] = self._function(self._protos[key])
+        return self._read.get(key)
+
+    def _function(self, proto: FunctionProto) -> Function:
+        label = f"function {proto.domain}.{proto.name}"
+        opsets = {**self._opsets, **opsets_of(proto.opset_import, f"{self._reader.label}: {label}")}
+        if "" in opsets:
+            check_opset(opsets[""], f"{self._reader.label}: {label}")
+        defaults = {a.name: a for a in proto.attribute_proto}
+        return Function(label, self._reader.function(proto), opsets, tuple(proto.attribute), defaults)
+
+
+def has_standard_body(domain: str, name: str, version: int) -> bool:
+    """Whether the standard defines the operator as a function."""
+    schema = _schema(domain, name, version)
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def standard_function(
+    domain: str, name: str, version: int, node: NodeProto, types: Sequence[TypeProto]
+) -> Function | None:
+    """The function by which the standard defines an operator at `version`; None when it has none that fits.
+
+    `node` gives attributes and absent operands, `types` the operands' types: some bodies depend on them.
+    """
+    schema = _schema(domain, name, version)
+    if schema is None:
+        return None
+    data = b""
+    if schema.has_function:
+        available = [v for v in schema.function_opset_versions if v <= version]
+        data = schema.get_function_with_opset_version(max(available)) if available else b""
+    if not data and schema.has_context_dependent_function:
+        available = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+        if available:
+            serialized = [t.SerializeToString() for t in types]
+            data = schema.get_context_dependent_function_with_opset_version(
+                max(available), node.SerializeToString(), serialized
+            )
+    if not data:
+        return None
+    proto = FunctionProto()
+    proto.ParseFromString(data)
+    label = f"the standard's definition of {name}"
+    opsets = {"": version, **opsets_of(proto.opset_import, label)}
+    defaults = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
+    required = tuple(schema.attributes)
+    return Function(label, Reader(label).function(proto), opsets, required, defaults)
+
+
+def _schema(domain: str, name: str, version: int) -> onnx.defs.OpSchema | None:
+    try:
+        schema = onnx.defs.get_schema(name, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    return None if schema.deprecated else schema

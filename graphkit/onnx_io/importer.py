@@ -1,0 +1,424 @@
+"""ONNX to graphkit: a model file becomes a Graph, its parameters and its metadata.
+
+The file's nodes are read in dependency order, brought up to the canonical opset by `upgrade`, functions are
+inlined, subgraphs are closed over what they capture, and every type is inferred anew; types that the file declares
+only fill in what inference leaves unknown. Nothing in the file is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, ModelProto, TypeProto
+
+from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
+from graphkit.ir import context
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Names as UniqueNames
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType, TensorType, type_of_array
+from graphkit.onnx_io import control, functions, initializers, upgrade, validate
+from graphkit.onnx_io.external_data import ExternalData
+from graphkit.onnx_io.scopes import RawNode, Reader, Region
+from graphkit.onnx_io.tensors import densify, dtype_of_code, refine, to_array, type_from_proto, type_to_proto
+from graphkit.ops import Op, registry
+from graphkit.passes.randomness import bind_rng
+
+# Functions and loop bodies are built once per use; a small file must not unfold without limit.
+MAX_BUILT_NODES = 20_000_000
+
+
+class Imported(NamedTuple):
+    """`params` has one array per graph input of role parameter or state, by its name in `graph`."""
+
+    graph: Graph
+    params: dict[str, np.ndarray]
+    name: str
+    meta: dict[str, str]
+
+
+def import_model(
+    source: str | os.PathLike[str] | bytes | ModelProto, *, external_root: str | os.PathLike[str] | None = None
+) -> Imported:
+    """Read an ONNX model (opset 7 to 28) from a path, from bytes or from a ModelProto.
+
+    Floating-point initialisers become inputs of role "parameter" (batch normalisation's mean and variance: "state"),
+    others constants; see `initializers`. `external_root` is one more folder that external data may lie in.
+    Raises InvalidModel, UnsafeModel, UnsupportedError, or UnsupportedOperator listing every unknown operator.
+    """
+    parsed = validate.read_model(source)
+    external = ExternalData(parsed.folder, None if external_root is None else Path(external_root))
+    try:
+        with context.detached():
+            return _Builder(parsed.model, parsed.label, external).build()
+    except RecursionError:
+        raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
+
+
+class Names:
+    """Values by name; a subgraph looks further in the scope around it."""
+
+    __slots__ = ("values", "outer")
+
+    def __init__(self, outer: Names | None = None):
+        self.values: dict[str, Value | None] = {}
+        self.outer = outer
+
+    def find(self, name: str) -> Value | None:
+        """The value called `name`; None when it is an operand that a function's caller left out."""
+        scope: Names | None = self
+        while scope is not None:
+            if name in scope.values:
+                return scope.values[name]
+            scope = scope.outer
+        raise InvalidModel(f"{name!r} is not defined here")
+
+    def output(self, name: str) -> Value:
+        """The value called `name`, which must be there."""
+        found = self.find(name)
+        if found is None:
+            raise InvalidModel(f"{name!r} is an output, and has no value")
+        return found
+
+
+class Setting(NamedTuple):
+    """What nodes are read under: opset by domain, attributes of the function around them, the calls on the way."""
+
+    opsets: Mapping[str, int]
+    attributes: Mapping[str, AttributeProto]
+    calls: tuple[str, ...] = ()
+
+    def version(self, domain: str) -> int:
+        return self.opsets.get(domain, validate.NEWEST_OPSET if domain == "" else 1)
+
+
+class _Builder:
+    def __init__(self, model: ModelProto, label: str, external: ExternalData):
+        self.model = model
+        self.label = label
+        self.external = external
+        reader = Reader(label)
+        self.setting = Setting(validate.opsets_of(model.opset_import, label), {})
+        self.library = functions.Library(model.functions, self.setting.opsets, reader)
+        self.top = reader.graph(model.graph)
+        reader.closed(self.top, f"{label}: graph {model.graph.name!r}")
+        self.built = 0
+        self.hoisted: dict[tuple[int, str], Value] = {}
+
+    # --- the whole model ---------------------------------------------------------------------------
+
+    def build(self) -> Imported:
+        self.check_operators()
+        plan = initializers.classify(self.model, self.top)
+        arrays: dict[Value, np.ndarray] = {}
+        for region, name, role in plan.entries:
+            array = self.initial_array(region, name)
+            if role == "constant":
+                self.hoisted[id(region), name] = self.constant(Tensor(array), name)
+            else:
+                value = Value(TensorType(array.dtype, array.shape), name, role=role)
+                self.hoisted[id(region), name] = value
+                arrays[value] = array
+        names = Names()
+        inputs: list[Value] = []
+        for name, proto in self.top.inputs:
+            if (id(self.top), name) in self.hoisted:
+                continue
+            where = f"{self.label}: input {name!r}"
+            declared = None if proto is None else type_from_proto(proto, where)
+            if declared is None:
+                raise InvalidModel(f"{where} has no type")
+            inputs.append(Value(declared, name))
+            names.values[name] = inputs[-1]
+        outputs = self.region(self.top, names, self.setting)
+        unique = _unique([name for name, _ in self.top.outputs])
+        graph = Graph([*inputs, *arrays], outputs, name=self.top.name, output_names=unique)
+        if any(_draws(node) for node in graph.nodes):
+            graph = bind_rng(graph)
+        meta = self.metadata(graph, unique)
+        params = {graph.name_of(value): array for value, array in arrays.items()}
+        return Imported(graph.replace(meta=meta), params, self.top.name, meta)
+
+    def initial_array(self, region: Region, name: str) -> np.ndarray:
+        where = f"{self.label}: initializer {name!r}"
+        if name in region.sparse:
+            return densify(region.sparse[name], where, self.external)
+        return to_array(region.initializers[name], where, self.external)
+
+    def metadata(self, graph: Graph, output_names: Sequence[str]) -> dict[str, str]:
+        """The file's metadata, who made it, and the names that had to change because others had them already."""
+        model = self.model
+        meta = {entry.key: entry.value for entry in model.metadata_props if entry.key != initializers.ROLES_KEY}
+        facts = {
+            "onnx.producer_name": model.producer_name,
+            "onnx.producer_version": model.producer_version,
+            "onnx.domain": model.domain,
+            "onnx.model_version": str(model.model_version or ""),
+            "onnx.doc_string": model.doc_string,
+            "onnx.graph_doc_string": self.top.doc,
+            "onnx.opset": str(self.setting.version("")),
+        }
+        meta.update((key, text) for key, text in facts.items() if text)
+        renamed = {
+            unique: name for unique, (name, _) in zip(output_names, self.top.outputs, strict=True) if unique != name
+        }
+        for node in graph.nodes:
+            if node.name and graph.node_name(node) != node.name:
+                renamed[graph.node_name(node)] = node.name
+        if renamed:
+            meta["onnx.renamed"] = json.dumps(renamed)
+        return meta
+
+    def check_operators(self) -> None:
+        """Raises UnsupportedOperator listing every operator that nothing here implements, with its nodes."""
+        missing: dict[str, list[str]] = {}
+        seen: set[int] = set()
+        pending: list[tuple[Region, Setting]] = [(self.top, self.setting)]
+        while pending:
+            region, setting = pending.pop()
+            for _, raw in region.walk():
+                function = self.library.find(raw)
+                version = setting.version(raw.domain)
+                target, built = upgrade.destination(raw.domain, raw.op_type, version)
+                if built or registry.find(raw.domain, target) is not None:
+                    continue
+                if function is not None:
+                    if id(function.region) not in seen:
+                        seen.add(id(function.region))
+                        pending.append((function.region, Setting(function.opsets, {})))
+                elif not functions.has_standard_body(raw.domain, raw.op_type, version):
+                    operator = f"{raw.domain or 'ai.onnx'}.{raw.op_type}"
+                    missing.setdefault(operator, []).append(raw.name or next(filter(None, raw.outputs), "unnamed"))
+        if missing:
+            lines = []
+            for operator, nodes in sorted(missing.items()):
+                more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+                lines.append(f"  {operator}: " + ", ".join(repr(n) for n in nodes[:5]) + more)
+            count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
+            raise UnsupportedOperator(f"{self.label}: {count} not implemented, used by nodes\n" + "\n".join(lines))
+
+    # --- nodes -------------------------------------------------------------------------------------
+
+    def region(self, region: Region, names: Names, setting: Setting) -> list[Value]:
+        """Build a region's nodes in `names`; returns its outputs."""
+        for name in (*region.initializers, *region.sparse):
+            value = self.hoisted.get((id(region), name))
+            if value is None:
+                value = self.constant(Tensor(self.initial_array(region, name)), name)
+            names.values[name] = value
+        declared = {**region.declared, **{name: proto for name, proto in region.outputs if proto is not None}}
+        for raw in region.nodes:
+            self.node(raw, names, setting, declared)
+        return [names.output(name) for name, _ in region.outputs]
+
+    def node(self, raw: RawNode, names: Names, setting: Setting, declared: Mapping[str, TypeProto]) -> None:
+        self.built += 1
+        if self.built > MAX_BUILT_NODES:
+            raise InvalidModel(f"{self.label}: functions and loops unfold to more than {MAX_BUILT_NODES} nodes")
+        where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
+        try:
+            results = self.results(raw, names, setting, declared, where)
+        except GraphkitError as error:
+            if str(error).startswith(self.label):
+                raise
+            kind = InvalidModel if isinstance(error, UsageError) else type(error)
+            raise kind(f"{where}: {error}") from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise InvalidModel(f"{where}: operands and attributes do not fit: {error}") from error
+        for index, name in enumerate(raw.outputs):
+            if name:
+                value = results[index] if index < len(results) else None
+                if value is None:
+                    raise InvalidModel(f"{where}: the operator has no output {index} ({name!r})")
+                names.values[name] = value
+
+    def results(
+        self, raw: RawNode, names: Names, setting: Setting, declared: Mapping[str, TypeProto], where: str
+    ) -> Sequence[Value | None]:
+        inputs = [names.find(name) if name else None for name in raw.inputs]
+        if raw.domain == "" and raw.op_type == "Constant":
+            return [self.constant(self.constant_value(raw, setting, where), raw.outputs[0] if raw.outputs else "", raw)]
+        protos = self.bound_attributes(raw, setting)
+        attrs = {name: self.attribute(proto, f"{where}: attribute {name!r}") for name, proto in protos.items()}
+        version = setting.version(raw.domain)
+        view = upgrade.NodeView(raw.op_type, raw.domain, inputs, attrs, raw.outputs, version, where)
+        mark = Value(TensorType(DType.BOOL, ())).serial
+        built = upgrade.run(view)
+        if built is not None:
+            return _named(built, raw, mark)
+        cls = registry.find(view.domain, view.op_type)
+        if cls is None:
+            return _named(self.call(raw, inputs, protos, setting, where), raw, mark)
+        if raw.regions:
+            return control.build(self, cls, raw, view, names, setting)
+        return self.apply(cls, view, raw, declared).outputs
+
+    def apply(self, cls: type[Op], view: upgrade.NodeView, raw: RawNode, declared: Mapping[str, TypeProto]) -> Node:
+        operands = list(view.inputs)
+        while operands and operands[-1] is None:
+            operands.pop()
+        attrs = self.fields(cls, view)
+        node = Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
+        types = [
+            refine(v.type, type_from_proto(declared[v.name], v.name)) if v.name in declared and not _known(v) else v.type
+            for v in node.outputs
+        ]
+        if any(t is not v.type for t, v in zip(types, node.outputs, strict=True)):
+            node = Node(node.op, operands, raw.name, raw.meta, output_names=raw.outputs, types=types)
+        return node
+
+    def fields(self, cls: type[Op], view: upgrade.NodeView) -> dict[str, Any]:
+        """Attribute values by the operator's field names; one that the operator lacks must have its default value."""
+        renames = {} if cls.onnx is None else {theirs: ours for ours, theirs in cls.onnx.renames.items()}
+        fields: dict[str, Any] = {}
+        for name, value in view.attrs.items():
+            field = renames.get(name, name)
+            spec = cls.fields.get(field)
+            if spec is None:
+                if not _is_default(view, name, value):
+                    raise UnsupportedError(f"attribute {name}={value!r} is not supported")
+                continue
+            if spec.kind == "DType" and isinstance(value, int):
+                if value == 0 and spec.default is None:
+                    continue
+                value = dtype_of_code(value, f"attribute {name!r}")
+            fields[field] = value
+        return fields
+
+    def call(
+        self,
+        raw: RawNode,
+        inputs: Sequence[Value | None],
+        attributes: Mapping[str, AttributeProto],
+        setting: Setting,
+        where: str,
+    ) -> Sequence[Value | None]:
+        """Build the body of the function that `raw` calls; absent operands stay absent inside."""
+        function = self.library.find(raw)
+        if function is None:
+            types = [TypeProto() if v is None else type_to_proto(v.type) for v in inputs]
+            version = setting.version(raw.domain)
+            function = functions.standard_function(raw.domain, raw.op_type, version, raw.proto, types)
+            if function is None:
+                raise UnsupportedOperator(f"{where}: {raw.op_type} is not implemented for these operands")
+        if function.label in setting.calls:
+            raise InvalidModel(f"{where}: {function.label} calls itself")
+        if len(setting.calls) >= functions.MAX_CALL_DEPTH:
+            raise InvalidModel(f"{where}: function calls nested deeper than {functions.MAX_CALL_DEPTH}")
+        if len(inputs) > len(function.region.inputs):
+            raise InvalidModel(f"{where}: {function.label} takes {len(function.region.inputs)} inputs, {len(inputs)} given")
+        bound = function.bind(attributes, where)
+        inner = Setting(function.opsets, bound, (*setting.calls, function.label))
+        names = Names()
+        operands = [*inputs, *[None] * (len(function.region.inputs) - len(inputs))]
+        names.values.update((name, value) for (name, _), value in zip(function.region.inputs, operands, strict=True))
+        for node in function.region.nodes:
+            self.node(node, names, inner, {})
+        return [names.find(name) for name, _ in function.region.outputs]
+
+    # --- constants and attributes -----------------------------------------------------------
+
+    def constant(self, tensor: Tensor, name: str, raw: RawNode | None = None) -> Value:
+        cls = registry.get("", "Constant")
+        node_name, meta = ("", {}) if raw is None else (raw.name, raw.meta)
+        return Node(cls(value=tensor), (), node_name, meta, output_names=[name]).output
+
+    def constant_value(self, raw: RawNode, setting: Setting, where: str) -> Tensor:
+        """The tensor of a Constant node, in any of the forms that the attribute may have."""
+        protos = self.bound_attributes(raw, setting)
+        forms = [name for name in protos if name.startswith(("value", "sparse_value"))]
+        if len(forms) != 1:
+            raise InvalidModel(f"{where}: a Constant has exactly one value, this one has {len(forms)}")
+        name = forms[0]
+        value = self.attribute(protos[name], f"{where}: attribute {name!r}")
+        if isinstance(value, Tensor):
+            return value
+        dtype = {"value_float": np.float32, "value_int": np.int64}.get(name.removesuffix("s"), object)
+        return Tensor(np.asarray(value, dtype))
+
+    def bound_attributes(self, raw: RawNode, setting: Setting) -> dict[str, AttributeProto]:
+        """The node's attributes; a reference to an attribute of the function around it takes that one's value."""
+        bound: dict[str, AttributeProto] = {}
+        for name, proto in raw.attributes.items():
+            if not proto.ref_attr_name:
+                bound[name] = proto
+            elif proto.ref_attr_name in setting.attributes:
+                bound[name] = setting.attributes[proto.ref_attr_name]
+        return bound
+
+    def attribute(self, proto: AttributeProto, where: str) -> Any:
+        match proto.type:
+            case AttributeProto.FLOAT:
+                return proto.f
+            case AttributeProto.INT:
+                return proto.i
+            case AttributeProto.STRING:
+                return _text(proto.s, where)
+            case AttributeProto.TENSOR:
+                return Tensor(to_array(proto.t, where, self.external))
+            case AttributeProto.SPARSE_TENSOR:
+                return Tensor(densify(proto.sparse_tensor, where, self.external))
+            case AttributeProto.FLOATS:
+                return tuple(proto.floats)
+            case AttributeProto.INTS:
+                return tuple(proto.ints)
+            case AttributeProto.STRINGS:
+                return tuple(_text(s, where) for s in proto.strings)
+            case AttributeProto.TYPE_PROTO:
+                return type_from_proto(proto.tp, where)
+        raise UnsupportedError(f"{where}: attributes of type {proto.type} are not supported")
+
+
+def _text(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidModel(f"{where}: not UTF-8 text") from None
+
+
+def _known(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.is_static
+
+
+def _draws(node: Node) -> bool:
+    """Whether a node of the graph or of its subgraphs draws random numbers; Dropout only does so in training mode."""
+    for graph in node.op.subgraphs().values():
+        if any(_draws(inner) for inner in graph.nodes):
+            return True
+    if not getattr(node.op, "random", False):
+        return False
+    if node.op.name != "Dropout":
+        return True
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    return mode is not None and mode.tensor.constants != (0,)
+
+
+def _is_default(view: upgrade.NodeView, name: str, value: Any) -> bool:
+    try:
+        schema = onnx.defs.get_schema(view.op_type, view.version, view.domain)
+    except onnx.defs.SchemaError:
+        return False
+    spec = schema.attributes.get(name)
+    if spec is None or not spec.default_value.name:
+        return False
+    default = onnx.helper.get_attribute_value(spec.default_value)
+    return value == (default.decode() if isinstance(default, bytes) else default)
+
+
+def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence[Value | None]:
+    """Give results that a rule or a function has just built the names that the file has for them."""
+    for value, name in zip(results, raw.outputs, strict=False):
+        if name and value is not None and value.node is not None and value.serial > mark:
+            value.name = name
+    return results
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    allocator = UniqueNames()
+    return [allocator.take(name) for name in names]

@@ -1,0 +1,96 @@
+"""What an initialiser becomes: a trainable parameter, a state, or a constant.
+
+- Floating-point tensors are parameters; the mean and variance of a batch normalisation are states.
+- Integers, booleans, strings and the narrow float types are constants: shapes and axes that inference reads.
+- A floating-point scalar (rank 0) is a constant: exporters write the literals of formulas so, learned tensors have
+  axes. So is one that only feeds operands that are settings (bounds of Clip, scales of Resize, ...).
+- One that is also a graph input (and, up to IR version 3 where all are, that is the rule for floats) is a default that
+  may be replaced: a parameter, or a state when it is not floating-point.
+- Unused ones are left out.
+
+A model that graphkit wrote says in its metadata where its roles differ from these rules.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from onnx import ModelProto
+
+from graphkit.ir.types import FLOATS
+from graphkit.onnx_io.scopes import Region
+from graphkit.onnx_io.tensors import DTYPES
+
+ROLES_KEY = "ai.graphkit.roles"
+_ROLES = frozenset({"parameter", "state", "constant"})
+
+# Operands that configure an operator rather than being learned, by position.
+_SETTINGS = {
+    "Clip": {1, 2},
+    "Dropout": {1},
+    "OneHot": {2},
+    "Pad": {2},
+    "QuantizeLinear": {1},
+    "DequantizeLinear": {1},
+    "Range": {0, 1, 2},
+    "Resize": {1, 2},
+    "NonMaxSuppression": {3, 4},
+    "Upsample": {1},
+}
+
+
+class Plan(NamedTuple):
+    """(region, name, role) of every initialiser that is used, outer regions first."""
+
+    entries: list[tuple[Region, str, str]]
+
+
+def classify(model: ModelProto, top: Region) -> Plan:
+    """Decide the role of each initialiser of the graph and its subgraphs."""
+    settings: set[str] = set()
+    statistics: set[str] = set()
+    learned: set[str] = {name for name, _ in top.outputs}
+    regions: dict[int, Region] = {id(top): top}
+    for region, node in top.walk():
+        if id(region) not in regions:
+            regions[id(region)] = region
+            learned.update(name for name, _ in region.outputs)
+        for position, name in enumerate(node.inputs):
+            if node.domain == "" and position in _SETTINGS.get(node.op_type, ()):
+                settings.add(name)
+            elif node.domain == "" and node.op_type == "BatchNormalization" and position in (3, 4):
+                statistics.add(name)
+            else:
+                learned.add(name)
+    feedable = {name for name, _ in top.inputs}
+    declared = _declared_roles(model)
+    entries: list[tuple[Region, str, str]] = []
+    for region in regions.values():
+        protos = {**region.initializers, **{name: sparse.values for name, sparse in region.sparse.items()}}
+        for name, proto in protos.items():
+            replaceable = region is top and name in feedable
+            if not replaceable and name not in settings and name not in statistics and name not in learned:
+                continue
+            rank = len(region.sparse[name].dims if name in region.sparse else proto.dims)
+            role = "parameter"
+            if DTYPES.get(proto.data_type) not in FLOATS:
+                role = "state" if replaceable and model.ir_version >= 4 else "constant"
+            elif name in statistics and name not in learned:
+                role = "state"
+            elif not replaceable and (rank == 0 or name not in learned):
+                role = "constant"
+            entries.append((region, name, declared.get(name, role) if region is top else role))
+    return Plan(entries)
+
+
+def _declared_roles(model: ModelProto) -> dict[str, str]:
+    for entry in model.metadata_props:
+        if entry.key == ROLES_KEY:
+            try:
+                roles = json.loads(entry.value)
+            except (ValueError, RecursionError):
+                return {}
+            if isinstance(roles, dict):
+                return {name: role for name, role in roles.items() if role in _ROLES}
+    return {}

@@ -1,0 +1,211 @@
+"""A graph of the file as regions: nodes in dependency order, names checked, free names known.
+
+Everything here is about names: single assignment, undefined inputs, cycles, and which outer names a subgraph uses.
+Linear in nodes and edges; nesting and size are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
+
+from graphkit.errors import InvalidModel
+
+MAX_DEPTH = 32
+MAX_NODES = 20_000_000
+
+
+class RawNode:
+    """A node of the file: names, attributes by name, subgraphs as regions."""
+
+    __slots__ = ("op_type", "domain", "overload", "name", "inputs", "outputs", "attributes", "regions", "proto")
+
+    def __init__(self, proto: NodeProto, regions: Mapping[str, Region], attributes: Mapping[str, AttributeProto]):
+        self.op_type = proto.op_type
+        self.domain = "" if proto.domain == "ai.onnx" else proto.domain
+        self.overload = proto.overload
+        self.name = proto.name
+        self.inputs = tuple(proto.input)
+        self.outputs = tuple(proto.output)
+        self.attributes = attributes
+        self.regions = regions
+        self.proto = proto
+
+    @property
+    def meta(self) -> dict[str, str]:
+        return {p.key: p.value for p in self.proto.metadata_props}
+
+    @property
+    def needs(self) -> Iterator[str]:
+        """Names that must exist before the node runs: its inputs, and what its subgraphs use from outside."""
+        yield from filter(None, self.inputs)
+        for region in self.regions.values():
+            yield from region.free
+
+    def __str__(self) -> str:
+        operator = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
+        if self.name:
+            return f"node {self.name!r} ({operator})"
+        output = next(filter(None, self.outputs), None)
+        return f"node of {output!r} ({operator})" if output else f"unnamed node ({operator})"
+
+
+class Region:
+    """The content of a GraphProto or FunctionProto.
+
+    `nodes` are in dependency order. `free` maps each name that the region uses and does not define to the first
+    node that uses it (None: an output of the region).
+    """
+
+    __slots__ = ("name", "inputs", "outputs", "initializers", "sparse", "declared", "nodes", "free", "doc")
+
+    def __init__(self, name: str):
+        self.name = name
+        self.doc = ""
+        self.inputs: list[tuple[str, TypeProto | None]] = []
+        self.outputs: list[tuple[str, TypeProto | None]] = []
+        self.initializers: dict[str, TensorProto] = {}
+        self.sparse: dict[str, SparseTensorProto] = {}
+        self.declared: dict[str, TypeProto] = {}
+        self.nodes: list[RawNode] = []
+        self.free: dict[str, RawNode | None] = {}
+
+    def walk(self) -> Iterator[tuple[Region, RawNode]]:
+        """Every node, with its region, of this region and of all nested ones."""
+        stack = [self]
+        while stack:
+            region = stack.pop()
+            for node in region.nodes:
+                yield region, node
+                stack.extend(node.regions.values())
+
+
+class Reader:
+    """Builds regions of one file; `label` begins every message."""
+
+    def __init__(self, label: str):
+        self.label = label
+        self._nodes = 0
+
+    def graph(self, proto: GraphProto, depth: int = 0) -> Region:
+        """Read a graph and its subgraphs; raises InvalidModel naming node and name."""
+        region = Region(proto.name)
+        region.doc = proto.doc_string
+        region.inputs = [(i.name, i.type) for i in proto.input]
+        region.outputs = [(o.name, o.type) for o in proto.output]
+        region.declared = {v.name: v.type for v in proto.value_info}
+        where = f"{self.label}: graph {proto.name!r}"
+        for tensor in proto.initializer:
+            self._once(region.initializers, tensor.name, tensor, f"{where}: initializer")
+        for sparse in proto.sparse_initializer:
+            self._once(region.sparse, sparse.values.name, sparse, f"{where}: sparse initializer")
+        seen: set[str] = set()
+        for name, _ in region.inputs:
+            if not name or name in seen:
+                raise InvalidModel(f"{where}: input {name!r} is {'listed twice' if name else 'without a name'}")
+            seen.add(name)
+        for name in region.sparse:
+            if name in region.initializers:
+                raise InvalidModel(f"{where}: initializer {name!r} is given twice")
+        if any(not name for name, _ in region.outputs):
+            raise InvalidModel(f"{where}: an output has no name")
+        self._finish(region, proto.node, {*seen, *region.initializers, *region.sparse}, where, depth)
+        return region
+
+    def function(self, proto: FunctionProto) -> Region:
+        """Read the body of a model-local function, which sees no outer names."""
+        region = Region(proto.name)
+        region.inputs = [(name, None) for name in proto.input]
+        region.outputs = [(name, None) for name in proto.output]
+        region.declared = {v.name: v.type for v in proto.value_info}
+        where = f"{self.label}: function {proto.domain}.{proto.name}"
+        if len(set(proto.input)) != len(proto.input):
+            raise InvalidModel(f"{where}: an input is listed twice")
+        self._finish(region, proto.node, set(proto.input), where, 0)
+        self.closed(region, where)
+        return region
+
+    def closed(self, region: Region, where: str) -> None:
+        """Raises InvalidModel when the region uses names that nothing defines."""
+        if region.free:
+            name, node = next(iter(region.free.items()))
+            user = f"{node}: input" if node is not None else "output"
+            raise InvalidModel(f"{where}: {user} {name!r} is not produced by any node, input or initializer")
+
+    def _once(self, table: dict, name: str, item: object, what: str) -> None:
+        if not name or name in table:
+            raise InvalidModel(f"{what} {name!r} is {'given twice' if name else 'without a name'}")
+        table[name] = item
+
+    def _finish(self, region: Region, protos: Sequence[NodeProto], given: set[str], where: str, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise InvalidModel(f"{where}: subgraphs nested deeper than {MAX_DEPTH}")
+        self._nodes += len(protos)
+        if self._nodes > MAX_NODES:
+            raise InvalidModel(f"{self.label}: more than {MAX_NODES} nodes")
+        nodes = [self._node(proto, where, depth) for proto in protos]
+        producers: dict[str, int] = {}
+        for index, node in enumerate(nodes):
+            for name in filter(None, node.outputs):
+                if name in given or name in producers:
+                    other = f"by {nodes[producers[name]]}" if name in producers else "as an input or initializer"
+                    raise InvalidModel(f"{where}: {node}: output {name!r} is defined already, {other}")
+                producers[name] = index
+        region.nodes = [nodes[i] for i in _ordered(nodes, producers, where)]
+        for node in region.nodes:
+            for name in node.needs:
+                if name not in producers and name not in given:
+                    region.free.setdefault(name, node)
+        for name, _ in region.outputs:
+            if name not in producers and name not in given:
+                region.free.setdefault(name, None)
+
+    def _node(self, proto: NodeProto, where: str, depth: int) -> RawNode:
+        attributes: dict[str, AttributeProto] = {}
+        regions: dict[str, Region] = {}
+        for attribute in proto.attribute:
+            if attribute.name in attributes or attribute.name in regions:
+                raise InvalidModel(f"{where}: node {proto.name!r} ({proto.op_type}): attribute {attribute.name!r} twice")
+            if attribute.type == AttributeProto.GRAPH or (not attribute.type and attribute.HasField("g")):
+                if attribute.ref_attr_name:
+                    raise InvalidModel(f"{where}: node {proto.name!r}: a graph attribute cannot be a reference")
+                regions[attribute.name] = self.graph(attribute.g, depth + 1)
+            else:
+                attributes[attribute.name] = attribute
+        if not proto.op_type:
+            raise InvalidModel(f"{where}: node {proto.name!r} has no operator type")
+        return RawNode(proto, regions, attributes)
+
+
+def _ordered(nodes: Sequence[RawNode], producers: Mapping[str, int], where: str) -> Iterable[int]:
+    """Indices in dependency order, the file's own order where that is one. Raises InvalidModel for a cycle."""
+    ahead = any(producers.get(name, -1) >= index for index, node in enumerate(nodes) for name in node.needs)
+    if not ahead:
+        return range(len(nodes))
+    order: list[int] = []
+    state = bytearray(len(nodes))  # 0 not seen, 1 on the path, 2 placed
+    for root in range(len(nodes)):
+        if state[root]:
+            continue
+        state[root] = 1
+        stack = [(root, nodes[root].needs)]
+        while stack:
+            index, needs = stack[-1]
+            for name in needs:
+                producer = producers.get(name, -1)
+                if producer < 0 or state[producer] == 2:
+                    continue
+                if state[producer] == 1:
+                    path = [i for i, _ in stack]
+                    loop = path[path.index(producer) :]
+                    shown = " -> ".join(str(nodes[i]) for i in [*loop[:5], producer])
+                    raise InvalidModel(f"{where}: the nodes depend on each other: {shown}")
+                state[producer] = 1
+                stack.append((producer, nodes[producer].needs))
+                break
+            else:
+                state[index] = 2
+                order.append(index)
+                stack.pop()
+    return order

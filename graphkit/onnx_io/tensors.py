@@ -1,0 +1,322 @@
+"""TensorProto, SparseTensorProto and TypeProto to and from numpy arrays and graphkit types.
+
+Sizes are computed from `dims` in Python integers and compared with the bytes that are there before anything is
+allocated. Sub-byte types (int4, uint4, float4, int2, uint2) are packed in a file, one byte each in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from onnx import SparseTensorProto, TensorProto, TypeProto
+
+from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+
+CODES: dict[DType, int] = {
+    DType.FLOAT32: TensorProto.FLOAT,
+    DType.FLOAT64: TensorProto.DOUBLE,
+    DType.FLOAT16: TensorProto.FLOAT16,
+    DType.BFLOAT16: TensorProto.BFLOAT16,
+    DType.INT8: TensorProto.INT8,
+    DType.INT16: TensorProto.INT16,
+    DType.INT32: TensorProto.INT32,
+    DType.INT64: TensorProto.INT64,
+    DType.UINT8: TensorProto.UINT8,
+    DType.UINT16: TensorProto.UINT16,
+    DType.UINT32: TensorProto.UINT32,
+    DType.UINT64: TensorProto.UINT64,
+    DType.BOOL: TensorProto.BOOL,
+    DType.STRING: TensorProto.STRING,
+    DType.COMPLEX64: TensorProto.COMPLEX64,
+    DType.COMPLEX128: TensorProto.COMPLEX128,
+    DType.FLOAT8E4M3FN: TensorProto.FLOAT8E4M3FN,
+    DType.FLOAT8E4M3FNUZ: TensorProto.FLOAT8E4M3FNUZ,
+    DType.FLOAT8E5M2: TensorProto.FLOAT8E5M2,
+    DType.FLOAT8E5M2FNUZ: TensorProto.FLOAT8E5M2FNUZ,
+    DType.FLOAT8E8M0: TensorProto.FLOAT8E8M0,
+    DType.FLOAT4E2M1: TensorProto.FLOAT4E2M1,
+    DType.INT4: TensorProto.INT4,
+    DType.UINT4: TensorProto.UINT4,
+    DType.INT2: TensorProto.INT2,
+    DType.UINT2: TensorProto.UINT2,
+}
+DTYPES: dict[int, DType] = {code: dtype for dtype, code in CODES.items()}
+
+_PACKED_BITS = {DType.INT4: 4, DType.UINT4: 4, DType.FLOAT4E2M1: 4, DType.INT2: 2, DType.UINT2: 2}
+
+# Which typed field holds a dtype's elements when raw_data is absent, and how many field entries one element takes.
+_FIELDS: dict[DType, tuple[str, int]] = {
+    DType.FLOAT32: ("float_data", 1),
+    DType.COMPLEX64: ("float_data", 2),
+    DType.FLOAT64: ("double_data", 1),
+    DType.COMPLEX128: ("double_data", 2),
+    DType.INT64: ("int64_data", 1),
+    DType.UINT32: ("uint64_data", 1),
+    DType.UINT64: ("uint64_data", 1),
+    DType.STRING: ("string_data", 1),
+}
+
+MAX_RANK = 64
+# A sparse tensor can announce any dense size in a few bytes.
+MAX_DENSE_BYTES = 1 << 30
+# Longer dimension texts are names: products of sums expand exponentially.
+_MAX_DIM_TEXT = 64
+
+
+class ExternalReader(Protocol):
+    """Where the bytes of tensors stored outside the model come from."""
+
+    def read(self, proto: TensorProto, nbytes: int) -> np.ndarray: ...
+
+
+def dtype_of_code(code: int, where: str = "") -> DType:
+    """The element type of a TensorProto.DataType number; raises InvalidModel for an unknown one."""
+    found = DTYPES.get(int(code))
+    if found is None:
+        raise InvalidModel(f"{where + ': ' if where else ''}unknown tensor element type {code}")
+    return found
+
+
+def checked_shape(proto_dims: Sequence[int], where: str) -> tuple[int, ...]:
+    """The dims of a stored tensor; raises InvalidModel for a negative dimension or an absurd rank."""
+    shape = tuple(int(d) for d in proto_dims)
+    if len(shape) > MAX_RANK:
+        raise InvalidModel(f"{where}: rank {len(shape)} is above {MAX_RANK}")
+    if any(d < 0 for d in shape):
+        raise InvalidModel(f"{where}: negative dimension in {list(shape)}")
+    return shape
+
+
+def packed_nbytes(dtype: DType, count: int) -> int:
+    """Bytes that `count` elements take in a file."""
+    bits = _PACKED_BITS.get(dtype)
+    return (count * bits + 7) // 8 if bits else count * dtype.itemsize
+
+
+def to_array(proto: TensorProto, where: str, external: ExternalReader | None = None) -> np.ndarray:
+    """The tensor as an array (strings as objects). `where` begins every error.
+
+    Raises InvalidModel when type, dims and data do not fit together; external data need an `external` reader.
+    """
+    dtype = dtype_of_code(proto.data_type, where)
+    shape = checked_shape(proto.dims, where)
+    count = math.prod(shape)
+    if proto.data_location == TensorProto.EXTERNAL:
+        if dtype is DType.STRING:
+            raise InvalidModel(f"{where}: strings cannot be stored as external data")
+        if external is None:
+            raise InvalidModel(f"{where}: data are external, and the model has no folder to look in")
+        return _from_bytes(external.read(proto, packed_nbytes(dtype, count)), dtype, shape)
+    if proto.HasField("raw_data"):
+        if dtype is DType.STRING:
+            raise InvalidModel(f"{where}: strings cannot be stored as raw data")
+        raw, wanted = proto.raw_data, packed_nbytes(dtype, count)
+        if len(raw) != wanted:
+            raise InvalidModel(f"{where}: {dtype}{list(shape)} takes {wanted} bytes, {len(raw)} are stored")
+        return _from_bytes(np.frombuffer(raw, np.uint8), dtype, shape)
+    return _from_field(proto, dtype, shape, count, where)
+
+
+def _from_bytes(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    bits = _PACKED_BITS.get(dtype)
+    if bits is None:
+        if dtype is DType.BOOL:
+            return (raw != 0).reshape(shape)
+        return raw.view(dtype.numpy).reshape(shape)
+    per_byte = 8 // bits
+    shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
+    codes = ((raw[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[: math.prod(shape)]
+    if dtype in (DType.INT4, DType.INT2):
+        sign = 1 << (bits - 1)
+        return ((codes ^ sign).astype(np.int8) - np.int8(sign)).astype(dtype.numpy).reshape(shape)
+    if dtype is DType.FLOAT4E2M1:
+        return codes.view(dtype.numpy).reshape(shape)
+    return codes.astype(dtype.numpy).reshape(shape)
+
+
+def _from_field(proto: TensorProto, dtype: DType, shape: tuple[int, ...], count: int, where: str) -> np.ndarray:
+    field, per_element = _FIELDS.get(dtype, ("int32_data", 1))
+    data = getattr(proto, field)
+    wanted = packed_nbytes(dtype, count) if dtype in _PACKED_BITS else count * per_element
+    if len(data) != wanted:
+        raise InvalidModel(f"{where}: {dtype}{list(shape)} needs {wanted} entries in {field}, {len(data)} are stored")
+    if dtype is DType.STRING:
+        array = np.empty(count, dtype=object)
+        for i, text in enumerate(data):
+            try:
+                array[i] = text.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InvalidModel(f"{where}: element {i} is not UTF-8 text: {error.reason}") from None
+        return array.reshape(shape)
+    if field == "float_data":
+        return np.array(data, np.float32).view(dtype.numpy).reshape(shape)
+    if field == "double_data":
+        return np.array(data, np.float64).view(dtype.numpy).reshape(shape)
+    if field in ("int64_data", "uint64_data"):
+        return np.array(data, np.int64 if field == "int64_data" else np.uint64).astype(dtype.numpy).reshape(shape)
+    numbers = np.array(data, np.int32)
+    if dtype in _PACKED_BITS:
+        return _from_bytes(numbers.astype(np.uint8), dtype, shape)
+    if dtype in (DType.INT32, DType.INT16, DType.INT8, DType.UINT8, DType.UINT16, DType.BOOL):
+        return numbers.astype(dtype.numpy).reshape(shape)
+    # float16, bfloat16 and the 8-bit floats are stored as their bit patterns.
+    return numbers.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy).reshape(shape)
+
+
+def densify(proto: SparseTensorProto, where: str, external: ExternalReader | None = None) -> np.ndarray:
+    """The dense array of a sparse tensor; raises InvalidModel for bad indices or a dense size above 1 GiB."""
+    values = to_array(proto.values, f"{where} (values)", external)
+    indices = to_array(proto.indices, f"{where} (indices)", external)
+    shape = checked_shape(proto.dims, where)
+    count = math.prod(shape)
+    if count * max(values.dtype.itemsize, 1) > MAX_DENSE_BYTES:
+        raise InvalidModel(f"{where}: dense shape {list(shape)} takes more than {MAX_DENSE_BYTES} bytes")
+    if values.ndim != 1 or indices.dtype != np.int64 or indices.shape not in ((len(values),), (len(values), len(shape))):
+        raise InvalidModel(f"{where}: {values.shape} values do not fit {indices.dtype}{list(indices.shape)} indices")
+    if indices.ndim == 2:
+        limits = np.array(shape, np.int64)
+        if len(values) and ((indices < 0) | (indices >= limits)).any():
+            raise InvalidModel(f"{where}: an index is outside {list(shape)}")
+        flat = np.ravel_multi_index(tuple(indices.T), shape) if len(values) else np.zeros(0, np.int64)
+    else:
+        if len(values) and (indices.min() < 0 or indices.max() >= count):
+            raise InvalidModel(f"{where}: an index is outside [0, {count})")
+        flat = indices
+    dense = np.full(count, "", object) if values.dtype == object else np.zeros(count, values.dtype)
+    dense[flat] = values
+    return dense.reshape(shape)
+
+
+def to_proto(array: np.ndarray, name: str = "") -> TensorProto:
+    """A TensorProto with raw data (strings: string_data); sub-byte types are packed."""
+    array = np.asarray(array)
+    dtype = dtype_of(array.dtype)
+    proto = TensorProto(name=name, data_type=CODES[dtype], dims=array.shape)
+    if dtype is DType.STRING:
+        proto.string_data.extend(str(text).encode("utf-8") for text in array.reshape(-1).tolist())
+    else:
+        proto.raw_data = to_bytes(array)
+    return proto
+
+
+def to_bytes(array: np.ndarray) -> bytes:
+    """The bytes of an array as ONNX stores them: row-major, little-endian, sub-byte types packed."""
+    array = np.ascontiguousarray(array)
+    dtype = dtype_of(array.dtype)
+    bits = _PACKED_BITS.get(dtype)
+    if bits is None:
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        return array.tobytes()
+    flat = array.reshape(-1)
+    codes = (flat.view(np.uint8) if dtype is DType.FLOAT4E2M1 else flat.astype(np.int8).view(np.uint8)) & ((1 << bits) - 1)
+    per_byte = 8 // bits
+    padded = np.zeros(-(-len(codes) // per_byte) * per_byte, np.uint8)
+    padded[: len(codes)] = codes
+    shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
+    return np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1).astype(np.uint8).tobytes()
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+def parse_dim_param(text: str) -> Dim:
+    """The dimension that a dim_param names: an identifier, an expression of graphkit's grammar, else the whole text.
+
+    Exporters write `?`, `-1` or nothing for "unknown": each such dimension equals nothing else.
+    """
+    if text in ("", "None") or text.startswith("?"):
+        return dims.fresh()
+    if len(text) > _MAX_DIM_TEXT:
+        return dims.symbol(text)
+    parsed = dims.parse(text)
+    return dims.fresh() if isinstance(parsed, int) and parsed < 0 else parsed
+
+
+def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None:
+    """The graphkit type, or None when the file declares none; raises InvalidModel, or UnsupportedError for maps."""
+    kind = proto.WhichOneof("value")
+    if kind is None:
+        return None
+    if depth > 8:
+        raise InvalidModel(f"{where}: types nested deeper than 8")
+    if kind == "tensor_type":
+        tensor = proto.tensor_type
+        if tensor.elem_type == TensorProto.UNDEFINED:
+            return None
+        dtype = dtype_of_code(tensor.elem_type, where)
+        if not tensor.HasField("shape"):
+            return TensorType(dtype)
+        if len(tensor.shape.dim) > MAX_RANK:
+            raise InvalidModel(f"{where}: rank {len(tensor.shape.dim)} is above {MAX_RANK}")
+        shape: list[Dim] = []
+        for dim in tensor.shape.dim:
+            if dim.HasField("dim_value"):
+                # -1 is a widespread way to write "unknown"; other negative sizes are errors.
+                if dim.dim_value < -1:
+                    raise InvalidModel(f"{where}: negative dimension {dim.dim_value}")
+                shape.append(dim.dim_value if dim.dim_value >= 0 else dims.fresh())
+            else:
+                shape.append(parse_dim_param(dim.dim_param))
+        return TensorType(dtype, shape)
+    if kind in ("sequence_type", "optional_type"):
+        element = type_from_proto(getattr(proto, kind).elem_type, where, depth + 1)
+        if element is None:
+            raise InvalidModel(f"{where}: a {kind.removesuffix('_type')} without an element type")
+        return SequenceType(element) if kind == "sequence_type" else OptionalType(element)
+    raise UnsupportedError(f"{where}: values of {kind.removesuffix('_type')} type are not supported")
+
+
+def type_to_proto(type: Type) -> TypeProto:
+    """The TypeProto; anonymous dimensions are left open, expressions are written as text."""
+    proto = TypeProto()
+    if isinstance(type, SequenceType):
+        proto.sequence_type.elem_type.CopyFrom(type_to_proto(type.element))
+        return proto
+    if isinstance(type, OptionalType):
+        proto.optional_type.elem_type.CopyFrom(type_to_proto(type.element))
+        return proto
+    tensor = proto.tensor_type
+    tensor.elem_type = CODES[type.dtype]
+    if type.shape is not None:
+        tensor.shape.SetInParent()
+        for dim in type.shape:
+            entry = tensor.shape.dim.add()
+            if not isinstance(dim, DimExpr):
+                entry.dim_value = dim
+            elif not any(name.startswith("?") for name in dim.symbols):
+                entry.dim_param = _dim_text(dim)
+    return proto
+
+
+def _dim_text(dim: DimExpr) -> str:
+    # A bare name is written without the quotes that the text of expressions puts around odd names.
+    (only,) = dim.symbols if len(dim.symbols) == 1 else ("",)
+    return only if only and dim == dims.symbol(only) else str(dim)
+
+
+def refine(inferred: Type, declared: Type | None) -> Type:
+    """`inferred` with its unknown rank or anonymous dimensions filled in from `declared`; elsewhere inference wins."""
+    if declared is None or not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):
+        return inferred
+    if declared.dtype is not inferred.dtype or declared.shape is None:
+        return inferred
+    if inferred.shape is None:
+        return TensorType(inferred.dtype, declared.shape)
+    if len(inferred.shape) != len(declared.shape) or not any(map(_is_anonymous, inferred.shape)):
+        return inferred
+    shape = [
+        d if _is_anonymous(i) and not _is_anonymous(d) else i
+        for i, d in zip(inferred.shape, declared.shape, strict=True)
+    ]
+    return TensorType(inferred.dtype, shape, inferred.value)
+
+
+def _is_anonymous(dim: Any) -> bool:
+    return isinstance(dim, DimExpr) and any(dim == dims.symbol(s) for s in dim.symbols if s.startswith("?"))

@@ -1,0 +1,65 @@
+"""Upsample, Resize, RoiAlign, GridSample, DFT."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.ir.graph import Value
+from graphkit.ops import constant
+from graphkit.onnx_io.upgrade import NodeView, upgrade
+
+_ALWAYS = 1 << 30
+
+
+@upgrade("Upsample", below=9)
+def _scales_to_input(node: NodeView) -> None:
+    node.attribute_to_input("scales", 1, np.float32)
+
+
+@upgrade("Upsample", below=10, becomes="Resize")
+def _upsample(node: NodeView) -> None:
+    node.op_type = "Resize"
+
+
+@upgrade("Resize", below=11)
+def _asymmetric(node: NodeView) -> None:
+    # Positions were x_original = x_resized / scale. Nearest took the floor, or the ceiling when shrinking.
+    scales = node.input(1)
+    node.set_input(1, None)
+    node.set_input(2, scales)
+    node.attrs["coordinate_transformation_mode"] = "asymmetric"
+    if node.attrs.get("mode", "nearest") == "nearest":
+        factors = _constant_of(scales)
+        shrinks = factors is not None and bool((factors <= 1).all()) and bool((factors < 1).any())
+        node.attrs["nearest_mode"] = "ceil" if shrinks else "floor"
+
+
+@upgrade("Resize", below=_ALWAYS)
+def _absent_when_empty(node: NodeView) -> None:
+    # An empty tensor stands for an absent operand, in files of any version.
+    for index in (1, 2, 3):
+        value = node.input(index)
+        if value is not None and value.shape is not None and 0 in value.shape:
+            node.set_input(index, None)
+
+
+def _constant_of(value: Value | None) -> np.ndarray | None:
+    if value is None or value.node is None or value.node.op.name != "Constant":
+        return None
+    return value.node.op.attributes()["value"].array
+
+
+@upgrade("RoiAlign", below=16)
+def _output_half_pixel(node: NodeView) -> None:
+    node.attrs["coordinate_transformation_mode"] = "output_half_pixel"
+
+
+@upgrade("GridSample", below=20)
+def _mode_names(node: NodeView) -> None:
+    mode = node.attrs.get("mode", "bilinear")
+    node.attrs["mode"] = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+
+
+@upgrade("DFT", below=20)
+def _axis_to_input(node: NodeView) -> None:
+    node.set_input(2, constant(np.asarray(node.take("axis", 1), np.int64)))

@@ -1,0 +1,72 @@
+"""Squeeze, Unsqueeze, Split, Slice, Pad, TopK, OneHot, Scatter, Reduce*: attributes that became inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.ops import F, constant
+from graphkit.onnx_io.upgrade import NodeView, Results, upgrade
+
+_REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSumSquare",
+)  # fmt: skip
+
+
+@upgrade(*_REDUCTIONS, below=18)
+@upgrade("ReduceSum", "Squeeze", "Unsqueeze", below=13)
+def _axes_to_input(node: NodeView) -> None:
+    node.attribute_to_input("axes", 1)
+
+
+@upgrade("Split", below=13)
+def _split_to_input(node: NodeView) -> None:
+    node.attribute_to_input("split", 1)
+
+
+@upgrade("Split", below=18)
+def _split_evenly(node: NodeView) -> None:
+    # Without sizes the number of parts was the number of outputs.
+    if node.input(1) is None:
+        node.attrs["num_outputs"] = len(node.outputs)
+
+
+@upgrade("Slice", below=10)
+def _slice_to_inputs(node: NodeView) -> None:
+    starts, ends, axes = node.require("starts"), node.require("ends"), node.take("axes")
+    for index, bounds in enumerate((starts, ends, axes), start=1):
+        if bounds is not None:
+            node.set_input(index, constant(np.asarray(bounds, np.int64)))
+
+
+@upgrade("Pad", below=11)
+def _pad_to_inputs(node: NodeView) -> None:
+    node.set_input(1, constant(np.asarray(node.require("pads"), np.int64)))
+    value = node.take("value", 0.0)
+    if value != 0.0:
+        node.set_input(2, constant(np.asarray(value, node.operand(0).dtype.numpy)))
+
+
+@upgrade("TopK", below=10)
+def _k_to_input(node: NodeView) -> None:
+    node.set_input(1, constant(np.asarray([node.require("k")], np.int64)))
+
+
+@upgrade("OneHot", below=11)
+def _one_hot_of_negative(node: NodeView) -> None:
+    # Negative indices selected nothing; since 11 they count from the end. An index equal to depth selects nothing.
+    indices, depth = node.operand(0), node.operand(1)
+    limit = F.cast(F.reshape(depth, constant(np.zeros(0, np.int64))), to=indices.dtype)
+    node.set_input(0, F.where(F.less(indices, constant(np.zeros((), indices.dtype.numpy))), limit, indices))
+
+
+@upgrade("Scatter", below=11, becomes="ScatterElements")
+def _scatter(node: NodeView) -> None:
+    node.op_type = "ScatterElements"
+
+
+@upgrade("Scan", below=9)
+def _batched_scan(node: NodeView) -> Results:
+    from graphkit.errors import UnsupportedError
+
+    raise UnsupportedError(f"{node.label}: the batched Scan of opset 8 is not supported; convert the model to opset 9")

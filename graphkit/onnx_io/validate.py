@@ -1,0 +1,171 @@
+"""Reading a model file and checking its frame: what it is, versions, limits. Never executes anything from it.
+
+onnx's checker is not used: it refuses files that run elsewhere (unsorted nodes) and can take unbounded time.
+The rest of validation is done where the data are looked at: names and cycles in `scopes`, tensors in `tensors`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from graphkit.errors import InvalidModel, UnsupportedError
+
+OLDEST_OPSET = 7
+NEWEST_OPSET = onnx.defs.onnx_opset_version()
+# The wire format holds sizes in 31 bits.
+_MAX_PROTO_BYTES = (1 << 31) - 1
+
+# The numbers and wire types of ModelProto's fields.
+_MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+
+_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"version https://git-lfs", "a git-lfs pointer, not the file it stands for; fetch it with `git lfs pull`"),
+    (b"PK\x03\x04", "a zip archive (a PyTorch checkpoint or a packed folder), not an ONNX model"),
+    (b"\x1f\x8b", "gzip-compressed; unpack it first"),
+    (b"\x89HDF\r\n", "an HDF5 file (a Keras model?), not an ONNX model"),
+    (b"\x89PNG", "a PNG image, not an ONNX model"),
+    (b"ORTM", "an ONNX Runtime .ort file, not an ONNX model"),
+    (b"\x80\x02", "a Python pickle, not an ONNX model"),
+)
+
+
+class Source(NamedTuple):
+    """A parsed model, what to call it in messages, and the folder that its external data are relative to."""
+
+    model: ModelProto
+    label: str
+    folder: Path | None
+
+
+def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
+    """Parse a path, the bytes of a file, or take a ModelProto; raises InvalidModel saying what is wrong with it."""
+    if isinstance(source, ModelProto):
+        found = Source(source, source.graph.name or "model", None)
+    elif isinstance(source, (bytes, bytearray, memoryview)):
+        found = Source(parse(bytes(source), "model"), "model", None)
+    else:
+        path = Path(source)
+        found = Source(parse(_read_file(path), str(path)), str(path), path.resolve().parent)
+    check_frame(found.model, found.label)
+    return found
+
+
+def _read_file(path: Path) -> bytes:
+    if not path.exists():
+        raise InvalidModel(f"{path}: no such file")
+    if path.is_dir():
+        raise InvalidModel(f"{path}: is a directory; name the .onnx file inside it")
+    if not path.is_file():
+        raise InvalidModel(f"{path}: is not a regular file")
+    size = path.stat().st_size
+    if size > _MAX_PROTO_BYTES:
+        raise InvalidModel(f"{path}: {size} bytes; a model file holds at most 2 GiB (larger weights are external data)")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidModel(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def parse(data: bytes, label: str) -> ModelProto:
+    """Parse the bytes of a model file; `label` begins every message. Raises InvalidModel."""
+    if not data:
+        raise InvalidModel(f"{label}: the file is empty")
+    for signature, meaning in _SIGNATURES:
+        if data.startswith(signature):
+            raise InvalidModel(f"{label}: the file is {meaning}")
+    head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if head.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        raise InvalidModel(f"{label}: the file is an HTML or XML page (a failed download?), not an ONNX model")
+    if head.startswith((b"{", b"[")) and b'"' in head:
+        raise InvalidModel(f"{label}: the file is JSON text, not an ONNX model")
+    problem = _scan_frame(data)
+    if problem:
+        raise InvalidModel(f"{label}: {problem}")
+    model = ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        raise InvalidModel(f"{label}: the file begins like an ONNX model, but its content is damaged") from None
+    return model
+
+
+def _scan_frame(data: bytes) -> str | None:
+    """Walk over the top-level fields without parsing them: tells a truncated model from something else."""
+    position, fields = 0, 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        if tag is None:
+            return _broken(fields)
+        number, wire = tag >> 3, tag & 7
+        if number == 0 or wire not in (0, 1, 2, 5) or _MODEL_FIELDS.get(number, wire) != wire:
+            return _broken(fields)
+        if wire == 0:
+            value, position = _varint(data, position)
+            if value is None:
+                return _broken(fields)
+        elif wire == 2:
+            length, position = _varint(data, position)
+            if length is None:
+                return _broken(fields)
+            if position + length > len(data):
+                if fields or number in _MODEL_FIELDS:
+                    return f"the file is truncated: {position + length - len(data)} bytes are missing at its end"
+                return _broken(fields)
+            position += length
+        else:
+            position += 8 if wire == 1 else 4
+        fields += number in _MODEL_FIELDS
+    return None if fields else _broken(0)
+
+
+def _broken(fields: int) -> str:
+    return "the file is damaged" if fields > 2 else "not an ONNX model"
+
+
+def _varint(data: bytes, position: int) -> tuple[int | None, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(data):
+            return None, position
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    return None, position
+
+
+def check_frame(model: ModelProto, label: str) -> None:
+    """A graph is there and the opset is one that graphkit knows; raises InvalidModel or UnsupportedError."""
+    if not model.HasField("graph"):
+        raise InvalidModel(f"{label}: the model has no graph")
+    versions = opsets_of(model.opset_import, label)
+    if "" not in versions:
+        if any(node.domain in ("", "ai.onnx") for node in model.graph.node):
+            raise InvalidModel(f"{label}: the model does not say which opset of ai.onnx it uses")
+        return
+    check_opset(versions[""], label)
+
+
+def check_opset(version: int, label: str) -> None:
+    """Raises UnsupportedError for an ai.onnx opset outside the known range."""
+    if version < OLDEST_OPSET:
+        raise UnsupportedError(f"{label}: opset {version} is older than {OLDEST_OPSET}, the oldest that graphkit reads")
+    if version > NEWEST_OPSET:
+        raise UnsupportedError(f"{label}: opset {version} is newer than {NEWEST_OPSET}, the newest that graphkit knows")
+
+
+def opsets_of(imports: object, label: str) -> dict[str, int]:
+    """Version by domain ("" for ai.onnx); raises InvalidModel when one domain has two versions."""
+    versions: dict[str, int] = {}
+    for entry in imports:  # type: ignore[attr-defined]
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if versions.setdefault(domain, entry.version) != entry.version:
+            raise InvalidModel(f"{label}: domain {entry.domain or 'ai.onnx'!r} is imported in two versions")
+    return versions

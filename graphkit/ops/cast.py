@@ -1,0 +1,230 @@
+"""Conversion between element types, and the mark that stops gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Node
+from graphkit.ir.types import ANY, INTEGERS, DType, TensorType, dtype_of
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._known import never_below
+
+_FLOAT8 = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
+_ROUND_MODES = ("up", "down", "nearest")
+
+
+def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str = "up") -> Any:
+    """x's elements as `to`, by the rules of the standard's Cast.
+
+    Strings hold numbers in plain or scientific notation; INF, +INF, -INF and NaN are read in any case.
+    """
+    if x.dtype.kind in "OUS" and to is not DType.STRING:
+        text = np.char.strip(np.asarray(x).astype(str))
+        x = np.vectorize(_parse_float, otypes=[np.float64])(text) if to not in INTEGERS else _parse_integers(text)
+    if to is DType.STRING:
+        return np.vectorize(_number_text, otypes=[object])(x) if x.size else np.empty(x.shape, object)
+    if to is DType.FLOAT8E8M0:
+        return _power_of_two(x.astype(np.float32), saturate, round_mode)
+    if to in _FLOAT8 and saturate:
+        # Not NaN but the largest number, also for infinity.
+        import ml_dtypes
+
+        largest = float(ml_dtypes.finfo(to.numpy).max)
+        wide = x.astype(np.float32)
+        return xp.clip(wide, -largest, largest).astype(to.numpy)
+    if x.dtype.kind == "c" and to not in (DType.COMPLEX64, DType.COMPLEX128):
+        x = x.real
+    if to is DType.BOOL:
+        return x != xp.asarray(0, x.dtype)
+    return x.astype(to.numpy)
+
+
+def _parse_float(text: str) -> float:
+    return float(text)
+
+
+def _parse_integers(text: Any) -> np.ndarray:
+    # Through float only where the text is no integer: int64 has more digits than float64.
+    def parse(word: str) -> int:
+        try:
+            return int(word)
+        except ValueError:
+            return int(float(word))
+
+    return np.vectorize(parse, otypes=[np.int64])(text) if text.size else np.empty(text.shape, np.int64)
+
+
+def _number_text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _power_of_two(x: Any, saturate: bool, round_mode: str) -> np.ndarray:
+    """float32 to float8e8m0, an exponent alone: 2 ** (bits - 127), NaN at 255."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    exponent = ((bits >> 23) & 0xFF).astype(np.int64)
+    fraction = bits & 0x7FFFFF
+    if round_mode == "up":
+        exponent = exponent + ((fraction > 0) & (exponent < 255))
+    elif round_mode == "nearest":
+        # Ties go up; below the smallest normal number the implicit leading bit is missing.
+        exponent = exponent + ((fraction >= 0x400000) & (exponent < 255))
+    overflow = exponent > 254
+    special = ((bits >> 23) & 0xFF) == 255
+    exponent = np.where((overflow | special) & ~np.isnan(x), 254 if saturate else 255, exponent)
+    exponent = np.where(np.isnan(x), 255, exponent)
+    return exponent.astype(np.uint8).view(DType.FLOAT8E8M0.numpy)
+
+
+def _known(x: TensorType, to: DType) -> tuple[Dim, ...] | None:
+    """Known elements after a conversion that leaves their values as they are."""
+    if x.value is None:
+        return None
+    if to is DType.BOOL:
+        truth = [_truth(v) for v in x.value]
+        return None if any(t is None for t in truth) else tuple(truth)  # type: ignore[arg-type]
+    if to not in INTEGERS:
+        return None
+    limits = np.iinfo(to.numpy)
+    fits = all(not dims.is_static(v) or limits.min <= v <= limits.max for v in x.value)
+    return x.value if fits and (to.itemsize >= 4 or x.constants is not None) else None
+
+
+def _truth(value: Dim) -> int | None:
+    if dims.is_static(value):
+        return int(value != 0)
+    return 1 if never_below(value, 1) else None
+
+
+class _Conversion(Op):
+    """What Cast and CastLike share."""
+
+    saturate: bool = True
+    round_mode: str = "up"
+
+    def converted(self, x: TensorType, to: DType) -> TensorType:
+        if self.round_mode not in _ROUND_MODES:
+            raise UsageError(f"round_mode is one of {', '.join(_ROUND_MODES)}, not {self.round_mode!r}")
+        return TensorType(to, x.shape, _known(x, to))
+
+    @staticmethod
+    def back(x: Any, dy: Any) -> Any:
+        """The gradient in x: dy in x's dtype where both are floats."""
+        return F.cast(dy, to=x.dtype) if x.dtype.is_float and dy.dtype.is_float else None
+
+
+_MIXED = np.array([-2.7, -0.0, 0.4, 1.5, 3.0, 100.0], np.float32)
+_EXTREME = np.array([0.0, -0.0, 1e-9, 1.0, -447.0, 464.0, 1e6, np.inf, -np.inf, np.nan], np.float32)
+# Rounded values have no derivative that differences could measure.
+_TO = (
+    Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT64),
+    Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT32, grad=False),
+    Sample(Rand((2, 3), -50.0, 50.0), to=DType.FLOAT16, grad=False),
+    Sample(Rand((2, 3), -50.0, 50.0), to=DType.BFLOAT16, grad=False),
+    Sample(_MIXED, to=DType.INT32, grad=False),
+    Sample(_MIXED, to=DType.BOOL, grad=False),
+    Sample(np.array([300, -1, 65, 0]), to=DType.UINT8),
+    Sample(np.array([200, -200], np.int16), to=DType.INT8),
+    Sample(np.array([True, False]), to=DType.FLOAT32),
+    Sample(np.array([True, False]), to=DType.INT64),
+    Sample(np.array([5, 0, -1]), to=DType.BOOL),
+    Sample(np.zeros((0, 2), np.int32), to=DType.FLOAT32),
+    Sample(np.array(3, np.int64), to=DType.INT32),
+    Sample(np.array(["3.5", "-1e-2", "INF", "-inf", "nan"], object), to=DType.FLOAT32),
+    Sample(np.array(["12", "-7"], object), to=DType.INT64),
+    # The text of a float is not fixed by the standard.
+    Sample(np.array([1, -20]), to=DType.STRING),
+    Sample(np.array([0.5, -3.25], np.float32), to=DType.STRING, grad=False, onnx=False),
+    *(Sample(_EXTREME, to=to, grad=False) for to in sorted(_FLOAT8, key=str)),
+    *(Sample(_EXTREME, to=to, saturate=False, grad=False) for to in sorted(_FLOAT8, key=str)),
+    *(
+        Sample(
+            np.array([1.0, 1.4, 1.5, 1.6, 3.0, 1e30, 3e38, np.inf, np.nan, 2e-39, 7e-39], np.float32),
+            to=DType.FLOAT8E8M0,
+            round_mode=mode,
+            saturate=saturate,
+            grad=False,
+        )
+        for mode in _ROUND_MODES
+        for saturate in (True, False)
+    ),
+)
+
+
+@op
+class Cast(_Conversion):
+    """x's elements as dtype `to`.
+
+    Floats lose their fraction towards zero, integers their high bits; `saturate` and `round_mode` concern 8-bit floats
+    only. Differentiable between floats.
+    """
+
+    to: DType
+    inputs = ("x",)
+    types = {"x": ANY}
+    onnx = Onnx("Cast", since=28)
+    samples = _TO
+
+    def infer(self, x: TensorType) -> TensorType:
+        return self.converted(x, self.to)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return convert(xp, x, self.to, self.saturate, self.round_mode)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return self.back(node.inputs[0], dy)
+
+
+@op
+class CastLike(_Conversion):
+    """x's elements as the dtype of `like`, of which nothing else is read."""
+
+    inputs = ("x", "like")
+    types = {"x": ANY, "like": ANY}
+    shape_only = ("like",)
+    onnx = Onnx("CastLike", since=25)
+    samples = (
+        Sample(Rand((2, 3), -50.0, 50.0), np.zeros(1, np.float64)),
+        Sample(_MIXED, np.zeros((), np.int32), grad=False),
+        Sample(np.array([5, 0, -1]), np.zeros(2, bool)),
+    )
+
+    def infer(self, x: TensorType, like: TensorType) -> TensorType:
+        return self.converted(x, like.dtype)
+
+    def reference(self, xp: Any, x: Any, like: Any) -> Any:
+        return convert(xp, x, dtype_of(like.dtype), self.saturate, self.round_mode)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return self.back(node.inputs[0], dy), None
+
+    def expand(self, x: Any, like: Any) -> Any:
+        return F.cast(x, to=like.dtype, saturate=self.saturate, round_mode=self.round_mode)
+
+
+@op
+class StopGradient(Op):
+    """x itself, through which no gradient flows."""
+
+    domain = DOMAIN
+    inputs = ("x",)
+    types = {"x": ANY}
+    views = ((0, 0),)
+    # Its derivative is declared to be zero; that of its value is not.
+    samples = (Sample((2, 3), grad=False), Sample((), grad=False), Sample((0, 2), grad=False))
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return x
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None
+
+    def expand(self, x: Any) -> Any:
+        return F.identity(x)

@@ -1,0 +1,146 @@
+"""Binding dimension names: concrete input types in, a graph of re-inferred types out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from graphkit.errors import InputError, did_you_mean
+from graphkit.ir import context, dims
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Graph, Node, Value, same_type
+from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphkit.ops import Op
+
+
+def bind(graph: Graph, shapes: Mapping[str, TensorType | Sequence[Any]]) -> Graph:
+    """Substitute what concrete input shapes say about dimension names, and infer every node again.
+
+    `shapes` maps input names to a type or a shape; inputs it lacks keep their types, with the names replaced.
+    Equalities that were undecidable before are checked now: TypeMismatch names the node and its operand types.
+    Raises InputError for an unknown name, another element type or rank, a dimension that differs from the declared
+    one, and for two dimensions of one name that differ (naming both inputs). Nodes whose types do not change are
+    reused; linear.
+    """
+    by_name = {graph.name_of(v): v for v in graph.inputs}
+    given: dict[Value, TensorType] = {}
+    for name, spec in shapes.items():
+        if name not in by_name:
+            raise InputError(f"no input {name!r}{did_you_mean(name, by_name)}")
+        declared = by_name[name].tensor
+        given[by_name[name]] = spec if isinstance(spec, TensorType) else declared.with_shape(spec)
+    bindings = match_shapes([(graph.name_of(v), v.tensor, t) for v, t in given.items()])
+    inputs = {v: given.get(v) or substitute(v.type, bindings) for v in graph.inputs}
+    return _rebind(graph, inputs)
+
+
+def match_shapes(inputs: Sequence[tuple[str, TensorType, TensorType]]) -> dict[str, Dim]:
+    """What dimension names stand for, from (name, declared type, actual type) triples. Raises InputError."""
+    bindings: dict[str, Dim] = {}
+    origin: dict[str, str] = {}
+    later: list[tuple[str, TensorType, TensorType, int]] = []
+    for name, declared, actual in inputs:
+        if declared.dtype is not actual.dtype:
+            raise InputError(f"input {name!r} is {declared}; {actual} given")
+        if declared.shape is None or actual.shape is None:
+            continue
+        if len(declared.shape) != len(actual.shape):
+            raise InputError(f"input {name!r} is {declared}, of rank {len(declared.shape)}; {actual} given")
+        for axis, (dim, size) in enumerate(zip(declared.shape, actual.shape, strict=True)):
+            if not isinstance(dim, DimExpr):
+                if not dims.may_equal(dim, size):
+                    raise InputError(f"input {name!r} is {declared}; {actual} given: axis {axis} is {size}, not {dim}")
+                continue
+            symbol = _plain_name(dim)
+            if symbol is None:
+                later.append((name, declared, actual, axis))
+            elif symbol not in bindings:
+                bindings[symbol], origin[symbol] = size, name
+            elif not dims.may_equal(bindings[symbol], size):
+                raise InputError(
+                    f"dimension {symbol} is {bindings[symbol]} in input {origin[symbol]!r} and {size} in input {name!r}"
+                )
+    for name, declared, actual, axis in later:
+        dim, size = declared.known_shape[axis], actual.known_shape[axis]
+        solved = _solve(dims.substitute(dim, bindings), size)
+        if solved is not None:
+            bindings[solved[0]], origin[solved[0]] = solved[1], name
+        value = dims.substitute(dim, bindings)
+        if not dims.may_equal(value, size):
+            names = sorted({origin[s] for s in dim.symbols if s in origin} - {name}) if isinstance(dim, DimExpr) else []
+            because = f", as {' and '.join(map(repr, names))} {'says' if len(names) == 1 else 'say'}" if names else ""
+            raise InputError(
+                f"input {name!r} is {declared}; {actual} given: axis {axis} is {size}, not {dim} = {value}{because}"
+            )
+    return bindings
+
+
+def substitute(kind: Type, bindings: Mapping[str, Dim]) -> Type:
+    """A type with names replaced; the very same object when none of them occurs."""
+    if not isinstance(kind, TensorType):
+        element = substitute(kind.element, bindings)
+        return kind if element is kind.element else (SequenceType if isinstance(kind, SequenceType) else OptionalType)(element)
+    mentioned = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
+    if not any(s in bindings for d in mentioned for s in d.symbols):
+        return kind
+    return kind.substitute(dict(bindings))
+
+
+def _rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
+    """Rebuild `graph` on inputs of other types."""
+    table = {v: v if same_type(v.type, types[v]) else v.like(type=types[v]) for v in graph.inputs}
+    with context.detached():
+        for node in graph.nodes:
+            operands = [None if v is None else table[v] for v in node.inputs]
+            operator = _bound_operator(node, operands)
+            table.update(zip(node.outputs, node.rebuilt(operands, operator).outputs, strict=True))
+    if all(new is old for old, new in table.items()):
+        return graph
+    return graph.replace(
+        inputs=[table[v] for v in graph.inputs],
+        outputs=[table[v] for v in graph.outputs],
+        updates=[(table[state], table[new]) for state, new in graph.updates],
+        output_names=graph.output_names,
+    )
+
+
+def _bound_operator(node: Node, operands: Sequence[Value | None]) -> Op | None:
+    """An If with its branches rebuilt on the types of its captures; None for what stays as it is.
+
+    The bodies of loops stay: inference goes through them by itself, and their declared types, which hold for every
+    iteration, must not be replaced by those of the first.
+    """
+    if node.op.name != "If" or node.op.domain or not isinstance(node.op, Op):
+        return None
+    given = [v.type for v in operands[1:] if v is not None]
+    branches = {
+        key: _rebind(inner, dict(zip(inner.inputs, given, strict=True))) for key, inner in node.op.subgraphs().items()
+    }
+    changed = {key: inner for key, inner in branches.items() if inner is not node.op.subgraphs()[key]}
+    return node.op.replace(**changed) if changed else None
+
+
+def _plain_name(dim: DimExpr) -> str | None:
+    """The name that an expression consists of; None for anything else."""
+    if len(dim.terms) == 1:
+        monomial, coefficient = dim.terms[0]
+        if coefficient == 1 and len(monomial) == 1 and monomial[0][0] == "sym":
+            return str(monomial[0][1])
+    return None
+
+
+def _solve(dim: Dim, size: Dim) -> tuple[str, int] | None:
+    """The one name of `c*name + k` and its value when the expression equals `size`; None when that is not decided."""
+    if not isinstance(dim, DimExpr) or isinstance(size, DimExpr) or len(dim.symbols) != 1:
+        return None
+    coefficient = constant = 0
+    for monomial, factor in dim.terms:
+        if monomial == ():
+            constant = factor
+        elif len(monomial) == 1 and monomial[0][0] == "sym":
+            coefficient = factor
+        else:
+            return None
+    if coefficient == 0 or (size - constant) % coefficient or (size - constant) // coefficient < 0:
+        return None
+    return next(iter(dim.symbols)), (size - constant) // coefficient

@@ -1,0 +1,141 @@
+"""Removal of nodes that provably give one of their operands back, and of chains of reshapes and transposes.
+
+One small rule per operator; a rule gets the node on its new operands and returns the values that replace its
+outputs, or None. Equal symbolic dimensions count as proof, dimensions that may be equal do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops._base import DOMAIN
+from graphkit.passes._base import rewrite
+from graphkit.passes.fold import array_of, map_branches
+
+Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
+
+# Operators that keep the elements in order: a reshape of one is a reshape of its operand.
+_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+
+_rules: dict[tuple[str, str], Simplification] = {}
+
+
+def simplify(graph: Graph) -> Graph:
+    """Apply every rule in one sweep, in the branches of an If as well. Linear."""
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+        rebuilt = map_branches(node, operands, simplify)
+        found = _rules.get((rebuilt.op.domain, rebuilt.op.name))
+        return (found(rebuilt) if found else None) or rebuilt.outputs
+
+    return rewrite(graph, rule)
+
+
+def _rule(*names: str, domain: str = "") -> Callable[[Simplification], Simplification]:
+    def install(function: Simplification) -> Simplification:
+        _rules.update({(domain, name): function for name in names})
+        return function
+
+    return install
+
+
+def _first(node: Node) -> Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+@_rule("Identity")
+def _identity(node: Node) -> Sequence[Value] | None:
+    return (_first(node),)
+
+
+@_rule("Cast", "CastLike", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile")
+@_rule("ReduceToShapeOf", domain=DOMAIN)
+def _same_type(node: Node) -> Sequence[Value] | None:
+    """Operators that change nothing when element type and shape stay."""
+    x = _first(node)
+    return (x,) if _equal_shapes(x, node.output) else None
+
+
+@_rule("Reshape")
+def _reshape(node: Node) -> Sequence[Value] | None:
+    x = _first(node)
+    if _equal_shapes(x, node.output):
+        return (x,)
+    # A zero copies the dimension of the operand, so that it says something else about another operand.
+    target = node.inputs[1].tensor.constants if node.inputs[1] is not None else None
+    source = x
+    if target is not None and 0 not in target:
+        while source.node is not None and source.node.op.domain == "" and source.node.op.name in _RESHAPES:
+            source = _first(source.node)
+    if source is x:
+        return None
+    if _equal_shapes(source, node.output):
+        return (source,)
+    return node.rebuilt([source, *node.inputs[1:]]).outputs
+
+
+@_rule("Transpose")
+def _transpose(node: Node) -> Sequence[Value] | None:
+    x = _first(node)
+    outer = _permutation(node)
+    if outer is None:
+        return None
+    if x.node is not None and x.node.op.name == "Transpose" and x.node.op.domain == "":
+        inner = _permutation(x.node)
+        if inner is not None:
+            x, outer = _first(x.node), tuple(inner[axis] for axis in outer)
+    if outer == tuple(range(len(outer))):
+        return (x,)
+    if x is node.inputs[0]:
+        return None
+    operator: Any = node.op
+    return node.rebuilt([x], operator.replace(perm=outer)).outputs
+
+
+def _permutation(node: Node) -> tuple[int, ...] | None:
+    operator: Any = node.op
+    rank = _first(node).rank
+    if rank is None:
+        return None
+    return tuple(range(rank))[::-1] if operator.perm is None else tuple(operator.perm)
+
+
+@_rule("Dropout")
+def _dropout(node: Node) -> Sequence[Value] | None:
+    """Without training, y is x; the mask stays for whoever reads it."""
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    training = None if mode is None else array_of(mode)
+    if mode is not None and (training is None or bool(training)):
+        return None
+    return (_first(node), *node.outputs[1:])
+
+
+@_rule("Concat", "Sum", "Max", "Min", "Mean")
+def _single_operand(node: Node) -> Sequence[Value] | None:
+    return (_first(node),) if len(node.inputs) == 1 else None
+
+
+@_rule("Pad")
+def _pad(node: Node) -> Sequence[Value] | None:
+    pads = array_of(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    return (_first(node),) if pads is not None and not pads.any() else None
+
+
+@_rule("Slice")
+def _slice(node: Node) -> Sequence[Value] | None:
+    """A slice that keeps every size and steps forward by one keeps everything."""
+    x = _first(node)
+    steps = node.inputs[4] if len(node.inputs) > 4 else None
+    strides = (1,) if steps is None else steps.tensor.constants
+    forward = strides is not None and all(s == 1 for s in strides)
+    return (x,) if forward and _equal_shapes(x, node.output) else None
+
+
+def _equal_shapes(x: Value, y: Value) -> bool:
+    """Whether both are tensors of one element type and provably one shape."""
+    return isinstance(x.type, TensorType) and x.type.shape is not None and x.type == y.type

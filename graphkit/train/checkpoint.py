@@ -1,0 +1,109 @@
+"""Checkpoints: one JSON manifest and one weights file with every array that training needs to go on.
+
+`checkpoint.json` names its weights file by content hash and is renamed into place last, so that the folder holds a
+loadable checkpoint at every moment after the first one was written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
+from graphkit.ir.atomic import PendingFile, sync_folder
+from graphkit.ir.types import DType, dtype_of
+from graphkit.ir.weights import CODES, read_weights, restored, stored, write_weights
+
+MANIFEST = "checkpoint.json"
+_FORMAT = "graphkit-checkpoint"
+_VERSION = 1
+
+
+@dataclass
+class Checkpoint:
+    """Everything beside the graph: arrays by name, the optimizer's description, random state, data position."""
+
+    arrays: Mapping[str, np.ndarray]
+    optimizer: dict[str, Any]
+    loss: str
+    rng: tuple[int, int]
+    epoch: int = 0
+    batch: int = 0
+    updates: int = 0
+    data_seed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def exists(folder: str | Path) -> bool:
+    return (Path(folder) / MANIFEST).exists()
+
+
+def save(folder: str | Path, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint` into `folder`; the previous one stays valid until this one is whole.
+
+    Raises RuntimeFailure when the disk refuses; nothing is then changed.
+    """
+    folder = Path(folder)
+    tensors = {name: (array, dtype_of(array.dtype)) for name, array in checkpoint.arrays.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with PendingFile(folder, "state.safetensors") as weights:
+            digest, _ = write_weights(weights, {n: stored(a, d) for n, (a, d) in tensors.items()})
+            file_name = f"state.{digest[:16]}.safetensors"
+            weights.commit(folder / file_name)
+            weights.remove_stale()
+        manifest = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "weights": {"file": file_name, "sha256": digest},
+            "arrays": {n: {"dtype": d.value, "shape": list(a.shape)} for n, (a, d) in tensors.items()},
+            **{k: v for k, v in asdict(checkpoint).items() if k != "arrays"},
+        }
+        with PendingFile(folder, MANIFEST) as file:
+            file.write(json.dumps(manifest, indent=1).encode())
+            file.commit(folder / MANIFEST)
+            file.remove_stale()
+        sync_folder(folder)
+    except OSError as error:
+        raise RuntimeFailure(f"checkpoint in {folder} cannot be written: {error.strerror or error}") from error
+    for old in folder.glob("state.*.safetensors"):
+        if old.name != file_name:
+            old.unlink(missing_ok=True)
+
+
+def load(folder: str | Path) -> Checkpoint:
+    """Read a folder's checkpoint; raises UsageError when there is none, InvalidModel when it is damaged."""
+    folder = Path(folder)
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UsageError(f"{folder} holds no checkpoint ({MANIFEST} is missing)") from None
+    except (OSError, ValueError) as error:
+        raise InvalidModel(f"{path}: {error}") from None
+    try:
+        if manifest["format"] != _FORMAT:
+            raise InvalidModel(f"{path} is no checkpoint of graphkit")
+        if manifest["version"] > _VERSION:
+            raise InvalidModel(f"{path} has version {manifest['version']}; this graphkit reads up to {_VERSION}")
+        types = {n: (dtype_of(t["dtype"]), tuple(t["shape"])) for n, t in manifest["arrays"].items()}
+        reference = manifest["weights"]
+        if Path(reference["file"]).name != reference["file"]:
+            raise InvalidModel(f"{path}: the weights file {reference['file']!r} is outside the folder")
+        raw = read_weights(folder / reference["file"], reference["sha256"], _expected(types))
+        arrays = {n: restored(raw[n], *types[n]) for n in types}
+        known = {k: manifest[k] for k in Checkpoint.__dataclass_fields__ if k in manifest and k != "arrays"}
+        known["rng"] = tuple(known["rng"])
+        return Checkpoint(arrays=arrays, **known)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, tuple[str, Any]]:
+    """Type code and shape of every tensor, as the weights file has to have it."""
+    return {n: (CODES[d], s) if d in CODES else ("U8", None) for n, (d, s) in types.items()}

@@ -1,0 +1,150 @@
+"""Losses by name: scalar graphs of a model's outputs and the targets, averaged over the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from graphkit.errors import UsageError, did_you_mean
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.model import Model
+from graphkit.ops import F
+from graphkit.ops._pointwise import scalar_like
+
+LossFunction: TypeAlias = Callable[..., Value]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A named loss: `build(output, target)` gives a scalar; `target_type(output type)` what the target must be."""
+
+    name: str
+    build: LossFunction
+    target_type: Callable[[TensorType], TensorType]
+
+
+def _classes(logits: TensorType) -> TensorType:
+    return TensorType(DType.INT64, logits.known_shape[:-1])
+
+
+def _same(output: TensorType) -> TensorType:
+    return TensorType(output.dtype, output.shape)
+
+
+def softmax_cross_entropy(logits: Value, target: Value) -> Value:
+    """Mean of -log softmax(logits)[target]. logits: [..., classes]; target: int64 [...]."""
+    classes = logits.tensor.known_shape[-1]
+    if not isinstance(classes, int):
+        raise UsageError(f"softmax_cross_entropy needs a fixed number of classes, not {logits}")
+    if logits.rank != 2:
+        logits = F.reshape(logits, np.array([-1, classes], np.int64))
+        target = F.reshape(target, np.array([-1], np.int64))
+    loss: Value = F.softmax_cross_entropy_loss(logits, target, reduction="mean")[0]
+    return loss
+
+
+def mse(output: Value, target: Value) -> Value:
+    """Mean of (output - target)^2 over all elements."""
+    difference = F.sub(output, target)
+    return _mean(F.mul(difference, difference))
+
+
+def l1(output: Value, target: Value) -> Value:
+    """Mean of |output - target| over all elements."""
+    return _mean(F.abs(F.sub(output, target)))
+
+
+def huber(output: Value, target: Value) -> Value:
+    """Mean of d^2/2 where |d| <= 1, |d| - 1/2 elsewhere, d = output - target (Huber, 1964)."""
+    distance = F.abs(F.sub(output, target))
+    inside = F.clip(distance, None, scalar_like(1.0, output))
+    half = scalar_like(0.5, output)
+    return _mean(F.add(F.mul(half, F.mul(inside, inside)), F.sub(distance, inside)))
+
+
+def sigmoid_binary_cross_entropy(logits: Value, target: Value) -> Value:
+    """Mean of -t log s(x) - (1-t) log(1-s(x)), s the logistic function, as max(x,0) - x t + log(1+exp(-|x|))."""
+    positive = F.relu(logits)
+    return _mean(F.add(F.sub(positive, F.mul(logits, target)), F.softplus(F.neg(F.abs(logits)))))
+
+
+def _mean(value: Value) -> Value:
+    mean: Value = F.reduce_mean(value, keepdims=False)
+    return mean
+
+
+_LOSSES = {
+    loss.name: loss
+    for loss in (
+        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes),
+        Loss("mse", mse, _same),
+        Loss("l1", l1, _same),
+        Loss("huber", huber, _same),
+        Loss("sigmoid_binary_cross_entropy", sigmoid_binary_cross_entropy, _same),
+    )
+}
+
+
+def names() -> list[str]:
+    return list(_LOSSES)
+
+
+def get(name: str) -> Loss:
+    if name not in _LOSSES:
+        raise UsageError(f"unknown loss {name!r}{did_you_mean(name, _LOSSES)}")
+    return _LOSSES[name]
+
+
+def attach(
+    graph: Graph,
+    loss: str | LossFunction,
+    targets: Mapping[str, TensorType] | None = None,
+) -> Graph:
+    """The graph with target inputs and a first output `loss`, followed by its own outputs.
+
+    A named loss compares the graph's only float output with one input `target`, whose type follows from it. A
+    function is called with the outputs and the target Values, in the order of `targets` (name to type, required).
+    """
+    outputs = list(graph.outputs)
+    if isinstance(loss, str):
+        named = get(loss)
+        if targets is None:
+            if len(outputs) != 1:
+                raise UsageError(f"loss {loss!r} takes one output; the model has {', '.join(graph.output_names)}")
+            targets = {"target": named.target_type(outputs[0].tensor)}
+        build: LossFunction = named.build
+    else:
+        build = loss
+        if targets is None:
+            raise UsageError("a loss that is a function needs targets={name: TensorType}")
+    placeholders = [Value(t, n) for n, t in targets.items()]
+    value = build(*outputs, *placeholders)
+    if not isinstance(value, Value) or not value.dtype.is_float or value.rank not in (0, None):
+        raise UsageError(f"a loss is a float scalar, not {value}")
+    position = 1 + max((i for i, v in enumerate(graph.inputs) if v.role == "data"), default=-1)
+    inputs = [*graph.inputs[:position], *placeholders, *graph.inputs[position:]]
+    return Graph(
+        inputs,
+        [value, *outputs],
+        graph.updates,
+        graph.name,
+        output_names=_unique_loss(graph.output_names),
+        meta=graph.meta,
+    )
+
+
+def _unique_loss(names: Sequence[str]) -> list[str]:
+    if "loss" in names:
+        raise UsageError("the model already has an output called 'loss'; rename it to train this model")
+    return ["loss", *names]
+
+
+def with_loss(model: Model, loss: str | LossFunction, targets: Mapping[str, TensorType] | None = None) -> Model:
+    """A model whose first output is the scalar `loss`, with the same parameters and one more input per target."""
+    return Model.from_graph(attach(model.graph, loss, targets), dict(model.params))
+
+

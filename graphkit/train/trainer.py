@@ -1,0 +1,293 @@
+"""Trainer: a model, a loss and an optimizer as programs that run step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit import config
+from graphkit.data import Dataset
+from graphkit.dist.kvstore import KVStore
+from graphkit.errors import InputError, InvalidModel, UsageError
+from graphkit.executor.params import JointStore, ParamStore
+from graphkit.executor.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.ir.types import TensorType
+from graphkit.model import Model
+from graphkit.passes.to_training import to_training
+from graphkit.train import checkpoint as checkpoints
+from graphkit.train import losses, metrics
+from graphkit.train import optim as optimizers
+from graphkit.train import step as steps
+from graphkit.train.progress import JsonLog, ProgressBar
+
+
+class LazyScalar:
+    """A loss on its way: `float(loss)` waits for it and returns it."""
+
+    __slots__ = ("_array",)
+
+    def __init__(self, array: np.ndarray):
+        self._array = array
+
+    def __float__(self) -> float:
+        return float(self._array)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+    def __repr__(self) -> str:
+        return repr(float(self))
+
+
+class Trainer:
+    """Trains `net` in place: after a step `net.params` holds the new values.
+
+    loss: a name (see `gk.losses.names()`) or a function of (outputs..., targets...) with `targets` giving the
+    targets' types. optimizer: `gk.optim.SGD(...)`, ... or a name. freeze: patterns of parameter names that keep
+    their values. clip_norm: limit on the global gradient norm. accumulate: gradients of that many batches are
+    averaged per update. kvstore: a KVStore whose processes share each update, every one with its part of the batch.
+    seed: of dropout and of the data order.
+    """
+
+    def __init__(
+        self,
+        net: Model,
+        loss: str | losses.LossFunction = "softmax_cross_entropy",
+        optimizer: optimizers.Optimizer | str = "sgd",
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        kvstore: KVStore | None = None,
+        freeze: Sequence[str] = (),
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        targets: Mapping[str, TensorType] | None = None,
+        seed: int | None = None,
+        deterministic: bool = False,
+    ):
+        if accumulate < 1:
+            raise UsageError(f"accumulate={accumulate}: at least one batch makes an update")
+        self.net = net
+        self.loss = loss
+        self.optimizer = optimizers.get(optimizer) if not isinstance(optimizer, str) else optimizers.get(optimizer, lr=0.01)
+        self.kvstore = kvstore
+        self.accumulate = accumulate
+        self.seed = config.SEED.get() if seed is None else seed
+        self.epoch = self.batch = self.updates = 0
+        self._waiting = 0
+        self._waiting_weight = 0.0
+
+        graph = losses.attach(to_training(net.graph), loss, targets)
+        self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
+        trainees = steps.select_trainees(graph, freeze)
+        self.trained = tuple(t.name for t in trainees)
+        options = {"device": device, "threads": threads, "seed": self.seed, "deterministic": deterministic}
+        if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
+            self._programs = [steps.fused_step(graph, trainees, self.optimizer, clip_norm)]
+        else:
+            self._programs = list(steps.split_step(graph, trainees, self.optimizer, clip_norm))
+        self._slots = _zeros(self._programs, net.params)
+        store = JointStore([net.params, self._slots])
+        self._executors = [Executor(program, store, **options) for program in self._programs]
+        self._inference = Executor(net.graph, net.params, **options)
+        if kvstore is not None and kvstore.num_workers > 1:
+            for name in net.params:
+                net.params[name] = kvstore.broadcast(name, net.params[name])
+
+    # --- one step --------------------------------------------------------------------------------
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The training programs: one fused step, or an accumulating and an updating one."""
+        return tuple(self._programs)
+
+    @property
+    def learning_rate(self) -> float:
+        return self.optimizer.schedule(self.updates)
+
+    def step(self, inputs: Any, targets: Any) -> LazyScalar:
+        """Train on one batch; return its mean loss. inputs, targets: an array, a tuple, or a dict by name.
+
+        With `accumulate` the update happens at every so-many-th call; with a kvstore in every process together,
+        and the loss is the mean over all of them.
+        """
+        return LazyScalar(self._step(inputs, targets)[0])
+
+    def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **_by_name(targets, self._targets, "targets")}
+        if len(self._executors) == 1:
+            results = self._executors[0].run({**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)})
+            self.updates += 1
+            return results["loss"], results[self.net.outputs[0]]
+        weight = float(len(next(iter(feeds.values()))) if size is None else size)
+        # Fewer samples than ranks leave some without any: they only take part in the sums.
+        results = self._executors[0].run({**feeds, steps.BATCH_WEIGHT: np.float32(weight)}) if weight else {}
+        loss = results.get("loss", np.zeros((), np.float32))
+        self._waiting += 1
+        self._waiting_weight += weight
+        if self.kvstore is not None:
+            total = self.kvstore.pushpull("loss", np.array([float(loss) * weight, weight]))
+            loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
+        if self._waiting == self.accumulate:
+            self.flush()
+        return loss, results.get(self.net.outputs[0], np.zeros(0))
+
+    def flush(self) -> None:
+        """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch)."""
+        if not self._waiting:
+            return
+        total = np.float32(self._waiting_weight)
+        if self.kvstore is not None:
+            total = np.float32(self.kvstore.pushpull(steps.TOTAL_WEIGHT, np.float64(self._waiting_weight)))
+            for name in self.trained:
+                key = f"{name}/{steps.GRADIENT_SUM}"
+                self._slots.adopt(key, self.kvstore.pushpull(key, self._slots[key]))
+        self._executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(self.learning_rate)})
+        self.updates += 1
+        self._waiting, self._waiting_weight = 0, 0.0
+
+    # --- many steps ------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        train: Dataset | tuple[Any, Any],
+        valid: Dataset | tuple[Any, Any] | None = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 64,
+        metrics: Sequence[Any] = (),
+        folder: str | Path | None = None,
+        checkpoint_every: int | None = None,
+        progress: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """Train until `epochs` epochs are done, from the position that `resume` may have set; one record an epoch.
+
+        batch_size counts the samples of one process. With a folder, a checkpoint is written after every
+        epoch (and every `checkpoint_every` updates) and `log.jsonl` grows by a line an epoch. Rank 0 writes and shows.
+        """
+        train, valid = _dataset(train), None if valid is None else _dataset(valid)
+        rank, ranks = (0, 1) if self.kvstore is None else (self.kvstore.rank, self.kvstore.num_workers)
+        folder = folder if rank == 0 else None
+        log = JsonLog(folder)
+        history = []
+        with ProgressBar(progress if rank == 0 else False) as bar:
+            for epoch in range(self.epoch, epochs):
+                self.epoch = epoch
+                batches = train.batches(
+                    batch_size, seed=self.seed, epoch=epoch, start=self.batch, rank=rank, ranks=ranks
+                )
+                bar.start_epoch(epoch, epochs, len(batches), self.batch)
+                history.append(self._epoch(batches, metrics, bar, folder, checkpoint_every))
+                self.epoch, self.batch = epoch + 1, 0
+                if valid is not None:
+                    scores = self.evaluate(valid, metrics, batch_size=batch_size)
+                    history[-1] |= {f"valid_{k}": v for k, v in scores.items()}
+                log.write("epoch", epoch=epoch + 1, updates=self.updates, learning_rate=self.learning_rate, **history[-1])
+                if folder is not None:
+                    self.save(folder)
+        return history
+
+    def _epoch(
+        self, batches: Any, specs: Sequence[Any], bar: ProgressBar, folder: str | Path | None, every: int | None
+    ) -> dict[str, float]:
+        measured = metrics.get_all(specs)
+        losses_seen, samples = 0.0, 0
+        for batch in batches:
+            before = self.updates
+            loss, output = self._step(batch.inputs, batch.targets, batch.size)
+            losses_seen, samples = losses_seen + float(loss) * batch.global_size, samples + batch.global_size
+            if batch.size:
+                for metric in measured:
+                    metric.update(output, _first(batch.targets))
+            self.batch += 1
+            bar.advance(float(loss))
+            if not math.isfinite(float(loss)):
+                raise InputError(f"the loss is {float(loss)} at epoch {self.epoch + 1}, batch {self.batch}: lower the learning rate, or look for NaN in the data")
+            if folder is not None and every and self.updates > before and self.updates % every == 0:
+                self.save(folder)
+        self.flush()
+        return {"loss": losses_seen / max(samples, 1), **{m.name: m.value for m in measured}}
+
+    def evaluate(self, data: Dataset | tuple[Any, Any], metrics_: Sequence[Any] = ("accuracy",), *, batch_size: int = 256) -> dict[str, float]:
+        """Metrics of the inference graph over a data set."""
+        measured = metrics.get_all(metrics_)
+        for inputs, targets in _dataset(data).batches(batch_size, shuffle=False):
+            feeds = _by_name(inputs, self.net.inputs, "inputs")
+            output = self._inference.run(feeds)[self.net.outputs[0]]
+            for metric in measured:
+                metric.update(output, _first(targets))
+        return {m.name: m.value for m in measured}
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model (`model.json` with its weights) and a checkpoint to resume from; each replaces the last as a whole."""
+        folder = Path(folder)
+        checkpoints.save(
+            folder,
+            checkpoints.Checkpoint(
+                arrays={**self.net.params, **self._slots},
+                optimizer=self.optimizer.describe(),
+                loss=self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "function"),
+                rng=tuple(int(v) for v in self._executors[0].rng),  # type: ignore[arg-type]
+                epoch=self.epoch,
+                batch=self.batch,
+                updates=self.updates,
+                data_seed=self.seed,
+                settings={"accumulate": self.accumulate, "waiting": self._waiting, "waiting_weight": self._waiting_weight},
+            ),
+        )
+        self.net.save(folder / "model.json")
+
+    def resume(self, folder: str | Path) -> None:
+        """Go on from a folder's checkpoint: weights, slots, random state, data position. Raises InvalidModel when it does not fit."""
+        saved = checkpoints.load(folder)
+        wanted = {*self.net.params, *self._slots}
+        if set(saved.arrays) != wanted:
+            odd = sorted(set(saved.arrays) ^ wanted)
+            raise InvalidModel(f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}")
+        for name, array in saved.arrays.items():
+            store: ParamStore = self.net.params if name in self.net.params else self._slots
+            try:
+                store[name] = array
+            except InputError as error:
+                raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}") from None
+        self._executors[0].rng = saved.rng
+        self.epoch, self.batch, self.updates, self.seed = saved.epoch, saved.batch, saved.updates, saved.data_seed
+        self._waiting = int(saved.settings.get("waiting", 0))
+        self._waiting_weight = float(saved.settings.get("waiting_weight", 0.0))
+
+
+def _zeros(programs: Sequence[Graph], params: ParamStore) -> ParamStore:
+    """A store with the states of the programs that the model does not hold, all zero."""
+    types = {
+        program.name_of(v): v.tensor
+        for program in programs
+        for v in program.inputs
+        if v.role == "state" and program.name_of(v) not in params
+    }
+    return ParamStore(types, {n: np.zeros(t.static_shape, t.dtype.numpy) for n, t in types.items()})
+
+
+def _by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
+    if isinstance(given, Mapping):
+        return dict(given)
+    arrays = given if isinstance(given, tuple) else (given,)
+    if len(arrays) != len(names):
+        raise InputError(f"{len(names)} {what} are expected ({', '.join(names)}), {len(arrays)} given")
+    return dict(zip(names, arrays, strict=True))
+
+
+def _first(targets: Any) -> np.ndarray:
+    if isinstance(targets, Mapping):
+        targets = next(iter(targets.values()))
+    return np.asarray(targets[0] if isinstance(targets, tuple) else targets)
+
+
+def _dataset(data: Any) -> Dataset:
+    return data if isinstance(data, Dataset) else Dataset(*data)

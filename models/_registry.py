@@ -1,0 +1,101 @@
+"""Networks by name: @network registers a function; its signature is the list of options."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from graphkit.errors import UsageError, did_you_mean
+from graphkit.model import Model
+
+
+class Option(NamedTuple):
+    """One option of a network: its name, default, and type as annotated (int, float, bool, str, tuple[int, ...])."""
+
+    name: str
+    default: Any
+    type: str
+
+    def parse(self, text: str) -> Any:
+        """Read the option from text: `3`, `1,28,28` or `1x28x28`, `true`. Raises UsageError."""
+        kinds = [kind.strip() for kind in self.type.split("|")]
+        if "None" in kinds and text.lower() in ("", "none"):
+            return None
+        for kind in kinds:
+            try:
+                match kind:
+                    case "int":
+                        return int(text)
+                    case "float":
+                        return float(text)
+                    case "bool":
+                        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+                    case "tuple[int, ...]":
+                        return tuple(int(part) for part in text.strip("()[] ").replace("x", ",").split(",") if part.strip())
+                    case "str":
+                        return text
+            except (ValueError, KeyError):
+                continue
+        raise UsageError(f"option {self.name}: {text!r} is no {self.type}")
+
+
+_networks: dict[str, Callable[..., Model]] = {}
+
+
+def network(function: Callable[..., Model]) -> Callable[..., Model]:
+    """Register a network under its function's name. Its arguments, annotated and with defaults, are its options."""
+    if function.__name__ in _networks:
+        raise UsageError(f"a network named {function.__name__!r} is registered already")
+    _networks[function.__name__] = function
+    return function
+
+
+def _all() -> dict[str, Callable[..., Model]]:
+    """Every network; the files of this package are imported the first time."""
+    package = importlib.import_module(__package__ or "graphkit.models")
+    for module in pkgutil.iter_modules(package.__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+    return _networks
+
+
+def names() -> list[str]:
+    """The networks that `build` knows."""
+    return sorted(_all())
+
+
+def find(name: str) -> Callable[..., Model]:
+    """The function of a network; raises UsageError with the closest name."""
+    known = _all()
+    if name not in known:
+        raise UsageError(f"no network {name!r}{did_you_mean(name, sorted(known))}")
+    return known[name]
+
+
+def options(name: str) -> list[Option]:
+    """The options of a network, in order."""
+    parameters = inspect.signature(find(name)).parameters.values()
+    return [Option(p.name, p.default, str(p.annotation)) for p in parameters]
+
+
+def describe(name: str) -> str:
+    """The network's documentation."""
+    return inspect.getdoc(find(name)) or ""
+
+
+def build(name: str, **chosen: Any) -> Model:
+    """The network called `name`, with its options; text is read as the option's type says.
+
+    Raises UsageError, with the closest name, for an unknown network or option.
+    """
+    function = find(name)
+    known = {option.name: option for option in options(name)}
+    for key, value in chosen.items():
+        if key not in known:
+            raise UsageError(f"network {name!r} has no option {key!r}{did_you_mean(key, known)}")
+        if isinstance(value, str):
+            chosen[key] = known[key].parse(value)
+    return function(**chosen)

@@ -1,0 +1,33 @@
+"""LeNet, as the MXNet examples define it for MNIST (after LeCun et al. 1998)."""
+
+from __future__ import annotations
+
+from graphkit.frontend import layers as nn
+from graphkit.model import Model
+from graphkit.models._images import image_shape, positive
+from graphkit.models._registry import network
+from graphkit.ops import F
+
+# Below this side the second pooling has nothing left to halve: 16 -> 12 -> 6 -> 2 -> 1.
+_SMALLEST_UNPADDED = 16
+
+
+@network
+def lenet(image: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> Model:
+    """Two 5x5 convolutions (20 and 50 channels), each with tanh and 2x2 max pooling, then 500 tanh units.
+
+    x: float32 [N, *image]; logits: [N, classes]. The convolutions are unpadded for images of at least 16 pixels a
+    side (431,080 parameters for 1x28x28 and 10 classes), and padded by 2 for smaller ones, such as 8x8 digits.
+    Parameters conv1_weight, conv1_bias, conv2_*, fc1_*, fc2_*.
+    """
+    channels, height, width = image_shape("lenet", image)
+    positive("lenet", classes=classes)
+    pad = 0 if min(height, width) >= _SMALLEST_UNPADDED else 2
+    h = nn.input("x", ["N", channels, height, width])
+    for i, filters in enumerate((20, 50), 1):
+        h = nn.conv2d(h, filters, 5, pad=pad, init="xavier_uniform", bias_init="zeros", name=f"conv{i}")
+        h = nn.max_pool2d(F.tanh(h, name=f"tanh{i}"), 2, name=f"pool{i}")
+    h = F.flatten(h, axis=1, name="flat")
+    h = F.tanh(nn.linear(h, 500, init="xavier_uniform", bias_init="zeros", name="fc1"), name="tanh3")
+    logits = nn.linear(h, classes, init="xavier_uniform", bias_init="zeros", name="fc2")
+    return Model({"logits": logits}, name="lenet")

@@ -1,0 +1,68 @@
+"""ResNet (He et al. 2015), with the stride of a bottleneck on its 3x3 convolution, as torchvision defines it."""
+
+from __future__ import annotations
+
+from graphkit.errors import UsageError
+from graphkit.frontend import layers as nn
+from graphkit.frontend.scopes import name_scope
+from graphkit.ir.graph import Value
+from graphkit.model import Model
+from graphkit.models._images import image_shape, positive
+from graphkit.models._registry import network
+from graphkit.ops import F
+
+# layers -> (blocks in each of the four stages, bottleneck blocks)
+_DEPTHS = {
+    18: ((2, 2, 2, 2), False),
+    34: ((3, 4, 6, 3), False),
+    50: ((3, 4, 6, 3), True),
+    101: ((3, 4, 23, 3), True),
+    152: ((3, 8, 36, 3), True),
+}
+_EXPANSION = 4  # a bottleneck's output channels over its width
+
+
+@network
+def resnet(layers: int = 50, image: tuple[int, ...] = (3, 224, 224), classes: int = 1000) -> Model:
+    """Residual network of 18, 34 (basic blocks), 50, 101 or 152 (bottlenecks) layers.
+
+    x: float32 [N, *image]; logits: [N, classes]. Convolutions start from He's normal distribution by fan out, without
+    biases. Parameter names: conv1_weight, bn1_weight, layer1/0/conv1_weight, layer2/0/downsample_weight, ..., fc_bias.
+    With 1,000 classes: 11,689,512, 21,797,672, 25,557,032, 44,549,160 and 60,192,808 parameters.
+    """
+    if layers not in _DEPTHS:
+        raise UsageError(f"resnet: layers is one of {', '.join(map(str, _DEPTHS))}, not {layers!r}")
+    channels, height, width = image_shape("resnet", image)
+    positive("resnet", classes=classes)
+    stages, bottleneck = _DEPTHS[layers]
+    x = nn.input("x", ["N", channels, height, width])
+    h = F.relu(_conv_bn(x, 64, 7, stride=2, conv="conv1", norm="bn1"), name="relu1")
+    h = nn.max_pool2d(h, 3, stride=2, pad=1, name="pool1")
+    for stage, blocks in enumerate(stages):
+        for block in range(blocks):
+            with name_scope(f"layer{stage + 1}"), name_scope(str(block)):
+                h = _block(h, 64 << stage, stride=2 if stage and not block else 1, bottleneck=bottleneck)
+    h = F.flatten(nn.global_avg_pool(h, name="pool2"), axis=1, name="flat")
+    return Model({"logits": nn.linear(h, classes, name="fc")}, name=f"resnet{layers}")
+
+
+def _conv_bn(x: Value, channels: int, kernel: int, *, stride: int = 1, conv: str, norm: str) -> Value:
+    init = {"type": "he_normal", "fan": "out"}
+    h = nn.conv2d(x, channels, kernel, stride=stride, pad=kernel // 2, bias=False, init=init, name=conv)
+    return nn.batch_norm(h, name=norm)
+
+
+def _block(x: Value, width: int, *, stride: int, bottleneck: bool) -> Value:
+    """x + f(x), then ReLU; the shortcut is a 1x1 convolution where the shape changes."""
+    if bottleneck:
+        channels = width * _EXPANSION
+        h = F.relu(_conv_bn(x, width, 1, conv="conv1", norm="bn1"), name="relu1")
+        h = F.relu(_conv_bn(h, width, 3, stride=stride, conv="conv2", norm="bn2"), name="relu2")
+        h = _conv_bn(h, channels, 1, conv="conv3", norm="bn3")
+    else:
+        channels = width
+        h = F.relu(_conv_bn(x, width, 3, stride=stride, conv="conv1", norm="bn1"), name="relu1")
+        h = _conv_bn(h, width, 3, conv="conv2", norm="bn2")
+    if stride != 1 or x.tensor.known_shape[1] != channels:
+        x = _conv_bn(x, channels, 1, stride=stride, conv="downsample", norm="downsample_bn")
+    return F.relu(F.add(h, x, name="sum"), name="relu")

@@ -1,0 +1,135 @@
+"""The key-value store, in one process and under a real mpiexec."""
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from graphkit.dist import kvstore, launch
+from graphkit.errors import InputError, UsageError
+
+
+def mpi_run(processes, code, timeout=60):
+    command = [launch.find_mpiexec(), "-n", str(processes), sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_local_store_sums_what_devices_push():
+    kv = kvstore.create("local")
+    assert (kv.rank, kv.num_workers) == (0, 1)
+    kv.init("w", np.zeros(3, np.float32))
+    kv.push("w", [np.ones(3, np.float32), np.full(3, 2, np.float32)])
+    np.testing.assert_array_equal(kv.pull("w"), [3, 3, 3])
+    out = np.empty(3, np.float32)
+    kv.pull("w", out=out)
+    np.testing.assert_array_equal(out, [3, 3, 3])
+
+
+def test_sequences_of_keys():
+    kv = kvstore.create()
+    kv.init([1, 2], [np.zeros(2), np.ones(1)])
+    kv.push([1, 2], [np.ones(2), np.ones(1)])
+    first, second = kv.pull([1, 2])
+    np.testing.assert_array_equal(first, [1, 1])
+    np.testing.assert_array_equal(second, [1])
+    a, b = kv.pushpull(["p", "q"], [np.ones(2), np.zeros(1)])
+    np.testing.assert_array_equal(a, [1, 1])
+    np.testing.assert_array_equal(b, [0])
+
+
+def test_updater_changes_the_stored_value():
+    kv = kvstore.create()
+    kv.init("w", np.full(2, 10.0))
+
+    def descend(key, total, stored):
+        stored -= 0.5 * total
+
+    kv.set_updater(descend)
+    np.testing.assert_array_equal(kv.pushpull("w", np.full(2, 4.0)), [8, 8])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda kv: kv.pull("weigth"), UsageError, "did you mean 'weight'"),
+        (lambda kv: kv.push("weight", np.zeros(3)), InputError, "'weight' is float64[2]; pushed float64[3]"),
+        (lambda kv: kv.init("weight", np.zeros(2)), UsageError, "initialised already"),
+        (lambda kv: kv.init(["a", "b"], [np.zeros(2)]), UsageError, "2 keys need as many values"),
+    ],
+)
+def test_wrong_calls_name_the_key(call, error, message):
+    kv = kvstore.create()
+    kv.init("weight", np.zeros(2))
+    with pytest.raises(error) as caught:
+        call(kv)
+    assert message in str(caught.value)
+
+
+def test_unknown_type_suggests_one():
+    with pytest.raises(UsageError, match="did you mean 'dist_sync'"):
+        kvstore.create("dist_sinc")
+
+
+def test_dist_sync_over_three_processes():
+    done = mpi_run(
+        3,
+        """
+        import numpy as np
+        from graphkit.dist import kvstore, mpi
+        with mpi.abort_on_error():
+            kv = kvstore.create("dist_sync")
+            assert kv.num_workers == 3
+            kv.init("w", np.full(4, kv.rank + 7.0, np.float32))
+            assert (kv.pull("w") == 7).all(), "every rank starts from rank 0's value"
+            kv.push("w", np.full(4, kv.rank + 1, np.float32))
+            assert (kv.pull("w") == 6).all()
+            assert kv.pushpull("g", np.array([kv.rank], np.int64))[0] == 3
+            assert kv.pushpull("h", np.array([1.5], np.float16))[0] == 4.5
+            assert kv.broadcast("b", np.array([kv.rank, 9]), root=2).tolist() == [2, 9]
+            kv.barrier()
+        print("done", flush=True)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["done"] * 3
+
+
+def test_a_failing_rank_ends_the_job_with_its_exit_code():
+    done = mpi_run(
+        2,
+        """
+        import numpy as np
+        from graphkit.dist import kvstore, mpi
+        from graphkit.errors import InputError
+        with mpi.abort_on_error():
+            kv = kvstore.create("dist_sync")
+            if kv.rank == 1:
+                raise InputError("bad sample")
+            kv.barrier()
+        """,
+    )
+    assert done.returncode != 0
+    assert "rank 1: bad sample" in done.stderr
+
+
+def test_without_mpi4py_the_error_says_what_to_install():
+    code = """
+        import sys
+        sys.modules["mpi4py"] = None
+        from graphkit.dist import kvstore
+        from graphkit.errors import MissingDependency
+        try:
+            kvstore.create("dist_sync")
+        except MissingDependency as error:
+            assert "pip install 'graphkit[mpi]'" in str(error), error
+            print("named")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "named", done.stderr
+
+
+def test_importing_the_package_does_not_initialise_mpi():
+    code = "import graphkit.dist.mpi, sys; assert 'mpi4py' not in sys.modules; assert not graphkit.dist.mpi.launched_by_mpi()"
+    subprocess.run([sys.executable, "-c", code], check=True)

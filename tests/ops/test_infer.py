@@ -1,0 +1,90 @@
+"""Inferred types against what the reference returns: with known sizes, and with every dimension a name."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
+from graphkit.ir import dims
+from graphkit.ir.dims import DimExpr
+from graphkit.ir.graph import Graph
+from graphkit.ir.types import TensorType, Type, dtype_of
+from graphkit.ops import Op, registry
+from graphkit.ops.evaluate import evaluate
+
+# The size of their results depends on values, whatever is known about shapes.
+DATA_DEPENDENT = frozenset({"Compress", "Loop", "NonZero", "Unique", "NonMaxSuppression", "StringSplit", "If", "Scan"})
+
+CASES = [
+    make_case(cls, number, dtype)
+    for cls in registry
+    for number, sample in enumerate(samples_of(cls))
+    for dtype in dtypes_of(cls, sample)[:1]
+]
+
+
+def check_type(inferred: Type, result: Any, bindings: dict[str, int], *, exact: bool) -> None:
+    """The inferred type covers the array; `exact`: every dimension is an integer."""
+    if not isinstance(inferred, TensorType):
+        assert isinstance(result, (list, type(None)))
+        return
+    array = np.asarray(result)
+    assert dtype_of(array.dtype) is inferred.dtype
+    if inferred.shape is None:
+        assert not exact, "the rank is not inferred"
+        return
+    assert len(inferred.shape) == array.ndim, f"inferred {inferred}, returned shape {array.shape}"
+    for axis, (dim, size) in enumerate(zip(inferred.shape, array.shape, strict=True)):
+        actual = dims.substitute(dim, bindings)
+        if isinstance(actual, DimExpr):
+            assert not exact, f"axis {axis} is not inferred: {inferred}"
+            assert any(s.startswith("?") for s in actual.symbols), f"{dim} keeps names that are bound"
+        else:
+            assert actual == size, f"axis {axis}: {dim} stands for {actual}, the array has {size}"
+    if inferred.value is not None:
+        assert len(inferred.value) == array.size
+        for known, element in zip(inferred.value, array.reshape(-1).tolist(), strict=True):
+            value = dims.substitute(known, bindings)
+            assert isinstance(value, DimExpr) or value == int(element)
+
+
+def check(case: Case, graph: Graph, results: list[Any], *, exact: bool) -> None:
+    for value, result in itertools.zip_longest(graph.outputs, results):
+        check_type(value.type, result, case.bindings, exact=exact)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-infer")
+def test_infer(case: Case) -> None:
+    graph = case.graph()
+    results = evaluate(graph, case.feeds())
+    check(case, graph, results, exact=case.op.name not in DATA_DEPENDENT)
+    symbolic = case.graph(symbolic=True)
+    check(case, symbolic, results, exact=False)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-infer_unknown_values")
+def test_infer_without_constants(case: Case) -> None:
+    """Axes, shapes and indices that are inputs of the graph: less is known, nothing wrong is claimed."""
+    results = evaluate(case.graph(), case.feeds())
+    check(case, case.graph(all_inputs=True), results, exact=False)
+    check(case, case.graph(all_inputs=True, symbolic=True), results, exact=False)
+
+
+def without_ranks(case: Case) -> list[TensorType | None]:
+    return [None if a is None else TensorType(dtype_of(a.dtype)) for a in case.arrays]
+
+
+@pytest.mark.parametrize("cls", list(registry), ids=lambda c: f"{c.name}-infer_unknown_rank")
+def test_infer_without_ranks(cls: type[Op]) -> None:
+    """Operands of unknown rank: an answer, not an exception."""
+    for number, sample in enumerate(samples_of(cls)):
+        for dtype in dtypes_of(cls, sample)[:1]:
+            case = make_case(cls, number, dtype)
+            results = evaluate(case.graph(), case.feeds())
+            types = case.op.infer_types(without_ranks(case))
+            for inferred, result in itertools.zip_longest(types, results):
+                check_type(inferred, result, {}, exact=False)

@@ -1,0 +1,115 @@
+"""What every registered operator must have, and its declaration against ONNX's schema."""
+
+from __future__ import annotations
+
+import inspect
+
+import onnx
+import pytest
+
+from graphkit.checks.samples import samples_of
+from graphkit.ops import DOMAIN, Op, registry
+from graphkit.ops._base import function_name
+
+OPSET = 28
+OPERATORS = list(registry)
+STANDARD = [cls for cls in OPERATORS if cls.onnx is not None and cls.onnx.domain == ""]
+
+# Attributes of the schema that graphkit leaves out, and why.
+LEFT_OUT = {
+    ("Constant", key): "constants are tensors"
+    for key in ("sparse_value", "value_float", "value_floats", "value_int", "value_ints", "value_string", "value_strings")
+}
+# Fields of graphkit that the schema lacks, and why.
+ADDED: dict[tuple[str, str], str] = {}
+
+
+def ids(cls: type[Op]) -> str:
+    return cls.name
+
+
+@pytest.mark.parametrize("cls", OPERATORS, ids=ids)
+def test_complete(cls: type[Op]) -> None:
+    assert inspect.getdoc(cls), "no docstring"
+    assert cls.__doc__, "the docstring is inherited"
+    assert cls.infer is not Op.infer, "no infer"
+    assert cls.reference is not Op.reference, "no reference"
+    assert samples_of(cls), "no samples"
+
+
+@pytest.mark.parametrize("cls", OPERATORS, ids=ids)
+def test_domain(cls: type[Op]) -> None:
+    assert cls.domain in ("", DOMAIN, *([cls.onnx.domain] if cls.onnx else []))
+    if cls.domain == "":
+        assert cls.onnx is not None, "a standard operator says how it is written in ONNX"
+    if cls.domain == DOMAIN:
+        assert cls.onnx is None, "an own operator has no ONNX form"
+
+
+def test_function_names_are_unique() -> None:
+    names = [function_name(cls) for cls in OPERATORS]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("cls", STANDARD, ids=ids)
+def test_schema_attributes(cls: type[Op]) -> None:
+    schema = onnx.defs.get_schema(cls.onnx.name, OPSET)
+    assert schema.since_version == cls.onnx.since, "the canonical version"
+    hidden = set(cls.onnx.hidden)
+    ours = {cls.onnx.renames.get(key, key): field for key, field in cls.fields.items() if key not in hidden}
+    for key in ours:
+        assert key in schema.attributes or (cls.name, key) in ADDED, f"the schema has no attribute {key}"
+    for key, attribute in schema.attributes.items():
+        if (cls.name, key) in LEFT_OUT:
+            continue
+        assert key in ours, f"attribute {key} is missing"
+        if attribute.required:
+            continue
+        if attribute.default_value.type:
+            theirs = onnx.helper.get_attribute_value(attribute.default_value)
+            theirs = theirs.decode() if isinstance(theirs, bytes) else theirs
+            assert_default(ours[key].default, theirs, key)
+
+
+def assert_default(ours: object, theirs: object, key: str) -> None:
+    number = getattr(ours, "value", None)
+    if isinstance(number, str):
+        ours = onnx.TensorProto.DataType.Value({"float32": "FLOAT", "float64": "DOUBLE"}.get(number, number.upper()))
+    if isinstance(theirs, float):
+        assert ours == pytest.approx(theirs, rel=1e-6), key
+    elif isinstance(theirs, list):
+        assert list(ours) == theirs, key
+    else:
+        assert ours == theirs, key
+
+
+@pytest.mark.parametrize("cls", STANDARD, ids=ids)
+def test_schema_operands(cls: type[Op]) -> None:
+    schema = onnx.defs.get_schema(cls.onnx.name, OPSET)
+    formals = [formal for formal in cls.formals if formal.name not in cls.onnx.hidden]
+    assert len(formals) == len(schema.inputs)
+    option = onnx.defs.OpSchema.FormalParameterOption
+    for ours, theirs in zip(formals, schema.inputs, strict=True):
+        assert ours.variadic == (theirs.option == option.Variadic), theirs.name
+        if not ours.variadic:
+            assert ours.optional == (theirs.option == option.Optional), theirs.name
+    assert len(cls.outputs) <= len(schema.outputs)
+    for text in cls.inputs[:-1]:
+        assert not text.endswith("*"), "only the last operand can be variadic"
+
+
+@pytest.mark.parametrize("cls", [c for c in OPERATORS if c.domain == DOMAIN], ids=ids)
+def test_own_operators_can_be_exported(cls: type[Op]) -> None:
+    """An own operator stands in gradient graphs or optimizers; an exported graph has only standard ones."""
+    assert cls.expand is not None
+
+
+@pytest.mark.parametrize("cls", OPERATORS, ids=ids)
+def test_operand_declarations(cls: type[Op]) -> None:
+    names = [formal.name for formal in cls.formals]
+    outputs = [text.rstrip("?*") for text in cls.outputs]
+    for name in (*cls.types, *cls.shape_only):
+        assert name in names, f"{name} is not an operand"
+    for first, second in (*cls.inplace, *cls.views):
+        assert first < len(names)
+        assert second < len(outputs) or cls.outputs[-1].endswith("*")

@@ -1,0 +1,165 @@
+"""Checkpoints: bit-identical resume, damage, and SIGKILL at random moments."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
+from graphkit.ir import atomic
+from graphkit.train import checkpoint
+
+
+def model():
+    x = gk.input("x", ["N", 6])
+    h = gk.nn.dropout(gk.tanh(gk.nn.linear(x, 8, name="fc1")), 0.3)
+    return gk.Model({"logits": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0)
+
+
+def data(n=50):
+    rng = np.random.default_rng(5)
+    return rng.standard_normal((n, 6), np.float32), rng.integers(0, 3, n)
+
+
+OPTIMIZERS = {"sgd": gk.optim.SGD(0.1, momentum=0.9), "adam": gk.optim.Adam(gk.optim.Cosine(1e-2, 40))}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("stop_after", [4, 9])
+def test_resume_continues_bit_for_bit(tmp_path, optimizer, accumulate, stop_after):
+    options = {"optimizer": OPTIMIZERS[optimizer], "accumulate": accumulate, "seed": 3}
+    straight = model()
+    gk.Trainer(straight, **options).fit(data(), epochs=3, batch_size=8)
+
+    class Stop(Exception):
+        pass
+
+    first = gk.Trainer(model(), **options)
+    steps_taken = 0
+    original = first._step
+
+    def limited(*args):
+        nonlocal steps_taken
+        if steps_taken == stop_after:
+            first.save(tmp_path)
+            raise Stop
+        steps_taken += 1
+        return original(*args)
+
+    first._step = limited
+    with pytest.raises(Stop):
+        first.fit(data(), epochs=3, batch_size=8)
+
+    resumed = gk.load(tmp_path)
+    trainer = gk.Trainer(resumed, **options)
+    trainer.resume(tmp_path)
+    trainer.fit(data(), epochs=3, batch_size=8)
+    for name in straight.params:
+        assert straight.params[name].tobytes() == resumed.params[name].tobytes(), name
+
+
+def test_the_folder_holds_model_checkpoint_and_log(tmp_path):
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.fit(data(), data(10), epochs=2, batch_size=16, metrics=["accuracy"], folder=tmp_path)
+    names = sorted(p.name.split(".")[0] + p.suffix for p in tmp_path.iterdir())
+    assert names == ["checkpoint.json", "log.jsonl", "model.json", "model.safetensors", "state.safetensors"]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert {"loss", "accuracy", "valid_accuracy", "learning_rate", "updates"} <= set(lines[0])
+    loaded = gk.load(tmp_path)
+    x = data()[0]
+    np.testing.assert_array_equal(loaded.run({"x": x})["logits"], trainer.net.run({"x": x})["logits"])
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    gk.Trainer(model(), optimizer=gk.optim.SGD(0.1)).save(tmp_path)
+    with pytest.raises(InvalidModel, match="does not fit"):
+        gk.Trainer(model(), optimizer=gk.optim.Adam()).resume(tmp_path)
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        gk.Trainer(model()).resume(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "not json", "outside"])
+def test_a_damaged_checkpoint_is_named(tmp_path, damage):
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.save(tmp_path)
+    (weights,) = tmp_path.glob("state.*.safetensors")
+    manifest = tmp_path / checkpoint.MANIFEST
+    match damage:
+        case "truncate":
+            weights.write_bytes(weights.read_bytes()[:-5])
+        case "flip":
+            raw = bytearray(weights.read_bytes())
+            raw[-1] ^= 1
+            weights.write_bytes(raw)
+        case "missing":
+            weights.unlink()
+        case "not json":
+            manifest.write_text("{")
+        case "outside":
+            content = json.loads(manifest.read_text())
+            content["weights"]["file"] = "../secret"
+            manifest.write_text(json.dumps(content))
+    with pytest.raises(InvalidModel, match=r"state\.|checkpoint\.json"):
+        trainer.resume(tmp_path)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1))
+    trainer.save(tmp_path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    trainer.step(*data(8))
+
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(atomic.PendingFile, "write", full)
+    with pytest.raises(RuntimeFailure, match="No space left on device"):
+        trainer.save(tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+LOOP = """
+    import sys
+    import numpy as np
+    import graphkit as gk
+    x = gk.input("x", ["N", 64])
+    net = gk.Model({"logits": gk.nn.linear(gk.tanh(gk.nn.linear(x, 256, name="a")), 10, name="b")}, seed=0)
+    trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.01, momentum=0.9))
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((256, 64), np.float32), rng.integers(0, 10, 256)
+    trainer.save(sys.argv[1])
+    print("ready", flush=True)
+    trainer.fit(data, epochs=100000, batch_size=64, folder=sys.argv[1], checkpoint_every=1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_killed_at_random_moments_the_last_checkpoint_loads(tmp_path, number):
+    moments = random.Random(int(number))
+    updates = []
+    for i in range(10):
+        folder = tmp_path / f"run{i}"
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(LOOP), str(folder)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stdout.readline().strip() == "ready", child.stderr.read()
+        time.sleep(moments.uniform(0.0, 0.6))
+        child.send_signal(number)
+        child.communicate(timeout=30)
+        assert child.returncode != 0
+        net = gk.load(folder)
+        trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.01, momentum=0.9))
+        trainer.resume(folder)
+        assert all(np.isfinite(net.params[n]).all() for n in net.params)
+        updates.append(trainer.updates)
+    assert max(updates) > 0, "no checkpoint was written between the kills: the test proves nothing"
