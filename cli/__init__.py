@@ -68,10 +68,10 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: run a command and exit with its code."""
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    sys.exit(invoke(sys.argv[1:] if argv is None else argv))
 
 
-def run(argv: Sequence[str]) -> int:
+def invoke(argv: Sequence[str]) -> int:
     """Run one command line; return the exit code. In a job of several ranks a failure ends all of them."""
     from graphkit.dist import mpi
 

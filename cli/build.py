@@ -54,7 +54,7 @@ def build_model(name: str, options: dict[str, str], dataset: str | None, seed: i
     for key, text in options.items():
         if key not in known:
             raise UsageError(f"model {name!r} has no option {key!r}{did_you_mean(key, known)}")
-        chosen[key] = models.Option(key, None, str(known[key].annotation)).parse(text)
+        chosen[key] = models.Option(key, None, inspect.formatannotation(known[key].annotation)).parse(text)
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:
         raise UsageError(f"model {name!r} needs {', '.join(f'-p {k}=...' for k in missing)}")

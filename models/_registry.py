@@ -12,6 +12,9 @@ from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
 
 
+_FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
 class Option(NamedTuple):
     """One option of a network: its name, default, and type as annotated (int, float, bool, str, tuple[int, ...])."""
 
@@ -32,9 +35,10 @@ class Option(NamedTuple):
                     case "float":
                         return float(text)
                     case "bool":
-                        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+                        return _FLAGS[text.lower()]
                     case "tuple[int, ...]":
-                        return tuple(int(part) for part in text.strip("()[] ").replace("x", ",").split(",") if part.strip())
+                        parts = text.strip("()[] ").replace("x", ",").split(",")
+                        return tuple(int(part) for part in parts if part.strip())
                     case "str":
                         return text
             except (ValueError, KeyError):

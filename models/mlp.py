@@ -14,7 +14,12 @@ from graphkit.ops import F
 
 
 @network
-def mlp(inputs: int | tuple[int, ...] = 64, hidden: int | tuple[int, ...] = (128, 64), classes: int = 10, dropout: float = 0.0) -> Model:
+def mlp(
+    inputs: int | tuple[int, ...] = 64,
+    hidden: int | tuple[int, ...] = (128, 64),
+    classes: int = 10,
+    dropout: float = 0.0,
+) -> Model:
     """Fully connected layers with ReLU between them.
 
     x: float32 [N, inputs], or [N, *inputs] for a tuple such as (1, 8, 8), which is flattened; logits: [N, classes].

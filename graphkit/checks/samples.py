@@ -40,13 +40,19 @@ class Case:
 
     @property
     def is_constant(self) -> tuple[bool, ...]:
-        """Per input, whether it is usually known when the graph is built: integers and booleans given as arrays."""
-        return tuple(_is_literal(s) and dtype_of(np.asarray(s).dtype) in INTEGERS | BOOLS for s in self.sample.inputs)
+        """Per input, whether it is a constant of `graph`: what a sample gives literally (axes, shapes, indices, bounds).
+
+        When a sample gives everything literally, its float arrays are inputs.
+        """
+        literal = [_is_literal(s) for s in self.sample.inputs]
+        if all(known or s is None for known, s in zip(literal, self.sample.inputs, strict=True)):
+            return tuple(a is not None and dtype_of(a.dtype) not in FLOATS for a in self.arrays)
+        return tuple(literal)
 
     def graph(self, *, symbolic: bool = False, all_inputs: bool = False) -> Graph:
         """A graph of this one node; its inputs are `feeds(all_inputs)`.
 
-        Integer arrays given literally (axes, shapes, indices) are constants unless `all_inputs`; with `symbolic`
+        Arrays that the sample gives literally are constants unless `all_inputs` (see `is_constant`); with `symbolic`
         every dimension of every graph input is a name of its own, `d<input>_<axis>`.
         """
         operands: list[Value | None] = []

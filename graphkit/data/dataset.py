@@ -84,7 +84,9 @@ class Dataset:
     def subset(self, index: Any, name: str | None = None) -> Dataset:
         """The samples at `index` as a Dataset of their own."""
         inputs, targets = self.take(index)
-        return Dataset(inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name)
+        return Dataset(
+            inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name
+        )
 
     def split(self, test_fraction: float = 0.2, seed: int = 0, *, stratify: bool = True) -> Splits:
         """(train, test): round(test_fraction * n) samples held out, chosen by the seed, both in the original order.
@@ -94,7 +96,9 @@ class Dataset:
         if not 0.0 < test_fraction < 1.0:
             raise UsageError(f"test_fraction lies between 0 and 1, not {test_fraction!r}")
         labels = self.targets if stratify and self.targets is not None and self.targets.dtype.kind in "iu" else None
-        train, test = order.split(len(self), test_fraction, seed, labels if labels is None or labels.ndim == 1 else None)
+        train, test = order.split(
+            len(self), test_fraction, seed, labels if labels is None or labels.ndim == 1 else None
+        )
         if not train.size or not test.size:
             raise InputError(f"{self.name}: {len(self)} samples cannot be split with test_fraction={test_fraction}")
         return Splits(self.subset(train, f"{self.name} (train)"), self.subset(test, f"{self.name} (test)"))
@@ -140,4 +144,6 @@ def _check(source: str, label: str, array: np.ndarray) -> None:
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
         what = "NaN" if np.isnan(array[bad[0]]).any() else "infinity"
-        raise InputError(f"{source}: {label} holds {what} in {len(bad)} of {len(array)} samples, first in sample {bad[0]}")
+        raise InputError(
+            f"{source}: {label} holds {what} in {len(bad)} of {len(array)} samples, first in sample {bad[0]}"
+        )

@@ -22,7 +22,9 @@ def read_idx(path: str | Path) -> np.ndarray:
     """
     data = _bytes(Path(path))
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES:
-        raise InputError(f"{path}: not an idx file: it starts with {data[:4].hex() or 'nothing'}, not 0000, a type and a rank")
+        raise InputError(
+            f"{path}: not an idx file: it starts with {data[:4].hex() or 'nothing'}, not 0000, a type and a rank"
+        )
     dtype, rank = np.dtype(_TYPES[data[2]]), data[3]
     header = 4 + 4 * rank
     if len(data) < header:
@@ -31,7 +33,9 @@ def read_idx(path: str | Path) -> np.ndarray:
     expected = header + math.prod(shape) * dtype.itemsize
     if len(data) != expected:
         problem = "truncated" if len(data) < expected else "overlong"
-        raise InputError(f"{path}: {problem} idx file: shape {list(shape)} of {dtype.name} takes {expected} bytes, found {len(data)}")
+        raise InputError(
+            f"{path}: {problem} idx file: shape {list(shape)} of {dtype.name} takes {expected} bytes, found {len(data)}"
+        )
     return np.frombuffer(data, dtype, offset=header).reshape(shape).astype(dtype.newbyteorder("="))
 
 

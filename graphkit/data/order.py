@@ -16,18 +16,21 @@ _SPLIT = (1 << 64) - 1
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
     """int64 [count]: the order in which epoch `epoch` visits the samples. seed and epoch: 0 to 2^64 - 2."""
-    for what, number in (("seed", seed), ("epoch", epoch)):
-        if not 0 <= number < _SPLIT:
-            raise UsageError(f"{what} must be an integer from 0 to 2^64 - 2, not {number!r}")
+    if not 0 <= epoch < _SPLIT:
+        raise UsageError(f"epoch must be an integer from 0 to 2^64 - 2, not {epoch!r}")
     return _permutation(count, seed, epoch)
 
 
 def _permutation(count: int, seed: int, stream: int) -> np.ndarray:
+    if not 0 <= seed < _SPLIT:
+        raise UsageError(f"the seed of a data set must be an integer from 0 to 2^64 - 2, not {seed!r}")
     bits = np.random.Philox(key=np.array([seed, stream], np.uint64))
     return np.argsort(bits.random_raw(count), kind="stable").astype(np.int64)
 
 
-def split(count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def split(
+    count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Sorted indices (train, test) with round(test_fraction * count) test samples.
 
     With `classes` (one label per sample) every class is split in that proportion: seats go to the classes by largest

@@ -23,7 +23,7 @@ def load(spec: str | os.PathLike[str], *, test_fraction: float = 0.2, seed: int 
     """(train, test) of a data set. A set that comes in two parts keeps them; any other is split by `seed`.
 
     `spec`:
-    - "digits": 1,797 images of handwritten digits, float32 [1, 8, 8] in [0, 1] (1,437 train, 360 test by default);
+    - "digits": 1,797 images of handwritten digits, float32 [1, 8, 8] in [0, 1] (1,438 train, 359 test by default);
     - "mnist:FOLDER", or the folder: train-images-idx3-ubyte and so on, also .gz; float32 [1, H, W] in [0, 1];
     - a folder with train and test as .npz or .csv;
     - file.npz: `x` and `y` (or `targets`, `labels`); other names are inputs of those names; x_train, y_train, x_test,
@@ -48,7 +48,9 @@ def read(spec: str | os.PathLike[str]) -> Dataset:
         raise InputError(f"{spec}: train and test do not hold the same arrays")
     try:
         joined = {n: np.concatenate([train.arrays[n], test.arrays[n]]) for n in train.names}
-        targets = None if train.targets is None or test.targets is None else np.concatenate([train.targets, test.targets])
+        targets = (
+            None if train.targets is None or test.targets is None else np.concatenate([train.targets, test.targets])
+        )
     except ValueError as error:
         raise InputError(f"{spec}: train and test do not fit each other: {error}") from None
     single = len(joined) == 1
@@ -101,7 +103,9 @@ def _folder(path: Path) -> Dataset | Splits:
         if train.exists():
             return Splits(_whole(reader(train), train), _whole(reader(test), test)) if test.exists() else reader(train)
     held = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
-    raise InputError(f"{path}: neither idx files (train-images-idx3-ubyte) nor train{'/'.join(_READERS)} in it; it holds {held}")
+    raise InputError(
+        f"{path}: neither idx files (train-images-idx3-ubyte) nor train{'/'.join(_READERS)} in it; it holds {held}"
+    )
 
 
 def _whole(parts: Dataset | Splits, path: Path) -> Dataset:
@@ -113,7 +117,9 @@ def _whole(parts: Dataset | Splits, path: Path) -> Dataset:
 def _mnist(path: Path) -> Dataset | Splits:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
-    parts = {part: _mnist_part(path, prefix) for part, prefix in _MNIST.items() if _idx_file(path, prefix, "images-idx3")}
+    parts = {
+        part: _mnist_part(path, prefix) for part, prefix in _MNIST.items() if _idx_file(path, prefix, "images-idx3")
+    }
     if len(parts) == 2:
         return Splits(parts["train"], parts["test"])
     if not parts:
@@ -133,7 +139,9 @@ def _mnist_part(path: Path, prefix: str) -> Dataset:
     if len(images) != len(labels):
         raise InputError(f"{image_file} holds {len(images)} images, and {label_file.name} {len(labels)} labels")
     count = max(int(labels.max(initial=0)) + 1, 10)
-    return Dataset(_scaled(images, 255.0), labels.astype(np.int64), classes=[str(d) for d in range(count)], name=str(image_file))
+    return Dataset(
+        _scaled(images, 255.0), labels.astype(np.int64), classes=[str(d) for d in range(count)], name=str(image_file)
+    )
 
 
 def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:
@@ -150,13 +158,18 @@ def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:
 
 def _npz(path: Path) -> Dataset | Splits:
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        stored = np.load(path, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise InputError(f"{path}: not a readable .npz file: it holds one array without a name, as .npy files do")
+        with stored:
             arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        # np.load answers a bare .npy file with an array, which is no context manager.
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path}: not a readable .npz file: {error}") from None
     if "x_train" in arrays and "x_test" in arrays:
-        halves = [_arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, p) for p in _MNIST]
+        halves = [
+            _arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, p)
+            for p in _MNIST
+        ]
         return Splits(*halves)
     return _arrays(arrays, path)
 
@@ -193,7 +206,13 @@ def _csv(path: Path) -> Dataset:
     columns = [i for i in range(len(first)) if i != target]
     sample = second if header else first
     textual = target < len(sample) and not _is_number(sample[target])
-    options = {"delimiter": ",", "skiprows": 1 if header else 0, "encoding": "utf-8-sig", "quotechar": '"', "comments": None}
+    options = {
+        "delimiter": ",",
+        "skiprows": 1 if header else 0,
+        "encoding": "utf-8-sig",
+        "quotechar": '"',
+        "comments": None,
+    }
     try:
         x = np.loadtxt(path, np.float32, usecols=columns, ndmin=2, **options)  # type: ignore[call-overload]
         y = np.loadtxt(path, str if textual else np.float64, usecols=target, ndmin=1, **options)  # type: ignore[call-overload]

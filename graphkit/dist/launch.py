@@ -32,5 +32,6 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     # Spinning team threads of one rank would take the cores that another rank computes on.
     environment.setdefault("OMP_NUM_THREADS", environment[config.NUM_THREADS.name])
     environment.setdefault("GOMP_SPINCOUNT", "1000")
-    command = [find_mpiexec(), "-n", str(processes), sys.executable, "-m", "graphkit", *arguments]
+    # -P: a folder called graphkit where the user stands must not hide the installed package.
+    command = [find_mpiexec(), "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
     return subprocess.run(command, env=environment, check=False).returncode

@@ -51,7 +51,8 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
     else:
         array = _from_python(name, kind, given)
     if kind.rank is not None and array.ndim != kind.rank:
-        raise InputError(f"input {name!r} is {kind}, of rank {kind.rank}; the array given has shape {list(array.shape)}")
+        shape = list(array.shape)
+        raise InputError(f"input {name!r} is {kind}, of rank {kind.rank}; the array given has shape {shape}")
     if kind.is_static and array.shape != kind.shape:
         raise InputError(f"input {name!r} is {kind}; the array given has shape {list(array.shape)}")
     return array
@@ -68,7 +69,7 @@ def _from_python(name: str, kind: TensorType, given: Any) -> np.ndarray:
         converted = plain.astype(object)
     elif plain.size == 0:
         return np.zeros(plain.shape, wanted)
-    elif plain.dtype.kind not in "biufc":
+    elif plain.dtype.kind not in ("biufc" if wanted.kind == "c" else "biuf"):
         raise InputError(f"input {name!r} is {kind}; a {type(given).__name__} given")
     else:
         with np.errstate(all="ignore"):

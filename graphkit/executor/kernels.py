@@ -99,8 +99,8 @@ def load_device(device: str) -> bool:
             raise
         if _is_installed():
             raise MissingDependency(
-                f"graphkit is installed without its native extension, or another copy of it is found first ({__file__});"
-                f" start Python elsewhere or install it again: pip install --force-reinstall graphkit ({error})"
+                f"graphkit is installed without its native extension, or another copy is found first ({__file__});"
+                f" start Python elsewhere, or install it again: pip install --force-reinstall graphkit ({error})"
             ) from error
         return False
     return True

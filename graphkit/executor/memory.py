@@ -204,6 +204,7 @@ def _by_size(blocks: Sequence[_Block]) -> int | None:
         starts, reach = starts[by_start], np.maximum.accumulate(np.concatenate([[0], ends[by_start]]))
         fits = np.flatnonzero(starts - reach[:-1] >= block.size)
         block.offset = int(reach[fits[0]] if fits.size else reach[-1])
-        first[count], last[count], low[count], high[count] = block.first, block.last, block.offset, block.offset + block.size
-        arena = max(arena, block.offset + block.size)
+        end = block.offset + block.size
+        first[count], last[count], low[count], high[count] = block.first, block.last, block.offset, end
+        arena = max(arena, end)
     return arena

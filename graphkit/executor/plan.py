@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -84,10 +85,10 @@ class Plan:
 
     def summary(self) -> str:
         """The numbers, without the steps."""
-        kinds = {kind: sum(s.kernel == kind for s in self.steps) for kind in ("native", "reference", "view", "constant")}
+        kinds = Counter(step.kernel for step in self.steps)
         saved = f", {self.naive_bytes / self.arena_bytes:.1f} times the arena" if self.arena_bytes else ""
         lines = [
-            f"steps        {len(self.steps)}: " + ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count),
+            f"steps        {len(self.steps)}: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
             f"arena        {human(self.arena_bytes)}, {self.inplace_count} results in place",
             f"lower bound  {human(self.lower_bound)} (at {self.peak_node or 'no step'}); "
             f"in plain topological order {human(self.plain_lower_bound)}",
@@ -100,14 +101,10 @@ class Plan:
 
 def human(size: int) -> str:
     """1536 -> '1.5 KiB'."""
-    amount = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            break
-        amount /= 1024
-    else:
-        unit = "TiB"
-    return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+    if size < 1024:
+        return f"{size} B"
+    power = min((size.bit_length() - 1) // 10, 4)
+    return f"{size / (1 << 10 * power):.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

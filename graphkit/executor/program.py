@@ -130,9 +130,9 @@ class Program:
                 (i, index) in permitted and node.inputs[i].tensor.shape == output.tensor.shape  # type: ignore[union-attr]
                 for i in beside
             )
-            if fits and operand.dtype.itemsize == output.dtype.itemsize and not storage.is_input:
-                if self.placement.place[storage] == "arena":
-                    found.append((storage, output))
+            same_width = operand.dtype.itemsize == output.dtype.itemsize
+            if fits and same_width and self.placement.place[storage] == "arena":
+                found.append((storage, output))
         return found
 
     # --- running ------------------------------------------------------------------------------------
@@ -293,7 +293,8 @@ class _Instance:
             self._bind(self.finals, position, result.value)
         self._owners = [(i, placement.root[r.value]) for i, r in enumerate(placement.results) if r.owned]
         # States change after the run: no reference to their old arrays may stay behind.
-        keep = {v for v in program.graph.inputs if placement.place[v] == "parameter"} if not program.graph.updates else set()
+        pure = not program.graph.updates
+        keep = {v for v in program.graph.inputs if pure and placement.place[v] == "parameter"}
         self._forget = [slots for value, slots in self.slots.items() if value not in keep]
         self._kept = [v in keep for v in program.graph.inputs]
 
@@ -314,8 +315,8 @@ class _Instance:
             kind = value.tensor
             operands[position] = np.ndarray(kind.static_shape, kind.dtype.numpy, self.arena, offset)
         elif place == "constant":
-            assert storage.node is not None and isinstance(storage.node.op, Constant)
-            operands[position] = _shaped(storage.node.op.value.array, None if value is storage else value.tensor)
+            operator: Any = storage.node.op  # type: ignore[union-attr]
+            operands[position] = _shaped(operator.value.array, None if value is storage else value.tensor)
         else:
             slot = _Slot(operands, position, None if value is storage else value.tensor)
             self.slots.setdefault(storage, []).append(slot)

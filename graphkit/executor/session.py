@@ -42,7 +42,7 @@ _CLEANUP: tuple[tuple[str, Pass], ...] = (("simplify", simplify), ("fold", fold)
 class ParameterArray:
     """The current array of a parameter, as kernels see it."""
 
-    __slots__ = ("_store", "_name")
+    __slots__ = ("_name", "_store")
 
     def __init__(self, store: ParamStore, name: str):
         self._store = store
@@ -124,7 +124,7 @@ class Executor:
         check_finite: bool = False,
     ):
         if precision != "f32":
-            raise UnsupportedError(f"precision {precision!r} is not supported; only 'f32', the types of the graph as they are")
+            raise UnsupportedError(f"precision {precision!r} is not supported, only 'f32': the types of the graph")
         if threads is not None and threads < 1:
             raise UsageError(f"threads={threads}: expected a positive number")
         load_device(device)
@@ -138,7 +138,7 @@ class Executor:
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
             if value.role in ("parameter", "state") and name not in params:
-                raise InputError(f"the graph's {value.role} {name!r} is not among the arrays{did_you_mean(name, params)}")
+                raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
         self._constant_arrays = _constants(self._graph)
         self._selections: dict[tuple[str, ...] | None, _Selection] = {}
@@ -149,6 +149,11 @@ class Executor:
         self._turn = threading.Lock()
         self._written: dict[str, np.ndarray] = {}
         self._spares: dict[str, np.ndarray] = {}
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return self._graph.output_names
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -179,13 +184,14 @@ class Executor:
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 
-    def _run(self, selection: _Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None) -> dict[str, Any]:
+    def _run(
+        self, selection: _Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None
+    ) -> dict[str, Any]:
         arrays = self._collect(selection, feeds)
         program = self._specialise(selection, _signature(selection, arrays, feeds), feeds, arrays)
         if config.STRICT.get() and program.fallbacks:
-            raise UnsupportedError(
-                f"GRAPHKIT_STRICT=1 and no native kernel for {len(program.fallbacks)} nodes: {', '.join(program.fallbacks)}"
-            )
+            listed = ", ".join(program.fallbacks)
+            raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
         arrays = self._with_rng(selection, arrays)
         count = len(selection.states)
         placed = program.placement.results
@@ -245,13 +251,14 @@ class Executor:
 
     def _with_rng(self, selection: _Selection, arrays: list[Any]) -> list[Any]:
         """The arrays with the generator's state where it was not fed; then the step advances."""
-        if not any(spec.value.role == "rng" and array is None for spec, array in zip(selection.inputs, arrays, strict=True)):
+        waiting = [i for i, s in enumerate(selection.inputs) if s.value.role == "rng" and arrays[i] is None]
+        if not waiting:
             return arrays
         with self._lock:
             seed, step = self._rng
             self._rng = (seed, step + 1)
         state = np.array([seed % (1 << 64), step], np.uint64)
-        return [state if s.value.role == "rng" and a is None else a for s, a in zip(selection.inputs, arrays, strict=True)]
+        return [state if i in waiting else array for i, array in enumerate(arrays)]
 
     def _commit(self, new: dict[str, np.ndarray]) -> None:
         """Write the new values of all states; the buffers they replace serve again, unless somebody reads them."""
@@ -292,7 +299,8 @@ class Executor:
                 if spec.value.role == "data" and spec.needed and not spec.sized
             ]
             if unknown:
-                raise UsageError(f"no plan before the shapes of {', '.join(unknown)} are known; run once or call specialise()")
+                listed = ", ".join(unknown)
+                raise UsageError(f"no plan before the shapes of {listed} are known; run once or call specialise()")
             return self.specialise({})
         return self._latest.plan
 
@@ -310,7 +318,7 @@ class Executor:
                 arrays.append(None if spec.sized else self.params[spec.name])
                 continue
             kind = spec.value.type
-            shape = shapes.get(spec.name, kind.shape if isinstance(kind, TensorType) else ())
+            shape: Sequence[Any] | None = shapes.get(spec.name, kind.shape if isinstance(kind, TensorType) else ())
             if spec.value.role == "rng" or not isinstance(kind, TensorType):
                 arrays.append(None)
                 continue
@@ -338,7 +346,8 @@ class Executor:
                     raise UsageError(f"no output {name!r}{did_you_mean(name, by_name)}")
             graph = graph.replace(outputs=[by_name[name] for name in key], output_names=key)
         read = {v for node in graph.nodes for v in node.inputs} | {*graph.outputs, *(new for _, new in graph.updates)}
-        inputs = tuple(_Input(n, v, v in read or key is None) for n, v in zip(self._input_names, graph.inputs, strict=True))
+        named = zip(self._input_names, graph.inputs, strict=True)
+        inputs = tuple(_Input(name, value, value in read or key is None) for name, value in named)
         name_of = {spec.value: spec.name for spec in inputs}
         states = tuple(name_of[state] for state, _ in graph.updates)
         return self._selections.setdefault(key, _Selection(graph, inputs, graph.output_names, states))
@@ -352,7 +361,7 @@ class Executor:
                 shapes = {
                     selection.graph.name_of(spec.value): array.shape
                     for spec, array in zip(selection.inputs, arrays, strict=True)
-                    if isinstance(spec.value.type, TensorType) and array is not None and not (spec.sized and spec.stored)
+                    if array is not None and isinstance(spec.value.type, TensorType) and not spec.sized
                 }
                 program = self._programs[signature] = self._make_program(selection, shapes, feeds)
                 while len(self._programs) > PROGRAM_LIMIT:

@@ -25,7 +25,7 @@ def describe(layer: str, name: str, x: Value) -> str:
 
 
 def known_size(layer: str, name: str, x: Value, axis: int, given: int | None, option: str) -> int:
-    """The integer size of x's `axis`, or `given`. UsageError, naming the layer, when neither is known or they differ."""
+    """The integer size of `axis`, or `given`. UsageError, naming the layer, when neither is known or they differ."""
     size: Dim | None = None
     if x.shape is not None:
         if not -len(x.shape) <= axis < len(x.shape):
@@ -51,7 +51,9 @@ def float_operand(layer: str, name: str, x: Value) -> None:
 
 def checked_rank(layer: str, name: str, x: Value, rank: int, axes: str) -> None:
     if x.rank is not None and x.rank != rank:
-        raise TypeMismatch(f"{describe(layer, name, x)}: an operand {axes} of rank {rank} is expected, not of rank {x.rank}")
+        raise TypeMismatch(
+            f"{describe(layer, name, x)}: an operand {axes} of rank {rank} is expected, not of rank {x.rank}"
+        )
 
 
 def positive(layer: str, name: str, option: str, value: Any) -> int:
@@ -60,7 +62,9 @@ def positive(layer: str, name: str, option: str, value: Any) -> int:
     return value
 
 
-def per_axis(layer: str, name: str, option: str, value: int | Sequence[int], count: int, lowest: int) -> tuple[int, ...]:
+def per_axis(
+    layer: str, name: str, option: str, value: int | Sequence[int], count: int, lowest: int
+) -> tuple[int, ...]:
     """An integer for every spatial axis: one that holds for all, or one each."""
     values = (value,) * count if isinstance(value, int) else tuple(value)
     if len(values) != count or any(not isinstance(v, int) or isinstance(v, bool) or v < lowest for v in values):

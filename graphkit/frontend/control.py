@@ -24,7 +24,9 @@ from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops import F, as_value
 
 
-def cond(pred: Any, then_fn: Callable[..., Any], else_fn: Callable[..., Any], args: Any = (), *, name: str = "cond") -> Any:
+def cond(
+    pred: Any, then_fn: Callable[..., Any], else_fn: Callable[..., Any], args: Any = (), *, name: str = "cond"
+) -> Any:
     """then_fn(*args) if pred else else_fn(*args), decided when the graph runs; only one branch is computed.
 
     pred: a boolean scalar. Both functions return trees of the same nesting and element types; where sizes differ, the
@@ -109,7 +111,7 @@ def scan(
     length: int | Value | None = None,
     name: str = "scan",
 ) -> tuple[Any, Any]:
-    """carry, y = fn(carry, x) for every x along `axis` of xs; return the last carry and the ys, stacked along `out_axis`.
+    """carry, y = fn(carry, x) for every x along `axis` of xs; return the last carry and ys stacked along `out_axis`.
 
     `init` and `xs` are trees; all leaves of xs have one length. fn keeps the carry's nesting and types. With
     `reverse` the elements are taken from the end, and each y stands where its x stood. With xs=None, fn is called
@@ -130,12 +132,16 @@ def scan(
     start = [_leaf(leaf) for leaf in tree.leaves(init)]
     carry_shape = tree.skeleton(init)
 
-    inside = [Value(_carried(v.type), v.name or _hint("carry", p)) for v, p in zip(start, tree.paths(init), strict=True)]
+    inside = [
+        Value(_carried(v.type), v.name or _hint("carry", p)) for v, p in zip(start, tree.paths(init), strict=True)
+    ]
     elements = [
         Value(_without(v.tensor, a), v.name or _hint("x", p)) for v, a, p in zip(sequences, axes, paths, strict=True)
     ]
     mark = checkpoint()
-    result = fn(tree.unflatten(carry_shape, inside), None if xs is None else tree.unflatten(tree.skeleton(xs), elements))
+    result = fn(
+        tree.unflatten(carry_shape, inside), None if xs is None else tree.unflatten(tree.skeleton(xs), elements)
+    )
     if not isinstance(result, tuple) or len(result) != 2:
         raise UsageError(f"{name}: the function returns (carry, y), not {tree.skeleton(result)}; * is a value")
     following = _same_tree(name, "the function's carry", carry_shape, result[0], inside)
@@ -165,12 +171,14 @@ def scan(
     return carry, tree.unflatten(tree.skeleton(result[1]), results[len(start) :])
 
 
-def map(fn: Callable[[Any], Any], xs: Any, *, axis: int = 0, out_axis: int = 0, name: str = "map") -> Any:
+def map(fn: Callable[[Any], Any], xs: Any, *, axis: int = 0, out_axis: int = 0, name: str = "map") -> Any:  # noqa: A001
     """fn applied to every element along `axis` of xs; the results stacked along `out_axis`."""
     return scan(lambda carry, x: (None, fn(x)), None, xs, axis=axis, out_axis=out_axis, name=name)[1]
 
 
-def foreach(body: Callable[[Any, Any], tuple[Any, Any]], data: Any, states: Any, *, name: str = "foreach") -> tuple[Any, Any]:
+def foreach(
+    body: Callable[[Any, Any], tuple[Any, Any]], data: Any, states: Any, *, name: str = "foreach"
+) -> tuple[Any, Any]:
     """output, states = body(element, states) for every element of data; return (stacked outputs, last states)."""
 
     def step(carry: Any, x: Any) -> tuple[Any, Any]:
@@ -183,7 +191,9 @@ def foreach(body: Callable[[Any, Any], tuple[Any, Any]], data: Any, states: Any,
     return outputs, carry
 
 
-def fold(fn: Callable[[Any, Any], Any], init: Any, xs: Any, reverse: bool = False, *, axis: int = 0, name: str = "fold") -> Any:
+def fold(
+    fn: Callable[[Any, Any], Any], init: Any, xs: Any, reverse: bool = False, *, axis: int = 0, name: str = "fold"
+) -> Any:
     """carry = fn(carry, x) for every element along `axis` of xs; return the last carry."""
     return scan(lambda carry, x: (fn(carry, x), None), init, xs, reverse, axis=axis, name=name)[0]
 
@@ -207,7 +217,9 @@ def _outputs(results: Any) -> list[Value]:
 def _predicate(value: Value, name: str, what: str) -> Value:
     """A boolean with one element."""
     wanted = value.tensor
-    if wanted.dtype is not DType.BOOL or (wanted.shape is not None and any(not dims.may_equal(d, 1) for d in wanted.shape)):
+    if wanted.dtype is not DType.BOOL or (
+        wanted.shape is not None and any(not dims.may_equal(d, 1) for d in wanted.shape)
+    ):
         raise TypeMismatch(f"{name}: {what} must be a boolean scalar, not {value}")
     return value if wanted.rank == 0 else F.reshape(value, np.zeros(0, np.int64))
 
@@ -248,7 +260,9 @@ def _fits(before: Type, after: Type) -> bool:
         return before == after
     if before.shape is None or after.shape is None:
         return True
-    return len(before.shape) == len(after.shape) and all(dims.may_equal(a, b) for a, b in zip(before.shape, after.shape, strict=True))
+    return len(before.shape) == len(after.shape) and all(
+        dims.may_equal(a, b) for a, b in zip(before.shape, after.shape, strict=True)
+    )
 
 
 def _widened(name: str, path: str, before: Type, after: Type, varying: set[Dim]) -> Type:
@@ -278,7 +292,9 @@ def _scanned_axes(name: str, paths: Sequence[str], sequences: Sequence[Value], a
         if rank is not None and not -rank <= axis < rank:
             raise TypeMismatch(f"{name}: xs{path} is {value}, which has no axis {axis} to scan")
         axes.append(axis if rank is None else axis % rank)
-    known = [(p, v.tensor.shape[a], v) for p, v, a in zip(paths, sequences, axes, strict=True) if v.tensor.shape is not None]
+    known = [
+        (p, v.tensor.shape[a], v) for p, v, a in zip(paths, sequences, axes, strict=True) if v.tensor.shape is not None
+    ]
     for path, size, value in known[1:]:
         if not dims.may_equal(size, known[0][1]):
             raise TypeMismatch(f"{name}: xs{known[0][0]} is {known[0][2]} and xs{path} is {value}: the lengths differ")

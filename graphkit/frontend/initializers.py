@@ -53,7 +53,7 @@ _registry: dict[str, type[Initializer]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
-    """Base. A subclass names its `type`, and draws `sample(stream, shape)`: float64, that shape (or one that reshapes to it)."""
+    """Base. A subclass names its `type` and draws `sample(stream, shape)`: float64, of that shape or flat."""
 
     type: ClassVar[str] = ""
     # Whether the values are meaningful for integer and boolean parameters.
@@ -325,7 +325,9 @@ def of(spec: Any) -> Initializer:
     if isinstance(spec, str):
         spec = {"type": spec}
     if not isinstance(spec, Mapping) or not isinstance(spec.get("type"), str):
-        raise UsageError(f"{spec!r} is no initialiser: give a name, a number, a dict with a 'type', or a gk.init object")
+        raise UsageError(
+            f"{spec!r} is no initialiser: give a name, a number, a dict with a 'type', or a gk.init object"
+        )
     kind = _ALIASES.get(spec["type"], spec["type"])
     if kind not in _registry:
         raise UsageError(f"unknown initialiser {spec['type']!r}{did_you_mean(spec['type'], names())}")
@@ -349,7 +351,9 @@ def initialize(target: TensorType | Value, spec: Any, seed: int, name: str) -> n
     if not wanted.is_static:
         raise UsageError(f"parameter {name!r}: its shape must be static to be initialised, not {wanted}")
     if not wanted.dtype.is_float and not initializer.any_dtype:
-        raise UsageError(f"parameter {name!r}: initialiser {initializer.type!r} makes floating-point values, not {wanted.dtype}")
+        raise UsageError(
+            f"parameter {name!r}: initialiser {initializer.type!r} makes floating-point values, not {wanted.dtype}"
+        )
     shape = wanted.static_shape
     try:
         values = initializer.sample(Stream(seed, name), shape)

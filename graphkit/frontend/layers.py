@@ -22,7 +22,7 @@ from graphkit.frontend._shared import (
     weight_and_bias,
 )
 from graphkit.frontend.normalization import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
-from graphkit.frontend.parameters import input, parameter, state
+from graphkit.frontend.parameters import input, parameter, state  # noqa: A004
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 
@@ -74,7 +74,9 @@ def embedding(
     if not indices.dtype.is_integer:
         raise TypeMismatch(f"{describe('embedding', name, indices)}: integer indices are expected")
     shape = (positive("embedding", name, "rows", rows), positive("embedding", name, "features", features))
-    table, _ = weight_and_bias(name, shape, 0, dtype, {"type": "normal", "std": 1.0} if init is None else init, False, None, weight)
+    table, _ = weight_and_bias(
+        name, shape, 0, dtype, {"type": "normal", "std": 1.0} if init is None else init, False, None, weight
+    )
     return first(F.gather(table, indices, axis=0, name=name))
 
 
@@ -84,7 +86,12 @@ _AXES = {1: "[N, C, W]", 2: "[N, C, H, W]", 3: "[N, C, D, H, W]"}
 
 
 def _padding(
-    layer: str, name: str, pad: int | str | Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+    layer: str,
+    name: str,
+    pad: int | str | Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
 ) -> dict[str, Any]:
     """ONNX padding attributes for pad = integer | one per axis | begins then ends | "valid" | "same"."""
     count = len(kernel)
@@ -130,7 +137,9 @@ def _conv(
     dilations = per_axis(layer, name, "dilation", dilation, count, 1)
     inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
     if inputs % groups or channels % groups:
-        raise TypeMismatch(f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups")
+        raise TypeMismatch(
+            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups"
+        )
     shape = (channels, inputs // groups, *sizes)
     weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
     y = F.conv(
@@ -154,7 +163,9 @@ def conv1d(
     name: str = "conv1d",
 ) -> Value:  # fmt: skip
     """Convolution of [N, C, W] to [N, channels, W']; see conv2d."""
-    return _conv("conv1d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name)
+    return _conv(
+        "conv1d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
+    )
 
 
 def conv2d(
@@ -170,7 +181,9 @@ def conv2d(
     "same" (H' = ceil(H / stride)). H' = floor((H + pads - dilation * (kh - 1) - 1) / stride) + 1.
     Raises UsageError when C is unknown and `in_channels` is not given.
     """
-    return _conv("conv2d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name)
+    return _conv(
+        "conv2d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
+    )
 
 
 def conv3d(
@@ -180,13 +193,15 @@ def conv3d(
     name: str = "conv3d",
 ) -> Value:  # fmt: skip
     """Convolution of [N, C, D, H, W] to [N, channels, D', H', W']; see conv2d."""
-    return _conv("conv3d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name)
+    return _conv(
+        "conv3d", x, channels, kernel, stride, pad, dilation, groups, bias, init, bias_init, weight, in_channels, name
+    )
 
 
 def conv_transpose2d(
     x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
-    pad: int | Sequence[int] = 0, output_pad: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
-    bias: bool | Value = True, init: Any = None, bias_init: Any = None, weight: Value | None = None,
+    pad: int | Sequence[int] = 0, output_pad: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1,
+    groups: int = 1, bias: bool | Value = True, init: Any = None, bias_init: Any = None, weight: Value | None = None,
     in_channels: int | None = None, name: str = "conv_transpose2d",
 ) -> Value:  # fmt: skip
     """The transpose of conv2d: [N, C, H, W] to [N, channels, H', W'].
@@ -206,7 +221,9 @@ def conv_transpose2d(
         raise UsageError(f"layer {name!r} ({layer}): pad is integers, not {pad!r}")
     inputs = known_size(layer, name, x, 1, in_channels, "in_channels")
     if inputs % groups or channels % groups:
-        raise TypeMismatch(f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups")
+        raise TypeMismatch(
+            f"{describe(layer, name, x)}: {inputs} input and {channels} output channels in {groups} groups"
+        )
     shape = (inputs, channels // groups, *sizes)
     weight, offset = weight_and_bias(name, shape, channels, x.dtype, init, bias, bias_init, weight)
     y = F.conv_transpose(

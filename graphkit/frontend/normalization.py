@@ -54,7 +54,9 @@ def layer_norm(
     """
     shape = _trailing("layer_norm", name, x, axis)
     weight, offset = _scale_and_shift(name, shape, x.dtype, affine)
-    return first(F.layer_normalization(x, weight, offset if bias and affine else None, axis=axis, epsilon=epsilon, name=name))
+    return first(
+        F.layer_normalization(x, weight, offset if bias and affine else None, axis=axis, epsilon=epsilon, name=name)
+    )
 
 
 def rms_norm(x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = True, name: str = "rms_norm") -> Value:
@@ -97,5 +99,7 @@ def _trailing(layer: str, name: str, x: Value, axis: int) -> tuple[int, ...]:
 def _integer(layer: str, name: str, x: Value, axis: int) -> int:
     size = x.tensor.known_shape[axis]
     if not isinstance(size, int):
-        raise UsageError(f"{describe(layer, name, x)}: the parameters have the size of axis {axis}, and {size} is not known")
+        raise UsageError(
+            f"{describe(layer, name, x)}: the parameters have the size of axis {axis}, and {size} is not known"
+        )
     return size

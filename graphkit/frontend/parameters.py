@@ -15,7 +15,7 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 
 
-def input(name: str, shape: Sequence[Any] | None, dtype: Any = "float32") -> Value:
+def input(name: str, shape: Sequence[Any] | None, dtype: Any = "float32") -> Value:  # noqa: A001
     """A data input that callers feed.
 
     `shape`: integers, names ("N"), expressions over names ("2*N"), None for a size that equals nothing else; a shape
@@ -60,7 +60,7 @@ def _stored(role: str, name: str, shape: Iterable[int], init: Any, dtype: Any, a
 def _size(label: str, given: Any) -> dims.Dim:
     if not isinstance(given, (int, np.integer, str, DimExpr)) or isinstance(given, bool):
         raise UsageError(f"{label}: a size is an integer or a name, not {given!r}")
-    size = dims.parse(given)
+    size = dims.parse(int(given) if isinstance(given, np.integer) else given)
     if not isinstance(size, DimExpr) and size < 0:
         raise UsageError(f"{label}: a size cannot be negative, as {given!r} is")
     return size

@@ -174,7 +174,7 @@ class Node:
 
 def same_type(a: Type, b: Type) -> bool:
     """Equality that also compares known values, as inference may depend on them."""
-    return a is b or (a == b and getattr(a, "value", None) == getattr(b, "value", None))
+    return a is b or (a == b and all(getattr(a, key, None) == getattr(b, key, None) for key in ("value", "floats")))
 
 
 def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> list[Node]:
@@ -296,7 +296,7 @@ class Graph:
         by_output = dict(zip(self.output_names, self.outputs, strict=True))
         if name in by_output:
             return by_output[name]
-        known = [self.name_of(v) for v in self.values]
+        known = [*by_output, *(self.name_of(v) for v in self.values)]
         raise UsageError(f"graph {self.name!r} has no value {name!r}{did_you_mean(name, known)}")
 
     def _assign_names(self) -> None:

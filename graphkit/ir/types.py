@@ -15,6 +15,8 @@ from graphkit.ir.dims import Dim, DimExpr
 
 # Shape arithmetic works on vectors about as long as a rank; longer integer tensors carry no known value.
 MAX_KNOWN_ELEMENTS = 64
+# One scale for each axis of a tensor.
+MAX_KNOWN_FLOATS = 16
 
 
 class DType(enum.Enum):
@@ -122,18 +124,27 @@ def dtype_of(spec: Any) -> DType:
 class TensorType:
     """Element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
 
-    `value` is a flat tuple of dimensions in row-major order; it takes no part in equality.
+    `value` is a flat tuple of dimensions in row-major order; it takes no part in equality. Nor does `floats`, the
+    elements of a small floating-point constant, from which Resize infers its shape; only constants have it.
     """
 
-    __slots__ = ("dtype", "shape", "value")
+    __slots__ = ("dtype", "shape", "value", "floats")
     dtype: DType
     shape: tuple[Dim, ...] | None
     value: tuple[Dim, ...] | None
+    floats: tuple[float, ...] | None
 
-    def __init__(self, dtype: Any, shape: Iterable[Any] | None = None, value: Iterable[Dim] | None = None):
+    def __init__(
+        self,
+        dtype: Any,
+        shape: Iterable[Any] | None = None,
+        value: Iterable[Dim] | None = None,
+        floats: Iterable[float] | None = None,
+    ):
         self.dtype = dtype if isinstance(dtype, DType) else dtype_of(dtype)
         self.shape = None if shape is None else tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
         self.value = None if value is None else tuple(value)
+        self.floats = None if floats is None else tuple(floats)
 
     @property
     def rank(self) -> int | None:
@@ -189,7 +200,7 @@ class TensorType:
         """Replace dimension names in shape and known value."""
         shape = None if self.shape is None else [dims.substitute(d, bindings) for d in self.shape]
         value = None if self.value is None else [dims.substitute(d, bindings) for d in self.value]
-        return TensorType(self.dtype, shape, value)
+        return TensorType(self.dtype, shape, value, self.floats)
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -252,9 +263,11 @@ Type: TypeAlias = Union[TensorType, SequenceType, OptionalType]
 
 
 def type_of_array(array: np.ndarray) -> TensorType:
-    """The type of a concrete array, with its value known when it is a small integer tensor."""
+    """The type of a concrete array, with its elements known when it is small."""
     dtype = dtype_of(array.dtype)
     known = None
+    if dtype in FLOATS and array.size <= MAX_KNOWN_FLOATS:
+        return TensorType(dtype, array.shape, None, array.reshape(-1).astype(np.float64).tolist())
     if (dtype in INTEGERS or dtype is DType.BOOL) and array.size <= MAX_KNOWN_ELEMENTS:
         known = tuple(int(v) for v in array.reshape(-1).tolist())
     return TensorType(dtype, array.shape, known)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
@@ -12,10 +14,10 @@ from graphkit.ir.subgraph import checkpoint, close_over
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, join
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import type_from_proto
-from graphkit.ops import Op
+from graphkit.ops import F, Op, constant
 
 if TYPE_CHECKING:
-    from graphkit.onnx_io.importer import Names, Setting, _Builder
+    from graphkit.onnx_io.importer import Names, Setting, Builder
     from graphkit.onnx_io.upgrade import NodeView
 
 # Each attempt makes the types of loop-carried values wider; after the last one they are as wide as can be.
@@ -23,7 +25,7 @@ _ATTEMPTS = 4
 
 
 def build(
-    builder: _Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     """Build a control-flow node; returns its outputs."""
     if view.op_type == "If":
@@ -41,7 +43,7 @@ def _body(raw: RawNode, name: str) -> Region:
     return raw.regions[name]
 
 
-def _inner(builder: _Builder, region: Region, own: Sequence[Value], names: Names, setting: Setting) -> list[Value]:
+def _inner(builder: Builder, region: Region, own: Sequence[Value], names: Names, setting: Setting) -> list[Value]:
     """The outputs of a subgraph built in a scope inside `names`, where its inputs are `own`."""
     if len(region.inputs) != len(own):
         raise InvalidModel(f"subgraph {region.name!r} has {len(region.inputs)} inputs, {len(own)} are passed to it")
@@ -55,7 +57,7 @@ def _finish(raw: RawNode, operator: Op, operands: Sequence[Value | None]) -> Seq
 
 
 def _if(
-    builder: _Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     mark = checkpoint()
     regions = {key: _body(raw, key) for key in ("then_branch", "else_branch")}
@@ -64,11 +66,11 @@ def _if(
     for key, values in outputs.items():
         _, captured = close_over(values, (), mark, captured, regions[key].name)
     branches = {key: close_over(values, (), mark, captured, regions[key].name)[0] for key, values in outputs.items()}
-    return _finish(raw, cls(**builder.fields(cls, view), **branches), [view.operand(0), *captured])
+    return _finish(raw, cls(**builder.fields(cls, view), **branches), [_scalar(view.operand(0)), *captured])
 
 
 def _loop(
-    builder: _Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     region = _body(raw, "body")
     state = [view.operand(i) for i in range(2, len(view.inputs))]
@@ -77,10 +79,17 @@ def _loop(
         builder, region, names, setting, counters, [v.type for v in state], [], first_output=1
     )
     fields = {**builder.fields(cls, view), "body": graph, "captures": len(captured)}
-    return _finish(raw, cls(**fields), [view.input(0), view.input(1), *state, *captured])
+    return _finish(raw, cls(**fields), [_scalar(view.input(0)), _scalar(view.input(1)), *state, *captured])
 
 
-def _counter(builder: _Builder, region: Region, index: int, dtype: DType) -> Type:
+def _scalar(value: Value | None) -> Value | None:
+    """A condition or trip count that the file gives with more than one axis of size 1, as a scalar."""
+    if value is None or value.rank is None or value.rank < 2:
+        return value
+    return F.reshape(value, constant(np.zeros(0, np.int64)))
+
+
+def _counter(builder: Builder, region: Region, index: int, dtype: DType) -> Type:
     """The type of the iteration number or condition: a scalar, which some exporters declare as one element."""
     shape: tuple[int, ...] = ()
     if index < len(region.inputs):
@@ -92,7 +101,7 @@ def _counter(builder: _Builder, region: Region, index: int, dtype: DType) -> Typ
 
 
 def _scan(
-    builder: _Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
 ) -> Sequence[Value]:
     region = _body(raw, "body")
     count = view.attrs.get("num_scan_inputs")
@@ -119,7 +128,7 @@ def _element(scanned: TensorType, axis: int) -> TensorType:
 
 
 def _with_stable_state(
-    builder: _Builder,
+    builder: Builder,
     region: Region,
     names: Names,
     setting: Setting,

@@ -97,7 +97,7 @@ def standard_function(
     opsets = {"": version, **opsets_of(proto.opset_import, label)}
     defaults = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
     required = tuple(schema.attributes)
-    return Function(label, Reader(label).function(proto), opsets, required, defaults)
+    return Function(label, Reader(label).function(proto, standard=True), opsets, required, defaults)
 
 
 def _schema(domain: str, name: str, version: int) -> onnx.defs.OpSchema | None:

@@ -56,7 +56,7 @@ def import_model(
     external = ExternalData(parsed.folder, None if external_root is None else Path(external_root))
     try:
         with context.detached():
-            return _Builder(parsed.model, parsed.label, external).build()
+            return Builder(parsed.model, parsed.label, external).build()
     except RecursionError:
         raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
 
@@ -98,7 +98,9 @@ class Setting(NamedTuple):
         return self.opsets.get(domain, validate.NEWEST_OPSET if domain == "" else 1)
 
 
-class _Builder:
+class Builder:
+    """Builds the graph of one model; lowering uses it to build the standard definition of one operator."""
+
     def __init__(self, model: ModelProto, label: str, external: ExternalData):
         self.model = model
         self.label = label
@@ -128,7 +130,7 @@ class _Builder:
         names = Names()
         inputs: list[Value] = []
         for name, proto in self.top.inputs:
-            if (id(self.top), name) in self.hoisted:
+            if name in self.top.initializers or name in self.top.sparse:
                 continue
             where = f"{self.label}: input {name!r}"
             declared = None if proto is None else type_from_proto(proto, where)
@@ -171,6 +173,8 @@ class _Builder:
         for node in graph.nodes:
             if node.name and graph.node_name(node) != node.name:
                 renamed[graph.node_name(node)] = node.name
+        if self.top.replaced:
+            meta["onnx.replaced"] = json.dumps(self.top.replaced)
         if renamed:
             meta["onnx.renamed"] = json.dumps(renamed)
         return meta
@@ -209,7 +213,7 @@ class _Builder:
         """Build a region's nodes in `names`; returns its outputs."""
         for name in (*region.initializers, *region.sparse):
             value = self.hoisted.get((id(region), name))
-            if value is None:
+            if value is None and region is not self.top:
                 value = self.constant(Tensor(self.initial_array(region, name)), name)
             names.values[name] = value
         declared = {**region.declared, **{name: proto for name, proto in region.outputs if proto is not None}}
@@ -320,7 +324,8 @@ class _Builder:
         names.values.update((name, value) for (name, _), value in zip(function.region.inputs, operands, strict=True))
         for node in function.region.nodes:
             self.node(node, names, inner, {})
-        return [names.find(name) for name, _ in function.region.outputs]
+        # A standard body may not deliver an optional output for these operands.
+        return [names.values.get(name) for name, _ in function.region.outputs]
 
     # --- constants and attributes -----------------------------------------------------------
 

@@ -70,7 +70,8 @@ def classify(model: ModelProto, top: Region) -> Plan:
         protos = {**region.initializers, **{name: sparse.values for name, sparse in region.sparse.items()}}
         for name, proto in protos.items():
             replaceable = region is top and name in feedable
-            if not replaceable and name not in settings and name not in statistics and name not in learned:
+            told = declared.get(name) if region is top else None
+            if told is None and name not in settings and name not in statistics and name not in learned:
                 continue
             rank = len(region.sparse[name].dims if name in region.sparse else proto.dims)
             role = "parameter"
@@ -80,7 +81,7 @@ def classify(model: ModelProto, top: Region) -> Plan:
                 role = "state"
             elif not replaceable and (rank == 0 or name not in learned):
                 role = "constant"
-            entries.append((region, name, declared.get(name, role) if region is top else role))
+            entries.append((region, name, told or role))
     return Plan(entries)
 
 

@@ -55,10 +55,11 @@ class Region:
     """The content of a GraphProto or FunctionProto.
 
     `nodes` are in dependency order. `free` maps each name that the region uses and does not define to the first
-    node that uses it (None: an output of the region).
+    node that uses it (None: an output of the region). `replaced` are names that several Constant nodes define: the
+    last one counts.
     """
 
-    __slots__ = ("name", "inputs", "outputs", "initializers", "sparse", "declared", "nodes", "free", "doc")
+    __slots__ = ("name", "inputs", "outputs", "initializers", "sparse", "declared", "nodes", "free", "doc", "replaced")
 
     def __init__(self, name: str):
         self.name = name
@@ -70,6 +71,7 @@ class Region:
         self.declared: dict[str, TypeProto] = {}
         self.nodes: list[RawNode] = []
         self.free: dict[str, RawNode | None] = {}
+        self.replaced: list[str] = []
 
     def walk(self) -> Iterator[tuple[Region, RawNode]]:
         """Every node, with its region, of this region and of all nested ones."""
@@ -113,8 +115,11 @@ class Reader:
         self._finish(region, proto.node, {*seen, *region.initializers, *region.sparse}, where, depth)
         return region
 
-    def function(self, proto: FunctionProto) -> Region:
-        """Read the body of a model-local function, which sees no outer names."""
+    def function(self, proto: FunctionProto, standard: bool = False) -> Region:
+        """Read the body of a function, which sees no outer names.
+
+        Bodies that the standard generates for given operands may lack outputs that those operands do not ask for.
+        """
         region = Region(proto.name)
         region.inputs = [(name, None) for name in proto.input]
         region.outputs = [(name, None) for name in proto.output]
@@ -123,6 +128,8 @@ class Reader:
         if len(set(proto.input)) != len(proto.input):
             raise InvalidModel(f"{where}: an input is listed twice")
         self._finish(region, proto.node, set(proto.input), where, 0)
+        if standard:
+            region.free = {name: node for name, node in region.free.items() if node is not None}
         self.closed(region, where)
         return region
 
@@ -148,10 +155,16 @@ class Reader:
         producers: dict[str, int] = {}
         for index, node in enumerate(nodes):
             for name in filter(None, node.outputs):
-                if name in given or name in producers:
+                if name in producers and _is_constant(node) and _is_constant(nodes[producers[name]]):
+                    # Tools that append shape constants do this; like ONNX Runtime, take the last one.
+                    region.replaced.append(name)
+                elif name in given or name in producers:
                     other = f"by {nodes[producers[name]]}" if name in producers else "as an input or initializer"
                     raise InvalidModel(f"{where}: {node}: output {name!r} is defined already, {other}")
                 producers[name] = index
+        if region.replaced:
+            nodes = [n for i, n in enumerate(nodes) if not _is_constant(n) or producers[n.outputs[0]] == i]
+            producers = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
         region.nodes = [nodes[i] for i in _ordered(nodes, producers, where)]
         for node in region.nodes:
             for name in node.needs:
@@ -176,6 +189,10 @@ class Reader:
         if not proto.op_type:
             raise InvalidModel(f"{where}: node {proto.name!r} has no operator type")
         return RawNode(proto, regions, attributes)
+
+
+def _is_constant(node: RawNode) -> bool:
+    return node.op_type == "Constant" and node.domain == "" and len(node.outputs) == 1 and node.outputs[0] != ""
 
 
 def _ordered(nodes: Sequence[RawNode], producers: Mapping[str, int], where: str) -> Iterable[int]:

@@ -46,7 +46,7 @@ def _compatible(declared: Type, given: Type) -> bool:
 
 
 def without_value(kind: Type) -> Type:
-    return TensorType(kind.dtype, kind.shape) if isinstance(kind, TensorType) and kind.value is not None else kind
+    return TensorType(kind.dtype, kind.shape) if isinstance(kind, TensorType) else kind
 
 
 def carried_types(initial: Sequence[Type], step: Callable[[Sequence[Type]], Sequence[Type]]) -> tuple[Type, ...]:

@@ -57,18 +57,34 @@ def lower_bound(dim: Dim, depth: int = _MAX_DEPTH) -> int | None:
     bounds = [_termwise_bound(dim, depth)]
     if depth:
         for monomial, coefficient in dim.terms:
-            # max(a, b) >= a, and -min(a, b) >= -a: any operand gives a bound.
-            if len(monomial) == 1 and monomial[0][0] == ("max" if coefficient > 0 else "min"):
+            if len(monomial) == 1:
                 rest = dim - DimExpr(((monomial, coefficient),))
-                bounds += [lower_bound(rest + coefficient * operand, depth - 1) for operand in monomial[0][1:]]
+                bounds += [lower_bound(rest + below, depth - 1) for below in _below(monomial[0], coefficient)]
     return max((b for b in bounds if b is not None), default=None)
+
+
+def _below(atom: tuple, factor: int) -> list[Dim]:
+    """Simpler dimensions that factor * atom is never below."""
+    kind, *operands = atom
+    if kind == ("max" if factor > 0 else "min"):
+        return [factor * operand for operand in operands]
+    if kind in ("floordiv", "ceildiv", "mod") and isinstance(operands[1], int) and operands[1] > 0:
+        a, b = operands
+        if kind == "mod":
+            return [factor * (b - 1)] if factor < 0 else []
+        if kind == ("ceildiv" if factor > 0 else "floordiv"):
+            # b * ceildiv(a, b) >= a >= b * floordiv(a, b)
+            return [factor // b * a] if factor % b == 0 else []
+        if factor < 0 and never_below(a, 0):
+            return [factor * a]  # ceildiv(a, b) <= a
+    return []
 
 
 def _termwise_bound(dim: DimExpr, depth: int) -> int | None:
     total = 0
     for monomial, coefficient in dim.terms:
         bounds = [_atom_bound(atom, depth) for atom in monomial]
-        if coefficient < 0 and monomial or any(b is None or b < 0 for b in bounds):
+        if (coefficient < 0 and monomial) or any(b is None or b < 0 for b in bounds):
             return None
         for bound in bounds:
             coefficient *= bound  # type: ignore[operator]

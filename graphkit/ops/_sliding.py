@@ -21,11 +21,11 @@ class Window(NamedTuple):
     Sizes and paddings may be symbolic: the kernel's when weights are, the padding's under auto_pad=SAME_*.
     """
 
-    kernel: tuple[Dim, ...]
+    kernel: tuple[Any, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    begin: tuple[Dim, ...]
-    end: tuple[Dim, ...]
+    begin: tuple[Any, ...]
+    end: tuple[Any, ...]
 
     @property
     def span(self) -> tuple[Dim, ...]:
@@ -39,7 +39,7 @@ class Window(NamedTuple):
     @property
     def pads(self) -> tuple[int, ...]:
         """The ONNX attribute: all beginnings, then all ends. The window must be static."""
-        return (*self.begin, *self.end)  # type: ignore[return-value]
+        return (*self.begin, *self.end)
 
 
 class Sliding(Op):
@@ -56,12 +56,12 @@ class Sliding(Op):
         return {key: getattr(self, key) for key in ("auto_pad", "dilations", "kernel_shape", "pads", "strides")}
 
     def per_axis(self, key: str, rank: int, default: int, least: int) -> tuple[int, ...]:
-        """An attribute with one entry per spatial axis; raises TypeMismatch for another length or a value below `least`."""
+        """An attribute with one entry per spatial axis, none below `least`; raises TypeMismatch."""
         given = getattr(self, key)
         if given is None:
             return (default,) * rank
         if len(given) != rank or any(v < least for v in given):
-            raise TypeMismatch(f"{key}={given} does not fit {rank} spatial axes (one entry of at least {least} for each)")
+            raise TypeMismatch(f"{key}={given} does not fit {rank} spatial axes: one entry >= {least} for each")
         return given
 
     def explicit_pads(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -69,7 +69,7 @@ class Sliding(Op):
         if self.pads is None:
             return (0,) * rank, (0,) * rank
         if len(self.pads) != 2 * rank or any(p < 0 for p in self.pads):
-            raise TypeMismatch(f"pads={self.pads} does not fit {rank} spatial axes (two entries of at least 0 for each)")
+            raise TypeMismatch(f"pads={self.pads} does not fit {rank} spatial axes: two entries >= 0 for each")
         return self.pads[:rank], self.pads[rank:]
 
     def checked_auto_pad(self) -> str:
@@ -99,7 +99,8 @@ class Sliding(Op):
         ]
         smaller = tuple(dims.floordiv(t, 2) for t in totals)
         larger = tuple(t - half for t, half in zip(totals, smaller, strict=True))
-        return plain._replace(begin=smaller, end=larger) if mode == "SAME_UPPER" else plain._replace(begin=larger, end=smaller)
+        begin, end = (smaller, larger) if mode == "SAME_UPPER" else (larger, smaller)
+        return plain._replace(begin=begin, end=end)
 
     def positions(self, spatial: Sequence[Dim], window: Window, ceil: bool = False) -> tuple[Dim, ...]:
         """How often the window fits along each axis. Raises TypeMismatch when the padded input is too small.
@@ -196,12 +197,12 @@ def transposed_convolution(op: Sliding, dy: Any, w: Any, x: Any, window: Window,
     dy: [N, M, *positions]; w: [M, C / group, *kernel]; only the shape of x is used. Where sizes leave the
     position of the last window open, a surplus is computed and cut off.
     """
-    common = dict(strides=window.strides, dilations=window.dilations, group=group)
+    common = {"strides": window.strides, "dilations": window.dilations, "group": group}
     surplus = None if x.shape is None or not window.is_static else _surplus(x.shape[2:], window, dy)
     if surplus is not None:
         pads = (*window.begin, *(max(e, 0) for e in surplus))
-        output_padding = [max(-e, 0) for e in surplus]
-        return F.conv_transpose(dy, w, pads=pads, output_padding=output_padding if any(output_padding) else None, **common)
+        missing = [max(-e, 0) for e in surplus]
+        return F.conv_transpose(dy, w, pads=pads, output_padding=missing if any(missing) else None, **common)
     slack = [s - 1 for s in window.strides]
     full = F.conv_transpose(dy, w, output_padding=slack if any(slack) else None, **common)
     begin, _ = padding(op, x, w, window, dy)

@@ -87,7 +87,7 @@ class Tanh(Unary):
 class LeakyRelu(Unary):
     """x where x >= 0, alpha * x elsewhere; the gradient at 0 is alpha."""
 
-    alpha: float = 0.01
+    alpha: float = 0.009999999776482582  # the standard's attributes are float32
     onnx = Onnx("LeakyRelu", since=16)
     samples = (*_SIDES, Sample((2, 3), alpha=0.25), Sample((2, 3), alpha=-0.5))
 
@@ -191,7 +191,7 @@ class Softsign(Unary):
 class HardSigmoid(Unary):
     """alpha * x + beta, limited to [0, 1]; no gradient at and beyond the limits."""
 
-    alpha: float = 0.2
+    alpha: float = 0.20000000298023224  # the standard's attributes are float32
     beta: float = 0.5
     onnx = Onnx("HardSigmoid", since=22)
     samples = (

@@ -120,13 +120,14 @@ class Pow(Binary):
 
 @op
 class Mod(Binary):
-    """Remainder with broadcasting. fmod=False: sign of b, as Python (integers); fmod=True: sign of a, as C."""
+    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod` truncated, of a's sign, as C."""
 
     fmod: bool = False
-    onnx = Onnx("Mod", since=13)
+    onnx = Onnx("Mod", since=28)
     known = staticmethod(lambda a, b: dims.mod(a, b))
     samples = (
         Sample((2, 3), _POSITIVE, fmod=True),
+        Sample((2, 3), Rand((2, 1), -2.0, -0.5)),
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8])),
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8]), fmod=True),
     )

@@ -146,7 +146,7 @@ def _loop_samples() -> tuple[Sample, ...]:
         Sample(np.array(5), np.array(False), x, x, body=double, captures=1, **options),
         Sample(None, np.array(True), x, body=grow, **options),
         Sample(None, None, x, body=grow, **options),
-        Sample(np.array([4]), np.array([True]), np.array(1), body=counted, **options),
+        Sample(np.array([4]), None, np.array(1), body=counted, **options),
     )
 
 

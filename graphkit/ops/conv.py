@@ -17,6 +17,7 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Sample, op
+from graphkit.ops._checks import fits
 from graphkit.ops._sliding import (
     Sliding,
     Window,
@@ -35,14 +36,14 @@ _UNFOLD_LIMIT = 1 << 23
 class Geometry(NamedTuple):
     """A convolution normalised: one entry per spatial axis, auto_pad resolved. A kernel needs nothing else.
 
-    Window i starts at i * stride - begin. Under ConvTranspose, `end` is negative where output rows lie beyond
+    Padding is in integers for static shapes, else in dimensions. Window i starts at i * stride - begin. Under ConvTranspose, `end` is negative where output rows lie beyond
     every window.
     """
 
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
-    begin: tuple[Dim, ...]
-    end: tuple[Dim, ...]
+    begin: tuple[Any, ...]
+    end: tuple[Any, ...]
     group: int
 
 
@@ -65,7 +66,7 @@ class _Convolution(Sliding):
         given = self.kernel_shape
         if given is None:
             return kernel
-        if len(given) != len(kernel) or not all(map(dims.may_equal, given, kernel)):
+        if not fits(given, kernel):
             raise TypeMismatch(f"kernel_shape={given} does not fit weights of shape [{', '.join(map(str, w_shape))}]")
         return given
 
@@ -80,7 +81,8 @@ class _Convolution(Sliding):
         if len(x.shape) != len(w.shape):
             raise TypeMismatch(f"{x} and weights {w} differ in rank")
         if not dims.may_equal(x.shape[1], w.shape[1] * self.group):
-            raise TypeMismatch(f"{x} has {x.shape[1]} channels; weights {w} in {self.group} groups take {w.shape[1] * self.group}")
+            taken = w.shape[1] * self.group
+            raise TypeMismatch(f"{x} has {x.shape[1]} channels; weights {w} in {self.group} groups take {taken}")
         _check_groups(w, self.group)
         window = self.window(x.shape[2:], self._kernel(w.shape))
         return (x.shape[0], w.shape[0], *self.positions(x.shape[2:], window))
@@ -93,15 +95,14 @@ def _check_groups(w: TensorType, group: int) -> None:
 
 
 def _check_bias(bias: TensorType | None, channels: Dim) -> None:
-    if bias is not None and bias.shape is not None and (len(bias.shape) != 1 or not dims.may_equal(bias.shape[0], channels)):
+    if bias is not None and not fits(bias.shape, (channels,)):
         raise TypeMismatch(f"bias {bias} does not fit {channels} output channels")
 
 
 def _check_positions(dy: TensorType, shape: Sequence[Dim] | None) -> None:
-    if dy.shape is None or shape is None:
-        return
-    if len(dy.shape) != len(shape) or not all(map(dims.may_equal, dy.shape, shape)):
-        raise TypeMismatch(f"the output gradient {dy} does not fit the convolution's output [{', '.join(map(str, shape))}]")
+    if not fits(dy.shape, shape):
+        expected = ", ".join(map(str, shape or ()))
+        raise TypeMismatch(f"the output gradient {dy} does not fit the convolution's output [{expected}]")
 
 
 def _bias_gradients(node: Node, dy: Any) -> tuple[Any, ...]:
@@ -196,22 +197,25 @@ def _add_bias(y: Any, bias: Any) -> Any:
 _GEOMETRIES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     # (x, w, attributes) of the samples of Conv and of its adjoints
     ((2, 3, 5, 5), (4, 3, 3, 3), {}),
-    ((2, 3, 6, 7), (4, 3, 3, 2), dict(pads=(1, 0, 2, 1), strides=(2, 3), kernel_shape=(3, 2))),
-    ((1, 2, 7, 7), (2, 2, 2, 3), dict(dilations=(2, 3), pads=(1, 1, 1, 1))),
-    ((2, 4, 5, 6), (6, 2, 3, 3), dict(group=2, pads=(1, 1, 1, 1), strides=(2, 2))),
-    ((2, 3, 5, 5), (6, 1, 3, 3), dict(group=3, dilations=(2, 1))),
-    ((2, 3, 5, 6), (2, 3, 3, 2), dict(auto_pad="SAME_UPPER", strides=(2, 3))),
-    ((2, 3, 5, 6), (2, 3, 2, 4), dict(auto_pad="SAME_LOWER", strides=(3, 1))),
-    ((2, 3, 6, 5), (2, 3, 3, 2), dict(auto_pad="VALID", strides=(2, 2))),
-    ((2, 3, 7), (4, 3, 3), dict(pads=(1, 1), strides=(2,))),
-    ((1, 2, 4, 3, 4), (3, 2, 2, 2, 3), dict(pads=(0, 1, 1, 1, 0, 1), strides=(1, 2, 2))),
-    ((1, 3, 4, 4), (5, 3, 1, 1), dict(strides=(2, 2))),
+    ((2, 3, 6, 7), (4, 3, 3, 2), {"pads": (1, 0, 2, 1), "strides": (2, 3), "kernel_shape": (3, 2)}),
+    ((1, 2, 7, 7), (2, 2, 2, 3), {"dilations": (2, 3), "pads": (1, 1, 1, 1)}),
+    ((2, 4, 5, 6), (6, 2, 3, 3), {"group": 2, "pads": (1, 1, 1, 1), "strides": (2, 2)}),
+    ((2, 3, 5, 5), (6, 1, 3, 3), {"group": 3, "dilations": (2, 1)}),
+    ((2, 3, 5, 6), (2, 3, 3, 2), {"auto_pad": "SAME_UPPER", "strides": (2, 3)}),
+    ((2, 3, 5, 6), (2, 3, 2, 4), {"auto_pad": "SAME_LOWER", "strides": (3, 1)}),
+    ((2, 3, 6, 5), (2, 3, 3, 2), {"auto_pad": "VALID", "strides": (2, 2)}),
+    ((2, 3, 7), (4, 3, 3), {"pads": (1, 1), "strides": (2,)}),
+    ((1, 2, 4, 3, 4), (3, 2, 2, 2, 3), {"pads": (0, 1, 1, 1, 0, 1), "strides": (1, 2, 2)}),
+    ((1, 3, 4, 4), (5, 3, 1, 1), {"strides": (2, 2)}),
 )
 
 
 @op
 class Conv(_Convolution):
-    """Convolution (cross-correlation). x: [N, C, *spatial], w: [M, C / group, *kernel], b: [M] -> [N, M, *positions]."""
+    """Convolution (cross-correlation).
+
+    x: [N, C, *spatial], w: [M, C / group, *kernel], b: [M] -> [N, M, *positions].
+    """
 
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
@@ -232,7 +236,8 @@ class Conv(_Convolution):
         return _add_bias(convolve(xp, x, w, self.geometry(x.shape, w.shape)), b)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, w = node.inputs[:2]
+        operands: Any = node.inputs
+        x, w = operands[:2]
         dx = F.conv_grad_input(dy, w, x, **self.related())
         dw = F.conv_grad_weight(x, dy, w, **self.related())
         return dx, dw, *_bias_gradients(node, dy)
@@ -260,7 +265,8 @@ class ConvGradInput(_Convolution):
         return convolve_grad_input(xp, dy, w, x.shape[2:], self.geometry(x.shape, w.shape))
 
     def grad(self, node: Node, ddx: Any) -> Any:
-        dy, w, _ = node.inputs
+        operands: Any = node.inputs
+        dy, w, _ = operands
         return F.conv(ddx, w, **self.related()), F.conv_grad_weight(ddx, dy, w, **self.related()), None
 
     def expand(self, dy: Any, w: Any, x: Any) -> Any:
@@ -289,7 +295,8 @@ class ConvGradWeight(_Convolution):
         return convolve_grad_weight(xp, x, dy, w.shape[2:], self.geometry(x.shape, w.shape))
 
     def grad(self, node: Node, ddw: Any) -> Any:
-        x, dy, _ = node.inputs
+        operands: Any = node.inputs
+        x, dy, _ = operands
         return F.conv_grad_input(dy, ddw, x, **self.related()), F.conv(x, ddw, **self.related()), None
 
     def expand(self, x: Any, dy: Any, w: Any) -> Any:
@@ -423,11 +430,12 @@ class ConvTranspose(_Convolution):
         return _add_bias(convolve_grad_input(xp, x, w, sizes, geometry), b)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, w = node.inputs[:2]
+        operands: Any = node.inputs
+        x, w = operands[:2]
         if x.shape is None or w.shape is None:
             raise UnsupportedError(f"{node.describe()}: the gradient needs operands of known rank")
         geometry = self.geometry(x.shape, w.shape)
-        attrs: dict[str, Any] = dict(strides=geometry.strides, dilations=geometry.dilations, group=self.group)
+        attrs: dict[str, Any] = {"strides": geometry.strides, "dilations": geometry.dilations, "group": self.group}
         if any(isinstance(v, DimExpr) for v in (*geometry.begin, *geometry.end)):
             windows = self._padded(x, w, dy, geometry)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,17 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._known import at_least_zero, known_array, known_value, lesser, moved
-from graphkit.ops._shapes import INT64, contiguous, fresh_shape, i64, length_of, merged, normal_axis, shape_text, zeros_like
+from graphkit.ops._shapes import (
+    INT64,
+    contiguous,
+    fresh_shape,
+    i64,
+    length_of,
+    merged,
+    normal_axis,
+    shape_text,
+    zeros_like,
+)
 
 
 @op
@@ -59,17 +70,8 @@ class Concat(Op):
     def grad(self, node: Node, dy: Any) -> Any:
         if len(node.inputs) == 1:
             return dy
-        sizes = []
-        for x in node.inputs:
-            assert x is not None
-            shape = F.shape(x)
-            sizes.append(F.slice(shape, i64(self.axis), _next(self.axis), i64(0)))
+        sizes = [F.gather(F.shape(x), i64(self.axis)) for x in node.inputs]
         return F.split(dy, F.concat(*sizes, axis=0), axis=self.axis)
-
-
-def _next(axis: int) -> np.ndarray:
-    """The end of the slice that holds one axis of a shape."""
-    return i64(axis + 1 if axis != -1 else np.iinfo(np.int64).max)
 
 
 @op
@@ -89,7 +91,7 @@ class Split(Op):
         Sample((2, 5), num_outputs=2, axis=-1),
         Sample((4,), i64(0, 4)),
         Sample((3, 2), num_outputs=1),
-        Sample((2, 0), num_outputs=2, axis=1),
+        Sample((2, 0), i64(0, 0), axis=1),
     )
 
     def infer(self, x: TensorType, split: TensorType | None = None) -> tuple[TensorType, ...]:
@@ -125,7 +127,7 @@ class Split(Op):
             raise TypeMismatch(f"parts {list(sizes)} do not add up to axis {axis} of {list(x.shape)}")
         ends = np.cumsum([0, *sizes]).tolist()
         before = (slice(None),) * axis
-        return tuple(contiguous(xp, x[(*before, slice(a, b))]) for a, b in zip(ends, ends[1:], strict=False))
+        return tuple(contiguous(xp, x[(*before, slice(a, b))]) for a, b in itertools.pairwise(ends))
 
     def grad(self, node: Node, *dys: Any) -> Any:
         parts = [zeros_like(y) if dy is None else dy for y, dy in zip(node.outputs, dys, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -73,9 +72,9 @@ class Expand(Op):
             target = fresh_shape(length_of(shape))
         joint = broadcast_shapes([x.shape, target])
         source, value = known_array(x), None
-        if joint is not None and source is not None and all(map(dims.is_static, joint)):
-            if math.prod(joint) <= MAX_KNOWN_ELEMENTS:  # type: ignore[arg-type]
-                value = tuple(np.broadcast_to(source, joint).reshape(-1).tolist())  # type: ignore[arg-type]
+        size = None if joint is None else dims.product(joint)
+        if source is not None and isinstance(size, int) and size <= MAX_KNOWN_ELEMENTS:
+            value = tuple(np.broadcast_to(source, joint).reshape(-1).tolist())  # type: ignore[arg-type]
         return TensorType(x.dtype, joint, value)
 
     def reference(self, xp: Any, x: Any, shape: Any) -> Any:

@@ -69,7 +69,8 @@ class MatMul(Op):
         return xp.matmul(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        a, b = node.inputs
+        operands: Any = node.inputs
+        a, b = operands
         if a.rank is None or b.rank is None:
             raise UnsupportedError(f"{node.describe()}: the gradient of a matrix product needs operands of known rank")
         if a.rank == b.rank == 2:
@@ -101,8 +102,8 @@ class Gemm(Op):
 
     alpha: float = 1.0
     beta: float = 1.0
-    transA: bool = False
-    transB: bool = False
+    transA: bool = False  # noqa: N815 (ONNX's names)
+    transB: bool = False  # noqa: N815
     inputs = ("a", "b", "c?")
     types = {"a": _OPERANDS, "b": "a", "c": "a"}
     onnx = Onnx("Gemm", since=13)
@@ -142,7 +143,8 @@ class Gemm(Op):
         return y
 
     def grad(self, node: Node, dy: Any) -> Any:
-        a, b = node.inputs[:2]
+        operands: Any = node.inputs
+        a, b = operands[:2]
         alpha = self.alpha
         if self.transA:
             da = F.gemm(b, dy, alpha=alpha, transA=self.transB, transB=True)
@@ -152,7 +154,7 @@ class Gemm(Op):
             db = F.gemm(dy, a, alpha=alpha, transA=True, transB=self.transA)
         else:
             db = F.gemm(a, dy, alpha=alpha, transA=not self.transA)
-        if len(node.inputs) < 3:
+        if len(operands) < 3:
             return da, db
         dc = dy if self.beta == 1.0 else F.mul(dy, scalar_like(self.beta, dy))
-        return da, db, unbroadcast(dc, node.inputs[2])
+        return da, db, unbroadcast(dc, operands[2])

@@ -6,7 +6,7 @@ Scores are [N, C, d1, ..., dk] with the classes on axis 1, labels [N, d1, ..., d
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +28,6 @@ class _ClassLoss(Op):
 
     ignore_index: int | None = None
     reduction: str = "mean"
-    # The operands that hold scores, labels and weights, by position.
-    _positions: ClassVar[tuple[int, int, int]] = (0, 1, 2)
 
     def check(self, scores: TensorType, labels: TensorType, weights: TensorType | None) -> None:
         """Raise TypeMismatch when the shapes do not belong together."""
@@ -54,8 +52,8 @@ class _ClassLoss(Op):
 
     # --- on arrays -----------------------------------------------------------------------------
 
-    def label_weights(self, xp: Any, scores: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
-        """Labels with ignored ones replaced by class 0, and the weight of each label."""
+    def label_weights(self, xp: Any, scores: Any, labels: Any, weights: Any) -> tuple[Any, Any, Any]:
+        """Labels with ignored ones replaced by class 0, which are not ignored, and the weight of each label."""
         classes = scores.shape[1]
         valid = xp.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
         if bool(xp.any(valid & ((labels < 0) | (labels >= classes)))):
@@ -64,14 +62,14 @@ class _ClassLoss(Op):
         weight = valid.astype(scores.dtype)
         if weights is not None and safe.size:
             weight = weight * weights[safe]
-        return safe, weight
+        return safe, valid, weight
 
     def likelihood_loss(self, xp: Any, log_prob: Any, labels: Any, weights: Any) -> Any:
-        safe, weight = self.label_weights(xp, log_prob, labels, weights)
+        safe, valid, weight = self.label_weights(xp, log_prob, labels, weights)
         index = xp.expand_dims(safe, 1)
         picked = xp.take_along_axis(log_prob, index, axis=1) if log_prob.shape[1] else xp.zeros(index.shape)
-        # A weight of 0 also silences an infinite loss.
-        each = xp.where(weight == 0, 0, -xp.squeeze(picked, axis=1) * weight).astype(log_prob.dtype)
+        # What is ignored counts as 0, even an infinite loss.
+        each = (xp.where(valid, -xp.squeeze(picked, axis=1), 0) * weight).astype(log_prob.dtype)
         if self.reduction == "none":
             return each
         total = xp.sum(each)
@@ -79,30 +77,31 @@ class _ClassLoss(Op):
 
     # --- in the graph --------------------------------------------------------------------------
 
-    def built_label_weights(self, scores: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
-        """label_weights in the graph; the weight is None when every label has weight 1."""
+    def built_weights(self, scores: Any, labels: Any, weights: Any) -> Any:
+        """The weight of each label; None when all are 1."""
         if self.ignore_index is None:
-            return labels, None if weights is None else F.gather(weights, labels, axis=0)
+            return None if weights is None else F.gather(weights, labels, axis=0)
         valid = F.not_(F.equal(labels, self.ignore_index))
-        safe = F.where(valid, labels, F.constant(value=np.zeros((), labels.dtype.numpy)))
         if weights is None:
-            return safe, F.cast(valid, to=scores.dtype)
-        gathered = F.gather(weights, safe, axis=0)
-        return safe, F.where(valid, gathered, scalar_like(0.0, gathered))
+            return F.cast(valid, to=scores.dtype)
+        gathered = F.gather(weights, F.where(valid, labels, scalar_like(0, labels)), axis=0)
+        return F.where(valid, gathered, scalar_like(0.0, gathered))
+
+    def built_hits(self, scores: Any, labels: Any) -> Any:
+        """bool [N, C, d1, ..., dk]: whether the class is the label's and not ignored."""
+        size = F.slice(F.shape(scores), np.array([1]), np.array([2]), np.array([0]))
+        count = F.squeeze(size, np.array([0]))
+        numbers = F.range(np.array(0, np.int64), count, np.array(1, np.int64))
+        classes = F.reshape(F.cast(numbers, to=labels.dtype), _class_shape(scores))
+        hits = F.equal(F.unsqueeze(labels, np.array([1])), classes)
+        if self.ignore_index is None or self.ignore_index < 0:
+            return hits
+        return F.and_(hits, F.not_(F.equal(classes, self.ignore_index)))
 
     def built_total_weight(self, scores: Any, labels: Any, weight: Any) -> Any:
         if weight is None:
             return F.cast(F.size(labels), to=scores.dtype)
         return F.reduce_sum(weight, keepdims=False)
-
-
-def _hits(scores: Any, labels: Any) -> Any:
-    """bool [N, C, d1, ..., dk]: which class is the label's."""
-    shape = F.shape(scores)
-    zero, one = (np.array(i, np.int64) for i in (0, 1))
-    count = F.squeeze(F.slice(shape, np.array([1]), np.array([2]), np.array([0])), np.array([0]))
-    classes = F.cast(F.range(zero, count, one), to=labels.dtype)
-    return F.equal(F.unsqueeze(labels, np.array([1])), F.reshape(classes, _class_shape(scores)))
 
 
 def _class_shape(scores: Any) -> Any:
@@ -141,8 +140,8 @@ class NegativeLogLikelihoodLoss(_ClassLoss):
         return self.likelihood_loss(xp, x, target, weight)
 
     def expand(self, x: Any, target: Any, weight: Any = None) -> Any:
-        safe, each_weight = self.built_label_weights(x, target, weight)
-        picked = F.where(_hits(x, safe), x, scalar_like(0.0, x))
+        each_weight = self.built_weights(x, target, weight)
+        picked = F.where(self.built_hits(x, target), x, scalar_like(0.0, x))
         each = F.neg(F.reduce_sum(picked, np.array([1], np.int64), keepdims=False))
         if each_weight is not None:
             each = each * each_weight
@@ -203,17 +202,13 @@ class SoftmaxCrossEntropyLoss(_ClassLoss):
     def _weight_gradient(self, dloss: Any, loss: Any, log_prob: Any, labels: Any, weights: Any) -> Any:
         # With l_i = -log_prob[i, label_i]: d/dw_c of sum w l is the sum of l_i over label_i == c; of the weighted
         # mean, (the sum of l_i - mean over label_i == c) / total weight.
-        safe, weight = self.built_label_weights(log_prob, labels, weights)
-        hits = _hits(log_prob, safe)
-        if self.ignore_index is not None:
-            valid = F.not_(F.equal(labels, self.ignore_index))
-            hits = F.and_(hits, F.unsqueeze(valid, np.array([1])))
         each = F.neg(log_prob)
         if self.reduction == "mean":
-            each = (each - loss) * (dloss / self.built_total_weight(log_prob, labels, weight))
+            total = self.built_total_weight(log_prob, labels, self.built_weights(log_prob, labels, weights))
+            each = (each - loss) * (dloss / total)
         else:
             each = each * (F.unsqueeze(dloss, np.array([1])) if self.reduction == "none" else dloss)
-        chosen = F.where(hits, each, scalar_like(0.0, each))
+        chosen = F.where(self.built_hits(log_prob, labels), each, scalar_like(0.0, each))
         per_class = F.reduce_to_shape_of(chosen, F.reshape(weights, _class_shape(log_prob)))
         return F.reshape(per_class, F.shape(weights))
 
@@ -250,7 +245,7 @@ class SoftmaxCrossEntropyGrad(_ClassLoss):
         return TensorType(log_prob.dtype, log_prob.shape)
 
     def reference(self, xp: Any, dloss: Any, log_prob: Any, labels: Any, weights: Any = None) -> Any:
-        safe, weight = self.label_weights(xp, log_prob, labels, weights)
+        safe, _, weight = self.label_weights(xp, log_prob, labels, weights)
         scale = weight * dloss
         if self.reduction == "mean":
             scale = scale / xp.sum(weight)
@@ -259,13 +254,13 @@ class SoftmaxCrossEntropyGrad(_ClassLoss):
         return (xp.exp(log_prob) - one_hot) * xp.expand_dims(scale, 1)
 
     def expand(self, dloss: Any, log_prob: Any, labels: Any, weights: Any = None) -> Any:
-        safe, weight = self.built_label_weights(log_prob, labels, weights)
+        weight = self.built_weights(log_prob, labels, weights)
         scale = dloss
         if self.reduction == "mean":
             scale = scale / self.built_total_weight(log_prob, labels, weight)
         if weight is not None:
             scale = scale * weight
-        difference = F.exp(log_prob) - F.cast(_hits(log_prob, safe), to=log_prob.dtype)
+        difference = F.exp(log_prob) - F.cast(self.built_hits(log_prob, labels), to=log_prob.dtype)
         # Without weights a reduced loss has one scale for all labels.
         per_label = weight is not None or self.reduction == "none"
         return difference * (F.unsqueeze(scale, np.array([1])) if per_label else scale)

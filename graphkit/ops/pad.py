@@ -14,8 +14,18 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops._shapes import contiguous, flat_positions, fresh_shape, i64, length_of, normal_axes
-from graphkit.ops._shapes import reshape_like, scatter_flat, shape_text
+from graphkit.ops._shapes import (
+    INT64,
+    contiguous,
+    flat_positions,
+    fresh_shape,
+    i64,
+    length_of,
+    normal_axes,
+    reshape_like,
+    scatter_flat,
+    shape_text,
+)
 
 _MODES = ("constant", "reflect", "edge", "wrap")
 
@@ -54,7 +64,7 @@ _SAMPLES: tuple[tuple[Any, ...], ...] = (
     ((3, 2), i64(0, 2, 1, 0)),
     ((3, 4), i64(1, 2, 2, 3)),
     ((2, 3), i64(2, 1), i64(-1)),
-    ((2, 3, 3), np.array([1, 0, 0, 2], np.int32), np.array([-1, 0], np.int32)),
+    ((2, 3, 3), i64(1, 0, 0, 2), np.array([-1, 0], np.int32)),
     ((4, 5), i64(-1, 2, 1, -2)),
     ((4, 5), i64(-1, -1, -1, 0)),
     ((2, 0), i64(1, 0, 0, 0)),
@@ -98,7 +108,7 @@ class Pad(Op):
 
     mode: str = "constant"
     inputs = ("x", "pads", "constant_value?", "axes?")
-    types = {"x": ANY, "pads": INDICES, "constant_value": "x", "axes": INDICES}
+    types = {"x": ANY, "pads": INT64, "constant_value": "x", "axes": INDICES}
     onnx = Onnx("Pad", since=25)
 
     @staticmethod
@@ -156,7 +166,8 @@ class Pad(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         x, pads, value, axes = (*node.inputs, None, None)[:4]
-        assert x is not None and pads is not None
+        assert x is not None
+        assert pads is not None
         if self.mode != "constant":
             return (F.pad_grad(dy, x, pads, axes, mode=self.mode), *[None] * 3)[: len(node.inputs)]
         dx = F.pad(dy, F.neg(pads), None, axes)
@@ -177,7 +188,7 @@ class PadGrad(Op):
     mode: str
     domain = DOMAIN
     inputs = ("dy", "x", "pads", "axes?")
-    types = {"dy": FLOATS, "x": ANY, "pads": INDICES, "axes": INDICES}
+    types = {"dy": FLOATS, "x": ANY, "pads": INT64, "axes": INDICES}
     shape_only = ("x",)
 
     @staticmethod

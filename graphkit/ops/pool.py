@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,15 +14,24 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INDICES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
+from graphkit.ops._checks import fits
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops._sliding import Sliding, Window, overrun, pad_spatial, padding, spatial_sizes, taps, transposed_convolution
+from graphkit.ops._sliding import (
+    Sliding,
+    Window,
+    overrun,
+    pad_spatial,
+    padding,
+    spatial_sizes,
+    taps,
+    transposed_convolution,
+)
 
 
 class _Pool(Sliding):
     """A window without weights over x: [N, C, *spatial]. `ceil_mode` admits a last window that runs over the end."""
 
     ceil_mode: bool = False
-    inputs = ("x",)
     types = {"x": FLOATS}
 
     def window_of(self, spatial: Sequence[Dim]) -> Window:
@@ -44,9 +53,6 @@ class _Pool(Sliding):
         window = self.window_of(shape[2:])
         return (*shape[:2], *self.positions(shape[2:], window, self.ceil_mode))
 
-    def infer(self, x: TensorType) -> Any:
-        return TensorType(x.dtype, self.pooled(x))
-
     def _plan(self, x: Any) -> tuple[Window, tuple[int, ...]]:
         window = self.window_of(x.shape[2:])
         return window, self.positions(x.shape[2:], window, self.ceil_mode)  # type: ignore[return-value]
@@ -54,7 +60,7 @@ class _Pool(Sliding):
     def _sum(self, xp: Any, x: Any) -> Any:
         """Sum over each window, padding as zeros."""
         window, positions = self._plan(x)
-        padded = pad_spatial(xp, x, window.begin, overrun(x.shape[2:], window, positions))  # type: ignore[arg-type]
+        padded = pad_spatial(xp, x, window.begin, overrun(x.shape[2:], window, positions))
         total = xp.zeros((*x.shape[:2], *positions), dtype=x.dtype)
         for _, index in taps(window, positions):
             total += padded[index]
@@ -66,17 +72,17 @@ class _Pool(Sliding):
 
 
 _POOLS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
-    ((2, 3, 4, 4), dict(kernel_shape=(2, 2), strides=(2, 2))),
-    ((1, 2, 5, 6), dict(kernel_shape=(3, 2), pads=(1, 0, 1, 1), strides=(2, 1))),
-    ((1, 2, 6, 7), dict(kernel_shape=(3, 3), strides=(2, 2), ceil_mode=True)),
-    ((1, 2, 6, 6), dict(kernel_shape=(2, 2), pads=(1, 1, 1, 1), strides=(3, 3), ceil_mode=True)),
-    ((1, 2, 7, 7), dict(kernel_shape=(2, 3), dilations=(3, 2), pads=(1, 2, 1, 2))),
-    ((1, 2, 5, 6), dict(kernel_shape=(3, 3), strides=(2, 2), auto_pad="SAME_UPPER")),
-    ((1, 2, 5, 6), dict(kernel_shape=(2, 2), strides=(1, 2), auto_pad="SAME_LOWER")),
-    ((1, 2, 5, 6), dict(kernel_shape=(2, 3), strides=(2, 2), auto_pad="VALID")),
-    ((2, 2, 7), dict(kernel_shape=(3,), strides=(2,), pads=(1, 1))),
-    ((1, 2, 4, 3, 5), dict(kernel_shape=(2, 2, 3), strides=(2, 1, 2))),
-    ((0, 2, 4, 4), dict(kernel_shape=(2, 2))),
+    ((2, 3, 4, 4), {"kernel_shape": (2, 2), "strides": (2, 2)}),
+    ((1, 2, 5, 6), {"kernel_shape": (3, 2), "pads": (1, 0, 1, 1), "strides": (2, 1)}),
+    ((1, 2, 6, 7), {"kernel_shape": (3, 3), "strides": (2, 2), "ceil_mode": True}),
+    ((1, 2, 6, 6), {"kernel_shape": (2, 2), "pads": (1, 1, 1, 1), "strides": (3, 3), "ceil_mode": True}),
+    ((1, 2, 7, 7), {"kernel_shape": (2, 3), "dilations": (3, 2), "pads": (1, 2, 1, 2)}),
+    ((1, 2, 5, 6), {"kernel_shape": (3, 3), "strides": (2, 2), "auto_pad": "SAME_UPPER"}),
+    ((1, 2, 5, 6), {"kernel_shape": (2, 2), "strides": (1, 2), "auto_pad": "SAME_LOWER"}),
+    ((1, 2, 5, 6), {"kernel_shape": (2, 3), "strides": (2, 2), "auto_pad": "VALID"}),
+    ((2, 2, 7), {"kernel_shape": (3,), "strides": (2,), "pads": (1, 1)}),
+    ((1, 2, 4, 3, 5), {"kernel_shape": (2, 2, 3), "strides": (2, 1, 2)}),
+    ((0, 2, 4, 4), {"kernel_shape": (2, 2)}),
 )
 
 
@@ -92,6 +98,7 @@ class MaxPool(_Pool):
     """
 
     storage_order: int = 0
+    inputs = ("x",)
     outputs = ("y", "indices")
     types = {"x": FLOATS | {DType.INT8, DType.UINT8}}
     onnx = Onnx("MaxPool", since=22)
@@ -109,7 +116,7 @@ class MaxPool(_Pool):
         window, positions = self._plan(x)
         spatial = x.shape[2:]
         lowest = -np.inf if x.dtype.kind not in "iu" else np.iinfo(x.dtype).min
-        padded = pad_spatial(xp, x, window.begin, overrun(spatial, window, positions), lowest)  # type: ignore[arg-type]
+        padded = pad_spatial(xp, x, window.begin, overrun(spatial, window, positions), lowest)
         steps = [1]  # how far apart in the flat plane neighbours along each axis are
         for size in spatial[:0:-1] if self.storage_order == 0 else spatial[:-1]:
             steps.append(steps[-1] * size)
@@ -136,7 +143,8 @@ class MaxPool(_Pool):
         return best, where + planes.reshape(*x.shape[:2], *(1,) * len(spatial))
 
     def grad(self, node: Node, dy: Any, _indices: Any = None) -> Any:
-        (x,) = node.inputs
+        operands: Any = node.inputs
+        (x,) = operands
         if dy is None:
             return None
         indices = node.outputs[1]
@@ -151,7 +159,7 @@ class MaxPool(_Pool):
 
 @op
 class MaxPoolGrad(Op):
-    """Add each element of dy to the element of the result that `indices` names: flat positions in x, within the same plane.
+    """Add each element of dy to the element of the result that `indices` names: flat positions in x, in the same plane.
 
     dy, indices: [N, C, *positions]; only the shape of x, [N, C, *spatial], is used. `disjoint` says that no position
     occurs twice (the windows do not overlap).
@@ -170,9 +178,8 @@ class MaxPoolGrad(Op):
     )
 
     def infer(self, dy: TensorType, indices: TensorType, x: TensorType) -> TensorType:
-        if dy.shape is not None and indices.shape is not None:
-            if len(dy.shape) != len(indices.shape) or not all(map(dims.may_equal, dy.shape, indices.shape)):
-                raise TypeMismatch(f"the output gradient {dy} and the indices {indices} differ in shape")
+        if not fits(dy.shape, indices.shape):
+            raise TypeMismatch(f"the output gradient {dy} and the indices {indices} differ in shape")
         return TensorType(dy.dtype, x.shape)
 
     def reference(self, xp: Any, dy: Any, indices: Any, x: Any) -> Any:
@@ -200,7 +207,7 @@ class MaxPoolGrad(Op):
 
 
 def _counts(
-    op: _Pool, spatial: Sequence[Dim], window: Window, positions: Sequence[Dim], padded: bool
+    spatial: Sequence[Any], window: Window, positions: Sequence[Any], padded: bool
 ) -> list[np.ndarray] | None:
     """Per axis, how many elements each window has (padding included when `padded`); None when sizes are not known."""
     if not window.is_static or any(isinstance(v, DimExpr) for v in (*spatial, *positions)):
@@ -208,9 +215,9 @@ def _counts(
     result = []
     for axis, (n, o) in enumerate(zip(spatial, positions, strict=True)):
         begin, end = window.begin[axis], window.end[axis]
-        starts = np.arange(o) * window.strides[axis] - begin  # type: ignore[arg-type, operator]
-        places = starts[:, None] + np.arange(window.kernel[axis]) * window.dilations[axis]  # type: ignore[arg-type, operator]
-        low, high = (-begin, n + end) if padded else (0, n)  # type: ignore[operator]
+        starts = np.arange(o) * window.strides[axis] - begin
+        places = starts[:, None] + np.arange(window.kernel[axis]) * window.dilations[axis]
+        low, high = (-begin, n + end) if padded else (0, n)
         result.append(((places >= low) & (places < high)).sum(axis=1))
     return result
 
@@ -235,7 +242,7 @@ class _AveragePool(_Pool):
         nothing_padded = window.is_static and not any(window.pads) and not self.checked_auto_pad().startswith("SAME")
         if not self.ceil_mode and (padded or nothing_padded):
             return np.asarray(math.prod(self.kernel_shape or ()), dtype.numpy)
-        known = _counts(self, spatial, window, positions, padded)
+        known = _counts(spatial, window, positions, padded)
         if known is not None:
             product = np.ones((1,) * rank)
             for axis, count in enumerate(known):
@@ -257,7 +264,7 @@ class _AveragePool(_Pool):
         for axis in range(len(window.kernel)):
             at = np.array(axis, np.int64)
             starts = F.mul(F.range(zero, F.gather(counts, at), one), np.array(window.strides[axis], np.int64))
-            offsets = np.arange(window.kernel[axis], dtype=np.int64) * window.dilations[axis]  # type: ignore[arg-type]
+            offsets = np.arange(window.kernel[axis], dtype=np.int64) * window.dilations[axis]
             places = F.add(F.unsqueeze(F.sub(starts, F.gather(begin, at)), np.array([1])), offsets)
             inside = F.and_(F.greater_or_equal(places, F.gather(low, at)), F.less(places, F.gather(high, at)))
             count = F.reduce_sum(F.cast(inside, to=dtype), np.array([1]), keepdims=False)
@@ -272,8 +279,12 @@ class _AveragePool(_Pool):
 class AveragePool(_AveragePool):
     """Mean of each window; padding is left out of the mean unless `count_include_pad`."""
 
+    inputs = ("x",)
     onnx = Onnx("AveragePool", since=22)
     samples = (*_pool_samples(), *_pool_samples(count_include_pad=True))
+
+    def infer(self, x: TensorType) -> TensorType:
+        return TensorType(x.dtype, self.pooled(x))
 
     def reference(self, xp: Any, x: Any) -> Any:
         total = self._sum(xp, x)
@@ -303,10 +314,8 @@ class AveragePoolGrad(_AveragePool):
 
     def infer(self, dy: TensorType, x: TensorType) -> TensorType:
         expected = self.pooled(x)
-        if dy.shape is not None and (
-            len(dy.shape) != len(expected) or not all(map(dims.may_equal, dy.shape, expected))
-        ):
-            raise TypeMismatch(f"the output gradient {dy} does not fit the pool's output [{', '.join(map(str, expected))}]")
+        if not fits(dy.shape, expected):
+            raise TypeMismatch(f"the output gradient {dy} does not fit the output [{', '.join(map(str, expected))}]")
         return TensorType(dy.dtype, x.shape)
 
     def reference(self, xp: Any, dy: Any, x: Any) -> Any:
@@ -350,14 +359,19 @@ class LpPool(_Pool):
     """(sum |x| ** p) ** (1 / p) of each window; padding adds nothing."""
 
     p: int = 2
+    inputs = ("x",)
     onnx = Onnx("LpPool", since=22)
     samples = (*_pool_samples(), *_pool_samples(p=3)[:2])
+
+    def infer(self, x: TensorType) -> TensorType:
+        return TensorType(x.dtype, self.pooled(x))
 
     def reference(self, xp: Any, x: Any) -> Any:
         return self._sum(xp, xp.abs(x) ** self.p) ** (1.0 / self.p)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        (x,) = node.inputs
+        operands: Any = node.inputs
+        (x,) = operands
         if x.shape is None:
             raise UnsupportedError(f"{node.describe()}: the gradient needs an operand of known rank")
         return _lp_gradient(self.p, x, node.output, dy, lambda share: _spread(self, share, x))
@@ -379,7 +393,12 @@ class _Global(Op):
 
     inputs = ("x",)
     types = {"x": FLOATS}
-    samples = (Sample((2, 3, 4, 5)), Sample((2, 3, 4)), Sample((1, 2, 2, 3, 2)), Sample((0, 2, 3, 3)))
+    samples: ClassVar[tuple[Sample, ...]] = (
+        Sample((2, 3, 4, 5)),
+        Sample((2, 3, 4)),
+        Sample((1, 2, 2, 3, 2)),
+        Sample((0, 2, 3, 3)),
+    )
 
     def infer(self, x: TensorType) -> TensorType:
         if x.shape is None:
@@ -399,7 +418,8 @@ class GlobalAveragePool(_Global):
         return xp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        (x,) = node.inputs
+        operands: Any = node.inputs
+        (x,) = operands
         sizes = spatial_sizes(x)
         if isinstance(sizes, np.ndarray):
             share = F.mul(dy, scalar_like(1.0 / max(float(np.prod(sizes)), 1.0), dy))
@@ -418,7 +438,8 @@ class GlobalMaxPool(_Global):
         return xp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        (x,) = node.inputs
+        operands: Any = node.inputs
+        (x,) = operands
         if x.rank is None:
             raise UnsupportedError(f"{node.describe()}: the gradient needs an operand of known rank")
         hits = F.cast(F.equal(x, node.output), to=x.dtype)
@@ -438,5 +459,6 @@ class GlobalLpPool(_Global):
         return xp.sum(xp.abs(x) ** self.p, axis=tuple(range(2, x.ndim)), keepdims=True) ** (1.0 / self.p)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        (x,) = node.inputs
+        operands: Any = node.inputs
+        (x,) = operands
         return _lp_gradient(self.p, x, node.output, dy, lambda share: share)

@@ -187,7 +187,7 @@ class Bernoulli(RandomOp):
         Sample(Rand((2, 3), 0.0), onnx=False),
         Sample(Rand((5,), 0.0), _RNG, dtype="bool", stream=2, onnx=False),
         Sample(Rand((0, 3), 0.0), dtype="int32", seed=3.0, onnx=False),
-        Sample(np.array([0.0, 1.0, 0.0, 1.0], np.float32), _RNG),
+        Sample(np.array([0.0, 1.0, 0.0, 1.0], np.float32), _RNG, onnx=False),
     )
 
     def infer(self, x: TensorType, rng: TensorType | None = None) -> TensorType:

@@ -15,6 +15,7 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import ANY, INDICES, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
+from graphkit.ops._checks import fits
 from graphkit.ops._known import index_array, known_array, moved
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops._shapes import INT64, normal_axis, shape_text, zeros_like
@@ -66,7 +67,8 @@ class _Scatter(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         x, indices, updates = node.inputs
-        assert x is not None and updates is not None
+        assert x is not None
+        assert updates is not None
         if self.reduction == "none":
             return self.put(dy, indices, zeros_like(updates), "none"), None, self.take(dy, indices)
         if self.reduction == "add":
@@ -118,9 +120,8 @@ class ScatterElements(_Scatter):
         for operand in (indices, updates):
             if x.shape is not None and operand.shape is not None and len(x.shape) != len(operand.shape):
                 raise TypeMismatch(f"{operand} has another rank than x {shape_text(x.shape)}")
-        if indices.shape is not None and updates.shape is not None:
-            if not all(map(dims.may_equal, indices.shape, updates.shape)):
-                raise TypeMismatch(f"indices {indices} and updates {shape_text(updates.shape)} differ in shape")
+        if not fits(indices.shape, updates.shape):
+            raise TypeMismatch(f"indices {indices} and updates {shape_text(updates.shape)} differ in shape")
         if x.shape is not None:
             normal_axis(self.axis, len(x.shape))
 
@@ -158,13 +159,9 @@ class ScatterND(_Scatter):
             return
         depth = indices.shape[-1]
         wanted = (*indices.shape[:-1], *x.shape[depth:])  # type: ignore[misc]
-        given = updates.shape
-        if depth > len(x.shape) or (  # type: ignore[operator]
-            given is not None and (len(given) != len(wanted) or not all(map(dims.may_equal, wanted, given)))
-        ):
-            raise TypeMismatch(
-                f"updates {shape_text(given)} at indices {shape_text(indices.shape)} do not fit x {shape_text(x.shape)}"
-            )
+        if depth > len(x.shape) or not fits(updates.shape, wanted):  # type: ignore[operator]
+            given = f"updates {shape_text(updates.shape)} at indices {shape_text(indices.shape)}"
+            raise TypeMismatch(f"{given} do not fit x {shape_text(x.shape)}")
 
     def index(self, xp: Any, shape: tuple[int, ...], indices: Any) -> tuple[Any, ...]:
         return nd_index(xp, shape, indices)

@@ -42,7 +42,8 @@ class Where(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         condition, a, b = node.inputs
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         zero = scalar_like(0.0, dy)
         return None, unbroadcast(F.where(condition, dy, zero), a), unbroadcast(F.where(condition, zero, dy), b)
 
@@ -110,7 +111,7 @@ class NonZero(Op):
         Sample(np.array([0.0, -2.0, 0.5], np.float32)),
         Sample(np.array([[True, False], [False, False]])),
         Sample(np.zeros((0, 2), np.int32)),
-        # numpy's 0-d tensors have no positions.
+        # onnx's evaluator gives [1, count], against the standard's text.
         Sample(np.array(3), onnx=False),
     )
 

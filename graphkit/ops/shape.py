@@ -37,7 +37,7 @@ class Identity(Op):
 
 @op
 class Shape(Op):
-    """The dimensions [start, end) of x as an int64 vector; bounds count from the back when negative, and are clamped."""
+    """The dimensions [start, end) of x, an int64 vector; negative bounds count from the back, and all are clamped."""
 
     start: int = 0
     end: int | None = None
@@ -168,7 +168,12 @@ class Flatten(Op):
     types = {"x": ANY}
     views = ((0, 0),)
     onnx = Onnx("Flatten", since=25)
-    samples = tuple(Sample((2, 3, 4), axis=axis) for axis in (0, 1, 3, -1, -3)) + (Sample((5,)), Sample((), axis=0))
+    samples = (
+        *(Sample((2, 3, 4), axis=axis) for axis in (0, 1, 3, -1, -3)),
+        Sample((5,)),
+        Sample((), axis=0),
+        Sample((0, 2), axis=0),
+    )
 
     def infer(self, x: TensorType) -> TensorType:
         if x.shape is None:

@@ -78,13 +78,12 @@ class Namespace:
             importlib.import_module("cupyx").scatter_add(target, index, values)
 
     def scatter(self, reduction: str, target: Any, index: Any, values: Any) -> None:
-        """target[index] = reduction(target[index], values) for "add", "mul", "max" or "min", repeated indices included."""
+        """target[index] = target[index] "add", "mul", "max" or "min" values, with repeated indices accumulated."""
         if reduction == "add":
             self.scatter_add(target, index, values)
         elif self.is_numpy or reduction != "mul":
-            getattr(self._module, {"mul": "multiply", "max": "maximum", "min": "minimum"}[reduction]).at(
-                target, index, values
-            )
+            function = {"mul": "multiply", "max": "maximum", "min": "minimum"}[reduction]
+            getattr(self._module, function).at(target, index, values)
         else:
             # CuPy has no multiply.at: multiply once per repetition, each with indices that do not repeat.
             positions = self.arange(target.size).reshape(target.shape)[index].reshape(-1)

@@ -9,7 +9,7 @@ from graphkit.errors import InputError, did_you_mean
 from graphkit.ir import context, dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value, same_type
-from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 
 
@@ -62,9 +62,13 @@ def match_shapes(inputs: Sequence[tuple[str, TensorType, TensorType]]) -> dict[s
                 )
     for name, declared, actual, axis in later:
         dim, size = declared.known_shape[axis], actual.known_shape[axis]
-        solved = _solve(dims.substitute(dim, bindings), size)
-        if solved is not None:
-            bindings[solved[0]], origin[solved[0]] = solved[1], name
+        unknown = _linear(dims.substitute(dim, bindings))
+        if unknown is not None and not isinstance(size, DimExpr):
+            symbol, factor, constant = unknown
+            quotient, rest = divmod(size - constant, factor)
+            if rest or quotient < 0:
+                raise InputError(f"input {name!r} is {declared}; {actual} given: axis {axis} is {size}, not {dim}")
+            bindings[symbol], origin[symbol] = quotient, name
         value = dims.substitute(dim, bindings)
         if not dims.may_equal(value, size):
             names = sorted({origin[s] for s in dim.symbols if s in origin} - {name}) if isinstance(dim, DimExpr) else []
@@ -79,7 +83,7 @@ def substitute(kind: Type, bindings: Mapping[str, Dim]) -> Type:
     """A type with names replaced; the very same object when none of them occurs."""
     if not isinstance(kind, TensorType):
         element = substitute(kind.element, bindings)
-        return kind if element is kind.element else (SequenceType if isinstance(kind, SequenceType) else OptionalType)(element)
+        return kind if element is kind.element else type(kind)(element)
     mentioned = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
     if not any(s in bindings for d in mentioned for s in d.symbols):
         return kind
@@ -129,18 +133,16 @@ def _plain_name(dim: DimExpr) -> str | None:
     return None
 
 
-def _solve(dim: Dim, size: Dim) -> tuple[str, int] | None:
-    """The one name of `c*name + k` and its value when the expression equals `size`; None when that is not decided."""
-    if not isinstance(dim, DimExpr) or isinstance(size, DimExpr) or len(dim.symbols) != 1:
+def _linear(dim: Dim) -> tuple[str, int, int] | None:
+    """(name, c, k) when the expression is c*name + k; None for a number and for anything else."""
+    if not isinstance(dim, DimExpr) or len(dim.symbols) != 1:
         return None
-    coefficient = constant = 0
-    for monomial, factor in dim.terms:
+    factor = constant = 0
+    for monomial, coefficient in dim.terms:
         if monomial == ():
-            constant = factor
+            constant = coefficient
         elif len(monomial) == 1 and monomial[0][0] == "sym":
-            coefficient = factor
+            factor = coefficient
         else:
             return None
-    if coefficient == 0 or (size - constant) % coefficient or (size - constant) // coefficient < 0:
-        return None
-    return next(iter(dim.symbols)), (size - constant) // coefficient
+    return next(iter(dim.symbols)), factor, constant

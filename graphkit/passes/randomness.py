@@ -28,9 +28,9 @@ def bind_rng(graph: Graph) -> Graph:
     if not _has_unbound(graph):
         return graph
     existing = next((v for v in graph.inputs if v.role == "rng"), None)
-    rng = existing or Value(RNG_TYPE, "rng", role="rng")
+    rng = Value(RNG_TYPE, "rng", role="rng") if existing is None else existing
     streams = itertools.count(1 + max(_bound_streams(graph), default=-1))
-    return _bind(graph, rng, streams, extra=() if existing else (rng,))
+    return _bind(graph, rng, streams, extra=(rng,) if existing is None else ())
 
 
 def _unbound(node: Node) -> bool:

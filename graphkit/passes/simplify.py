@@ -20,6 +20,9 @@ Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
 # Operators that keep the elements in order: a reshape of one is a reshape of its operand.
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
+# How many of them a reshape looks through; shorter chains have been merged already when it gets its turn.
+_CHAIN = 8
+
 _rules: dict[tuple[str, str], Simplification] = {}
 
 
@@ -63,19 +66,17 @@ def _same_type(node: Node) -> Sequence[Value] | None:
 
 @_rule("Reshape")
 def _reshape(node: Node) -> Sequence[Value] | None:
-    x = _first(node)
-    if _equal_shapes(x, node.output):
-        return (x,)
+    source = _first(node)
+    for _ in range(_CHAIN):
+        if _equal_shapes(source, node.output):
+            return (source,)
+        if source.node is None or source.node.op.domain or source.node.op.name not in _RESHAPES:
+            break
+        source = _first(source.node)
     # A zero copies the dimension of the operand, so that it says something else about another operand.
     target = node.inputs[1].tensor.constants if node.inputs[1] is not None else None
-    source = x
-    if target is not None and 0 not in target:
-        while source.node is not None and source.node.op.domain == "" and source.node.op.name in _RESHAPES:
-            source = _first(source.node)
-    if source is x:
+    if source is node.inputs[0] or target is None or 0 in target:
         return None
-    if _equal_shapes(source, node.output):
-        return (source,)
     return node.rebuilt([source, *node.inputs[1:]]).outputs
 
 

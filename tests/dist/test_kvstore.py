@@ -12,7 +12,7 @@ from graphkit.errors import InputError, UsageError
 
 
 def mpi_run(processes, code, timeout=60):
-    command = [launch.find_mpiexec(), "-n", str(processes), sys.executable, "-c", textwrap.dedent(code)]
+    command = [launch.find_mpiexec(), "-n", str(processes), sys.executable, "-P", "-c", textwrap.dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -126,10 +126,10 @@ def test_without_mpi4py_the_error_says_what_to_install():
             assert "pip install 'graphkit[mpi]'" in str(error), error
             print("named")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "named", done.stderr
 
 
 def test_importing_the_package_does_not_initialise_mpi():
     code = "import graphkit.dist.mpi, sys; assert 'mpi4py' not in sys.modules; assert not graphkit.dist.mpi.launched_by_mpi()"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)

@@ -14,8 +14,8 @@ from graphkit.ir.types import TensorType
 
 ALL = [
     init.Zeros(), init.Ones(), init.Constant(0.25), init.Uniform(-1.0, 2.0), init.Normal(0.5, mean=1.0),
-    init.TruncatedNormal(0.3), init.Orthogonal(2.0), init.XavierUniform(1.5), init.XavierNormal(), init.HeUniform("out"),
-    init.HeNormal("in", slope=0.2), init.LeCunUniform(), init.LeCunNormal(), init.FanInUniform(),
+    init.TruncatedNormal(0.3), init.Orthogonal(2.0), init.XavierUniform(1.5), init.XavierNormal(),
+    init.HeUniform("out"), init.HeNormal("in", slope=0.2), init.LeCunUniform(), init.LeCunNormal(), init.FanInUniform(),
 ]  # fmt: skip
 SHAPE = (64, 32, 5, 3)  # fan in 480, fan out 960
 
@@ -46,15 +46,13 @@ def test_values_depend_on_seed_and_name_alone(initializer):
         assert (value != make(initializer, name="v")).any()
 
 
-def test_the_stream_is_fixed_for_ever():
-    # Checkpoints and published results rely on these numbers.
+def test_the_stream_is_fixed():
+    # Published results and resumed runs rely on these numbers.
     values = make(init.Normal(1.0), (5,), "float64", seed=7, name="fc_weight")
-    np.testing.assert_allclose(values, GOLDEN_NORMAL, rtol=1e-12)
-    np.testing.assert_allclose(make(init.Uniform(0, 1), (3,), "float64", seed=7, name="fc_weight"), GOLDEN_UNIFORM, rtol=1e-12)
-
-
-GOLDEN_NORMAL: list[float] = []
-GOLDEN_UNIFORM: list[float] = []
+    normal = [0.54197451955119, 0.010282783413245716, 1.8168093363518008, -0.46277328204701423, 1.705504117281799]
+    np.testing.assert_allclose(values, normal, rtol=1e-12)
+    values = make(init.Uniform(0, 1), (3,), "float64", seed=7, name="fc_weight")
+    np.testing.assert_allclose(values, [0.224267663281979, 0.7664653957661879, 0.8443361768701158], rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,8 @@ def test_normal_has_the_moments_and_tails_of_a_normal():
 
 def test_truncation_holds():
     values = make(init.TruncatedNormal(1.0, mean=5.0, low=-0.5, high=3.0), (10_000,), "float64")
-    assert values.min() >= 4.5 and values.max() <= 8.0
+    assert values.min() >= 4.5
+    assert values.max() <= 8.0
 
 
 @pytest.mark.parametrize("shape", [(8, 20), (20, 8), (6, 2, 3), (5, 5)])
@@ -111,7 +110,8 @@ def test_any_float_dtype_and_empty_shapes(dtype, shape):
         if spec.type == "orthogonal" and 0 in shape:
             continue
         values = make(spec, shape, dtype)
-        assert values.shape == shape and values.dtype == (ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        assert values.shape == shape
+        assert values.dtype == (ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def test_scalars_and_integers():
@@ -144,9 +144,9 @@ def test_aliases():
 
 
 def test_errors_name_the_parameter():
-    with pytest.raises(UsageError, match="'fc_bias'.*rank 2"):
+    with pytest.raises(UsageError, match=r"'fc_bias'.*rank 2"):
         make("xavier_uniform", (3,), name="fc_bias")
-    with pytest.raises(UsageError, match="'w'.*static"):
+    with pytest.raises(UsageError, match=r"'w'.*static"):
         make("zeros", ("N", 3))
 
 
@@ -155,5 +155,5 @@ def test_parameters_keep_their_initialiser():
     assert value.role == "parameter"
     assert value.attrs == {"init": {"type": "he_normal", "fan": "out", "slope": 0.0}, "trainable": False}
     assert init.initialize(value, value.attrs["init"], 0, "w").shape == (3, 4)
-    with pytest.raises(UsageError, match="parameter 'w'.*N is not known"):
+    with pytest.raises(UsageError, match=r"parameter 'w'.*N is not known"):
         parameter("w", ["N", 4])

@@ -38,7 +38,9 @@ def test_linear(shape, bias):
     expected = data @ net.params["fc_weight"].T + (net.params["fc_bias"] if bias else 0.0)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     operators = [n.op.name for n in net.graph.nodes]
-    assert operators == (["Gemm"] if len(shape) == 2 else ["Transpose", "MatMul", "Add"] if bias else ["Transpose", "MatMul"])
+    assert operators == (
+        ["Gemm"] if len(shape) == 2 else ["Transpose", "MatMul", "Add"] if bias else ["Transpose", "MatMul"]
+    )
 
 
 def test_linear_of_unknown_rank_needs_in_features():
@@ -46,7 +48,9 @@ def test_linear_of_unknown_rank_needs_in_features():
     with pytest.raises(UsageError, match=r"'fc' \(linear\).*rank is not known.*in_features="):
         nn.linear(x, 6, name="fc")
     result, net = run(nn.linear(x, 6, in_features=4), data := normal(2, 3, 4))
-    np.testing.assert_allclose(result, data @ net.params["linear_weight"].T + net.params["linear_bias"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        result, data @ net.params["linear_weight"].T + net.params["linear_bias"], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_an_unknown_in_feature_size_names_the_layer_and_its_scope():
@@ -104,7 +108,9 @@ def naive_conv(x, w, b, stride, pads, dilation, groups):
     y = np.zeros((len(x), len(w), *out))
     inputs, outputs = w.shape[1], len(w) // groups
     for position in np.ndindex(*out):
-        window = tuple(slice(p * st, p * st + s, d) for p, st, s, d in zip(position, stride, span, dilation, strict=True))
+        window = tuple(
+            slice(p * st, p * st + s, d) for p, st, s, d in zip(position, stride, span, dilation, strict=True)
+        )
         for o in range(len(w)):
             group = o // outputs
             patch = x[(slice(None), slice(group * inputs, (group + 1) * inputs), *window)]
@@ -148,7 +154,8 @@ def test_conv_transpose_is_the_transpose_of_conv():
     y, x = normal(2, 6, 4, 5), normal(2, 4, 8, 10)
     raised, net = run(up, y)
     weight = net.params["up_weight"]
-    assert weight.shape == (6, 4, 3, 4) and raised.shape == (2, 4, 8, 10)
+    assert weight.shape == (6, 4, 3, 4)
+    assert raised.shape == (2, 4, 8, 10)
     lowered, _ = run(nn.conv2d(big, 6, (3, 4), stride=2, pad=1, bias=False, weight=gk.constant(weight)), x)
     assert float((lowered * y).sum()) == pytest.approx(float((x * raised).sum()), rel=1e-4)
 
@@ -251,7 +258,9 @@ def test_pools():
     blocks = data.reshape(3, 2, 2, 2, 3, 2)
     np.testing.assert_allclose(run(nn.max_pool2d(x, 2), data)[0], blocks.max((3, 5)))
     np.testing.assert_allclose(run(nn.avg_pool2d(x, 2), data)[0], blocks.mean((3, 5)), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(run(nn.global_avg_pool(x), data)[0], data.mean((2, 3), keepdims=True), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        run(nn.global_avg_pool(x), data)[0], data.mean((2, 3), keepdims=True), rtol=1e-4, atol=1e-6
+    )
     np.testing.assert_allclose(run(nn.global_max_pool(x), data)[0], data.max((2, 3), keepdims=True))
     assert nn.max_pool2d(x, 3, stride=2, pad=1).shape[1:] == (2, 2, 3)
     assert nn.avg_pool2d(x, 3, stride=2, pad="same").shape[1:] == (2, 2, 3)

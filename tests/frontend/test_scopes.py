@@ -22,7 +22,7 @@ def test_name_scopes_nest_and_qualify_layers_inputs_and_nodes():
 
 def test_scopes_end_when_an_error_leaves_them():
     with pytest.raises(ZeroDivisionError), gk.name_scope("a"), gk.attr_scope(k="v"):
-        1 / 0
+        raise ZeroDivisionError
     assert context.current() == context.Scope()
 
 
@@ -33,7 +33,11 @@ def test_unnamed_layers_are_numbered_in_topological_order_whatever_the_history()
         return gk.Model(gk.nn.linear(gk.relu(h), 2))
 
     first, second = build(), build()
-    assert list(first.params) == list(second.params) == ["linear_weight", "linear_bias", "linear_weight_1", "linear_bias_1"]
+    assert (
+        list(first.params)
+        == list(second.params)
+        == ["linear_weight", "linear_bias", "linear_weight_1", "linear_bias_1"]
+    )
     assert str(first) == str(second)
 
 
@@ -44,7 +48,8 @@ def test_attribute_scopes_reach_nodes_and_parameters_and_inner_ones_win():
     assert merged == {"lr_mult": "2", "stage": "a"}
     assert dict(y.node.meta) == merged
     weight = y.node.inputs[1]
-    assert weight.attrs["lr_mult"] == "2" and weight.attrs["init"]["type"] == "fan_in_uniform"
+    assert weight.attrs["lr_mult"] == "2"
+    assert weight.attrs["init"]["type"] == "fan_in_uniform"
     assert not gk.nn.linear(x, 3).node.meta
 
 

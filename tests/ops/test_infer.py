@@ -57,16 +57,30 @@ def check(case: Case, graph: Graph, results: list[Any], *, exact: bool) -> None:
         check_type(value.type, result, case.bindings, exact=exact)
 
 
+def integers_only(case: Case) -> bool:
+    sized = case.arrays[:2] if case.op.name == "OneHot" else case.arrays
+    return all(a is not None and a.dtype.kind in "iu" for a in sized)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-infer")
 def test_infer(case: Case) -> None:
     graph = case.graph()
     results = evaluate(graph, case.feeds())
-    check(case, graph, results, exact=case.op.name not in DATA_DEPENDENT)
+    # Known elements are integers: a size that is given as a float stays open.
+    open_sizes = case.op.name in DATA_DEPENDENT or (case.op.name in ("Range", "OneHot") and not integers_only(case))
+    check(case, graph, results, exact=not open_sizes)
     symbolic = case.graph(symbolic=True)
     check(case, symbolic, results, exact=False)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-infer_unknown_values")
+def sizes_fix_outputs(case: Case) -> bool:
+    """A Split by sizes has as many outputs as it is given sizes: it cannot be built without knowing how many."""
+    return case.op.name == "Split" and len(case.arrays) > 1
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if not sizes_fix_outputs(c)], ids=lambda c: f"{c.name}-infer_unknown_values"
+)
 def test_infer_without_constants(case: Case) -> None:
     """Axes, shapes and indices that are inputs of the graph: less is known, nothing wrong is claimed."""
     results = evaluate(case.graph(), case.feeds())
@@ -84,6 +98,8 @@ def test_infer_without_ranks(cls: type[Op]) -> None:
     for number, sample in enumerate(samples_of(cls)):
         for dtype in dtypes_of(cls, sample)[:1]:
             case = make_case(cls, number, dtype)
+            if sizes_fix_outputs(case):
+                continue
             results = evaluate(case.graph(), case.feeds())
             types = case.op.infer_types(without_ranks(case))
             for inferred, result in itertools.zip_longest(types, results):

@@ -98,7 +98,11 @@ def test_schema_operands(cls: type[Op]) -> None:
         assert not text.endswith("*"), "only the last operand can be variadic"
 
 
-@pytest.mark.parametrize("cls", [c for c in OPERATORS if c.domain == DOMAIN], ids=ids)
+# Own operators that no exported graph holds, and why.
+NOT_EXPORTED = {"RngFoldIn": "it derives generator states, which ONNX's random operators do not take"}
+
+
+@pytest.mark.parametrize("cls", [c for c in OPERATORS if c.domain == DOMAIN and c.name not in NOT_EXPORTED], ids=ids)
 def test_own_operators_can_be_exported(cls: type[Op]) -> None:
     """An own operator stands in gradient graphs or optimizers; an exported graph has only standard ones."""
     assert cls.expand is not None

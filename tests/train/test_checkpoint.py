@@ -149,7 +149,7 @@ def test_killed_at_random_moments_the_last_checkpoint_loads(tmp_path, number):
     for i in range(10):
         folder = tmp_path / f"run{i}"
         child = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(LOOP), str(folder)],
+            [sys.executable, "-P", "-c", textwrap.dedent(LOOP), str(folder)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert child.stdout.readline().strip() == "ready", child.stderr.read()

@@ -153,11 +153,10 @@ def test_loss_function_with_its_own_targets():
     assert float(trainer.step(x, (t, np.float32(2)))) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_nan_loss_stops_training_with_a_message():
-    x, t = batch()
-    x[0, 0] = np.nan
-    with pytest.raises(InputError, match="the loss is nan at epoch 1, batch 1"):
-        gk.Trainer(linear_model(), "mse", gk.optim.SGD(0.1)).fit((x, t))
+def test_a_diverging_loss_stops_training_with_a_message():
+    trainer = gk.Trainer(linear_model(), "mse", gk.optim.SGD(1e30))
+    with pytest.raises(InputError, match=r"the loss is (inf|nan) at epoch 1, batch 2"):
+        trainer.fit(batch(), epochs=1, batch_size=2)
 
 
 def test_wrong_targets_are_named():

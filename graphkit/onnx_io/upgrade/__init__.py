@@ -21,6 +21,12 @@ from graphkit.ops import constant
 Results: TypeAlias = Sequence[Value | None]
 
 
+# `becomes` of a rule that always builds its results out of other operators.
+BUILT = "*"
+# `below` of a rule that holds for files of every version.
+ALWAYS = 1 << 30
+
+
 class NodeView:
     """A node on its way into the graph: operands are Values (None: absent), attributes are Python values.
 
@@ -121,10 +127,6 @@ def destination(domain: str, operator: str, version: int) -> tuple[str, bool]:
         if operator == BUILT:
             break
     return operator, built
-
-
-# `becomes` of a rule that always builds its results out of other operators.
-BUILT = "*"
 
 
 def run(view: NodeView) -> Results | None:

@@ -6,10 +6,7 @@ import numpy as np
 
 from graphkit.ir.graph import Value
 from graphkit.ops import constant
-from graphkit.onnx_io.upgrade import NodeView, upgrade
-
-_ALWAYS = 1 << 30
-
+from graphkit.onnx_io.upgrade import ALWAYS, NodeView, upgrade
 
 @upgrade("Upsample", below=9)
 def _scales_to_input(node: NodeView) -> None:
@@ -34,7 +31,7 @@ def _asymmetric(node: NodeView) -> None:
         node.attrs["nearest_mode"] = "ceil" if shrinks else "floor"
 
 
-@upgrade("Resize", below=_ALWAYS)
+@upgrade("Resize", below=ALWAYS)
 def _absent_when_empty(node: NodeView) -> None:
     # An empty tensor stands for an absent operand, in files of any version.
     for index in (1, 2, 3):

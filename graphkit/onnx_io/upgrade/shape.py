@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphkit.errors import UnsupportedError
 from graphkit.ops import F, constant
-from graphkit.onnx_io.upgrade import NodeView, Results, upgrade
+from graphkit.onnx_io.upgrade import ALWAYS, NodeView, Results, upgrade
 
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
@@ -17,6 +18,14 @@ _REDUCTIONS = (
 @upgrade("ReduceSum", "Squeeze", "Unsqueeze", below=13)
 def _axes_to_input(node: NodeView) -> None:
     node.attribute_to_input("axes", 1)
+
+
+@upgrade("Squeeze", "Unsqueeze", below=ALWAYS)
+def _scalar_axis(node: NodeView) -> None:
+    # The standard wants a vector; its own function bodies pass scalars too.
+    axes = node.input(1)
+    if axes is not None and axes.rank == 0:
+        node.set_input(1, F.reshape(axes, constant(np.asarray([1], np.int64))))
 
 
 @upgrade("Split", below=13)
@@ -67,6 +76,4 @@ def _scatter(node: NodeView) -> None:
 
 @upgrade("Scan", below=9)
 def _batched_scan(node: NodeView) -> Results:
-    from graphkit.errors import UnsupportedError
-
     raise UnsupportedError(f"{node.label}: the batched Scan of opset 8 is not supported; convert the model to opset 9")

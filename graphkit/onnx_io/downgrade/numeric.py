@@ -1,0 +1,109 @@
+"""Mod, BatchNormalization, Resize, pooling, quantisation, GridSample: semantics that older opsets lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.ir.graph import Value
+from graphkit.ops import F, constant
+from graphkit.onnx_io.downgrade import Site, Spelling, rewrites, spells
+
+
+@rewrites("Mod", below=28)
+def _floored_remainder(site: Site) -> Sequence[Value] | None:
+    # Until 28 fmod=0 was for integers only.
+    a, b = site.operand(0), site.operand(1)
+    if site.op.fmod or not a.dtype.is_float:
+        return None
+    remainder = F.mod(a, b, fmod=True)
+    zero = constant(np.zeros((), a.dtype.numpy))
+    differs = F.less(F.mul(F.sign(remainder), F.sign(b)), zero)
+    return [F.where(differs, F.add(remainder, b), remainder)]
+
+
+@rewrites("BatchNormalization", below=14)
+def _batch_statistics(site: Site) -> Sequence[Value] | None:
+    # Until 14 training was not specified well enough to be written as such.
+    if not site.op.training_mode:
+        return None
+    x, scale, bias, mean, variance = (site.operand(i) for i in range(5))
+    if x.rank is None:
+        raise site.fail("training_mode=1 on a tensor of unknown rank")
+    axes = constant(np.asarray([a for a in range(x.rank) if a != 1], np.int64))
+    column = constant(np.asarray([-1, *[1] * (x.rank - 2)], np.int64))
+    batch_mean = F.reduce_mean(x, axes, keepdims=True)
+    centred = F.sub(x, batch_mean)
+    batch_variance = F.reduce_mean(F.mul(centred, centred), axes, keepdims=True)
+    epsilon = constant(np.asarray(site.op.epsilon, x.dtype.numpy))
+    normal = F.div(centred, F.sqrt(F.add(batch_variance, epsilon)))
+    gain, offset = (v if v.dtype is x.dtype else F.cast(v, to=x.dtype) for v in (scale, bias))
+    y = F.add(F.mul(normal, F.reshape(gain, column)), F.reshape(offset, column))
+    flat = constant(np.asarray([-1], np.int64))
+
+    def running(old: Value, batch: Value) -> Value:
+        momentum = constant(np.asarray(site.op.momentum, old.dtype.numpy))
+        rest = constant(np.asarray(1 - site.op.momentum, old.dtype.numpy))
+        new = F.reshape(batch, flat)
+        new = new if new.dtype is old.dtype else F.cast(new, to=old.dtype)
+        return F.add(F.mul(old, momentum), F.mul(new, rest))
+
+    return [y, running(mean, batch_mean), running(variance, batch_variance)]
+
+
+@spells("BatchNormalization", below=14)
+def _inference_only(spelling: Spelling) -> None:
+    spelling.only("training_mode", 0)
+
+
+@spells("Resize", below=19)
+def _known_coordinates(spelling: Spelling) -> None:
+    if spelling.attrs.get("coordinate_transformation_mode") == "half_pixel_symmetric":
+        raise spelling.fail("coordinate_transformation_mode='half_pixel_symmetric'")
+
+
+@rewrites("Resize", below=18)
+def _sizes_of_all_axes(site: Site) -> Sequence[Value] | None:
+    axes, x = getattr(site.op, "axes", None), site.operand(0)
+    if not axes:
+        return None
+    if x.rank is None:
+        raise site.fail("axes of a tensor of unknown rank")
+    place = [int(a) % x.rank for a in axes]
+    inputs: list[Value | None] = [x, None, None, None]
+    if site.input(1) is not None:
+        raise site.fail("a region of interest for some axes")
+    for index in (2, 3):
+        given = site.input(index)
+        if given is not None:
+            whole = constant(np.ones(x.rank, np.float32)) if index == 2 else F.shape(x)
+            positions = constant(np.asarray(place, np.int64).reshape(-1, 1))
+            inputs[index] = F.scatter_nd(whole, positions, given)
+    return [site.node.rebuilt(inputs, site.op.replace(axes=None)).output]
+
+
+@spells("Resize", below=18)
+def _plain_resize(spelling: Spelling) -> None:
+    spelling.only("antialias", 0)
+    spelling.only("keep_aspect_ratio_policy", "stretch")
+    spelling.attrs.pop("axes", None)
+
+
+@spells("AveragePool", below=19)
+@spells("LpPool", below=18)
+def _undilated(spelling: Spelling) -> None:
+    if any(d != 1 for d in spelling.attrs.pop("dilations", None) or ()):
+        raise spelling.fail("a dilated window")
+
+
+@spells("GridSample", below=20)
+def _old_mode_names(spelling: Spelling) -> None:
+    mode = spelling.attrs.get("mode", "linear")
+    spelling.attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+
+
+@spells("RoiAlign", below=16)
+def _output_half_pixel(spelling: Spelling) -> None:
+    if spelling.attrs.pop("coordinate_transformation_mode", "half_pixel") != "output_half_pixel":
+        raise spelling.fail("coordinate_transformation_mode='half_pixel'")

@@ -1,0 +1,151 @@
+"""Reduce*, Split, Pad, Reshape, Shape, Range, SpaceToDepth, Scatter*: what older opsets spell otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.ir import dims
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
+from graphkit.ops import F, constant
+from graphkit.onnx_io.downgrade import Site, Spelling, constant_array, rewrites, spells
+
+_REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+    "ReduceSumSquare",
+)  # fmt: skip
+
+
+def _i64(*values: int) -> Value:
+    return constant(np.asarray(values, np.int64))
+
+
+@rewrites(*_REDUCTIONS, below=18)
+def _reduce_nothing(site: Site) -> Sequence[Value] | None:
+    # noop_with_empty_axes has no older spelling: reduce over one new axis of size 1 instead.
+    if not site.op.noop_with_empty_axes:
+        return None
+    axes = site.input(1)
+    if axes is not None:
+        known = constant_array(axes)
+        if known is None:
+            raise site.fail("noop_with_empty_axes with computed axes")
+        if known.size:
+            return [F.__getattr__(_function(site))(site.operand(0), axes, keepdims=site.op.keepdims)]
+    widened = F.unsqueeze(site.operand(0), _i64(0))
+    return [F.__getattr__(_function(site))(widened, _i64(0), keepdims=False)]
+
+
+def _function(site: Site) -> str:
+    from graphkit.ir.graph import snake_case
+
+    return snake_case(site.op.name)
+
+
+@rewrites("ReduceMax", "ReduceMin", below=20)
+def _reduce_booleans(site: Site) -> Sequence[Value] | None:
+    x = site.operand(0)
+    if x.dtype is not DType.BOOL:
+        return None
+    reduced = site.node.rebuilt([F.cast(x, to=DType.INT32), *site.inputs[1:]]).output
+    return [F.cast(reduced, to=DType.BOOL)]
+
+
+@spells(*_REDUCTIONS, below=18)
+def _axes_to_attribute(spelling: Spelling) -> None:
+    spelling.attrs.pop("noop_with_empty_axes", None)
+    spelling.input_to_attribute(1, "axes")
+    if spelling.attrs.get("axes") == []:
+        del spelling.attrs["axes"]
+
+
+@rewrites("Split", below=18)
+def _uneven_split(site: Site) -> Sequence[Value] | None:
+    # Until 18 a count came from the outputs, and the parts had to be equal.
+    count, x = site.op.num_outputs, site.operand(0)
+    if site.input(1) is not None:
+        return None
+    axis = site.op.axis
+    if x.shape is not None and dims.mod(x.shape[axis], count) == 0:
+        return None
+    size = F.gather(F.shape(x), _i64(axis), axis=0)
+    part = F.div(F.add(size, _i64(count - 1)), _i64(count))
+    last = F.sub(size, F.mul(part, _i64(count - 1)))
+    sizes = F.concat(*[part] * (count - 1), last, axis=0)
+    return list(site.node.rebuilt([x, sizes], site.op.replace(num_outputs=None)).outputs)
+
+
+@spells("Split", below=18)
+def _count_from_outputs(spelling: Spelling) -> None:
+    spelling.attrs.pop("num_outputs", None)
+
+
+@spells("Pad", below=19)
+def _no_wrap(spelling: Spelling) -> None:
+    if spelling.attrs.get("mode") == "wrap":
+        raise spelling.fail("mode='wrap'")
+
+
+@rewrites("Pad", below=18)
+def _pads_of_all_axes(site: Site) -> Sequence[Value] | None:
+    axes, x = site.input(3), site.operand(0)
+    if axes is None:
+        return None
+    known = constant_array(axes)
+    if known is None or x.rank is None:
+        raise site.fail("padding of computed axes")
+    # Widen the pads by a matrix of zeros and ones: rows are given pads, columns those of all axes.
+    chosen = [int(a) % x.rank for a in known.reshape(-1)]
+    spread = np.zeros((2 * len(chosen), 2 * x.rank), np.int64)
+    for row, axis in enumerate(chosen):
+        spread[row, axis] = spread[len(chosen) + row, x.rank + axis] = 1
+    pads = site.operand(1)
+    given = constant_array(pads)
+    if given is not None:
+        full: Value = constant(given.reshape(-1).astype(np.int64) @ spread)
+    else:
+        full = F.reduce_sum(F.mul(F.unsqueeze(pads, _i64(1)), constant(spread)), _i64(0), keepdims=False)
+    return [site.node.rebuilt([x, full, site.input(2), None]).output]
+
+
+@spells("Reshape", below=14)
+def _zero_means_copy(spelling: Spelling) -> None:
+    if spelling.attrs.pop("allowzero", 0):
+        shape = spelling.input(1)
+        known = None if shape is None or shape.tensor.value is None else shape.tensor.value
+        if known is None or 0 in known:
+            raise spelling.fail("allowzero=1 with a shape that may contain 0")
+
+
+@rewrites("Shape", below=15)
+def _slice_of_shape(site: Site) -> Sequence[Value] | None:
+    start, end = site.op.start, site.op.end
+    if start == 0 and end is None:
+        return None
+    most = np.iinfo(np.int64).max
+    return [F.slice(F.shape(site.operand(0)), _i64(start), _i64(most if end is None else end), _i64(0))]
+
+
+@spells("ScatterElements", "ScatterND", below=16)
+def _scatter_without_reduction(spelling: Spelling) -> None:
+    spelling.only("reduction", "none")
+
+
+@spells("ScatterElements", "ScatterND", below=18)
+def _scatter_sums(spelling: Spelling) -> None:
+    if spelling.attrs.get("reduction") in ("max", "min"):
+        raise spelling.fail(f"reduction={spelling.attrs['reduction']!r}")
+
+
+@spells("SpaceToDepth", below=28)
+def _depth_first(spelling: Spelling) -> None:
+    spelling.only("mode", "DCR")
+
+
+@spells("DFT", below=20)
+def _axis_to_attribute(spelling: Spelling) -> None:
+    spelling.input_to_attribute(2, "axis")
+    axis = spelling.attrs.get("axis", -2)
+    spelling.attrs["axis"] = int(np.asarray(axis).reshape(-1)[0])

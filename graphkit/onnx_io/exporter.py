@@ -1,0 +1,400 @@
+"""graphkit to ONNX: a Graph and its parameters become a ModelProto that any runtime reads.
+
+The graph is lowered to the target opset (`lowering`), then written: captures of subgraphs become outer-scope names
+again, hidden operands are left out, attributes and operand types are checked against the target's own schemas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+
+from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError, did_you_mean
+from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.onnx_io import downgrade, initializers
+from graphkit.onnx_io.external_data import Externalised, previous_data_files, raw_bytes
+from graphkit.onnx_io.lowering import lower
+from graphkit.onnx_io.scopes import Reader
+from graphkit.onnx_io.tensors import CODES, to_proto, type_to_proto
+from graphkit.onnx_io.validate import NEWEST_OPSET
+from graphkit.ops import Op
+
+OLDEST_TARGET = 13
+DEFAULT_TARGET = 21
+# Larger models are written with external data: one protobuf message ends at 2 GiB.
+EXTERNAL_ABOVE = 1 << 30
+# Constants above this many bytes are written as initialisers, which tools can store outside the model.
+_INLINE_CONSTANT = 1 << 10
+
+# Metadata that the importer derives from other fields of the file.
+_FIELDS = {"onnx.domain": "domain", "onnx.doc_string": "doc_string"}
+_DERIVED = frozenset({"onnx.renamed", "onnx.replaced", "onnx.opset", "onnx.model_version", "onnx.graph_doc_string"})
+
+
+def export(
+    graph: Graph,
+    params: Mapping[str, Any],
+    *,
+    opset: int = DEFAULT_TARGET,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+    as_inputs: bool = False,
+    with_updates: bool = False,
+) -> ModelProto:
+    """Write `graph` at `opset` (13 to 28). `params` has an array for every input of role parameter or state.
+
+    Parameters are initialisers; with `as_inputs` they are graph inputs too (an initialiser is then a default, and
+    may be missing). With `with_updates` each update of a state is one more output, `<state>_updated`.
+    Raises UnsupportedError for what the target cannot express, UsageError for a missing or misfitting parameter.
+    """
+    if not OLDEST_TARGET <= opset <= NEWEST_OPSET:
+        raise UnsupportedError(f"cannot export at opset {opset}; {OLDEST_TARGET} to {NEWEST_OPSET} are possible")
+    # Names are settled before lowering, so that parameters are found by the names that the graph has.
+    names = {value: graph.name_of(value) for value in graph.inputs}
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    if with_updates:
+        for state, new in graph.updates:
+            outputs[f"{names[state]}_updated"] = new
+    flat = Graph(graph.inputs, outputs.values(), name=graph.name, output_names=outputs, meta=graph.meta)
+    return _Writer(lower(flat, opset), names, params, opset, as_inputs).model(name or graph.name, meta or graph.meta)
+
+
+def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodeProto, list[Value | None]]:
+    """The node's operator and attributes as the target spells them, and the operands that it is written with."""
+    op: Any = node.op
+    hidden = op.onnx.hidden
+    kept: list[Value | None] = []
+    for position, value in enumerate(inputs):
+        formal = op.formals[min(position, len(op.formals) - 1)]
+        if formal.name not in hidden:
+            kept.append(value)
+    if "captures" in hidden and hasattr(op, "captures") and op.captures:
+        kept = inputs[: len(inputs) - op.captures]
+    while kept and kept[-1] is None:
+        kept.pop()
+    attrs = {op.onnx.renames.get(k, k): v for k, v in op.__dict__.items() if k not in hidden and not isinstance(v, Graph)}
+    spelling = downgrade.Spelling(node, op.onnx.name, kept, attrs, target)
+    downgrade.spell(spelling)
+    proto = NodeProto(op_type=spelling.op_type, domain=op.onnx.domain)
+    schema = _schema(spelling.op_type, target, op.onnx.domain)
+    fields = {op.onnx.renames.get(k, k): spec for k, spec in op.fields.items()}
+    for key, value in sorted(spelling.attrs.items()):
+        spec = None if schema is None else schema.attributes.get(key)
+        optional = spec is None or not spec.required
+        if value is None or (optional and key in fields and value == fields[key].default and _omissible(spec, value)):
+            continue
+        if schema is not None and spec is None:
+            raise spelling.fail(f"attribute {key}={value!r}")
+        proto.attribute.append(_attribute(key, value))
+    if schema is not None:
+        _check_operands(spelling, schema)
+    return proto, spelling.inputs
+
+
+def _omissible(spec: Any, value: Any) -> bool:
+    """Whether leaving the attribute out means the same in the file."""
+    if spec is None or not spec.default_value.name:
+        return True
+    default = onnx.helper.get_attribute_value(spec.default_value)
+    if isinstance(default, bytes):
+        default = default.decode()
+    return bool(value == default) if not isinstance(default, float) else bool(np.float32(value) == np.float32(default))
+
+
+def _schema(name: str, target: int, domain: str) -> Any:
+    if domain == "":
+        return onnx.defs.get_schema(name, target)
+    try:
+        return onnx.defs.get_schema(name, _domain_version(domain, target), domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _domain_version(domain: str, target: int) -> int:
+    """The version of another domain that was current with opset `target`."""
+    if domain == "ai.onnx.ml":
+        return max((row[3] for row in onnx.helper.VERSION_TABLE if row[2] <= target), default=1)
+    return 1
+
+
+def _check_operands(spelling: downgrade.Spelling, schema: Any) -> None:
+    """Operand count and element types against the target's schema; raises UnsupportedError."""
+    formals = schema.inputs
+    constraints = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    variadic = bool(formals) and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    if len(spelling.inputs) > len(formals) and not variadic:
+        raise spelling.fail(f"{len(spelling.inputs)} operands")
+    for position, value in enumerate(spelling.inputs):
+        if value is None:
+            continue
+        formal = formals[min(position, len(formals) - 1)]
+        allowed = constraints.get(formal.type_str, {formal.type_str})
+        if _type_text(value.type) not in allowed:
+            raise spelling.fail(f"operand {formal.name!r} of type {value.type}")
+
+
+def _type_text(type: Type) -> str:
+    if isinstance(type, SequenceType):
+        return f"seq({_type_text(type.element)})"
+    if isinstance(type, OptionalType):
+        return f"optional({_type_text(type.element)})"
+    return f"tensor({onnx.TensorProto.DataType.Name(CODES[type.dtype]).lower()})"
+
+
+def _attribute(name: str, value: Any) -> AttributeProto:
+    if isinstance(value, DType):
+        return onnx.helper.make_attribute(name, CODES[value])
+    if isinstance(value, Tensor):
+        return onnx.helper.make_attribute(name, to_proto(value.array))
+    if isinstance(value, bool):
+        return onnx.helper.make_attribute(name, int(value))
+    if isinstance(value, (tuple, list)) and not value:
+        return AttributeProto(name=name, type=AttributeProto.INTS)
+    return onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value)
+
+
+class _Writer:
+    """Writes one lowered graph. Names are unique over the graph and all its subgraphs."""
+
+    def __init__(
+        self, graph: Graph, input_names: Mapping[Value, str], params: Mapping[str, Any], target: int, as_inputs: bool
+    ):
+        self.graph = graph
+        self.input_names = input_names
+        self.params = params
+        self.target = target
+        self.as_inputs = as_inputs
+        self.names = Names()
+        self.node_names = Names()
+        self.domains: set[str] = {""}
+        self.roles: dict[str, str] = {}
+
+    def model(self, name: str, meta: Mapping[str, str]) -> ModelProto:
+        known = {self.input_names[v] for v in self.graph.inputs if v.role in ("parameter", "state")}
+        unknown = next((key for key in self.params if key not in known), None)
+        if unknown is not None:
+            raise UsageError(f"the graph has no parameter {unknown!r}{did_you_mean(unknown, known)}")
+        proto = ModelProto(producer_name="graphkit", graph=self.top(name))
+        proto.ir_version = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", self.target]
+        for domain in sorted(self.domains):
+            version = self.target if domain == "" else _domain_version(domain, self.target)
+            proto.opset_import.add(domain=domain, version=version)
+        if meta.get("onnx.model_version", "").isdigit():
+            proto.model_version = int(meta["onnx.model_version"])
+        proto.graph.doc_string = meta.get("onnx.graph_doc_string", "")
+        for key, text in meta.items():
+            if key in _FIELDS:
+                setattr(proto, _FIELDS[key], text)
+            elif key not in _DERIVED:
+                proto.metadata_props.add(key=key, value=text)
+        # What a reader would take for something else is told in the metadata.
+        plan = initializers.classify(proto, Reader(name).graph(proto.graph))
+        taken = {n: role for region, n, role in plan.entries if n in region.initializers}
+        differing = {n: role for n, role in self.roles.items() if taken.get(n) != role}
+        if differing:
+            proto.metadata_props.add(key=initializers.ROLES_KEY, value=json.dumps(differing, sort_keys=True))
+        return proto
+
+    def top(self, name: str) -> GraphProto:
+        graph = self.graph
+        proto = GraphProto(name=name or "graph")
+        table = {v: self.names.take(self.input_names[v]) for v in graph.inputs}
+        drawn = {v for node in graph.nodes for v in _visible_inputs(node) if v is not None}
+        for value in graph.inputs:
+            if value.role == "rng" and value not in drawn and value not in graph.outputs:
+                continue
+            if value.role in ("parameter", "state"):
+                array = self.param(value)
+                if array is not None:
+                    proto.initializer.append(to_proto(array, table[value]))
+                    self.roles[table[value]] = value.role
+                if not self.as_inputs:
+                    continue
+            proto.input.add(name=table[value], type=type_to_proto(value.type))
+        self.body(proto, graph, graph.output_names, table, top=True)
+        return proto
+
+    def param(self, value: Value) -> np.ndarray | None:
+        """The array of a parameter input, checked against its type."""
+        name = self.input_names[value]
+        if name not in self.params:
+            if self.as_inputs:
+                return None
+            raise UsageError(f"parameter {name!r} has no value")
+        array = np.asarray(self.params[name])
+        wanted = value.tensor
+        static = wanted.static_shape if wanted.is_static else array.shape
+        if dtype_of(array.dtype) is not wanted.dtype or array.shape != static:
+            raise UsageError(f"parameter {name!r} is {wanted}; its array is {array.dtype}{list(array.shape)}")
+        return array
+
+    def body(
+        self, proto: GraphProto, graph: Graph, output_names: Sequence[str], table: dict[Value, str], top: bool
+    ) -> None:
+        """Write the nodes and outputs of `graph`; `table` names its inputs (captures by their outer names)."""
+        given = set(table)
+        names: dict[Value, str] = dict(table)
+        final: list[tuple[str, Value, bool]] = []
+        for wanted, value in zip(output_names, graph.outputs, strict=True):
+            unique = self.names.take(wanted)
+            direct = value not in names
+            if direct:
+                names[value] = unique
+            final.append((unique, value, direct))
+        constants: set[Value] = set()
+
+        def name_of(value: Value) -> str:
+            if value not in names:
+                names[value] = self.names.take(graph.name_of(value))
+            node = value.node
+            if node is not None and value not in given and not node.inputs and node.op.name == "Constant":
+                if value not in constants:
+                    constants.add(value)
+                    self.constant(proto, node, names[value], graph.node_name(node), top)
+            return names[value]
+
+        for node in graph.nodes:
+            if node.op.name == "Constant" and node.op.domain == "":
+                continue  # written where it is first used: spellings may have no use for it
+            self.node(proto, graph, node, name_of)
+        for unique, value, direct in final:
+            if direct:
+                name_of(value)
+            else:
+                proto.node.add(op_type="Identity", input=[name_of(value)], output=[unique],
+                               name=self.node_names.take(f"{unique}/identity"))  # fmt: skip
+            proto.output.add(name=unique, type=type_to_proto(value.type))
+
+    def constant(self, proto: GraphProto, node: Node, name: str, node_name: str, top: bool) -> None:
+        tensor: Tensor = node.op.attributes()["value"]
+        if top and tensor.nbytes > _INLINE_CONSTANT and tensor.dtype is not DType.STRING:
+            proto.initializer.append(to_proto(tensor.array, name))
+            self.roles[name] = "constant"
+            return
+        written = proto.node.add(op_type="Constant", output=[name], name=self.node_names.take(node_name))
+        written.attribute.append(onnx.helper.make_attribute("value", to_proto(tensor.array)))
+
+    def node(self, proto: GraphProto, graph: Graph, node: Node, name_of: Any) -> None:
+        op: Any = node.op
+        written, inputs = spelled(node, list(node.inputs), self.target)
+        self.domains.add(op.onnx.domain)
+        written.name = self.node_names.take(graph.node_name(node))
+        written.input.extend("" if v is None else name_of(v) for v in inputs)
+        for key, text in node.meta.items():
+            written.metadata_props.add(key=key, value=text)
+        for key, subgraph in op.subgraphs().items():
+            captured = self.captured(node)
+            written.attribute.append(onnx.helper.make_attribute(key, self.subgraph(subgraph, captured, name_of)))
+        written.output.extend(name_of(v) for v in self.used_outputs(graph, node))
+        proto.node.append(written)
+
+    def used_outputs(self, graph: Graph, node: Node) -> Iterable[Value]:
+        """The outputs to name: trailing ones that nothing reads, and that the target has as optional, are left out."""
+        outputs = list(node.outputs)
+        schema = _schema(node.op.onnx.name, self.target, node.op.onnx.domain)  # type: ignore[attr-defined]
+        if schema is None:
+            return outputs
+        used = self.uses(graph)
+        while len(outputs) > max(schema.min_output, 1) and outputs[-1] not in used and not _counts(node.op):
+            outputs.pop()
+        return outputs
+
+    def uses(self, graph: Graph) -> set[Value]:
+        if getattr(self, "_uses_of", None) is not graph:
+            self._uses_of = graph
+            self._uses = {v for n in graph.nodes for v in n.inputs if v is not None} | set(graph.outputs)
+        return self._uses
+
+    def captured(self, node: Node) -> list[Value]:
+        op: Any = node.op
+        if op.name == "If":
+            return [v for v in node.inputs[1:] if v is not None]
+        count = op.captures
+        return [v for v in node.inputs[len(node.inputs) - count :] if v is not None] if count else []
+
+    def subgraph(self, graph: Graph, captured: Sequence[Value], outer_name: Any) -> GraphProto:
+        proto = GraphProto(name=graph.name or "body")
+        own = graph.inputs[: len(graph.inputs) - len(captured)]
+        table = {v: self.names.take(graph.name_of(v)) for v in own}
+        for value in own:
+            proto.input.add(name=table[value], type=type_to_proto(value.type))
+        outer = graph.inputs[len(own) :]
+        table.update((inner, outer_name(value)) for inner, value in zip(outer, captured, strict=True))
+        self.body(proto, graph, graph.output_names, table, top=False)
+        return proto
+
+
+def _counts(op: Any) -> bool:
+    """Operators whose number of outputs is part of their meaning."""
+    return bool(op.subgraphs()) or op.name in ("Split", "BatchNormalization")
+
+
+def _visible_inputs(node: Node) -> Iterator[Value | None]:
+    op: Any = node.op
+    hidden = () if op.onnx is None else op.onnx.hidden
+    for position, value in enumerate(node.inputs):
+        formal = op.formals[min(position, len(op.formals) - 1)]
+        if formal.name not in hidden or formal.name == "captures":
+            yield value
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def save(model: ModelProto, path: str | os.PathLike[str], *, external: bool | None = None) -> list[Path]:
+    """Write a model file; returns the files written, the model last.
+
+    `external` puts larger initialisers into `<stem>-<digest>.data` beside it (default: only above 1 GiB). Files are
+    written under temporary names and renamed when complete: a failure, such as a full disk, raises RuntimeFailure
+    and leaves what was there before.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{path}: is a directory")
+    if external is None:
+        external = raw_bytes(model) > EXTERNAL_ABOVE
+    if not external:
+        write_whole(path, [model.SerializeToString()])
+        return [path]
+    split = Externalised(model, path.stem)
+    data = path.parent / split.location
+    stale = [p for p in previous_data_files(path) if p != data] if path.parent.is_dir() else []
+    if split.parts:
+        write_whole(data, split.chunks())
+    write_whole(path, [split.model.SerializeToString()])
+    for old in stale:
+        with contextlib.suppress(FileNotFoundError):
+            old.unlink()
+    return [data, path] if split.parts else [path]
+
+
+def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file so that it is there completely or not at all; raises RuntimeFailure."""
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise RuntimeFailure(f"{path}: not written: {error.strerror or error}") from error

@@ -1,0 +1,122 @@
+"""Graph to graph before writing: only operators that the target opset has are left.
+
+graphkit's own operators become their `expand`; operators that are newer than the target become their `expand`, or
+the function by which the standard defines them; the rewrites of `downgrade` do the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+from onnx import ModelProto
+
+from graphkit.errors import GraphkitError, UnsupportedError
+from graphkit.ir import context
+from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.onnx_io import downgrade
+from graphkit.onnx_io.external_data import ExternalData
+from graphkit.onnx_io.functions import standard_function
+from graphkit.onnx_io.importer import Builder
+from graphkit.onnx_io.scopes import RawNode
+from graphkit.onnx_io.tensors import type_to_proto
+from graphkit.onnx_io.validate import NEWEST_OPSET
+from graphkit.ops import DOMAIN
+from graphkit.passes._base import map_subgraphs, rewrite
+
+# Expansions of expansions: a cycle would never end.
+_MAX_DEPTH = 32
+
+
+def lower(graph: Graph, target: int) -> Graph:
+    """The graph in operators of opset `target`, subgraphs included.
+
+    Raises UnsupportedError naming the node, its operator and the target for what cannot be expressed.
+    """
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        return _lowered(node, operands, target, 0)
+
+    return rewrite(graph, rule)
+
+
+def _lowered(node: Node, operands: list[Value | None], target: int, depth: int) -> Sequence[Value] | None:
+    """Results in place of `node`, themselves lowered; None when the node stays as it is."""
+    if depth > _MAX_DEPTH:
+        raise UnsupportedError(f"{node.describe()}: its expansion does not end")
+    if node.op.subgraphs():
+        return map_subgraphs(node, operands, lambda g: lower(g, target)).outputs
+    results = _replacement(node, operands, target)
+    if results is None:
+        return None
+    stop = [v for v in operands if v is not None]
+    table: dict[Value, Value] = {v: v for v in stop}
+    for inner in topological(results, stop=stop):
+        inputs = [None if v is None else table.get(v, v) for v in inner.inputs]
+        replaced = _lowered(inner, inputs, target, depth + 1)
+        table.update(zip(inner.outputs, inner.rebuilt(inputs).outputs if replaced is None else replaced, strict=True))
+    return [table.get(v, v) for v in results]
+
+
+def _replacement(node: Node, operands: list[Value | None], target: int) -> Sequence[Value] | None:
+    op: Any = node.op
+    if op.domain == DOMAIN or op.onnx is None:
+        if op.expand is None:
+            raise UnsupportedError(f"{node.describe()}: {op.name} has no form in standard operators")
+        return _expanded(node, operands)
+    site = downgrade.Site(node, op, tuple(operands), target)
+    results = downgrade.rewritten(site)
+    if results is not None:
+        return results
+    if op.onnx.domain != "" or _available(op.onnx.name, target):
+        return None
+    if op.expand is not None:
+        return _expanded(node, operands)
+    results = _standard_body(node, operands)
+    if results is None:
+        raise UnsupportedError(f"{node.describe()}: {op.name} is not in opset {target}")
+    return results
+
+
+def _available(name: str, target: int) -> bool:
+    try:
+        return not onnx.defs.get_schema(name, target).deprecated
+    except onnx.defs.SchemaError:
+        return False
+
+
+def _expanded(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
+    op: Any = node.op
+    try:
+        with context.detached():
+            results = op.expand(*operands)
+    except GraphkitError as error:
+        raise type(error)(f"{node.describe()}: in its expansion: {error}") from error
+    values = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+    if len(values) != len(node.outputs):
+        raise UnsupportedError(f"{node.describe()}: its expansion has {len(values)} results for {len(node.outputs)}")
+    return values
+
+
+def _standard_body(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+    """The nodes of the standard's own definition of the operator, for these operands."""
+    from graphkit.onnx_io.exporter import spelled
+
+    proto, operands = spelled(node, list(operands), NEWEST_OPSET)
+    proto.input[:] = ["" if v is None else f"x{i}" for i, v in enumerate(operands)]
+    proto.output[:] = [f"y{i}" for i in range(len(node.outputs))]
+    types = [onnx.TypeProto() if v is None else type_to_proto(v.type) for v in operands]
+    function = standard_function("", proto.op_type, NEWEST_OPSET, proto, types)
+    if function is None:
+        return None
+    model = ModelProto(graph=onnx.GraphProto(name=f"definition of {proto.op_type}"))
+    model.opset_import.add(domain="", version=NEWEST_OPSET)
+    builder = Builder(model, node.describe(), ExternalData(None))
+    raw = RawNode(proto, {}, {a.name: a for a in proto.attribute})
+    with context.detached():
+        found = builder.call(raw, operands, raw.attributes, builder.setting, node.describe())
+    results = list(found) + [None] * (len(node.outputs) - len(found))
+    if any(v is None for v in results):
+        return None
+    return [v for v in results if v is not None]

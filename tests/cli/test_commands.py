@@ -1,0 +1,209 @@
+"""Every command on real models: what it prints, what it writes, its exit code."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from graphkit import cli
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command line in this process: (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        code = cli.invoke([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with lenet for digits as net.json and net.onnx."""
+    path = tmp_path_factory.mktemp("models")
+    for name in ("net.json", "net.onnx"):
+        assert cli.invoke(["build", "lenet", "--dataset", "digits", "--seed", "0", "-o", str(path / name)]) == 0
+    return path
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help_of_every_command(call, command):
+    code, out, _ = call(*command.split(), "--help")
+    assert code == 0
+    assert "Usage: graphkit" in out
+    assert "--json" in out or not command
+
+
+def test_version_and_module_entry():
+    done = subprocess.run([sys.executable, "-P", "-m", "graphkit", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("graphkit 0.")
+
+
+def test_the_way_by_hand(call, tmp_path):
+    net, run, onnx = tmp_path / "net.json", tmp_path / "run", tmp_path / "net.onnx"
+    assert call("build", "lenet", "--dataset", "digits", "-o", net)[0] == 0
+    code, out, _ = call("train", net, "--data", "digits", "--epochs", "2", "-o", run, "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["schema"] == "graphkit.train"
+    assert result["history"][-1]["valid_accuracy"] > 0.7
+    code, out, err = call("export", run, "-o", onnx)
+    assert code == 0, out + err
+    assert "PASSED" in out
+    code, out, err = call("run", onnx)
+    assert code == 0
+    assert "guessed dimensions: N=" in err
+    assert "logits" in out
+    code, out, _ = call("verify", onnx)
+    assert code == 0
+    assert "PASSED" in out
+
+
+def test_quickstart(call, tmp_path):
+    code, out, _ = call("quickstart", "-o", tmp_path / "q", "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["test_accuracy"] >= 0.97
+    assert result["same_classes"]
+    assert result["max_probability_difference"] < 1e-5
+    assert {"net.json", "net.onnx", "model.json", "checkpoint.json", "log.jsonl"} <= set(result["files"])
+
+
+def test_train_resumes_where_it_stopped(call, folder, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    options = ("--data", "digits", "--seed", "5", "--optimizer", "adam")
+    call("train", folder / "net.json", *options, "--epochs", "3", "-o", whole)
+    call("train", folder / "net.json", *options, "--epochs", "1", "-o", parts)
+    code, out, _ = call("train", folder / "net.json", *options, "--epochs", "3", "-o", parts, "--resume", "--json")
+    assert code == 0
+    assert json.loads(out)["epochs"] == 3
+    (a,), (b,) = (list(p.glob("model.*.safetensors")) for p in (whole, parts))
+    assert a.name == b.name, "the weights are named by their content"
+
+
+def test_train_freeze_and_options(call, folder, tmp_path):
+    code, _, err = call(
+        "train", folder / "net.json", "--data", "digits", "-o", tmp_path, "--freeze", "conv*", "--optimizer", "adamw",
+        "--optimizer-option", "weight_decay=0.1", "--clip-norm", "1", "--accumulate", "2",
+    )  # fmt: skip
+    assert code == 0, err
+
+
+def test_run_writes_npz_that_numpy_reads(call, folder, tmp_path):
+    image = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
+    np.save(tmp_path / "image.npy", image)
+    code, _, _ = call("run", folder / "net.onnx", f"x={tmp_path / 'image.npy'}", "-o", tmp_path / "out.npz")
+    assert code == 0
+    first = np.load(tmp_path / "out.npz")["logits"]
+    np.savez(tmp_path / "in.npz", x=image)
+    call("run", folder / "net.json", tmp_path / "in.npz", "-o", tmp_path / "again.npz")
+    np.testing.assert_allclose(np.load(tmp_path / "again.npz")["logits"], first, rtol=1e-5, atol=1e-6)
+    assert first.shape == (3, 10)
+
+
+def test_run_internal_values_and_fills(call, folder):
+    code, out, _ = call("run", folder / "net.json", "x:2,1,8,8", "--fill", "ones", "--output-name", "conv1", "--json")
+    assert code == 0
+    (output,) = json.loads(out)["outputs"]
+    assert (output["name"], output["shape"]) == ("conv1", [2, 20, 8, 8])
+
+
+def test_run_reads_a_model_from_stdin(folder):
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "graphkit", "run", "-", "--json"], input=(folder / "net.onnx").read_bytes(),
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["outputs"][0]["name"] == "logits"
+
+
+def test_verify_fails_with_code_1_when_tolerances_are_zero(call, folder):
+    code, out, _ = call("verify", folder / "net.onnx", "--rtol", "0", "--atol", "0", "--json")
+    report = json.loads(out)
+    assert code == (0 if report["passed"] else 1)
+    assert report["outputs"][0]["needed_atol"] == report["outputs"][0]["max_abs"]
+
+
+def test_grad_writes_standard_onnx_and_checks(call, folder, tmp_path):
+    import onnx
+
+    path = tmp_path / "grad.onnx"
+    code, out, err = call("grad", folder / "net.json", "--loss", "softmax_cross_entropy", "--check", "-o", path)
+    assert code == 0, out + err
+    assert "FAILED" not in out
+    proto = onnx.load(path)
+    assert {node.domain for node in proto.graph.node} <= {"", "ai.onnx"}
+    assert [o.name for o in proto.graph.output][:1] == ["loss"]
+
+
+def test_inspect_forms(call, folder):
+    assert "431" not in call("inspect", folder / "net.json")[1]
+    assert "131,080" in call("inspect", folder / "net.json")[1]
+    assert call("inspect", folder / "net.json", "--text")[1].startswith("graph lenet {")
+    assert call("inspect", folder / "net.json", "--dot")[1].startswith("digraph")
+    facts = json.loads(call("inspect", folder / "net.onnx", "--json")[1])
+    assert facts["inputs"] == {"x": "float32[N, 1, 8, 8]"}
+    assert facts["operators"]["Conv"] == 2
+
+
+def test_plan_and_the_four_way_table(call, folder):
+    code, out, _ = call("plan", folder / "net.json", "--batch", "64", "--compare", "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert plan["lower_bound"] <= plan["arena_bytes"] <= plan["naive_bytes"]
+    assert plan["compare"]["both"] <= min(plan["compare"].values())
+    text = call("plan", folder / "net.json", "--batch", "64", "--steps")[1]
+    assert "conv1" in text
+    assert "peak at node" in text
+
+
+def test_ops_of_everything_and_of_a_model(call, folder):
+    rows = json.loads(call("ops", "--json")[1])["operators"]
+    by_name = {r["operator"]: r for r in rows}
+    assert by_name["Conv"]["gradient"] == "yes"
+    assert len(rows) >= 80
+    model_rows = json.loads(call("ops", folder / "net.onnx", "--json")[1])["operators"]
+    assert {"operator": "Conv", "count": 2} in [{k: r[k] for k in ("operator", "count")} for r in model_rows]
+
+
+def test_doctor(call):
+    code, out, _ = call("doctor", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["engine"]["native"] is True
+    assert facts["packages"]["onnx"] != "not installed"
+
+
+def test_build_from_a_python_file(call, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import graphkit as gk\n"
+        "def make(width: int = 4) -> gk.Model:\n"
+        "    x = gk.input('x', ['N', 3])\n"
+        "    return gk.Model({'y': gk.nn.linear(x, width)}, name='mine')\n"
+    )
+    code, out, _ = call("build", f"{tmp_path / 'mine.py'}:make", "-p", "width=7", "-o", tmp_path / "mine.json", "--json")
+    assert code == 0
+    assert json.loads(out)["parameters"] == 3 * 7 + 7
+
+
+@pytest.mark.parametrize("launcher", ["--processes", "mpiexec"])
+def test_two_processes_train_like_one(folder, tmp_path, launcher):
+    from graphkit.dist.launch import find_mpiexec
+
+    common = ["train", str(folder / "net.json"), "--data", "digits", "--epochs", "1", "--seed", "1", "-o"]
+    graphkit = [sys.executable, "-P", "-m", "graphkit"]
+    one = [*graphkit, *common, str(tmp_path / "one"), "--batch-size", "64"]
+    two = [*common, str(tmp_path / "two"), "--batch-size", "32", "--kvstore", "dist_sync"]
+    two = [*graphkit, *two, "--processes", "2"] if launcher == "--processes" else [find_mpiexec(), "-n", "2", *graphkit, *two]
+    for command in (one, two):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    import graphkit as gk
+
+    a, b = gk.load(tmp_path / "one"), gk.load(tmp_path / "two")
+    for name in a.params:
+        np.testing.assert_allclose(b.params[name], a.params[name], rtol=1e-4, atol=1e-6, err_msg=name)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from graphkit.data.idx import read_idx
+from graphkit.errors import InputError
+
+
+def idx_bytes(array):
+    code = {"uint8": 0x08, "int8": 0x09, "int16": 0x0B, "int32": 0x0C, "float32": 0x0D, "float64": 0x0E}[
+        array.dtype.name
+    ]
+    header = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "float32", "float64"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_round_trip(tmp_path, dtype, packed):
+    array = (np.arange(24).reshape(2, 3, 4) - 5 * (dtype != "uint8")).astype(dtype)
+    data = idx_bytes(array)
+    # The content decides, not the suffix.
+    (tmp_path / "a").write_bytes(gzip.compress(data) if packed else data)
+    found = read_idx(tmp_path / "a")
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == np.dtype(dtype)
+    assert found.dtype.isnative
+    assert found.flags.writeable
+
+
+GOOD = idx_bytes(np.arange(200, dtype=np.uint8).reshape(2, 100))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not an idx file: it starts with nothing"),
+        (b"<!DOCTYPE html>", "not an idx file: it starts with 3c21444f"),
+        (b"\0\0\x07\x01\0\0\0\0", "not an idx file"),
+        (GOOD[:9], "truncated idx file: 9 bytes, and the header alone has 12"),
+        (GOOD[:-1], r"truncated idx file: shape \[2, 100\] of uint8 takes 212 bytes, found 211"),
+        (GOOD + b"\0", "overlong idx file"),
+        (gzip.compress(GOOD)[:-20], "damaged gzip file"),
+        (gzip.compress(GOOD)[:20] + b"\xff" * 30, "damaged gzip file"),
+        (gzip.compress(GOOD)[:5], "damaged gzip file"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "truncated idx file: shape"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, content, message):
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        read_idx(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(InputError, match="none: cannot be read: No such file"):
+        read_idx(tmp_path / "none")

@@ -1,0 +1,125 @@
+"""The planner against an independent statement of what it promises."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from graphkit.executor.memory import ALIGNMENT, Layout, Request, aligned, plan_memory
+
+SWITCHES = list(itertools.product([False, True], repeat=2))
+
+
+def random_requests(seed: int, count: int) -> list[Request]:
+    """Lifetimes as a program has them: every step writes one result, some take the place of an operand."""
+    rng = np.random.default_rng(seed)
+    last = [int(min(count, step + 1 + rng.geometric(0.2))) for step in range(count)]
+    sizes = [int(rng.choice([0, 4, 64, 100, 4096, 5000, 1 << 20])) for _ in range(count)]
+    requests = []
+    for step in range(count):
+        dying = [i for i in range(step) if last[i] == step and sizes[i] >= sizes[step]]
+        candidates = tuple(dying) if rng.random() < 0.6 else ()
+        requests.append(Request(sizes[step], step, max(last[step], step), candidates))
+    return requests
+
+
+def assert_sound(requests: list[Request], layout: Layout, *, inplace: bool) -> None:
+    """No byte has two owners at one step, unless the later one may take over what dies there."""
+    steps = max((r.last for r in requests), default=0) + 1
+    for step in range(steps):
+        live = [
+            (layout.offsets[i], layout.offsets[i] + r.size, i)
+            for i, r in enumerate(requests)
+            if r.size and r.first <= step <= r.last
+        ]
+        live.sort()
+        for (_, end, i), (start, _, j) in itertools.pairwise(live):
+            if start < end:
+                early, late = sorted((i, j), key=lambda k: requests[k].first)
+                assert inplace
+                assert early in requests[late].inplace
+                assert requests[early].last == requests[late].first == step
+                assert layout.offsets[early] == layout.offsets[late]
+    for offset, request in zip(layout.offsets, requests, strict=True):
+        assert offset % ALIGNMENT == 0
+        assert offset + request.size <= layout.arena_bytes
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("inplace", "share"), SWITCHES)
+def test_layouts_are_sound(seed: int, inplace: bool, share: bool) -> None:
+    requests = random_requests(seed, 150)
+    layout = plan_memory(requests, inplace=inplace, share=share)
+    assert_sound(requests, layout, inplace=inplace)
+    assert layout.naive_bytes == sum(aligned(r.size) for r in requests)
+    assert layout.lower_bound <= layout.arena_bytes <= layout.naive_bytes
+    if not share and not inplace:
+        assert layout.arena_bytes == layout.naive_bytes
+    if not inplace:
+        assert layout.inplace_count == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_technique_helps(seed: int) -> None:
+    requests = random_requests(seed, 300)
+    arena = {s: plan_memory(requests, inplace=s[0], share=s[1]).arena_bytes for s in SWITCHES}
+    assert arena[True, True] < arena[False, False]
+    assert arena[True, False] < arena[False, False]
+    assert arena[False, True] < arena[False, False]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_arena_is_near_the_lower_bound(seed: int) -> None:
+    layout = plan_memory(random_requests(seed, 400))
+    assert layout.arena_bytes <= 1.1 * layout.lower_bound
+
+
+def test_lower_bound_is_the_peak_of_live_bytes() -> None:
+    requests = random_requests(3, 80)
+    layout = plan_memory(requests, inplace=False)
+    sums = [sum(aligned(r.size) for r in requests if r.first <= s <= r.last) for s in range(81)]
+    assert layout.lower_bound == max(sums)
+    assert layout.peak_step == sums.index(max(sums))
+
+
+def test_chain_in_place_takes_one_buffer() -> None:
+    requests = [Request(1000, i, i + 1, (i - 1,) if i else ()) for i in range(50)]
+    assert plan_memory(requests).arena_bytes == aligned(1000)
+    assert plan_memory(requests, inplace=False).arena_bytes == 2 * aligned(1000)
+    assert plan_memory(requests, share=False).arena_bytes == aligned(1000)
+    assert plan_memory(requests, inplace=False, share=False).arena_bytes == 50 * aligned(1000)
+
+
+def test_memory_goes_on_to_one_successor_only() -> None:
+    requests = [Request(64, 0, 1), Request(64, 1, 2, (0,)), Request(64, 1, 2, (0,))]
+    layout = plan_memory(requests)
+    assert layout.offsets[1] != layout.offsets[2]
+    assert layout.inplace_count == 1
+
+
+def test_in_place_needs_the_last_use_and_room() -> None:
+    assert plan_memory([Request(64, 0, 5), Request(64, 1, 2, (0,))]).inplace_count == 0
+    assert plan_memory([Request(64, 0, 1), Request(128, 1, 2, (0,))]).inplace_count == 0
+
+
+def test_nothing_and_empty_tensors() -> None:
+    assert plan_memory([]).arena_bytes == 0
+    layout = plan_memory([Request(0, 0, 3), Request(0, 1, 2, (0,))])
+    assert layout == Layout((0, 0), 0, 0, 0, 0, 0)
+
+
+def test_time_is_near_linear() -> None:
+    def seconds(count: int) -> float:
+        rng = np.random.default_rng(0)
+        spans = rng.geometric(0.01, count)
+        sizes = rng.integers(1, 1 << 16, count)
+        requests = [Request(int(s), i, i + int(n)) for i, (s, n) in enumerate(zip(sizes, spans, strict=True))]
+        start = time.perf_counter()
+        layout = plan_memory(requests)
+        assert layout.arena_bytes <= 1.5 * layout.lower_bound
+        return time.perf_counter() - start
+
+    assert seconds(100_000) < 25 * max(seconds(10_000), 0.01)

@@ -1,0 +1,152 @@
+"""The factories of graphkit.executor.cpu: native kernels equal the references, and packed weights follow versions."""
+
+import numpy as np
+import pytest
+
+from graphkit.checks.samples import Case, all_cases
+from graphkit.executor.cpu import PackingKernel, native
+from graphkit.executor.kernels import KernelContext, has_factory, make_kernel
+from graphkit.executor.params import ParamStore
+from graphkit.executor.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F, registry
+from graphkit.ops.evaluate import run_node
+
+needs_onednn = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+
+ACCELERATED = [cls for cls in registry if has_factory("cpu", cls.domain, cls.name)]
+CASES = [case for cls in ACCELERATED for case in all_cases(cls) if case.dtype in (DType.FLOAT32, DType.FLOAT64)]
+
+
+class Held:
+    """A constant operand as the executor hands it to a kernel."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        self.version = 0
+
+
+def has_rows_beyond_windows(case: Case) -> bool:
+    """Whether a transposed convolution's output goes on for a stride or more behind the last window."""
+    if case.op.name != "ConvTranspose":
+        return False
+    geometry = case.op.geometry(case.arrays[0].shape, case.arrays[1].shape)
+    return any(-end >= stride for end, stride in zip(geometry.end, geometry.strides, strict=True))
+
+
+def run(kernel, node, arrays):
+    outputs = [np.full(v.tensor.static_shape, 77, v.dtype.numpy) for v in node.outputs]
+    kernel(arrays, outputs)
+    return outputs
+
+
+def test_the_operators_that_training_needs_are_accelerated():
+    names = {cls.name for cls in ACCELERATED}
+    assert {"MaxPool", "MaxPoolGrad", "AveragePool", "AveragePoolGrad"} <= names
+    convolutions = {"Conv", "ConvTranspose", "ConvGradInput", "ConvGradWeight"}
+    assert ({"MatMul", "Gemm", *convolutions} <= names) == native.has_onednn()
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_native_equals_reference(case: Case, threads: int):
+    (node,) = case.graph(all_inputs=True).nodes
+    arrays = list(case.arrays)
+    kernel = make_kernel("cpu", node, KernelContext(threads=threads, used_outputs=(True,) * len(node.outputs)))
+    covered = node.inputs[0].dtype is DType.FLOAT32 and not has_rows_beyond_windows(case)
+    assert (kernel is not None) == covered
+    if kernel is None:
+        return
+    for got, expected in zip(run(kernel, node, arrays), run_node(node, arrays), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def example(shape=(16, 64), weights=(64, 48)):
+    rng = np.random.default_rng(0)
+    x = Value(TensorType("float32", shape), "x")
+    w = Value(TensorType("float32", weights), "w", role="parameter")
+    node = F.mat_mul(x, w).node
+    return node, rng.standard_normal(shape, dtype=np.float32), rng.standard_normal(weights, dtype=np.float32)
+
+
+@needs_onednn
+def test_weights_are_packed_once_they_stay():
+    node, x, w = example()
+    held = Held(w)
+    kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
+    assert isinstance(kernel, PackingKernel)
+    for _ in range(3):
+        np.testing.assert_allclose(run(kernel, node, [x, held.array])[0], x @ w, atol=1e-4)
+    _, step, packed = kernel._current
+    assert (packed is not None) == (step.packable == 1)
+
+    held.array, held.version = -2 * w, 1
+    for _ in range(3):
+        np.testing.assert_allclose(run(kernel, node, [x, held.array])[0], x @ held.array, atol=1e-4)
+    assert kernel._current[0] == 1
+
+    # The same memory with other contents: the version says so.
+    held.array *= 3
+    held.version = 2
+    np.testing.assert_allclose(run(kernel, node, [x, held.array])[0], x @ held.array, atol=1e-3)
+
+
+@needs_onednn
+def test_changing_weights_are_never_packed():
+    node, x, w = example()
+    held = Held(w)
+    kernel = make_kernel("cpu", node, KernelContext(constant_inputs={1: held}))
+    for version in range(4):
+        held.array, held.version = w * version, version
+        np.testing.assert_allclose(run(kernel, node, [x, held.array])[0], x @ held.array, atol=1e-3)
+        assert kernel._current[2] is None
+
+
+@needs_onednn
+@pytest.mark.parametrize("version_of", ["conv", "conv_transpose"])
+def test_convolutions_repack(version_of):
+    rng = np.random.default_rng(1)
+    x = Value(TensorType("float32", (2, 16, 9, 9)), "x")
+    w = Value(TensorType("float32", (16, 16, 3, 3)), "w", role="parameter")
+    node = getattr(F, version_of)(x, w).node
+    data = rng.standard_normal((2, 16, 9, 9), dtype=np.float32)
+    held = Held(rng.standard_normal((16, 16, 3, 3), dtype=np.float32))
+    kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
+    for version in range(2):
+        for _ in range(3):
+            got = run(kernel, node, [data, held.array])[0]
+            np.testing.assert_allclose(got, run_node(node, [data, held.array])[0], atol=1e-4)
+        assert kernel._current[0] == version
+        held.array, held.version = held.array[::-1].copy(), version + 1
+
+
+@needs_onednn
+def test_executor_runs_on_packed_parameters_and_sees_new_ones(monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_STRICT", "1")
+    node, x, w = example()
+    params = ParamStore({"w": node.inputs[1].tensor}, {"w": w})
+    executor = Executor(Graph(node.inputs, node.outputs), params, threads=2)
+    for _ in range(3):
+        np.testing.assert_allclose(executor(x)[0], x @ w, atol=1e-4)
+    params["w"] = w + 1
+    for _ in range(3):
+        np.testing.assert_allclose(executor(x)[0], x @ (w + 1), atol=1e-4)
+    # A fed parameter is an ordinary operand.
+    other = w - 3
+    np.testing.assert_allclose(executor.run({"x": x, "w": other})[executor.outputs[0]], x @ other, atol=1e-4)
+
+
+@needs_onednn
+def test_deterministic_results_do_not_depend_on_threads():
+    rng = np.random.default_rng(2)
+    x, dy = (Value(TensorType("float32", shape), n) for shape, n in (((8, 16, 20, 20), "x"), ((8, 32, 18, 18), "dy")))
+    w = Value(TensorType("float32", (32, 16, 3, 3)), "w")
+    node = F.conv_grad_weight(x, dy, w).node
+    arrays = [rng.standard_normal(v.tensor.static_shape, dtype=np.float32) for v in (x, dy, w)]
+    results = set()
+    for threads in (1, 2, 3, 4):
+        kernel = make_kernel("cpu", node, KernelContext(threads=threads, deterministic=True))
+        results.add(run(kernel, node, arrays)[0].tobytes())
+    assert len(results) == 1

@@ -1,0 +1,181 @@
+"""native.MatMul against numpy in float64."""
+
+import numpy as np
+import pytest
+
+from graphkit.executor.cpu import native
+
+pytestmark = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+
+
+def operands(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[np.ndarray]:
+    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+
+
+def check(step, inputs, expected, packed=None, tolerance=1e-5):
+    y = np.full(expected.shape, np.nan, np.float32)
+    step(inputs, [y], packed)
+    scale = max(np.abs(expected).max(initial=0), 1)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=tolerance * scale)
+
+
+def wide(*arrays: np.ndarray) -> list[np.ndarray]:
+    return [x.astype(np.float64) for x in arrays]
+
+
+SHAPES = [
+    ((2, 3), (3, 4)),
+    ((1, 1), (1, 1)),
+    ((64, 500), (500, 10)),
+    ((3,), (3,)),
+    ((3,), (3, 2)),
+    ((2, 3), (3,)),
+    ((3,), (4, 3, 2)),
+    ((4, 2, 3), (3,)),
+    ((5, 2, 3), (3, 4)),  # no batch on the right: one product
+    ((2, 3), (5, 3, 4)),
+    ((5, 2, 3), (5, 3, 4)),
+    ((5, 1, 2, 3), (4, 3, 2)),
+    ((2, 1, 5, 3, 4), (2, 6, 1, 4, 2)),
+    ((1, 1, 2, 3), (1, 3, 2)),
+    ((7, 2, 1, 3), (1, 2, 3, 1)),
+    ((2, 3, 1, 4, 2, 3), (1, 1, 5, 1, 3, 2)),
+]
+
+
+@pytest.mark.parametrize(("a_shape", "b_shape"), SHAPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_numpy_rules(a_shape, b_shape, threads):
+    a, b = operands(np.random.default_rng(1), a_shape, b_shape)
+    check(native.MatMul(a_shape, b_shape, threads=threads), [a, b], np.matmul(*wide(a, b)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_shapes(seed):
+    rng = np.random.default_rng(seed)
+    m, k, n = (int(v) for v in rng.integers(1, 70, 3))
+    batch = [int(v) for v in rng.integers(1, 4, rng.integers(0, 4))]
+    transpose_a, transpose_b = (bool(v) for v in rng.integers(0, 2, 2))
+
+    def lead() -> tuple[int, ...]:
+        kept = [1 if rng.random() < 0.3 else size for size in batch]
+        return tuple(kept[int(rng.integers(0, len(batch) + 1)) :])
+
+    a, b = operands(rng, (*lead(), *((k, m) if transpose_a else (m, k))), (*lead(), *((n, k) if transpose_b else (k, n))))
+    left, right = wide(a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b)
+    options = dict(transpose_a=transpose_a, transpose_b=transpose_b, threads=int(rng.integers(1, 5)))
+    expected = left @ right
+    check(native.MatMul(a.shape, b.shape, **options), [a, b], expected)
+    step = native.MatMul(a.shape, b.shape, pack_b=True, **options)
+    check(step, [a, b], expected)
+    if step.packable >= 0:
+        check(step, [a, None], expected, step.pack(b))
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [((0, 3), (3, 4)), ((2, 3), (3, 0)), ((2, 0), (0, 4)), ((0, 2, 3), (3, 4)), ((5, 2, 0), (0, 4)), ((0,), (0,))],
+    ids=str,
+)
+@pytest.mark.parametrize("pack", [False, True])
+def test_empty(a_shape, b_shape, pack):
+    a, b = np.zeros(a_shape, np.float32), np.zeros(b_shape, np.float32)
+    check(native.MatMul(a_shape, b_shape, pack_b=pack), [a, b], np.matmul(a, b))
+
+
+def test_sum_of_nothing_still_gets_its_bias():
+    bias = np.arange(4, dtype=np.float32)
+    step = native.MatMul((2, 0), (0, 4), bias=(4,), post_ops=[native.PostOp("linear", 2, 1)])
+    check(step, [np.zeros((2, 0), np.float32), np.zeros((0, 4), np.float32), bias], np.tile(bias * 2 + 1, (2, 1)))
+
+
+@pytest.mark.parametrize("bias_shape", [(4,), (1, 4), (3, 4), (3, 1), (1, 1), (1,), ()], ids=str)
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.5, 1), (1, -2), (1.5, 0.25)])
+def test_gemm(bias_shape, alpha, beta):
+    a, b, c = operands(np.random.default_rng(2), (5, 3), (4, 5), bias_shape)
+    c = np.asarray(c, np.float32)
+    step = native.MatMul(
+        a.shape, b.shape, transpose_a=True, transpose_b=True, bias=bias_shape, alpha=alpha, beta=beta, threads=2
+    )
+    left, right, bias = wide(a, b, c)
+    check(step, [a, b, c], alpha * left.T @ right.T + beta * bias)
+
+
+def test_bias_row_on_batches():
+    a, b, c = operands(np.random.default_rng(3), (6, 2, 3), (6, 3, 4), (4,))
+    for bias in ((4,), (1, 4), (1, 1, 4)):
+        step = native.MatMul(a.shape, b.shape, bias=bias)
+        check(step, [a, b, c.reshape(bias)], np.matmul(*wide(a, b)) + c)
+
+
+def test_bias_over_batches_is_left_to_others():
+    with pytest.raises(native.Unsupported, match=r"bias \[6, 1, 1\] is neither one row nor a matrix"):
+        native.MatMul((6, 2, 3), (6, 3, 4), bias=(6, 1, 1))
+
+
+POST_OPS = {
+    "relu": (0.1, 0, lambda v: np.where(v > 0, v, 0.1 * v)),
+    "tanh": (0, 0, np.tanh),
+    "sigmoid": (0, 0, lambda v: 1 / (1 + np.exp(-v))),
+    "gelu_tanh": (0, 0, lambda v: 0.5 * v * (1 + np.tanh(np.sqrt(2 / np.pi) * (v + 0.044715 * v**3)))),
+    "swish": (1.5, 0, lambda v: v / (1 + np.exp(-1.5 * v))),
+    "elu": (0.5, 0, lambda v: np.where(v > 0, v, 0.5 * np.expm1(v))),
+    "clip": (-0.5, 0.75, lambda v: np.clip(v, -0.5, 0.75)),
+    "softplus": (1, 0, lambda v: np.logaddexp(0, v)),
+    "abs": (0, 0, np.abs),
+    "exp": (0, 0, np.exp),
+    "square": (0, 0, np.square),
+    "linear": (2, -1, lambda v: 2 * v - 1),
+}
+
+
+@pytest.mark.parametrize("kind", POST_OPS)
+def test_post_operations(kind):
+    alpha, beta, function = POST_OPS[kind]
+    a, b, c = operands(np.random.default_rng(4), (9, 4), (4, 17), (17,))
+    step = native.MatMul(a.shape, b.shape, bias=(17,), post_ops=[native.PostOp(kind, alpha, beta)])
+    check(step, [a, b, c], function(np.matmul(*wide(a, b)) + c), tolerance=1e-4)
+
+
+def test_post_operations_follow_each_other():
+    a, b = operands(np.random.default_rng(5), (3, 4), (4, 5))
+    chain = [native.PostOp("tanh"), native.PostOp("linear", 3, 1), native.PostOp("relu")]
+    expected = np.maximum(3 * np.tanh(np.matmul(*wide(a, b))) + 1, 0)
+    check(native.MatMul(a.shape, b.shape, post_ops=chain), [a, b], expected)
+
+
+def test_packed_weights_belong_to_their_layout():
+    b = np.ones((64, 48), np.float32)
+    step = native.MatMul((128, 64), b.shape, pack_b=True)
+    other = native.MatMul((128, 48), (48, 64), pack_b=True)
+    if step.packable < 0 or other.packable < 0:
+        pytest.skip("oneDNN takes these weights as they are")
+    packed = step.pack(b)
+    assert packed.nbytes >= b.nbytes
+    with pytest.raises(native.Error, match="another layout"):
+        other([np.ones((128, 48), np.float32), None], [np.empty((128, 64), np.float32)], packed)
+    with pytest.raises(ValueError, match=r"'b' got an array of format 'f' and shape \[48, 64\]"):
+        step.pack(np.ones((48, 64), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape", "message"),
+    [
+        ((2, 3), (4, 5), r"MatMul of a \[2, 3\] and b \[4, 5\]: inner dimensions 3 and 4 differ"),
+        ((2, 2, 3), (3, 3, 4), "batch dimensions do not broadcast"),
+        ((), (3,), "at least one dimension"),
+    ],
+)
+def test_shapes_that_do_not_fit(a_shape, b_shape, message):
+    with pytest.raises(native.Error, match=message):
+        native.MatMul(a_shape, b_shape)
+
+
+def test_unknown_post_operation():
+    with pytest.raises(native.Error, match="no post-operation 'cosine'"):
+        native.MatMul((2, 3), (3, 4), post_ops=[native.PostOp("cosine")])
+
+
+def test_large_products_use_blocked_kernels():
+    step = native.MatMul((256, 256), (256, 256), pack_b=True)
+    assert not step.implementation.startswith("ref"), step.implementation
