@@ -83,6 +83,7 @@ def invoke(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str], raise_errors: bool = False) -> int:
     try:
+        # A command returns its exit code, or nothing for success.
         return cli.main(args=list(argv), prog_name="graphkit", standalone_mode=False) or 0
     except click.ClickException as error:
         error.show()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,12 +48,15 @@ def build_model(name: str, options: dict[str, str], dataset: str | None, seed: i
     chosen: dict[str, Any] = {}
     if dataset is not None:
         train = data.load(dataset).train
-        facts = {"image": train.shape, "inputs": math.prod(train.shape), "classes": train.num_classes}
+        inputs = train.shape if len(train.shape) > 1 else train.shape[0]
+        facts = {"image": train.shape, "inputs": inputs, "classes": train.num_classes}
         chosen = {k: v for k, v in facts.items() if k in known and v is not None}
     for key, text in options.items():
         if key not in known:
             raise UsageError(f"model {name!r} has no option {key!r}{did_you_mean(key, known)}")
-        chosen[key] = models.Option(key, None, inspect.formatannotation(known[key].annotation)).parse(text)
+        kind = known[key].annotation
+        kind = kind if isinstance(kind, str) else inspect.formatannotation(kind)
+        chosen[key] = models.Option(key, None, kind).parse(text)
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:
         raise UsageError(f"model {name!r} needs {', '.join(f'-p {k}=...' for k in missing)}")

@@ -23,7 +23,7 @@ _PACKAGES = (
 
 @click.command()
 @json_option
-def command(as_json: bool) -> None:
+def command(as_json: bool) -> int:
     """Report versions, the native engine, devices, MPI and settings. Exit code 5: the native engine is missing."""
     facts = collect()
     if as_json:
@@ -32,8 +32,7 @@ def command(as_json: bool) -> None:
         for title, table in facts.items():
             print_table(title, ["", ""], [(k, v) for k, v in table.items()])
             click.echo()
-    if not facts["engine"]["native"]:
-        raise SystemExit(5)
+    return 0 if facts["engine"]["native"] else 5
 
 
 def collect() -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from graphkit.errors import UsageError
 @click.option("--verify/--no-verify", "check", default=True, show_default=True, help="Compare the file with ONNX Runtime.")
 @external_root_option
 @json_option
-def command(model: str, output: str, opset: int | None, check: bool, external_root: str | None, as_json: bool) -> None:
+def command(model: str, output: str, opset: int | None, check: bool, external_root: str | None, as_json: bool) -> int:
     """Write MODEL (.json, .onnx or a training folder) as standard ONNX, and prove that it computes the same.
 
     \b
@@ -36,7 +36,7 @@ def command(model: str, output: str, opset: int | None, check: bool, external_ro
 
         report = verify(net, against=output)
         print_report(report, as_json)
-        if not report.passed:
-            raise SystemExit(1)
-    elif as_json:
+        return 0 if report.passed else 1
+    if as_json:
         print_json("export", {"file": output, "opset": opset, "verified": False})
+    return 0

@@ -14,7 +14,7 @@ from graphkit.cli._output import print_json, print_table
 @click.command()
 @click.argument("model", required=False)
 @json_option
-def command(model: str | None, as_json: bool) -> None:
+def command(model: str | None, as_json: bool) -> int:
     """List every operator; with MODEL (.onnx or .json), those it uses and how each is supported: all gaps at once.
 
     Exit code 3: the model uses an operator that graphkit does not know.
@@ -26,8 +26,7 @@ def command(model: str | None, as_json: bool) -> None:
     else:
         columns = ["operator", *(["count"] if model else []), "runs", "gradient"]
         print_table(f"{len(rows)} operators", columns, [[r[c] for c in columns] for r in rows])
-    if unknown:
-        raise SystemExit(3)
+    return 3 if unknown else 0
 
 
 def _row(domain: str, name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
-from graphkit.errors import RuntimeFailure, UsageError
+from graphkit.errors import UsageError
+from graphkit.ir.atomic import write_whole
 
 
 @click.command()
@@ -48,7 +50,9 @@ def command(
     results = executor.run(feeds)
     seconds = time.perf_counter() - start
     if output is not None:
-        _write(Path(output), results)
+        buffer = io.BytesIO()
+        np.savez(buffer, **results)
+        write_whole(Path(output), [buffer.getbuffer()])
         log(f"wrote {output}")
     rows = [(n, a.dtype, list(a.shape), _statistics(a)) for n, a in results.items()]
     if as_json:
@@ -65,14 +69,3 @@ def _statistics(array: np.ndarray) -> str:
         return str(array.tolist())
     numbers = array.astype(np.float64)
     return f"min {numbers.min():.5g}, mean {numbers.mean():.5g}, max {numbers.max():.5g}"
-
-
-def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    from graphkit.ir.atomic import PendingFile
-
-    try:
-        with PendingFile(path.parent, path.name) as file:
-            np.savez(file.stream, **arrays)
-            file.commit(path)
-    except OSError as error:
-        raise RuntimeFailure(f"{path} cannot be written: {error.strerror or error}") from error

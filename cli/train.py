@@ -39,7 +39,7 @@ from graphkit.errors import UsageError
 @device_options
 @external_root_option
 @json_option
-def command(model: str, folder: str | None, resume: bool, processes: int, kvstore_type: str, as_json: bool, **options: Any) -> None:
+def command(model: str, folder: str | None, resume: bool, processes: int, kvstore_type: str, as_json: bool, **options: Any) -> int:
     """Train MODEL (.json, .onnx, or a folder that an earlier training wrote).
 
     \b
@@ -51,10 +51,11 @@ def command(model: str, folder: str | None, resume: bool, processes: int, kvstor
     if processes > 1 and not mpi.launched_by_mpi():
         if kvstore_type == "local":
             raise UsageError("--processes needs --kvstore dist_sync: with a local store every process would train alone")
-        sys.exit(launch.run_processes(processes, sys.argv[1:]))
+        return launch.run_processes(processes, sys.argv[1:])
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
     _train(model, folder, resume, kvstore_type, as_json, **options)
+    return 0
 
 
 def _train(

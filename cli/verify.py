@@ -21,7 +21,7 @@ from graphkit.cli._output import print_json, print_table
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, rtol: float | None, atol: float | None,
     opset: int | None, external_root: str | None, as_json: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Run MODEL in graphkit and in ONNX Runtime on the same inputs and compare every output. Exit code 1: they differ.
 
     \b
@@ -37,8 +37,7 @@ def command(
     feeds = feeds_for(net, inputs, fill, seed)
     report = verify(net, feeds.arrays, rtol=rtol, atol=atol, opset=opset, against=against)
     print_report(report, as_json)
-    if not report.passed:
-        raise SystemExit(1)
+    return 0 if report.passed else 1
 
 
 def print_report(report: Any, as_json: bool) -> None:

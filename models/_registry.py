@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
 
-
 _FLAGS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,11 @@ class Case:
     def name(self) -> str:
         """`Softmax-1-float32`: operator, number of the sample, element type."""
         return f"{self.op.name}-{self.number}-{self.dtype}"
+
+    def as_stored(self) -> Case:
+        """The case with its float attributes rounded to float32, as ONNX stores them."""
+        rounded = {k: float(np.float32(v)) for k, v in self.op.attributes().items() if isinstance(v, float)}
+        return replace(self, op=self.op.replace(**rounded)) if rounded else self
 
     @property
     def is_constant(self) -> tuple[bool, ...]:

@@ -114,6 +114,7 @@ def verify(
     UsageError for a model that draws random numbers, whose generators differ.
     """
     from graphkit.onnx_io.compare import OnnxRuntimeModel
+    from graphkit.onnx_io.validate import opset_version
 
     drawing = [model.graph.node_name(n) for n in model.graph.nodes if _draws(n)]
     if drawing:
@@ -121,14 +122,13 @@ def verify(
     feeds = make_feeds(model, fill, given=inputs or {}, shapes=shapes, seed=seed)
     proto = model.to_onnx(opset=opset) if against is None else against
     mine = model.compile(device=device, threads=threads).run(feeds.arrays)
-    runtime = OnnxRuntimeModel(proto, threads=threads)
-    theirs = runtime.run(feeds.arrays)
+    theirs = OnnxRuntimeModel(proto, threads=threads).run(feeds.arrays)
     if len(mine) != len(theirs):
         raise RuntimeFailure(f"graphkit gave {len(mine)} outputs, ONNX Runtime {len(theirs)}")
     reports: list[OutputReport] = []
     for (name, ours), other in zip(mine.items(), theirs.values(), strict=True):
         reports.extend(compare(label, a, b, rtol, atol) for label, a, b in _flat(name, ours, other))
-    version = next(entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx"))
+    version = opset_version(proto)
     return Report(tuple(reports), version, feeds.guesses)
 
 

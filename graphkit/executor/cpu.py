@@ -283,3 +283,13 @@ def _average_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
     dy, dx = _shape(node.inputs[0]), _shape(node.output)
     window = _pool_window(op, dx[2:])
     return window and native.AveragePoolGrad(dy, dx, window, op.count_include_pad, context.threads)
+
+
+def describe() -> dict[str, Any]:
+    """Facts about the native engine, for reports."""
+    return {
+        "version": native.version,
+        "compiler": native.compiler(),
+        "cpu features": ", ".join(native.cpu_features()),
+        "oneDNN": f"{native.onednn_version()} ({native.onednn_isa()})" if native.has_onednn() else "not built in",
+    }

@@ -171,7 +171,7 @@ def scan(
     return carry, tree.unflatten(tree.skeleton(result[1]), results[len(start) :])
 
 
-def map(fn: Callable[[Any], Any], xs: Any, *, axis: int = 0, out_axis: int = 0, name: str = "map") -> Any:  # noqa: A001
+def map(fn: Callable[[Any], Any], xs: Any, *, axis: int = 0, out_axis: int = 0, name: str = "map") -> Any:
     """fn applied to every element along `axis` of xs; the results stacked along `out_axis`."""
     return scan(lambda carry, x: (None, fn(x)), None, xs, axis=axis, out_axis=out_axis, name=name)[1]
 

@@ -22,7 +22,7 @@ from graphkit.frontend._shared import (
     weight_and_bias,
 )
 from graphkit.frontend.normalization import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
-from graphkit.frontend.parameters import input, parameter, state  # noqa: A004
+from graphkit.frontend.parameters import input, parameter, state
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 

@@ -15,7 +15,7 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 
 
-def input(name: str, shape: Sequence[Any] | None, dtype: Any = "float32") -> Value:  # noqa: A001
+def input(name: str, shape: Sequence[Any] | None, dtype: Any = "float32") -> Value:
     """A data input that callers feed.
 
     `shape`: integers, names ("N"), expressions over names ("2*N"), None for a size that equals nothing else; a shape

@@ -6,8 +6,11 @@ import contextlib
 import os
 import secrets
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from graphkit.errors import RuntimeFailure
 
 # A temporary file older than this belongs to a process that was killed.
 _STALE_SECONDS = 3600.0
@@ -26,11 +29,6 @@ class PendingFile:
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         self._file = os.fdopen(self._descriptor, "wb", buffering=1 << 20)
         self._committed = False
-
-    @property
-    def stream(self) -> IO[bytes]:
-        """The open file, for writers that need one."""
-        return self._file
 
     def write(self, data: Any) -> None:
         self._file.write(data)
@@ -66,6 +64,18 @@ class PendingFile:
             with contextlib.suppress(OSError):
                 if path != self.path and now - path.stat().st_mtime > _STALE_SECONDS:
                     path.unlink()
+
+
+def write_whole(path: Path, chunks: Iterable[Any]) -> None:
+    """Write a file so that it is there completely or not at all; raises RuntimeFailure, naming it."""
+    try:
+        with PendingFile(path.parent, path.name) as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.commit(path)
+            file.remove_stale()
+    except OSError as error:
+        raise RuntimeFailure(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def sync_folder(folder: Path) -> None:

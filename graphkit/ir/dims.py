@@ -12,9 +12,12 @@ import itertools
 import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias, Union
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 from graphkit.errors import TypeMismatch
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 Atom: TypeAlias = tuple  # ("sym", name) or (function, operand, operand, ...)
 Monomial: TypeAlias = tuple  # of atoms, sorted by their text
@@ -94,7 +97,8 @@ def fresh(_hint: str = "") -> DimExpr:
     return symbol(f"?{next(_fresh)}")
 
 
-def is_static(dim: Dim) -> bool:
+def is_static(dim: Dim) -> TypeIs[int]:
+    """Whether a dimension is an integer."""
     return not isinstance(dim, DimExpr)
 
 

@@ -267,7 +267,8 @@ def type_of_array(array: np.ndarray) -> TensorType:
     dtype = dtype_of(array.dtype)
     known = None
     if dtype in FLOATS and array.size <= MAX_KNOWN_FLOATS:
-        return TensorType(dtype, array.shape, None, array.reshape(-1).astype(np.float64).tolist())
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return TensorType(dtype, array.shape, None, array.reshape(-1).astype(np.float64).tolist())
     if (dtype in INTEGERS or dtype is DType.BOOL) and array.size <= MAX_KNOWN_ELEMENTS:
         known = tuple(int(v) for v in array.reshape(-1).tolist())
     return TensorType(dtype, array.shape, known)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -11,13 +13,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import ModelProto
 
 from graphkit.errors import InputError, InvalidModel, MissingDependency, RuntimeFailure, did_you_mean
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
 from graphkit.onnx_io.external_data import raw_bytes
-from graphkit.onnx_io.tensors import CODES
+from graphkit.onnx_io.tensors import CODES, DTYPES, from_bytes, packed_nbytes
 
 # Element types that numpy has itself; ONNX Runtime takes the others (bfloat16, float8, int4) as typed bytes.
 _NATIVE = frozenset(
@@ -67,6 +70,7 @@ class OnnxRuntimeModel:
             self._session = self._open(model, options)
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise InvalidModel(f"ONNX Runtime {ort.__version__} refuses the model: {error}") from error
+        self._exotic = {o.name: found for o in self._session.get_outputs() if (found := _exotic(o.type)) is not None}
         self.inputs: tuple[str, ...] = tuple(i.name for i in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
 
@@ -89,11 +93,11 @@ class OnnxRuntimeModel:
             if name not in self.inputs:
                 raise InputError(f"the model has no input {name!r}{did_you_mean(name, self.inputs)}")
         try:
-            if all(_plain(value) for value in feeds.values()):
+            if not self._exotic and all(_plain(value) for value in feeds.values()):
                 return dict(zip(self.outputs, self._session.run(None, dict(feeds)), strict=True))
             values = {name: self._value(np.asarray(array)) for name, array in feeds.items()}
             results = self._session.run_with_ort_values(list(self.outputs), values)
-            return {name: result.numpy() for name, result in zip(self.outputs, results, strict=True)}
+            return {name: self._array(name, result) for name, result in zip(self.outputs, results, strict=True)}
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise RuntimeFailure(f"ONNX Runtime {self._ort.__version__} fails: {error}") from error
 
@@ -104,6 +108,27 @@ class OnnxRuntimeModel:
             return make.ortvalue_from_numpy(array)
         raw = np.ascontiguousarray(array).view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
         return make.ortvalue_from_numpy_with_onnx_type(raw, CODES[dtype])
+
+
+    def _array(self, name: str, result: Any) -> np.ndarray:
+        dtype = self._exotic.get(name)
+        if dtype is None:
+            return result.numpy()
+        # onnxruntime cannot make numpy arrays of these types: copy the bytes.
+        shape = tuple(result.shape())
+        size = packed_nbytes(dtype, math.prod(shape))
+        raw = np.zeros(size, np.uint8)
+        if size:
+            ctypes.memmove(raw.ctypes.data, result.data_ptr(), size)
+        return from_bytes(raw, dtype, shape)
+
+
+def _exotic(kind: str) -> DType | None:
+    """The element type of `tensor(bfloat16)` and the like, when numpy itself does not have it."""
+    name = kind.removeprefix("tensor(").removesuffix(")").upper()
+    code = onnx.TensorProto.DataType.DESCRIPTOR.values_by_name.get(name)
+    dtype = None if code is None else DTYPES.get(code.number)
+    return None if dtype is None or dtype in _NATIVE else dtype
 
 
 def _plain(value: Any) -> bool:

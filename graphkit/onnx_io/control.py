@@ -17,7 +17,7 @@ from graphkit.onnx_io.tensors import type_from_proto
 from graphkit.ops import F, Op, constant
 
 if TYPE_CHECKING:
-    from graphkit.onnx_io.importer import Names, Setting, Builder
+    from graphkit.onnx_io.importer import Builder, Names, Setting
     from graphkit.onnx_io.upgrade import NodeView
 
 # Each attempt makes the types of loop-carried values wider; after the last one they are as wide as can be.
@@ -156,8 +156,8 @@ def _with_stable_state(
     return close_over(outputs, own, mark, (), region.name)
 
 
-def _without_value(type: Type) -> Type:
-    return TensorType(type.dtype, type.shape) if isinstance(type, TensorType) else type
+def _without_value(given: Type) -> Type:
+    return TensorType(given.dtype, given.shape) if isinstance(given, TensorType) else given
 
 
 def _unranked(a: Type, b: Type) -> Type:

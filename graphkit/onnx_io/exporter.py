@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,16 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
 from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError, did_you_mean
+from graphkit.ir.atomic import write_whole
 from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import DType, OptionalType, SequenceType, Type, dtype_of
 from graphkit.onnx_io import downgrade, initializers
 from graphkit.onnx_io.external_data import Externalised, previous_data_files, raw_bytes
 from graphkit.onnx_io.lowering import lower
 from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.tensors import CODES, to_proto, type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
-from graphkit.ops import Op
 
 OLDEST_TARGET = 13
 DEFAULT_TARGET = 21
@@ -83,7 +83,8 @@ def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodePr
         kept = inputs[: len(inputs) - op.captures]
     while kept and kept[-1] is None:
         kept.pop()
-    attrs = {op.onnx.renames.get(k, k): v for k, v in op.__dict__.items() if k not in hidden and not isinstance(v, Graph)}
+    visible = {k: v for k, v in op.__dict__.items() if k not in hidden and not isinstance(v, Graph)}
+    attrs = {op.onnx.renames.get(k, k): v for k, v in visible.items()}
     spelling = downgrade.Spelling(node, op.onnx.name, kept, attrs, target)
     downgrade.spell(spelling)
     proto = NodeProto(op_type=spelling.op_type, domain=op.onnx.domain)
@@ -144,12 +145,12 @@ def _check_operands(spelling: downgrade.Spelling, schema: Any) -> None:
             raise spelling.fail(f"operand {formal.name!r} of type {value.type}")
 
 
-def _type_text(type: Type) -> str:
-    if isinstance(type, SequenceType):
-        return f"seq({_type_text(type.element)})"
-    if isinstance(type, OptionalType):
-        return f"optional({_type_text(type.element)})"
-    return f"tensor({onnx.TensorProto.DataType.Name(CODES[type.dtype]).lower()})"
+def _type_text(kind: Type) -> str:
+    if isinstance(kind, SequenceType):
+        return f"seq({_type_text(kind.element)})"
+    if isinstance(kind, OptionalType):
+        return f"optional({_type_text(kind.element)})"
+    return f"tensor({onnx.TensorProto.DataType.Name(CODES[kind.dtype]).lower()})"
 
 
 def _attribute(name: str, value: Any) -> AttributeProto:
@@ -210,9 +211,9 @@ class _Writer:
         graph = self.graph
         proto = GraphProto(name=name or "graph")
         table = {v: self.names.take(self.input_names[v]) for v in graph.inputs}
-        drawn = {v for node in graph.nodes for v in _visible_inputs(node) if v is not None}
+        read = _values_read(graph)
         for value in graph.inputs:
-            if value.role == "rng" and value not in drawn and value not in graph.outputs:
+            if value.role == "rng" and value not in read:
                 continue
             if value.role in ("parameter", "state"):
                 array = self.param(value)
@@ -258,14 +259,13 @@ class _Writer:
             if value not in names:
                 names[value] = self.names.take(graph.name_of(value))
             node = value.node
-            if node is not None and value not in given and not node.inputs and node.op.name == "Constant":
-                if value not in constants:
-                    constants.add(value)
-                    self.constant(proto, node, names[value], graph.node_name(node), top)
+            if node is not None and _is_constant(node) and value not in given and value not in constants:
+                constants.add(value)
+                self.constant(proto, node, names[value], graph.node_name(node), top)
             return names[value]
 
         for node in graph.nodes:
-            if node.op.name == "Constant" and node.op.domain == "":
+            if _is_constant(node):
                 continue  # written where it is first used: spellings may have no use for it
             self.node(proto, graph, node, name_of)
         for unique, value, direct in final:
@@ -294,7 +294,7 @@ class _Writer:
         for key, text in node.meta.items():
             written.metadata_props.add(key=key, value=text)
         for key, subgraph in op.subgraphs().items():
-            captured = self.captured(node)
+            captured = _captured(node)
             written.attribute.append(onnx.helper.make_attribute(key, self.subgraph(subgraph, captured, name_of)))
         written.output.extend(name_of(v) for v in self.used_outputs(graph, node))
         proto.node.append(written)
@@ -316,13 +316,6 @@ class _Writer:
             self._uses = {v for n in graph.nodes for v in n.inputs if v is not None} | set(graph.outputs)
         return self._uses
 
-    def captured(self, node: Node) -> list[Value]:
-        op: Any = node.op
-        if op.name == "If":
-            return [v for v in node.inputs[1:] if v is not None]
-        count = op.captures
-        return [v for v in node.inputs[len(node.inputs) - count :] if v is not None] if count else []
-
     def subgraph(self, graph: Graph, captured: Sequence[Value], outer_name: Any) -> GraphProto:
         proto = GraphProto(name=graph.name or "body")
         own = graph.inputs[: len(graph.inputs) - len(captured)]
@@ -335,18 +328,37 @@ class _Writer:
         return proto
 
 
+def _is_constant(node: Node) -> bool:
+    return node.op.name == "Constant" and node.op.domain == ""
+
+
 def _counts(op: Any) -> bool:
     """Operators whose number of outputs is part of their meaning."""
     return bool(op.subgraphs()) or op.name in ("Split", "BatchNormalization")
 
 
-def _visible_inputs(node: Node) -> Iterator[Value | None]:
+def _values_read(graph: Graph) -> set[Value]:
+    """Values that outputs or written operands name; a capture counts when the subgraph reads it."""
+    read = set(graph.outputs)
+    for node in graph.nodes:
+        op: Any = node.op
+        captured = _captured(node)
+        own = len(node.inputs) - len(captured)
+        read.update(v for v in node.inputs[:own] if v is not None)
+        for subgraph in op.subgraphs().values():
+            inner = _values_read(subgraph)
+            names = subgraph.inputs[len(subgraph.inputs) - len(captured) :]
+            read.update(outer for outer, name in zip(captured, names, strict=True) if name in inner)
+    return read
+
+
+def _captured(node: Node) -> list[Value]:
+    """The operands of a control-flow node that its subgraphs know by their outer names."""
     op: Any = node.op
-    hidden = () if op.onnx is None else op.onnx.hidden
-    for position, value in enumerate(node.inputs):
-        formal = op.formals[min(position, len(op.formals) - 1)]
-        if formal.name not in hidden or formal.name == "captures":
-            yield value
+    if not op.subgraphs():
+        return []
+    count = len(node.inputs) - 1 if op.name == "If" else op.captures
+    return [v for v in node.inputs[len(node.inputs) - count :] if v is not None]
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -377,24 +389,3 @@ def save(model: ModelProto, path: str | os.PathLike[str], *, external: bool | No
         with contextlib.suppress(FileNotFoundError):
             old.unlink()
     return [data, path] if split.parts else [path]
-
-
-def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file so that it is there completely or not at all; raises RuntimeFailure."""
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        raise RuntimeFailure(f"{path}: not written: {error.strerror or error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto, TypeProto
@@ -100,7 +100,7 @@ def standard_function(
     return Function(label, Reader(label).function(proto, standard=True), opsets, required, defaults)
 
 
-def _schema(domain: str, name: str, version: int) -> onnx.defs.OpSchema | None:
+def _schema(domain: str, name: str, version: int) -> Any:
     try:
         schema = onnx.defs.get_schema(name, version, domain)
     except onnx.defs.SchemaError:

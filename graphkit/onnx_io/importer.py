@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.graph import Names as UniqueNames
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, TensorType, type_of_array
+from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io import control, functions, initializers, upgrade, validate
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
@@ -61,10 +62,24 @@ def import_model(
         raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
 
 
+def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Counter[tuple[str, str]]:
+    """How often a model uses each (domain, operator), subgraphs included, under the names of the newest opset.
+
+    Operators that graphkit does not know are listed as well. Raises InvalidModel, UnsafeModel.
+    """
+    parsed = validate.read_model(source)
+    builder = Builder(parsed.model, parsed.label, ExternalData(parsed.folder, None))
+    counts: Counter[tuple[str, str]] = Counter()
+    for _, raw in builder.top.walk():
+        target, _ = upgrade.destination(raw.domain, raw.op_type, builder.setting.version(raw.domain))
+        counts[raw.domain, target] += 1
+    return counts
+
+
 class Names:
     """Values by name; a subgraph looks further in the scope around it."""
 
-    __slots__ = ("values", "outer")
+    __slots__ = ("outer", "values")
 
     def __init__(self, outer: Names | None = None):
         self.values: dict[str, Value | None] = {}
@@ -269,10 +284,7 @@ class Builder:
             operands.pop()
         attrs = self.fields(cls, view)
         node = Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
-        types = [
-            refine(v.type, type_from_proto(declared[v.name], v.name)) if v.name in declared and not _known(v) else v.type
-            for v in node.outputs
-        ]
+        types = [_refined(v, declared.get(v.name)) for v in node.outputs]
         if any(t is not v.type for t, v in zip(types, node.outputs, strict=True)):
             node = Node(node.op, operands, raw.name, raw.meta, output_names=raw.outputs, types=types)
         return node
@@ -316,7 +328,8 @@ class Builder:
         if len(setting.calls) >= functions.MAX_CALL_DEPTH:
             raise InvalidModel(f"{where}: function calls nested deeper than {functions.MAX_CALL_DEPTH}")
         if len(inputs) > len(function.region.inputs):
-            raise InvalidModel(f"{where}: {function.label} takes {len(function.region.inputs)} inputs, {len(inputs)} given")
+            count = len(function.region.inputs)
+            raise InvalidModel(f"{where}: {function.label} takes {count} inputs, {len(inputs)} given")
         bound = function.bind(attributes, where)
         inner = Setting(function.opsets, bound, (*setting.calls, function.label))
         names = Names()
@@ -387,8 +400,11 @@ def _text(data: bytes, where: str) -> str:
         raise InvalidModel(f"{where}: not UTF-8 text") from None
 
 
-def _known(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.is_static
+def _refined(value: Value, declared: TypeProto | None) -> Type:
+    """The inferred type, with what inference leaves open taken from the file's declaration."""
+    if declared is None or (isinstance(value.type, TensorType) and value.type.is_static):
+        return value.type
+    return refine(value.type, type_from_proto(declared, f"{value.name!r}"))
 
 
 def _draws(node: Node) -> bool:

@@ -38,6 +38,19 @@ def lower(graph: Graph, target: int) -> Graph:
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
         return _lowered(node, operands, target, 0)
 
+    return rewrite(_without_rng(graph), rule)
+
+
+def _without_rng(graph: Graph) -> Graph:
+    """Random nodes without their state: a file has none, and what only derives states is left out with it."""
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        op: Any = node.op
+        if not getattr(op, "random", False) or op.onnx is None or "rng" not in op.onnx.hidden:
+            return None
+        kept = [None if f.name == "rng" else v for f, v in zip(op.formals, operands, strict=False)]
+        return node.rebuilt(kept).outputs
+
     return rewrite(graph, rule)
 
 

@@ -19,7 +19,7 @@ MAX_NODES = 20_000_000
 class RawNode:
     """A node of the file: names, attributes by name, subgraphs as regions."""
 
-    __slots__ = ("op_type", "domain", "overload", "name", "inputs", "outputs", "attributes", "regions", "proto")
+    __slots__ = ("attributes", "domain", "inputs", "name", "op_type", "outputs", "overload", "proto", "regions")
 
     def __init__(self, proto: NodeProto, regions: Mapping[str, Region], attributes: Mapping[str, AttributeProto]):
         self.op_type = proto.op_type
@@ -59,7 +59,7 @@ class Region:
     last one counts.
     """
 
-    __slots__ = ("name", "inputs", "outputs", "initializers", "sparse", "declared", "nodes", "free", "doc", "replaced")
+    __slots__ = ("declared", "doc", "free", "initializers", "inputs", "name", "nodes", "outputs", "replaced", "sparse")
 
     def __init__(self, name: str):
         self.name = name
@@ -179,7 +179,7 @@ class Reader:
         regions: dict[str, Region] = {}
         for attribute in proto.attribute:
             if attribute.name in attributes or attribute.name in regions:
-                raise InvalidModel(f"{where}: node {proto.name!r} ({proto.op_type}): attribute {attribute.name!r} twice")
+                raise InvalidModel(f"{where}: node {proto.name!r}: attribute {attribute.name!r} is given twice")
             if attribute.type == AttributeProto.GRAPH or (not attribute.type and attribute.HasField("g")):
                 if attribute.ref_attr_name:
                     raise InvalidModel(f"{where}: node {proto.name!r}: a graph attribute cannot be a reference")

@@ -112,18 +112,19 @@ def to_array(proto: TensorProto, where: str, external: ExternalReader | None = N
             raise InvalidModel(f"{where}: strings cannot be stored as external data")
         if external is None:
             raise InvalidModel(f"{where}: data are external, and the model has no folder to look in")
-        return _from_bytes(external.read(proto, packed_nbytes(dtype, count)), dtype, shape)
+        return from_bytes(external.read(proto, packed_nbytes(dtype, count)), dtype, shape)
     if proto.HasField("raw_data"):
         if dtype is DType.STRING:
             raise InvalidModel(f"{where}: strings cannot be stored as raw data")
         raw, wanted = proto.raw_data, packed_nbytes(dtype, count)
         if len(raw) != wanted:
             raise InvalidModel(f"{where}: {dtype}{list(shape)} takes {wanted} bytes, {len(raw)} are stored")
-        return _from_bytes(np.frombuffer(raw, np.uint8), dtype, shape)
+        return from_bytes(np.frombuffer(raw, np.uint8), dtype, shape)
     return _from_field(proto, dtype, shape, count, where)
 
 
-def _from_bytes(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+def from_bytes(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """The array that bytes (uint8) as ONNX stores them stand for, without a copy where the layouts agree."""
     bits = _PACKED_BITS.get(dtype)
     if bits is None:
         if dtype is DType.BOOL:
@@ -162,7 +163,7 @@ def _from_field(proto: TensorProto, dtype: DType, shape: tuple[int, ...], count:
         return np.array(data, np.int64 if field == "int64_data" else np.uint64).astype(dtype.numpy).reshape(shape)
     numbers = np.array(data, np.int32)
     if dtype in _PACKED_BITS:
-        return _from_bytes(numbers.astype(np.uint8), dtype, shape)
+        return from_bytes(numbers.astype(np.uint8), dtype, shape)
     if dtype in (DType.INT32, DType.INT16, DType.INT8, DType.UINT8, DType.UINT16, DType.BOOL):
         return numbers.astype(dtype.numpy).reshape(shape)
     # float16, bfloat16 and the 8-bit floats are stored as their bit patterns.
@@ -177,7 +178,8 @@ def densify(proto: SparseTensorProto, where: str, external: ExternalReader | Non
     count = math.prod(shape)
     if count * max(values.dtype.itemsize, 1) > MAX_DENSE_BYTES:
         raise InvalidModel(f"{where}: dense shape {list(shape)} takes more than {MAX_DENSE_BYTES} bytes")
-    if values.ndim != 1 or indices.dtype != np.int64 or indices.shape not in ((len(values),), (len(values), len(shape))):
+    fits = values.ndim == 1 and indices.shape in ((len(values),), (len(values), len(shape)))
+    if not fits or indices.dtype != np.int64:
         raise InvalidModel(f"{where}: {values.shape} values do not fit {indices.dtype}{list(indices.shape)} indices")
     if indices.ndim == 2:
         limits = np.array(shape, np.int64)
@@ -215,7 +217,8 @@ def to_bytes(array: np.ndarray) -> bytes:
             array = array.astype(array.dtype.newbyteorder("<"))
         return array.tobytes()
     flat = array.reshape(-1)
-    codes = (flat.view(np.uint8) if dtype is DType.FLOAT4E2M1 else flat.astype(np.int8).view(np.uint8)) & ((1 << bits) - 1)
+    codes = flat.view(np.uint8) if dtype is DType.FLOAT4E2M1 else flat.astype(np.int8).view(np.uint8)
+    codes = codes & np.uint8((1 << bits) - 1)
     per_byte = 8 // bits
     padded = np.zeros(-(-len(codes) // per_byte) * per_byte, np.uint8)
     padded[: len(codes)] = codes
@@ -273,20 +276,20 @@ def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None
     raise UnsupportedError(f"{where}: values of {kind.removesuffix('_type')} type are not supported")
 
 
-def type_to_proto(type: Type) -> TypeProto:
+def type_to_proto(kind: Type) -> TypeProto:
     """The TypeProto; anonymous dimensions are left open, expressions are written as text."""
     proto = TypeProto()
-    if isinstance(type, SequenceType):
-        proto.sequence_type.elem_type.CopyFrom(type_to_proto(type.element))
+    if isinstance(kind, SequenceType):
+        proto.sequence_type.elem_type.CopyFrom(type_to_proto(kind.element))
         return proto
-    if isinstance(type, OptionalType):
-        proto.optional_type.elem_type.CopyFrom(type_to_proto(type.element))
+    if isinstance(kind, OptionalType):
+        proto.optional_type.elem_type.CopyFrom(type_to_proto(kind.element))
         return proto
     tensor = proto.tensor_type
-    tensor.elem_type = CODES[type.dtype]
-    if type.shape is not None:
+    tensor.elem_type = CODES[kind.dtype]
+    if kind.shape is not None:
         tensor.shape.SetInParent()
-        for dim in type.shape:
+        for dim in kind.shape:
             entry = tensor.shape.dim.add()
             if not isinstance(dim, DimExpr):
                 entry.dim_value = dim

@@ -169,3 +169,9 @@ def opsets_of(imports: object, label: str) -> dict[str, int]:
         if versions.setdefault(domain, entry.version) != entry.version:
             raise InvalidModel(f"{label}: domain {entry.domain or 'ai.onnx'!r} is imported in two versions")
     return versions
+
+
+def opset_version(source: str | os.PathLike[str] | bytes | ModelProto) -> int:
+    """The version of the standard operator set that a model imports."""
+    parsed = read_model(source)
+    return opsets_of(parsed.model.opset_import, parsed.label)[""]

@@ -72,11 +72,9 @@ def _below(atom: tuple, factor: int) -> list[Dim]:
         a, b = operands
         if kind == "mod":
             return [factor * (b - 1)] if factor < 0 else []
-        if kind == ("ceildiv" if factor > 0 else "floordiv"):
-            # b * ceildiv(a, b) >= a >= b * floordiv(a, b)
-            return [factor // b * a] if factor % b == 0 else []
-        if factor < 0 and never_below(a, 0):
-            return [factor * a]  # ceildiv(a, b) <= a
+        # b * ceildiv(a, b) >= a >= b * floordiv(a, b); for a >= 0 both quotients are at most a.
+        exact = [factor // b * a] if factor % b == 0 and kind == ("ceildiv" if factor > 0 else "floordiv") else []
+        return [*exact, factor * a] if factor < 0 and never_below(a, 0) else exact
     return []
 
 

@@ -42,7 +42,7 @@ def length_of(vector: TensorType | None) -> int | None:
         return None
     if len(vector.shape) != 1:
         raise TypeMismatch(f"{vector} must have one dimension")
-    return vector.shape[0] if dims.is_static(vector.shape[0]) else None  # type: ignore[return-value]
+    return vector.shape[0] if dims.is_static(vector.shape[0]) else None
 
 
 def fresh_shape(rank: int | None) -> tuple[Dim, ...] | None:
@@ -86,9 +86,13 @@ def flat_positions(x: Value) -> Any:
     return reshape_like(F.range(np.int64(0), F.size(x), np.int64(1)), x)
 
 
-def scatter_flat(dy: Any, positions: Any, like: Value) -> Any:
-    """A tensor of `like`'s shape: zeros, with every element of dy added at its row-major position."""
+def scatter_flat(dy: Any, positions: Any, like: Value, *, unique: bool = False) -> Any:
+    """A tensor of `like`'s shape: zeros, with every element of dy added at its row-major position.
+
+    `unique` promises that no position occurs twice, which older versions of the standard can express.
+    """
     flat = i64(-1)
     zeros = F.constant_of_shape(F.reshape(F.size(like), i64(1)), value=np.zeros(1, dy.dtype.numpy))
-    total = F.scatter_elements(zeros, F.reshape(positions, flat), F.reshape(dy, flat), axis=0, reduction="add")
+    reduction = "none" if unique else "add"
+    total = F.scatter_elements(zeros, F.reshape(positions, flat), F.reshape(dy, flat), reduction=reduction)
     return reshape_like(total, like)

@@ -36,8 +36,8 @@ _UNFOLD_LIMIT = 1 << 23
 class Geometry(NamedTuple):
     """A convolution normalised: one entry per spatial axis, auto_pad resolved. A kernel needs nothing else.
 
-    Padding is in integers for static shapes, else in dimensions. Window i starts at i * stride - begin. Under ConvTranspose, `end` is negative where output rows lie beyond
-    every window.
+    Padding is in integers for static shapes, else in dimensions. Window i starts at i * stride - begin. Under
+    ConvTranspose, `end` is negative where output rows lie beyond every window.
     """
 
     strides: tuple[int, ...]
@@ -182,9 +182,9 @@ def convolve_grad_weight(xp: Any, x: Any, dy: Any, kernel: tuple[int, ...], geom
     total = xp.zeros((group, channels // group, depth), dtype=dy.dtype)
     for part in _chunks(batch, group * depth * points):
         count = part.stop - part.start
-        rows = xp.moveaxis(windows[part], 0, 1 + len(kernel)).reshape(group, depth, count * points)
-        values = xp.swapaxes(dy[part], 0, 1).reshape(group, channels // group, count * points)
-        total += xp.matmul(values, xp.swapaxes(rows, 1, 2))
+        columns = windows[part].reshape(count, group, depth, points)
+        values = dy[part].reshape(count, group, channels // group, points)
+        total += xp.sum(xp.matmul(values, xp.swapaxes(columns, 2, 3)), axis=0)
     return total.reshape(channels, per_group, *kernel)
 
 
@@ -206,7 +206,8 @@ _GEOMETRIES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...]
     ((2, 3, 6, 5), (2, 3, 3, 2), {"auto_pad": "VALID", "strides": (2, 2)}),
     ((2, 3, 7), (4, 3, 3), {"pads": (1, 1), "strides": (2,)}),
     ((1, 2, 4, 3, 4), (3, 2, 2, 2, 3), {"pads": (0, 1, 1, 1, 0, 1), "strides": (1, 2, 2)}),
-    ((1, 3, 4, 4), (5, 3, 1, 1), {"strides": (2, 2)}),
+    ((2, 3, 4, 5), (5, 3, 1, 1), {"strides": (2, 2)}),
+    ((2, 4, 3, 3), (6, 2, 1, 1), {"group": 2, "pads": (1, 0, 0, 1)}),
 )
 
 
@@ -302,6 +303,8 @@ class ConvGradWeight(_Convolution):
     def expand(self, x: Any, dy: Any, w: Any) -> Any:
         """A convolution of x by dy with batch and channels exchanged, its stride the dilation and the reverse."""
         window = _window_of(self, x, w)
+        if self.group == 1 and all(k == 1 for k in window.kernel) and window.is_static and not any(window.pads):
+            return self._pointwise(x, dy, w, window)
         pads = window.pads if window.is_static else None
         if pads is None:
             begin, end = padding(self, x, w, window, dy)
@@ -318,13 +321,22 @@ class ConvGradWeight(_Convolution):
             images = F.transpose(images, perm=[2, 1, 0, *range(3, x.rank + 1)])
             images = F.reshape(images, F.concat(channels, F.mul(batch, groups), sizes, axis=0))
         kernels = F.transpose(dy, perm=swap)
-        dw = F.conv(
-            images, kernels, pads=pads, strides=window.dilations, dilations=window.strides, group=self.group
-        )
+        dw = F.conv(images, kernels, pads=pads, strides=window.dilations, dilations=window.strides, group=self.group)
         # Rows of x behind the last window make the result longer than the kernel.
         if dw.shape is None or w.shape is None or dw.shape[2:] != w.shape[2:]:
             dw = cut(dw, np.zeros(x.rank - 2, np.int64), spatial_sizes(w))
         return F.transpose(dw, perm=swap)
+
+    @staticmethod
+    def _pointwise(x: Any, dy: Any, w: Any, window: Window) -> Any:
+        """A kernel of one element: a matrix product over all images and positions."""
+        if any(s > 1 for s in window.strides):
+            axes = np.arange(2, x.rank)
+            start, stop = np.zeros(x.rank - 2, np.int64), np.full(x.rank - 2, np.iinfo(np.int64).max)
+            x = F.slice(x, start, stop, axes, np.asarray(window.strides, np.int64))
+        swap = [1, 0, *range(2, x.rank)]
+        rows, columns = (F.flatten(F.transpose(v, perm=swap), axis=1) for v in (dy, x))
+        return F.reshape(F.gemm(rows, columns, transB=True), F.shape(w))
 
 
 def _positions(x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any]) -> tuple[int, ...]:

@@ -49,8 +49,10 @@ class ConstantOfShape(Op):
         if any(dims.is_static(d) and d < 0 for d in shape.value):
             raise TypeMismatch(f"a shape with negative dimensions: {shape}")
         size = dims.product(shape.value)
-        small = element.value is not None and dims.is_static(size) and size <= MAX_KNOWN_ELEMENTS
-        return TensorType(element.dtype, shape.value, element.value * size if small else None)  # type: ignore[operator]
+        known = None
+        if element.value is not None and dims.is_static(size) and size <= MAX_KNOWN_ELEMENTS:
+            known = element.value * size
+        return TensorType(element.dtype, shape.value, known)
 
     def reference(self, xp: Any, shape: Any) -> Any:
         element = self._element()
@@ -92,7 +94,7 @@ class Range(Op):
         count = at_least_zero(dims.ceildiv(distance, abs(step)))
         value: tuple[Dim, ...] | None = None
         if dims.is_static(count) and count <= MAX_KNOWN_ELEMENTS:
-            value = tuple(first + i * step for i in range(count))  # type: ignore[arg-type]
+            value = tuple(first + i * step for i in range(count))
         return TensorType(start.dtype, [count], value)
 
     def reference(self, xp: Any, start: Any, limit: Any, delta: Any) -> Any:
@@ -108,6 +110,8 @@ class Range(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         start, _, delta = node.inputs
+        assert start is not None
+        assert delta is not None
         steps = F.cast(F.range(np.int64(0), F.size(node.output), np.int64(1)), to=dy.dtype)
         totals = [F.reduce_sum(g, keepdims=False) for g in (dy, F.mul(dy, steps))]
         first, step = (reshape_like(g, v) for g, v in zip(totals, (start, delta), strict=True))

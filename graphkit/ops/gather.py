@@ -45,7 +45,7 @@ class Gather(Op):
         size = x.shape[axis]
         if indices.constants is not None and dims.is_static(size):
             for index in indices.constants:
-                if not -size <= index < size:  # type: ignore[operator]
+                if not -size <= index < size:
                     raise TypeMismatch(f"index {index} is outside axis {axis} of {shape_text(x.shape)}")
         shape = [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]
         return TensorType(x.dtype, shape, moved(self.reference, known_array(x), index_array(indices)))
@@ -182,7 +182,7 @@ class GatherND(Op):
         depth = indices.shape[-1]
         if not dims.is_static(depth):
             return TensorType(x.dtype, None)
-        start = self.batch_dims + depth  # type: ignore[operator]
+        start = self.batch_dims + depth
         if start > len(x.shape):
             raise TypeMismatch(f"{depth} indices into {shape_text(x.shape)} after {self.batch_dims} batch axes")
         for a, b in zip(x.shape[: self.batch_dims], indices.shape, strict=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,15 +52,12 @@ class Concat(Op):
             return TensorType(xs[0].dtype, None)
         rank = len(shapes[0])
         axis = normal_axis(self.axis, rank)
-        joint: list[Dim] = list(shapes[0])
-        joint[axis] = 0
-        for shape in shapes:
-            other = [merged(a, b) for a, b in zip(joint, shape, strict=False)]
-            if len(shape) != rank or any(d is None for i, d in enumerate(other) if i != axis):
-                listed = " and ".join(map(shape_text, shapes))
-                raise TypeMismatch(f"shapes {listed} differ beside axis {axis}")
-            joint = [total if i == axis else d for i, (total, d) in enumerate(zip(joint, other, strict=True))]
-            joint[axis] = joint[axis] + shape[axis]
+        joint = list(shapes[0])
+        for shape in shapes[1:]:
+            extended = _extended(joint, shape, axis)
+            if extended is None:
+                raise TypeMismatch(f"shapes {' and '.join(map(shape_text, shapes))} differ beside axis {axis}")
+            joint = extended
         if len(shapes) < len(xs):
             joint[axis] = dims.fresh()
         return TensorType(xs[0].dtype, joint, moved(self.reference, *map(known_array, xs)))
@@ -72,6 +70,19 @@ class Concat(Op):
             return dy
         sizes = [F.gather(F.shape(x), i64(self.axis)) for x in node.inputs]
         return F.split(dy, F.concat(*sizes, axis=0), axis=self.axis)
+
+
+def _extended(joint: Sequence[Dim], shape: Sequence[Dim], axis: int) -> list[Dim] | None:
+    """The dimensions with one more operand joined on; None when it does not fit."""
+    if len(shape) != len(joint):
+        return None
+    result: list[Dim] = []
+    for i, (a, b) in enumerate(zip(joint, shape, strict=True)):
+        size = a + b if i == axis else merged(a, b)
+        if size is None:
+            return None
+        result.append(size)
+    return result
 
 
 @op
@@ -114,9 +125,9 @@ class Split(Op):
                 raise TypeMismatch(f"parts {shape_text(sizes)} do not add up to axis {axis} of {shape_text(x.shape)}")
         types = [TensorType(x.dtype, [*x.shape[:axis], size, *x.shape[axis + 1 :]]) for size in sizes]
         source = known_array(x)
-        if source is not None and all(dims.is_static(size) for size in sizes):
-            ends = np.cumsum(sizes)[:-1]
-            parts = np.split(source, ends, axis=axis)
+        lengths = [size for size in sizes if dims.is_static(size)]
+        if source is not None and len(lengths) == count:
+            parts = np.split(source, np.cumsum(lengths)[:-1], axis=axis)
             types = [t.with_value(known_value(part)) for t, part in zip(types, parts, strict=True)]
         return tuple(types)
 

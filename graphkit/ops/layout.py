@@ -162,7 +162,7 @@ class DepthToSpace(Op):
         if x.shape is None:
             return TensorType(x.dtype, fresh_shape(4))
         b = self.blocksize
-        if len(x.shape) != 4 or (dims.is_static(x.shape[1]) and x.shape[1] % (b * b)):  # type: ignore[operator]
+        if len(x.shape) != 4 or (dims.is_static(x.shape[1]) and x.shape[1] % (b * b)):
             raise TypeMismatch(f"DepthToSpace takes [N, C*{b}*{b}, H, W], not {shape_text(x.shape)}")
         n, c, h, w = x.shape
         return TensorType(x.dtype, [n, dims.floordiv(c, b * b), h * b, w * b])
@@ -202,7 +202,7 @@ class SpaceToDepth(Op):
         if x.shape is None:
             return TensorType(x.dtype, fresh_shape(4))
         b = self.blocksize
-        if len(x.shape) != 4 or any(dims.is_static(d) and d % b for d in x.shape[2:]):  # type: ignore[operator]
+        if len(x.shape) != 4 or any(dims.is_static(d) and d % b for d in x.shape[2:]):
             raise TypeMismatch(f"SpaceToDepth takes [N, C, H*{b}, W*{b}], not {shape_text(x.shape)}")
         n, c, h, w = x.shape
         return TensorType(x.dtype, [n, c * (b * b), dims.floordiv(h, b), dims.floordiv(w, b)])

@@ -110,9 +110,9 @@ class Gemm(Op):
     samples = (
         Sample((2, 3), (3, 4)),
         Sample((2, 3), (3, 4), (4,)),
-        Sample((3, 2), (3, 4), (2, 1), transA=True, alpha=0.5),
-        Sample((2, 3), (4, 3), (2, 4), transB=True, beta=0.25),
-        Sample((3, 2), (4, 3), (), transA=True, transB=True, alpha=1.5, beta=-2.0),
+        Sample((3, 2), (3, 4), (2, 1), transA=True, alpha=0.5, dtypes=FLOATS),
+        Sample((2, 3), (4, 3), (2, 4), transB=True, beta=0.25, dtypes=FLOATS),
+        Sample((3, 2), (4, 3), (), transA=True, transB=True, alpha=1.5, beta=-2.0, dtypes=FLOATS),
         Sample((0, 3), (3, 4), (4,)),
         Sample((2, 0), (0, 4), (1, 4)),
         # ONNX Runtime has no integer Gemm; onnx's evaluator has.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,9 +28,9 @@ class _Comparison(Op):
 
     inputs = ("a", "b")
     types = {"a": NUMERIC, "b": "a"}
-    samples = _ORDERED
-    # The rule for known elements: 1, 0, or None where it depends on the names.
-    known: ClassVar[Callable[[Dim, Dim], int | None]]
+    samples: ClassVar[tuple[Sample, ...]] = _ORDERED
+    # The rule for two known elements: 1, 0, or None where it depends on the names.
+    known: ClassVar[Any]
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         return TensorType(DType.BOOL, broadcast_shapes([a.shape, b.shape]), decided(type(self).known, [a, b]))
@@ -176,7 +175,7 @@ class _Bits(Op):
     inputs = ("a", "b")
     types = {"a": INTEGERS, "b": "a"}
     inplace = ((0, 0), (1, 0))
-    samples = (
+    samples: ClassVar[tuple[Sample, ...]] = (
         Sample(np.array([5, -3, 12, 0]), np.array([3, 6, -1, 9])),
         Sample(np.array([[1], [200]], np.uint8), np.array([7, 255], np.uint8)),
         Sample(np.array(6, np.int32), np.zeros((0, 2), np.int32)),

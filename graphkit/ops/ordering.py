@@ -113,7 +113,7 @@ class TopK(Op):
         axis = normal_axis(self.axis, len(x.shape))
         count = dims.fresh() if k.value is None else k.value[0]
         size = x.shape[axis]
-        if dims.is_static(count) and (count < 0 or (dims.is_static(size) and count > size)):  # type: ignore[operator]
+        if dims.is_static(count) and (count < 0 or (dims.is_static(size) and count > size)):
             raise TypeMismatch(f"k = {count} for axis {axis} of {shape_text(x.shape)}")
         shape = [*x.shape[:axis], count, *x.shape[axis + 1 :]]
         return TensorType(x.dtype, shape), TensorType(DType.INT64, shape)
@@ -131,7 +131,7 @@ class TopK(Op):
             order = xp.argsort(rows, axis=-1, kind="stable")
         order = order[..., :count].astype(np.int64)
         values = xp.take_along_axis(rows, order, axis=-1)
-        return tuple(contiguous(xp, xp.moveaxis(v, -1, self.axis)) for v in (values, order))  # type: ignore[return-value]
+        return tuple(contiguous(xp, xp.moveaxis(v, -1, self.axis)) for v in (values, order))
 
     def grad(self, node: Node, dvalues: Any, dindices: Any) -> Any:
         x = node.inputs[0]

@@ -62,8 +62,8 @@ class _Reduction(Op):
     inputs = ("x", "axes?")
     types = {"x": _SUMMABLE, "axes": INT64}
     samples = (*_uses(_normal), _EMPTY)
-    # The rule for known elements, where shape arithmetic uses the operator.
-    known: ClassVar[Callable[[list[Dim]], Dim | None] | None] = None
+    # The rule for a list of known elements, where shape arithmetic uses the operator.
+    known: ClassVar[Any] = None
 
     def infer(self, x: TensorType, axes: TensorType | None = None) -> TensorType:
         count = 0 if axes is None else length_of(axes)
@@ -176,7 +176,7 @@ class ReduceMean(_Reduction):
             sizes = x.shape if every else [x.shape[axis] for axis in axes]
             count = dims.product(sizes)
             if dims.is_static(count):
-                return scalar_like(1.0 / count if count else float("inf"), x)  # type: ignore[operator]
+                return scalar_like(1.0 / count if count else float("inf"), x)
         # In float32 at least: a size need not fit a half float, its reciprocal does.
         wide = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
         ratio = F.div(F.cast(F.size(node.output), to=wide), F.cast(F.size(x), to=wide))

@@ -102,9 +102,11 @@ class _Resizing(Op):
             raise TypeMismatch(f"{given} does not have one element for each of {len(axes)} axes")
         inputs = [x.shape[a] for a in axes]
         if scales is not None:
-            known: Sequence[Dim] = [dims.fresh() for _ in axes] if scales.floats is None else [
-                _scaled_dim(n, s) for n, s in zip(inputs, scales.floats, strict=True)
-            ]
+            known: Sequence[Dim] = (
+                [dims.fresh() for _ in axes]
+                if scales.floats is None
+                else [_scaled_dim(n, s) for n, s in zip(inputs, scales.floats, strict=True)]
+            )
         else:
             known = self._sized(inputs, sizes)
         shape = list(x.shape)
@@ -278,12 +280,12 @@ _GRADIENT_CASES: tuple[tuple[tuple[int, ...], np.ndarray, dict[str, Any]], ...] 
     # (x, sizes, attributes) of the samples of Resize and of its adjoint
     ((1, 2, 3, 4), _sizes(1, 2, 6, 8), {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
     (_IMAGE, _sizes(1, 2, 6, 3), {"nearest_mode": "ceil"}),
-    (_IMAGE, _sizes(7, 3), {"axes": (2, -1), "nearest_mode": "round_prefer_ceil"}),
+    (_IMAGE, _sizes(7, 3), {"axes": (3, 2), "nearest_mode": "round_prefer_ceil"}),
     (_IMAGE, _sizes(1, 2, 6, 3), {"mode": "linear"}),
     (_IMAGE, _sizes(7, 3), {"mode": "linear", "coordinate_transformation_mode": "align_corners", "axes": (2, 3)}),
     (_IMAGE, _sizes(1, 2, 1, 8), {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}),
-    (_IMAGE, _sizes(7, 7), {"mode": "linear", "keep_aspect_ratio_policy": "not_larger", "axes": (2, 3)}),
-    ((1, 1, 3, 4), _sizes(7, 7), {"mode": "linear", "keep_aspect_ratio_policy": "not_smaller", "axes": (2, 3)}),
+    (_IMAGE, _sizes(6, 9), {"mode": "linear", "keep_aspect_ratio_policy": "not_larger", "axes": (2, 3)}),
+    ((1, 1, 3, 4), _sizes(3, 6), {"mode": "linear", "keep_aspect_ratio_policy": "not_smaller", "axes": (2, 3)}),
     (_IMAGE, _sizes(1, 2, 6, 3), {"mode": "cubic", "cubic_coeff_a": -0.5}),
     (_IMAGE, _sizes(1, 2, 3, 7), {"mode": "cubic", "exclude_outside": True}),
     ((1, 1, 7, 8), _sizes(1, 1, 3, 5), {"mode": "linear", "antialias": True}),
@@ -294,31 +296,26 @@ _GRADIENT_CASES: tuple[tuple[tuple[int, ...], np.ndarray, dict[str, Any]], ...] 
 
 def _resize_samples() -> tuple[Sample, ...]:
     counted = np.arange(8, dtype=np.int32).reshape(1, 1, 2, 4)
-    region = np.array([0.0, 0.0, 0.25, 0.4, 1.0, 1.0, 1.2, 0.8], np.float32)
+    region = np.array([0.0, 0.0, 0.25, 0.5, 1.0, 1.0, 1.25, 0.75], np.float32)
     crop: dict[str, Any] = {"coordinate_transformation_mode": _CROP, "extrapolation_value": 3.5}
     # Not differentiated in scales and roi, which move the places where x is read.
+    scaled: dict[str, Any] = {"grad": False, "dtypes": FLOATS}
+    corners: dict[str, Any] = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     return (
-        *(Sample(x, None, None, sizes, **attrs) for x, sizes, attrs in _GRADIENT_CASES),
-        Sample((0, 1, 2, 2), None, None, _sizes(0, 1, 4, 4), mode="linear"),
-        *(Sample(_IMAGE, None, _FACTORS, mode=mode, grad=False) for mode in _MODES),
+        *(Sample(x, None, None, sizes, dtypes=FLOATS, **attrs) for x, sizes, attrs in _GRADIENT_CASES),
+        Sample((0, 1, 2, 2), None, None, _sizes(0, 1, 4, 4), mode="linear", dtypes=FLOATS),
+        *(Sample(_IMAGE, None, _FACTORS, mode=mode, **scaled) for mode in _MODES),
         *(
-            Sample(_IMAGE, None, _FACTORS, mode="linear", coordinate_transformation_mode=mode, grad=False)
-            for mode in ("asymmetric", "half_pixel_symmetric", "pytorch_half_pixel")
+            Sample(_IMAGE, None, _FACTORS, mode="linear", coordinate_transformation_mode=how, **scaled)
+            for how in ("asymmetric", "half_pixel_symmetric", "pytorch_half_pixel")
         ),
-        # onnx's evaluator takes the fractional length for align_corners.
-        Sample(
-            _IMAGE,
-            None,
-            _FACTORS,
-            mode="linear",
-            coordinate_transformation_mode="align_corners",
-            grad=False,
-            onnx=False,
-        ),
-        Sample(_IMAGE, None, np.array([2.0, 0.5], np.float32), axes=(3, 2), mode="cubic", antialias=True, grad=False),
-        *(Sample(_IMAGE, region, _FACTORS, None, mode=mode, **crop, grad=False) for mode in _MODES),
-        Sample(_IMAGE, region, None, _sizes(1, 2, 1, 3), mode="linear", **crop, grad=False),
-        Sample(counted, None, None, _sizes(1, 1, 4, 6)),
+        # onnx's evaluator takes the fractional length for align_corners, and no negative axes.
+        Sample(_IMAGE, None, _FACTORS, **corners, onnx=False, **scaled),
+        Sample(_IMAGE, None, None, _sizes(7, 3), axes=(2, -1), nearest_mode="floor", onnx=False, dtypes=FLOATS),
+        Sample(_IMAGE, None, np.array([2.0, 0.5], np.float32), axes=(3, 2), mode="cubic", antialias=True, **scaled),
+        *(Sample(_IMAGE, region, _FACTORS, None, mode=mode, **crop, **scaled) for mode in _MODES),
+        Sample(_IMAGE, region, None, _sizes(1, 2, 1, 3), mode="linear", **crop, **scaled),
+        Sample((1, 1, 2, 4), None, None, _sizes(1, 1, 4, 6)),
         # ONNX Runtime cuts the fraction off, onnx's evaluator rounds.
         Sample(counted, None, None, _sizes(1, 1, 4, 6), mode="linear", onnx=False),
     )

@@ -158,8 +158,8 @@ class ScatterND(_Scatter):
         if not indices.shape or not dims.is_static(indices.shape[-1]):
             return
         depth = indices.shape[-1]
-        wanted = (*indices.shape[:-1], *x.shape[depth:])  # type: ignore[misc]
-        if depth > len(x.shape) or not fits(updates.shape, wanted):  # type: ignore[operator]
+        wanted = (*indices.shape[:-1], *x.shape[depth:])
+        if depth > len(x.shape) or not fits(updates.shape, wanted):
             given = f"updates {shape_text(updates.shape)} at indices {shape_text(indices.shape)}"
             raise TypeMismatch(f"{given} do not fit x {shape_text(x.shape)}")
 

@@ -83,7 +83,7 @@ class Compress(Op):
             return TensorType(x.dtype, None)
         axis = normal_axis(self.axis, len(x.shape))
         size = x.shape[axis]
-        if length is not None and dims.is_static(size) and length > size:  # type: ignore[operator]
+        if length is not None and dims.is_static(size) and length > size:
             raise TypeMismatch(f"{length} conditions for axis {axis} of {shape_text(x.shape)}")
         return TensorType(x.dtype, [*x.shape[:axis], count, *x.shape[axis + 1 :]])
 
@@ -111,7 +111,7 @@ class NonZero(Op):
         Sample(np.array([0.0, -2.0, 0.5], np.float32)),
         Sample(np.array([[True, False], [False, False]])),
         Sample(np.zeros((0, 2), np.int32)),
-        # onnx's evaluator gives [1, count], against the standard's text.
+        # ONNX Runtime gives [1, count], against the standard's text; onnx's evaluator cannot run it.
         Sample(np.array(3), onnx=False),
     )
 

@@ -92,24 +92,27 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
     Works on integers and on symbolic dimensions alike; dimensions found on both sides cancel before the -1 is
     solved, so that it is known beside an empty or symbolic batch. Raises TypeMismatch where sizes cannot agree.
     """
-    described = f"shape {shape_text(source)} cannot be reshaped to {shape_text(wanted)}"
+
+    def misfit(why: str) -> TypeMismatch:
+        return TypeMismatch(f"shape {shape_text(source)} cannot be reshaped to {shape_text(wanted)}: {why}")
+
     result: list[Dim] = []
     open_axis: int | None = None
     for axis, dim in enumerate(wanted):
         if dims.is_static(dim) and dim < 0:
             if dim != -1 or open_axis is not None:
-                raise TypeMismatch(f"{described}: one dimension may be -1, none below")
+                raise misfit("one dimension may be -1, none below")
             open_axis = axis
         if dim == 0 and not allowzero:
             if source is not None and axis >= len(source):
-                raise TypeMismatch(f"{described}: there is no dimension {axis} to copy")
+                raise misfit(f"there is no dimension {axis} to copy")
             dim = dims.fresh() if source is None else source[axis]
         result.append(dim)
     if source is None:
         return tuple(dims.fresh() if axis == open_axis else d for axis, d in enumerate(result))
     if open_axis is None:
         if not dims.may_equal(dims.product(source), dims.product(result)):
-            raise TypeMismatch(f"{described}: {dims.product(source)} and {dims.product(result)} elements")
+            raise misfit(f"{dims.product(source)} and {dims.product(result)} elements")
         return tuple(result)
     left, right = list(source), result[:open_axis] + result[open_axis + 1 :]
     for dim in tuple(right):
@@ -118,7 +121,7 @@ def reshaped(source: tuple[Dim, ...] | None, wanted: Sequence[Dim], allowzero: b
             right.remove(dim)
     have, taken = dims.product(left), dims.product(right)
     if taken == 0 or (dims.is_static(have) and dims.is_static(taken) and dims.mod(have, taken) != 0):
-        raise TypeMismatch(f"{described}: {have} elements do not divide by {taken}")
+        raise misfit(f"{have} elements do not divide by {taken}")
     result[open_axis] = dims.floordiv(have, taken)
     return tuple(result)
 

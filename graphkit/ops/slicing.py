@@ -34,10 +34,10 @@ def _clamped(size: int, start: int, end: int, step: int) -> slice:
 
 def sliced(size: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
     """How many elements of an axis of `size` a slice takes; a fresh dimension when a sign is not evident."""
-    if all(dims.is_static(d) for d in (size, start, end, step)):
-        return len(range(size)[_clamped(size, start, end, step)])  # type: ignore[index, arg-type]
     if not dims.is_static(step) or step == 0:
         return dims.fresh()
+    if dims.is_static(size) and dims.is_static(start) and dims.is_static(end):
+        return len(range(size)[_clamped(size, start, end, step)])
     first = _offset(size, start)
     last = _offset(size, end)
     if first is None or last is None:
@@ -133,7 +133,7 @@ class Slice(Op):
         shape = list(x.shape)
         for axis, a, b, s in zip(where, *bounds, strides, strict=True):
             known = a is not None and b is not None and s is not None
-            shape[axis] = sliced(shape[axis], a, b, s) if known else dims.fresh()  # type: ignore[arg-type]
+            shape[axis] = sliced(shape[axis], a, b, s) if known else dims.fresh()
         value = None
         if x.value is not None:
             given = [None if t is None else index_array(t) for t in (starts, ends, axes, steps)]
@@ -185,7 +185,7 @@ class SliceGrad(Op):
         pads = self._pads(x.tensor, *(None if b is None else b.tensor for b in bounds))
         if pads is not None:
             return F.pad(dy, pads)
-        return scatter_flat(dy, F.slice(flat_positions(x), *bounds), x)
+        return scatter_flat(dy, F.slice(flat_positions(x), *bounds), x, unique=True)
 
     @staticmethod
     def _pads(x: TensorType, *bounds: TensorType | None) -> np.ndarray | None:

@@ -61,7 +61,8 @@ def test_random_shapes(seed):
         kept = [1 if rng.random() < 0.3 else size for size in batch]
         return tuple(kept[int(rng.integers(0, len(batch) + 1)) :])
 
-    a, b = operands(rng, (*lead(), *((k, m) if transpose_a else (m, k))), (*lead(), *((n, k) if transpose_b else (k, n))))
+    a_matrix, b_matrix = (k, m) if transpose_a else (m, k), (n, k) if transpose_b else (k, n)
+    a, b = operands(rng, (*lead(), *a_matrix), (*lead(), *b_matrix))
     left, right = wide(a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b)
     options = dict(transpose_a=transpose_a, transpose_b=transpose_b, threads=int(rng.integers(1, 5)))
     expected = left @ right

@@ -12,7 +12,7 @@ from graphkit.ops import registry
 from graphkit.ops.evaluate import evaluate
 
 CASES = [
-    make_case(cls, number, dtype)
+    make_case(cls, number, dtype).as_stored()
     for cls in registry
     if cls.onnx is not None or cls.expand is not None
     for number, sample in enumerate(samples_of(cls))

@@ -39,7 +39,7 @@ TOLERANCES = {
 
 def standard_cases() -> list[Case]:
     classes = [cls for cls in registry if cls.onnx is not None and not cls.domain]
-    return [case for cls in classes for case in all_cases(cls) if case.sample.onnx and not case.op.subgraphs()]
+    return [case for cls in classes for case in map(Case.as_stored, all_cases(cls)) if case.sample.onnx and not case.op.subgraphs()]
 
 
 CASES = standard_cases()

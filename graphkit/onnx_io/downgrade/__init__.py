@@ -18,6 +18,9 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.tensor import Tensor
 
+# `below` of a rule that holds for every target.
+ALWAYS = 1 << 30
+
 
 class Site(NamedTuple):
     """A node about to be replaced: its operator, its operands in the new graph, the target opset."""
@@ -43,7 +46,7 @@ class Site(NamedTuple):
 class Spelling:
     """A node on its way into the file: ONNX attribute values by name, operands as Values."""
 
-    __slots__ = ("node", "op_type", "inputs", "attrs", "outputs", "target")
+    __slots__ = ("attrs", "inputs", "node", "op_type", "outputs", "target")
 
     def __init__(self, node: Node, op_type: str, inputs: list[Value | None], attrs: dict[str, Any], target: int):
         self.node = node
@@ -68,7 +71,7 @@ class Spelling:
         if value is not None:
             found = constant_array(value)
             if found is None:
-                raise self.fail(f"operand {index}, which the target has as attribute {name!r}, is computed at run time and")
+                raise self.fail(f"operand {index}, computed at run time and an attribute ({name!r}) there,")
             self.attrs[name] = found.tolist()
             self.drop_input(index)
 

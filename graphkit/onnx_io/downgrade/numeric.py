@@ -1,4 +1,4 @@
-"""Mod, BatchNormalization, Resize, pooling, quantisation, GridSample: semantics that older opsets lack."""
+"""Mod, normalisation, Resize, pooling, GridSample: semantics that older opsets lack."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.ir.graph import Value
-from graphkit.ops import F, constant
+from graphkit.ir.types import DType
 from graphkit.onnx_io.downgrade import Site, Spelling, rewrites, spells
+from graphkit.onnx_io.tensors import dtype_of_code
+from graphkit.ops import F, constant
 
 
 @rewrites("Mod", below=28)
@@ -21,6 +23,27 @@ def _floored_remainder(site: Site) -> Sequence[Value] | None:
     zero = constant(np.zeros((), a.dtype.numpy))
     differs = F.less(F.mul(F.sign(remainder), F.sign(b)), zero)
     return [F.where(differs, F.add(remainder, b), remainder)]
+
+
+@rewrites("LayerNormalization", below=17)
+def _layer_statistics(site: Site) -> Sequence[Value] | None:
+    x, scale, bias = site.operand(0), site.operand(1), site.input(2)
+    axis = site.op.axis
+    if x.rank is None and axis >= 0:
+        raise site.fail("axis counted from the front of a tensor of unknown rank")
+    axes = constant(np.asarray(range(axis - (x.rank or 0) if axis >= 0 else axis, 0), np.int64))
+    wide = dtype_of_code(site.op.stash_type)
+
+    def cast(value: Value, to: DType) -> Value:
+        return value if value.dtype is to else F.cast(value, to=to)
+
+    stashed = cast(x, wide)
+    mean = F.reduce_mean(stashed, axes, keepdims=True)
+    centred = F.sub(stashed, mean)
+    variance = F.reduce_mean(F.mul(centred, centred), axes, keepdims=True)
+    inverse = F.reciprocal(F.sqrt(F.add(variance, constant(np.asarray(site.op.epsilon, wide.numpy)))))
+    y = F.mul(cast(F.mul(centred, inverse), x.dtype), scale)
+    return [y if bias is None else F.add(y, bias), mean, inverse]
 
 
 @rewrites("BatchNormalization", below=14)

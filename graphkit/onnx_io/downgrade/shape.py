@@ -9,8 +9,8 @@ import numpy as np
 from graphkit.ir import dims
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
+from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, constant_array, rewrites, spells
 from graphkit.ops import F, constant
-from graphkit.onnx_io.downgrade import Site, Spelling, constant_array, rewrites, spells
 
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
@@ -33,15 +33,10 @@ def _reduce_nothing(site: Site) -> Sequence[Value] | None:
         if known is None:
             raise site.fail("noop_with_empty_axes with computed axes")
         if known.size:
-            return [F.__getattr__(_function(site))(site.operand(0), axes, keepdims=site.op.keepdims)]
+            return None
     widened = F.unsqueeze(site.operand(0), _i64(0))
-    return [F.__getattr__(_function(site))(widened, _i64(0), keepdims=False)]
-
-
-def _function(site: Site) -> str:
-    from graphkit.ir.graph import snake_case
-
-    return snake_case(site.op.name)
+    operator = site.op.replace(keepdims=False, noop_with_empty_axes=False)
+    return site.node.rebuilt([widened, _i64(0)], operator).outputs
 
 
 @rewrites("ReduceMax", "ReduceMin", below=20)
@@ -86,6 +81,17 @@ def _count_from_outputs(spelling: Spelling) -> None:
 def _no_wrap(spelling: Spelling) -> None:
     if spelling.attrs.get("mode") == "wrap":
         raise spelling.fail("mode='wrap'")
+
+
+@rewrites("Pad", below=ALWAYS)
+def _axes_as_int64(site: Site) -> Sequence[Value] | None:
+    # ONNX Runtime's shape inference reads axes as int64, whatever their type.
+    axes = site.input(3)
+    if axes is None or axes.dtype is DType.INT64:
+        return None
+    known = constant_array(axes)
+    wide = F.cast(axes, to=DType.INT64) if known is None else constant(known.astype(np.int64))
+    return [site.node.rebuilt([*site.inputs[:3], wide]).output]
 
 
 @rewrites("Pad", below=18)

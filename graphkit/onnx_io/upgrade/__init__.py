@@ -33,7 +33,7 @@ class NodeView:
     `outputs` are the file's output names ("" where not wanted); `version` is the opset the node was written for.
     """
 
-    __slots__ = ("op_type", "domain", "inputs", "attrs", "outputs", "version", "label")
+    __slots__ = ("attrs", "domain", "inputs", "label", "op_type", "outputs", "version")
 
     def __init__(
         self,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from graphkit.ir.graph import Value
-from graphkit.ops import constant
 from graphkit.onnx_io.upgrade import ALWAYS, NodeView, upgrade
+from graphkit.ops import constant
+
 
 @upgrade("Upsample", below=9)
 def _scales_to_input(node: NodeView) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphkit.ir.graph import Value
-from graphkit.ops import F, constant
 from graphkit.onnx_io.upgrade import BUILT, NodeView, Results, upgrade
+from graphkit.ops import F, constant
 
 
 @upgrade("Clip", below=11)

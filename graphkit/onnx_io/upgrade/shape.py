@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphkit.errors import UnsupportedError
-from graphkit.ops import F, constant
 from graphkit.onnx_io.upgrade import ALWAYS, NodeView, Results, upgrade
+from graphkit.ops import F, constant
 
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
