@@ -36,7 +36,9 @@ def parse_inputs(model: Model, texts: tuple[str, ...]) -> tuple[dict[str, Any], 
             arrays = _read(Path(text))
             given |= {n: arrays[n] for n in model.inputs if n in arrays}
             if not given.keys() & arrays.keys():
-                raise InputError(f"{text} holds {', '.join(arrays) or 'nothing'}; the model's inputs are {', '.join(model.inputs)}")
+                raise InputError(
+                    f"{text} holds {', '.join(arrays) or 'nothing'}; the model's inputs are {', '.join(model.inputs)}"
+                )
         else:
             name, shape = _shape(text)
             shapes[name] = shape

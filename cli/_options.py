@@ -19,7 +19,9 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    command = click.option("--threads", type=click.IntRange(1), help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores).")(command)
+    command = click.option(
+        "--threads", type=click.IntRange(1), help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores)."
+    )(command)
     return click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")(command)
 
 

@@ -24,8 +24,10 @@ from graphkit.model import Model
 @click.option("--dataset", help="Take image size, inputs and classes from a data set (digits, a folder, a file).")
 @click.option("--seed", type=int, default=None, help="Seed of the initialisers.")
 @json_option
-def command(model: str, output: str, options: tuple[str, ...], dataset: str | None, seed: int | None, as_json: bool) -> None:
-    """Write MODEL: a name of the zoo (`mlp`, `lenet`, `resnet`, ...) or FILE.py:FUNCTION, a function that returns a gk.Model.
+def command(
+    model: str, output: str, options: tuple[str, ...], dataset: str | None, seed: int | None, as_json: bool
+) -> None:
+    """Write MODEL: a name of the zoo (`mlp`, `lenet`, `resnet`, ...), or FILE.py:FUNCTION, which returns a gk.Model.
 
     \b
     graphkit build lenet --dataset digits -o net.json
@@ -35,7 +37,10 @@ def command(model: str, output: str, options: tuple[str, ...], dataset: str | No
     built = build_model(model, key_values(options, "--option"), dataset, seed)
     built.save(Path(output))
     if as_json:
-        print_json("build", {"model": built.name, "file": output, "parameters": built.num_parameters, "nodes": len(built.graph.nodes)})
+        print_json(
+            "build",
+            {"model": built.name, "file": output, "parameters": built.num_parameters, "nodes": len(built.graph.nodes)},
+        )
     else:
         log(f"wrote {output}: {built!r}")
 

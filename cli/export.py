@@ -16,7 +16,9 @@ from graphkit.errors import UsageError
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="The .onnx file to write.")
 @click.option("--opset", type=int, default=None, help="Target opset, 13 or newer (default 21).")
-@click.option("--verify/--no-verify", "check", default=True, show_default=True, help="Compare the file with ONNX Runtime.")
+@click.option(
+    "--verify/--no-verify", "check", default=True, show_default=True, help="Compare the file with ONNX Runtime."
+)
 @external_root_option
 @json_option
 def command(model: str, output: str, opset: int | None, check: bool, external_root: str | None, as_json: bool) -> int:

@@ -15,16 +15,24 @@ from graphkit.errors import UsageError
 @click.command()
 @click.argument("model")
 @input_options
-@click.option("--loss", help="Attach this loss (softmax_cross_entropy, mse, ...) with an input `target`; its output is `loss`.")
-@click.option("--of", "of", multiple=True, help="Outputs to differentiate (default: the loss, else all outputs, summed).")
-@click.option("--wrt", "wrt", multiple=True, help="Inputs, parameters or internal values (default: trainable parameters).")
+@click.option(
+    "--loss", help="Attach this loss (softmax_cross_entropy, mse, ...) with an input `target`; its output is `loss`."
+)
+@click.option(
+    "--of", "of", multiple=True, help="Outputs to differentiate (default: the loss, else all outputs, summed)."
+)
+@click.option(
+    "--wrt", "wrt", multiple=True, help="Inputs, parameters or internal values (default: trainable parameters)."
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the gradient graph: .json or .onnx.")
-@click.option("--check", is_flag=True, help="Compare with numeric differentiation in float64. Exit code 1: they differ.")
+@click.option(
+    "--check", is_flag=True, help="Compare with numeric differentiation in float64. Exit code 1: they differ."
+)
 @external_root_option
 @json_option
 def command(
-    model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...], wrt: tuple[str, ...],
-    output: str | None, check: bool, external_root: str | None, as_json: bool,
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...],
+    wrt: tuple[str, ...], output: str | None, check: bool, external_root: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Write the graph that computes the gradients of MODEL, or check them numerically.
 
@@ -55,6 +63,10 @@ def command(
     if as_json:
         print_json("grad", asdict(report) | {"passed": report.passed})
     else:
-        rows = [(e.name, f"{e.max_abs:.2e}", f"{e.max_rel:.2e}", "PASSED" if e.passed else "FAILED") for e in report.entries]
-        print_table("gradients against central differences in float64", ["value", "max error", "max relative", "result"], rows)
+        rows = [
+            (e.name, f"{e.max_abs:.2e}", f"{e.max_rel:.2e}", "PASSED" if e.passed else "FAILED") for e in report.entries
+        ]
+        print_table(
+            "gradients against central differences in float64", ["value", "max error", "max relative", "result"], rows
+        )
     return 0 if report.passed else 1

@@ -14,7 +14,9 @@ from graphkit.cli._output import print_json
 @click.argument("model")
 @click.option("--text", "form", flag_value="text", help="Print every node.")
 @click.option("--dot", "form", flag_value="dot", help="Print Graphviz source.")
-@click.option("--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes (the default).")
+@click.option(
+    "--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes (the default)."
+)
 @external_root_option
 @json_option
 def command(model: str, form: str, external_root: str | None, as_json: bool) -> None:

@@ -7,17 +7,27 @@ import click
 from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import human_bytes, log, print_json, print_table
 
+_PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", False, True), ("both", True, True))
+
 
 @click.command()
 @click.argument("model")
-@click.option("--batch", type=click.IntRange(1), help="Size of the first dimension of every input, where it is symbolic.")
+@click.option(
+    "--batch", type=click.IntRange(1), help="Size of the first dimension of every input, where it is symbolic."
+)
 @click.option("--shape", "shapes", multiple=True, metavar="NAME:SHAPE", help="Shape of one input; repeat.")
 @click.option("--steps", is_flag=True, help="Print every step with its offsets.")
 @click.option("--compare", is_flag=True, help="Also without in-place and without sharing: the four-way table.")
 @external_root_option
 @json_option
 def command(
-    model: str, batch: int | None, shapes: tuple[str, ...], steps: bool, compare: bool, external_root: str | None, as_json: bool
+    model: str,
+    batch: int | None,
+    shapes: tuple[str, ...],
+    steps: bool,
+    compare: bool,
+    external_root: str | None,
+    as_json: bool,
 ) -> None:
     """Show how much memory a run of MODEL takes, and where the peak is.
 
@@ -38,8 +48,8 @@ def command(
     if compare:
         result["compare"] = {
             label: net.compile(shapes=bound, inplace=inplace, share=share).plan.arena_bytes
-            for label, inplace, share in (("naive", False, False), ("in-place", True, False), ("co-share", False, True), ("both", True, True))
-        }  # fmt: skip
+            for label, inplace, share in _PLANNERS
+        }
     if as_json:
         print_json("plan", result)
         return

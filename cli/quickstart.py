@@ -17,7 +17,9 @@ LEARNING_RATE, MOMENTUM, BATCH_SIZE = 0.05, 0.9, 64
 
 
 @click.command()
-@click.option("-o", "--output", "folder", default="graphkit-quickstart", show_default=True, type=click.Path(file_okay=False))
+@click.option(
+    "-o", "--output", "folder", default="graphkit-quickstart", show_default=True, type=click.Path(file_okay=False)
+)
 @click.option("--epochs", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @json_option
@@ -81,14 +83,16 @@ def _probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 def _show(result: dict[str, Any], folder: Path, epochs: int) -> None:
+    training = f"{epochs} epochs on {result['train_images']} images in {result['training_seconds']:.1f} s"
+    verdict = "PASSED" if result["verified"] else "FAILED"
     rows = [
         ("built", f"{result['model']}, {result['parameters']:,} parameters"),
-        ("trained", f"{epochs} epochs on {result['train_images']} images in {result['training_seconds']:.1f} s, loss {result['final_loss']:.4f}"),
+        ("trained", f"{training}, loss {result['final_loss']:.4f}"),
         ("tested", f"{result['test_accuracy']:.2%} of {result['test_images']} held-out images"),
         ("exported", str(folder / "net.onnx")),
-        ("ran again", "the file gives the same classes" if result["same_classes"] else "the file gives OTHER classes"),
-        ("verified", f"{'PASSED' if result['verified'] else 'FAILED'}: largest difference of a probability {result['max_probability_difference']:.1e}"),
-    ]  # fmt: skip
+        ("ran again", f"the file gives {'the same' if result['same_classes'] else 'OTHER'} classes"),
+        ("verified", f"{verdict}: largest difference of a probability {result['max_probability_difference']:.1e}"),
+    ]
     print_table("graphkit quickstart", ["step", "result"], rows)
     click.echo(f"files in {folder}/: " + ", ".join(result["files"]))
     click.echo("by hand:")

@@ -56,7 +56,10 @@ def command(
         log(f"wrote {output}")
     rows = [(n, a.dtype, list(a.shape), _statistics(a)) for n, a in results.items()]
     if as_json:
-        outputs = [{"name": n, "dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 1000 else None} for n, a in results.items()]
+        outputs = [
+            {"name": n, "dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 1000 else None}
+            for n, a in results.items()
+        ]
         print_json("run", {"model": net.name, "seconds": seconds, "outputs": outputs})
         return
     print_table(f"{net.name}: {seconds * 1e3:.2f} ms", ["output", "dtype", "shape", "values"], rows)

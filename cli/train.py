@@ -16,16 +16,24 @@ from graphkit.errors import UsageError
 
 @click.command()
 @click.argument("model")
-@click.option("--data", "data_spec", required=True, help="digits, a folder with MNIST idx files, or an .npz or .csv file.")
+@click.option(
+    "--data", "data_spec", required=True, help="digits, a folder with MNIST idx files, or an .npz or .csv file."
+)
 @click.option("--valid", "valid_spec", help="Data to validate on (default: the part of --data held out for testing).")
-@click.option("-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log.")
+@click.option(
+    "-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log."
+)
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples per batch and process.")
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples per batch and process."
+)
 @click.option("--loss", default="softmax_cross_entropy", show_default=True)
 @click.option("--optimizer", "optimizer_name", default="sgd", show_default=True, help="sgd, adam or adamw.")
 @click.option("--lr", type=float, default=None, help="Learning rate (default: 0.05 for sgd, 0.001 otherwise).")
 @click.option("--momentum", type=float, default=None, help="Momentum of sgd (default 0.9).")
-@click.option("--optimizer-option", "optimizer_options", multiple=True, metavar="NAME=VALUE", help="Further options; repeat.")
+@click.option(
+    "--optimizer-option", "optimizer_options", multiple=True, metavar="NAME=VALUE", help="Further options; repeat."
+)
 @click.option("--metric", "metric_names", multiple=True, default=("accuracy",), show_default=True)
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")
 @click.option("--clip-norm", type=float, help="Limit on the global norm of the gradients.")
@@ -34,12 +42,16 @@ from graphkit.errors import UsageError
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint in the output folder.")
 @click.option("--seed", type=int, default=None, help="Seed of data order and dropout.")
 @click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
-@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Start that many MPI processes.")
+@click.option(
+    "--processes", type=click.IntRange(1), default=1, show_default=True, help="Start that many MPI processes."
+)
 @click.option("--kvstore", "kvstore_type", default="local", show_default=True, help="local or dist_sync.")
 @device_options
 @external_root_option
 @json_option
-def command(model: str, folder: str | None, resume: bool, processes: int, kvstore_type: str, as_json: bool, **options: Any) -> int:
+def command(
+    model: str, folder: str | None, resume: bool, processes: int, kvstore_type: str, as_json: bool, **options: Any
+) -> int:
     """Train MODEL (.json, .onnx, or a folder that an earlier training wrote).
 
     \b
@@ -50,7 +62,9 @@ def command(model: str, folder: str | None, resume: bool, processes: int, kvstor
     """
     if processes > 1 and not mpi.launched_by_mpi():
         if kvstore_type == "local":
-            raise UsageError("--processes needs --kvstore dist_sync: with a local store every process would train alone")
+            raise UsageError(
+                "--processes needs --kvstore dist_sync: with a local store every process would train alone"
+            )
         return launch.run_processes(processes, sys.argv[1:])
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
@@ -59,7 +73,14 @@ def command(model: str, folder: str | None, resume: bool, processes: int, kvstor
 
 
 def _train(
-    model: str, folder: str | None, resume: bool, kvstore_type: str, as_json: bool, *, external_root: str | None, **o: Any
+    model: str,
+    folder: str | None,
+    resume: bool,
+    kvstore_type: str,
+    as_json: bool,
+    *,
+    external_root: str | None,
+    **o: Any,
 ) -> None:
     from graphkit import data
     from graphkit.dist import kvstore
@@ -69,8 +90,9 @@ def _train(
     net = read_model(model, external_root)
     train_set, held_out = data.load(o["data_spec"])
     valid_set = data.load(o["valid_spec"])[0] if o["valid_spec"] else held_out
+    further = key_values(o["optimizer_options"], "--optimizer-option")
     trainer = Trainer(
-        net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], key_values(o["optimizer_options"], "--optimizer-option")),
+        net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further),
         device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store, freeze=o["freeze"],
         clip_norm=o["clip_norm"], accumulate=o["accumulate"], seed=o["seed"], deterministic=o["deterministic"],
     )  # fmt: skip
@@ -82,7 +104,14 @@ def _train(
     )  # fmt: skip
     if store.rank != 0:
         return
-    result = {"model": net.name, "folder": folder, "epochs": trainer.epoch, "updates": trainer.updates, "processes": store.num_workers, "history": history}
+    result = {
+        "model": net.name,
+        "folder": folder,
+        "epochs": trainer.epoch,
+        "updates": trainer.updates,
+        "processes": store.num_workers,
+        "history": history,
+    }
     if as_json:
         print_json("train", result)
         return

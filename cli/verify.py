@@ -52,5 +52,9 @@ def print_report(report: Any, as_json: bool) -> None:
         )
         for o in report.outputs
     ]  # fmt: skip
-    print_table("graphkit against ONNX Runtime", ["output", "max error", "mean error", "max relative", "result", "formula", "passes with"], rows)
+    print_table(
+        "graphkit against ONNX Runtime",
+        ["output", "max error", "mean error", "max relative", "result", "formula", "passes with"],
+        rows,
+    )
     click.echo(f"opset {report.opset}: {'PASSED' if report.passed else 'FAILED'}")

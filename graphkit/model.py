@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -45,7 +46,11 @@ class Model:
         meta: Mapping[str, str] | None = None,
     ):
         names = tuple(outputs) if isinstance(outputs, Mapping) else None
-        values = [outputs] if isinstance(outputs, Value) else list(outputs.values() if isinstance(outputs, Mapping) else outputs)
+        values = (
+            [outputs]
+            if isinstance(outputs, Value)
+            else list(outputs.values() if isinstance(outputs, Mapping) else outputs)
+        )
         graph = Graph(_ordered_inputs(values, inputs), values, name=name, output_names=names, meta=meta)
         self._adopt(graph, params or {}, config.SEED.get() if seed is None else seed)
 
@@ -66,7 +71,9 @@ class Model:
             changes["name"] = name
         if meta is not None:
             changes["meta"] = meta
-        model._adopt(graph.replace(**changes) if changes else graph, params, config.SEED.get() if seed is None else seed)
+        model._adopt(
+            graph.replace(**changes) if changes else graph, params, config.SEED.get() if seed is None else seed
+        )
         return model
 
     def _adopt(self, graph: Graph, params: Mapping[str, Any], seed: int) -> None:
@@ -135,7 +142,7 @@ class Model:
     @property
     def num_parameters(self) -> int:
         """Number of elements of all parameters, running statistics left out."""
-        return sum(int(v.tensor.size) for v in self.graph.inputs if v.role == "parameter")
+        return sum(math.prod(v.tensor.static_shape) for v in self.graph.inputs if v.role == "parameter")
 
     @property
     def internals(self) -> tuple[str, ...]:
@@ -237,7 +244,8 @@ class Model:
         return printing.to_text(self.graph)
 
     def __repr__(self) -> str:
-        return f"<Model {self.name!r}: ({', '.join(self.inputs)}) -> ({', '.join(self.outputs)}), {self.num_parameters} parameters>"
+        signature = f"({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
+        return f"<Model {self.name!r}: {signature}, {self.num_parameters} parameters>"
 
 
 def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> list[Value]:

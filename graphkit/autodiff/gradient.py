@@ -13,11 +13,13 @@ import numpy as np
 
 from graphkit.errors import GraphkitError, MissingGradient, UsageError
 from graphkit.ir import context, dims
+from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Node, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 
 
+@uncollected
 def gradient(
     outputs: Sequence[Value],
     wrt: Sequence[Value],
@@ -35,7 +37,8 @@ def gradient(
         if not _differentiable(value):
             raise UsageError(f"{value} is not a float tensor: it has no gradient")
     if seeds is None:
-        seeds = [_ones_like(y) for y in outputs]
+        with context.detached():
+            seeds = [_ones_like(y) for y in outputs]
     if len(seeds) != len(outputs):
         raise UsageError(f"{len(outputs)} outputs but {len(seeds)} seeds")
     with context.detached():
@@ -99,7 +102,9 @@ class _Sweep:
             self.tainted.update(v for v in node.inputs if v is not None and v in self.active)
             return
         try:
-            contributions = self._rule(node, gradients) if op.grad is not None else self._through_expansion(node, gradients)
+            contributions = (
+                self._rule(node, gradients) if op.grad is not None else self._through_expansion(node, gradients)
+            )
         except MissingGradient as error:
             raise MissingGradient(f"{error}\n  inside the expansion of {node.describe()}") from None
         except GraphkitError as error:
@@ -124,7 +129,9 @@ class _Sweep:
         outputs = expanded if isinstance(expanded, tuple) else (expanded,)
         reached = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]
         wrt = list(dict.fromkeys(v for v in node.inputs if v is not None and v in self.active))
-        inner = _Sweep([y for y, _ in reached], [g for _, g in reached], wrt, boundary=[v for v in node.inputs if v is not None])
+        inner = _Sweep(
+            [y for y, _ in reached], [g for _, g in reached], wrt, boundary=[v for v in node.inputs if v is not None]
+        )
         return list(zip(wrt, inner.run(), strict=True))
 
 
@@ -135,12 +142,18 @@ def _differentiable(value: Value) -> bool:
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:
     expected, actual = value.tensor, gradient_value.tensor
     same_rank = expected.rank is None or actual.rank is None or expected.rank == actual.rank
-    if actual.dtype is not expected.dtype or not same_rank or (
-        expected.shape is not None
-        and actual.shape is not None
-        and not all(dims.may_equal(a, b) for a, b in zip(expected.shape, actual.shape, strict=True))
+    if (
+        actual.dtype is not expected.dtype
+        or not same_rank
+        or (
+            expected.shape is not None
+            and actual.shape is not None
+            and not all(dims.may_equal(a, b) for a, b in zip(expected.shape, actual.shape, strict=True))
+        )
     ):
-        raise GraphkitError(f"the gradient rule of {node.op.name} gives {actual} for an operand of type {expected} ({node.describe()})")
+        raise GraphkitError(
+            f"the gradient rule of {node.op.name} gives {actual} for an operand of type {expected} ({node.describe()})"
+        )
 
 
 def _missing_message(nodes: Sequence[Node]) -> str:

@@ -94,7 +94,7 @@ def make_feeds(
 def concrete_shapes(
     model: Any, shapes: Mapping[str, Sequence[int]] | None = None, batch: int | None = None
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """A static shape for every tensor input, and the guesses made: from `shapes`, `batch` for the leading symbols, guesses."""
+    """A static shape for every tensor input, and which dimensions were guessed; `batch` sets leading symbols."""
     graph: Graph = model.graph
     inputs = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
     known = {name: TensorType(_input(inputs, name).dtype, shape) for name, shape in (shapes or {}).items()}
@@ -121,7 +121,9 @@ def _choose_sizes(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
     """A static shape per tensor input, and the guesses among its dimensions; `fixed` sets symbols."""
     tensors = {name: value.tensor for name, value in inputs.items() if isinstance(value.type, TensorType)}
-    bindings = dict(fixed) | match_shapes([(name, tensors[name], actual) for name, actual in known.items() if name in tensors])
+    bindings = dict(fixed) | match_shapes(
+        [(name, tensors[name], actual) for name, actual in known.items() if name in tensors]
+    )
     open_dims: dict[str, bool] = {}
     for name, declared in tensors.items():
         if name not in known:

@@ -58,9 +58,7 @@ def single_node_model(case: Case, opset: int) -> onnx.ModelProto:
     graph = case.graph()
     outputs = [f"y{i}" for i in range(len(graph.outputs))]
     attributes = [
-        _attribute(form.renames.get(key, key), item)
-        for key, item in op.attributes().items()
-        if key not in form.hidden
+        _attribute(form.renames.get(key, key), item) for key, item in op.attributes().items() if key not in form.hidden
     ]
     node = helper.make_node(form.name, names, outputs, domain=form.domain)
     node.attribute.extend(attributes)
@@ -81,8 +79,7 @@ def onnx_evaluator(case: Case, opset: int) -> list[Any]:
 
     evaluator = ReferenceEvaluator(single_node_model(case, opset))
     with np.errstate(all="ignore"):
-        results: list[Any] = evaluator.run(None, _feeds(case))
-    return results
+        return list(evaluator.run(None, _feeds(case)))
 
 
 def onnxruntime_session(case: Case, opset: int) -> list[Any]:

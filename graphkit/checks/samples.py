@@ -43,9 +43,20 @@ class Case:
         rounded = {k: float(np.float32(v)) for k, v in self.op.attributes().items() if isinstance(v, float)}
         return replace(self, op=self.op.replace(**rounded)) if rounded else self
 
+    def converted(self, dtype: DType) -> Case:
+        """The same numbers in another element type: drawn inputs, and float arrays that follow them."""
+        if dtype is self.dtype:
+            return self
+        arrays = []
+        for spec, array in zip(self.sample.inputs, self.arrays, strict=True):
+            follows = array is not None and dtype_of(array.dtype) is self.dtype
+            follows = follows and (_is_drawn(spec) or self.dtype in FLOATS)
+            arrays.append(array.astype(dtype.numpy) if array is not None and follows else array)
+        return replace(self, dtype=dtype, arrays=tuple(arrays))
+
     @property
     def is_constant(self) -> tuple[bool, ...]:
-        """Per input, whether it is a constant of `graph`: what a sample gives literally (axes, shapes, indices, bounds).
+        """Per input, whether it is a constant of `graph`: what a sample gives literally (axes, indices, bounds).
 
         When a sample gives everything literally, its float arrays are inputs.
         """

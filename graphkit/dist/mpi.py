@@ -32,7 +32,9 @@ def _mpi() -> Any:
     try:
         import mpi4py
     except ImportError:
-        raise MissingDependency("MPI needs mpi4py and an MPI library; install them with: pip install 'graphkit[mpi]'") from None
+        raise MissingDependency(
+            "MPI needs mpi4py and an MPI library; install them with: pip install 'graphkit[mpi]'"
+        ) from None
     mpi4py.rc.initialize = False
     mpi4py.rc.finalize = False
     try:
@@ -52,7 +54,9 @@ class MpiCommunicator:
         if not mpi.Is_initialized():
             level = mpi.Init_thread(mpi.THREAD_SERIALIZED)
             if level < mpi.THREAD_SERIALIZED:
-                raise RuntimeFailure(f"MPI gives thread level {level}; MPI_THREAD_SERIALIZED ({mpi.THREAD_SERIALIZED}) is needed")
+                raise RuntimeFailure(
+                    f"MPI gives thread level {level}; MPI_THREAD_SERIALIZED ({mpi.THREAD_SERIALIZED}) is needed"
+                )
         self._comm = mpi.COMM_WORLD
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()

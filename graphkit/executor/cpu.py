@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
@@ -22,10 +23,15 @@ from graphkit.ops._base import DOMAIN
 
 _ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
+_SPIN_COUNT = "1000"
 
 
 def _load_native() -> ModuleType:
     """Import the extension. Its RPATH finds oneDNN in an ordinary environment; package metadata finds it elsewhere."""
+    # libgomp reads this when it loads. Where other processes want the cores, threads that spin for long at a barrier
+    # slow every region down a hundred times.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         import graphkit._native as native
     except ImportError as error:

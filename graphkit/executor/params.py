@@ -12,7 +12,7 @@ from graphkit.ir.types import TensorType, dtype_of
 
 
 class ParamStore(MutableMapping[str, np.ndarray]):
-    """Arrays by name. Reading gives a read-only array; `store[name] = array` checks dtype and shape and bumps the version.
+    """Arrays by name. Reading gives a read-only array; `store[name] = array` checks it and bumps its version.
 
     `types` fixes the names and what each array must look like; raises InputError for an unknown name or a misfit.
     """

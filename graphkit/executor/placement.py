@@ -9,7 +9,7 @@ from graphkit.executor.plan import Place
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op
-from graphkit.ops.constant import Constant
+from graphkit.ops.constants import Constant
 
 
 @dataclass(frozen=True, slots=True)

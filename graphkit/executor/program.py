@@ -21,7 +21,7 @@ from graphkit.executor.reference import reference_kernel
 from graphkit.executor.schedule import Task, schedule
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
-from graphkit.ops.constant import Constant
+from graphkit.ops.constants import Constant
 from graphkit.ops.evaluate import run_node
 
 # Instances that wait for the next run; a burst of more concurrent runs makes more and lets them go.

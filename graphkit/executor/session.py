@@ -6,10 +6,12 @@ kernels, orders the steps and lays out memory; the programs it makes are kept in
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,7 @@ from graphkit.executor.program import Program, Settings
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
-from graphkit.ops.constant import Constant
+from graphkit.ops.constants import Constant
 from graphkit.passes._base import Pass, run_passes
 from graphkit.passes.bind import bind
 from graphkit.passes.cse import cse
@@ -133,7 +135,8 @@ class Executor:
         self._optimize = optimize
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
-        self._graph = run_passes(graph, [("bind_rng", bind_rng), *(_CLEANUP if optimize else ())])
+        with _collector_paused():
+            self._graph = run_passes(graph, [("bind_rng", bind_rng), *(_CLEANUP if optimize else ())])
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
@@ -363,7 +366,8 @@ class Executor:
                     for spec, array in zip(selection.inputs, arrays, strict=True)
                     if array is not None and isinstance(spec.value.type, TensorType) and not spec.sized
                 }
-                program = self._programs[signature] = self._make_program(selection, shapes, feeds)
+                with _collector_paused():
+                    program = self._programs[signature] = self._make_program(selection, shapes, feeds)
                 while len(self._programs) > PROGRAM_LIMIT:
                     self._programs.popitem(last=False)
             else:
@@ -384,6 +388,18 @@ class Executor:
                 tensor = node.op.value
                 fixed[node.output] = self._constant_arrays.get(id(tensor)) or ConstantArray(tensor)
         return Program(graph, fixed, self._settings)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without the cyclic collector: it would walk the many new, living nodes again and again, and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _signature(selection: _Selection, arrays: Sequence[Any], feeds: Mapping[str, Any]) -> tuple[Any, ...]:

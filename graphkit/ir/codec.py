@@ -18,6 +18,7 @@ import numpy as np
 
 from graphkit.errors import InvalidModel, UnsupportedOperator, UsageError
 from graphkit.ir import context, dims
+from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.tensor import Tensor
@@ -34,11 +35,13 @@ _ROLES = ("data", "parameter", "state", "rng")
 _TAGS = ("float", "tensor", "object")
 
 
+@uncollected
 def to_dict(graph: Graph) -> dict[str, Any]:
     """The graph as JSON-able data, with all its constants inline; `from_dict` is the inverse."""
     return Encoder(None, {}).graph(graph)
 
 
+@uncollected
 def from_dict(record: Mapping[str, Any], resolve: Resolve) -> Graph:
     """Build the graph that `to_dict` described. `resolve(domain, name)` gives the class of an operator.
 

@@ -42,7 +42,7 @@ def entered(scope: Scope) -> Iterator[Scope]:
         _scope.reset(token)
 
 
-class detached:
+class detached:  # noqa: N801 - used like a function, as contextlib.suppress is
     """Build nodes whose names are already qualified, as passes and loaders do."""
 
     __slots__ = ("_token",)

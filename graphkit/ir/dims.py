@@ -236,15 +236,13 @@ def _extreme(function: str, choose: Callable, dims: Iterable[Dim]) -> Dim:
         return constant
     parts: list[Dim] = sorted(operands, key=str)
     if constant is not None:
-        difference = parts[0] - constant
-        if len(parts) == 1 and not isinstance(difference, DimExpr):
-            return choose(parts[0], constant) if isinstance(parts[0], int) else parts[0]
         parts.append(constant)
     if len(parts) == 1:
         return parts[0]
-    if len(parts) == 2 and not isinstance(parts[0] - parts[1], DimExpr):
-        larger = parts[0] if parts[0] - parts[1] > 0 else parts[1]
-        return larger if function == "max" else parts[0] + parts[1] - larger
+    if len(parts) == 2:
+        difference = parts[0] - parts[1]
+        if not isinstance(difference, DimExpr):
+            return parts[0] if (difference > 0) == (function == "max") else parts[1]
     return _call(function, *parts)
 
 

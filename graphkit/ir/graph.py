@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import context
+from graphkit.ir.collector import uncollected
 from graphkit.ir.types import TensorType, Type
 
 _serial = itertools.count()
@@ -127,10 +128,8 @@ class Node:
                 types = op.infer_types([None if v is None else v.type for v in self.inputs])
             except GraphkitError as error:
                 raise type(error)(f"{self.describe()}: {error}") from None
-        names: Iterable[str] = output_names or ("",)
         self.outputs: tuple[Value, ...] = tuple(
-            Value(t, n, node=self, index=i)
-            for i, (t, n) in enumerate(itertools.zip_longest(types, itertools.islice(names, len(types)), fillvalue=""))
+            Value(t, output_names[i] if i < len(output_names) else "", node=self, index=i) for i, t in enumerate(types)
         )
 
     @property
@@ -138,6 +137,11 @@ class Node:
         """The only output."""
         (value,) = self.outputs
         return value
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        """The inputs that are present."""
+        return tuple(v for v in self.inputs if v is not None)
 
     def describe(self) -> str:
         """One line for errors: name, operator, operand types."""
@@ -147,7 +151,7 @@ class Node:
         return f"{label} {domain}{self.op.name}({operands})"
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
-        """This node on other operands; itself when nothing differs. Types are inferred again only when they may change."""
+        """This node on other operands; itself when nothing differs. Types are inferred only when they may change."""
         if op is None and all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
             return self
         same = op is None and all(
@@ -177,6 +181,7 @@ def same_type(a: Type, b: Type) -> bool:
     return a is b or (a == b and all(getattr(a, key, None) == getattr(b, key, None) for key in ("value", "floats")))
 
 
+@uncollected
 def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> list[Node]:
     """The nodes that `values` depend on, each after its operands, in a deterministic order.
 
@@ -299,6 +304,7 @@ class Graph:
         known = [*by_output, *(self.name_of(v) for v in self.values)]
         raise UsageError(f"graph {self.name!r} has no value {name!r}{did_you_mean(name, known)}")
 
+    @uncollected
     def _assign_names(self) -> None:
         # Explicit hints take their names before generated ones, so that adding an unnamed node renames nothing.
         node_names, value_names = Names(), Names()

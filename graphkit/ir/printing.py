@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value
 
 _FRESH = re.compile(r"\?\d+")
 
 
+@uncollected
 def to_text(graph: Graph) -> str:
     """One line per input and node, subgraphs indented; anonymous dimensions are numbered in order of appearance."""
     numbers: dict[str, str] = {}
@@ -50,18 +52,21 @@ def node_line(graph: Graph, node: Node) -> str:
     return line if name == graph.name_of(node.outputs[0]) else f"{line}  # {name}"
 
 
+@uncollected
 def to_dot(graph: Graph) -> str:
     """Graphviz source: boxes for nodes, ellipses for inputs and outputs, types on the edges."""
     lines = [f"digraph {_quote(graph.name or 'graph')} {{", "  node [shape=box, fontname=monospace];"]
     for value in graph.inputs:
         shape = "ellipse" if value.role == "data" else "note"
-        lines.append(f"  {_quote('in:' + graph.name_of(value))} [label={_quote(str_input(graph, value))}, shape={shape}];")
+        lines.append(
+            f"  {_quote('in:' + graph.name_of(value))} [label={_quote(str_input(graph, value))}, shape={shape}];"
+        )
     for node in graph.nodes:
         name = graph.node_name(node)
         lines.append(f"  {_quote('n:' + name)} [label={_quote(f'{node.op.name}' + chr(10) + name)}];")
-        for operand in node.inputs:
-            if operand is not None:
-                lines.append(f"  {_edge_source(graph, operand)} -> {_quote('n:' + name)} [label={_quote(str(operand.type))}];")
+        lines.extend(
+            f"  {_edge_source(graph, v)} -> {_quote('n:' + name)} [label={_quote(str(v.type))}];" for v in node.operands
+        )
     for name, value in zip(graph.output_names, graph.outputs, strict=True):
         lines.append(f"  {_quote('out:' + name)} [label={_quote(name)}, shape=ellipse];")
         lines.append(f"  {_edge_source(graph, value)} -> {_quote('out:' + name)} [label={_quote(str(value.type))}];")

@@ -18,6 +18,7 @@ import numpy as np
 from graphkit.errors import GraphkitError, InvalidModel, RuntimeFailure, UnsafeModel, UsageError
 from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
+from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph
 from graphkit.ir.weights import read_weights, write_weights
 
@@ -29,6 +30,7 @@ FORMAT, VERSION = "graphkit", 1
 # --- files ------------------------------------------------------------------------------------------
 
 
+@uncollected
 def save(
     path: str | Path, graph: Graph, params: Mapping[str, np.ndarray], meta: Mapping[str, str] | None = None
 ) -> None:
@@ -72,6 +74,7 @@ def save(
         raise RuntimeFailure(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 
 
+@uncollected
 def load(path: str | Path, resolve: Resolve) -> tuple[Graph, dict[str, np.ndarray], dict[str, str]]:
     """Read what `save` wrote: the graph, arrays by input name, metadata.
 

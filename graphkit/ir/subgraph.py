@@ -62,7 +62,7 @@ def close_over(
 def _region_nodes(outputs: Iterable[Value], boundary: Callable[[Value], bool]) -> list[Node]:
     inside: set[Value] = set()
     outside: set[Value] = set()
-    stack = [v for v in outputs]
+    stack = list(outputs)
     while stack:
         value = stack.pop()
         if value in inside or value in outside:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -80,7 +80,14 @@ class DType(enum.Enum):
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
 TINY_FLOATS = frozenset(
-    {DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT8E8M0, DType.FLOAT4E2M1}
+    {
+        DType.FLOAT8E4M3FN,
+        DType.FLOAT8E4M3FNUZ,
+        DType.FLOAT8E5M2,
+        DType.FLOAT8E5M2FNUZ,
+        DType.FLOAT8E8M0,
+        DType.FLOAT4E2M1,
+    }
 )
 SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 UNSIGNED = frozenset({DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64})
@@ -142,7 +149,11 @@ class TensorType:
         floats: Iterable[float] | None = None,
     ):
         self.dtype = dtype if isinstance(dtype, DType) else dtype_of(dtype)
-        self.shape = None if shape is None else tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
+        self.shape = (
+            None
+            if shape is None
+            else tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
+        )
         self.value = None if value is None else tuple(value)
         self.floats = None if floats is None else tuple(floats)
 
@@ -259,7 +270,7 @@ class OptionalType:
     __repr__ = __str__
 
 
-Type: TypeAlias = Union[TensorType, SequenceType, OptionalType]
+Type: TypeAlias = TensorType | SequenceType | OptionalType
 
 
 def type_of_array(array: np.ndarray) -> TensorType:

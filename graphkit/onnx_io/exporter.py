@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 
-from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError, did_you_mean
+from graphkit.errors import UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.atomic import write_whole
 from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.tensor import Tensor
@@ -99,7 +98,7 @@ def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodePr
             raise spelling.fail(f"attribute {key}={value!r}")
         proto.attribute.append(_attribute(key, value))
     if schema is not None:
-        _check_operands(spelling, schema)
+        _check_types(spelling, schema)
     return proto, spelling.inputs
 
 
@@ -129,8 +128,8 @@ def _domain_version(domain: str, target: int) -> int:
     return 1
 
 
-def _check_operands(spelling: downgrade.Spelling, schema: Any) -> None:
-    """Operand count and element types against the target's schema; raises UnsupportedError."""
+def _check_types(spelling: downgrade.Spelling, schema: Any) -> None:
+    """Operand count and element types, of results too, against the target's schema; raises UnsupportedError."""
     formals = schema.inputs
     constraints = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     variadic = bool(formals) and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -143,6 +142,9 @@ def _check_operands(spelling: downgrade.Spelling, schema: Any) -> None:
         allowed = constraints.get(formal.type_str, {formal.type_str})
         if _type_text(value.type) not in allowed:
             raise spelling.fail(f"operand {formal.name!r} of type {value.type}")
+    for formal, value in zip(schema.outputs, spelling.node.outputs, strict=False):
+        if _type_text(value.type) not in constraints.get(formal.type_str, {formal.type_str}):
+            raise spelling.fail(f"result {formal.name!r} of type {value.type}")
 
 
 def _type_text(kind: Type) -> str:

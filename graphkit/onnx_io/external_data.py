@@ -12,6 +12,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from graphkit.errors import InvalidModel, UnsafeModel
+from graphkit.onnx_io.validate import require_text
 
 # Pages of mapped files begin at multiples of this; tensors smaller than it stay in the model.
 ALIGNMENT = 4096
@@ -35,6 +36,7 @@ class ExternalData:
     def read(self, proto: TensorProto, nbytes: int) -> np.ndarray:
         """`nbytes` bytes (uint8, read-only) of the tensor's data; raises InvalidModel or UnsafeModel."""
         where = f"tensor {proto.name!r}"
+        require_text(where, proto.name, *(text for e in proto.external_data for text in (e.key, e.value)))
         entries = {entry.key: entry.value for entry in proto.external_data}
         location = entries.get("location", "")
         if not location:

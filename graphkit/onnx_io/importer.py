@@ -28,6 +28,7 @@ from graphkit.onnx_io import control, functions, initializers, upgrade, validate
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
 from graphkit.onnx_io.tensors import densify, dtype_of_code, refine, to_array, type_from_proto, type_to_proto
+from graphkit.onnx_io.validate import require_text
 from graphkit.ops import Op, registry
 from graphkit.passes.randomness import bind_rng
 
@@ -171,8 +172,11 @@ class Builder:
     def metadata(self, graph: Graph, output_names: Sequence[str]) -> dict[str, str]:
         """The file's metadata, who made it, and the names that had to change because others had them already."""
         model = self.model
+        texts = [text for entry in model.metadata_props for text in (entry.key, entry.value)]
+        facts = [model.producer_name, model.producer_version, model.domain, model.doc_string]
+        require_text(f"{self.label}: metadata", *texts, *facts)
         meta = {entry.key: entry.value for entry in model.metadata_props if entry.key != initializers.ROLES_KEY}
-        facts = {
+        fields = {
             "onnx.producer_name": model.producer_name,
             "onnx.producer_version": model.producer_version,
             "onnx.domain": model.domain,
@@ -181,7 +185,7 @@ class Builder:
             "onnx.graph_doc_string": self.top.doc,
             "onnx.opset": str(self.setting.version("")),
         }
-        meta.update((key, text) for key, text in facts.items() if text)
+        meta.update((key, text) for key, text in fields.items() if text)
         renamed = {
             unique: name for unique, (name, _) in zip(output_names, self.top.outputs, strict=True) if unique != name
         }

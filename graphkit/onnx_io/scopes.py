@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
 
 from graphkit.errors import InvalidModel
+from graphkit.onnx_io.validate import require_text
 
 MAX_DEPTH = 32
 MAX_NODES = 20_000_000
@@ -34,7 +35,9 @@ class RawNode:
 
     @property
     def meta(self) -> dict[str, str]:
-        return {p.key: p.value for p in self.proto.metadata_props}
+        texts = {p.key: p.value for p in self.proto.metadata_props}
+        require_text(f"{self}: metadata", *texts, *texts.values())
+        return texts
 
     @property
     def needs(self) -> Iterator[str]:
@@ -92,12 +95,14 @@ class Reader:
 
     def graph(self, proto: GraphProto, depth: int = 0) -> Region:
         """Read a graph and its subgraphs; raises InvalidModel naming node and name."""
+        require_text(f"{self.label}: graph", proto.name, proto.doc_string)
         region = Region(proto.name)
         region.doc = proto.doc_string
         region.inputs = [(i.name, i.type) for i in proto.input]
         region.outputs = [(o.name, o.type) for o in proto.output]
         region.declared = {v.name: v.type for v in proto.value_info}
         where = f"{self.label}: graph {proto.name!r}"
+        require_text(where, *region.declared, *(n for n, _ in region.inputs), *(n for n, _ in region.outputs))
         for tensor in proto.initializer:
             self._once(region.initializers, tensor.name, tensor, f"{where}: initializer")
         for sparse in proto.sparse_initializer:
@@ -120,6 +125,7 @@ class Reader:
 
         Bodies that the standard generates for given operands may lack outputs that those operands do not ask for.
         """
+        require_text(f"{self.label}: function", proto.domain, proto.name, *proto.input, *proto.output)
         region = Region(proto.name)
         region.inputs = [(name, None) for name in proto.input]
         region.outputs = [(name, None) for name in proto.output]
@@ -141,6 +147,7 @@ class Reader:
             raise InvalidModel(f"{where}: {user} {name!r} is not produced by any node, input or initializer")
 
     def _once(self, table: dict, name: str, item: object, what: str) -> None:
+        require_text(what, name)
         if not name or name in table:
             raise InvalidModel(f"{what} {name!r} is {'given twice' if name else 'without a name'}")
         table[name] = item
@@ -175,9 +182,12 @@ class Reader:
                 region.free.setdefault(name, None)
 
     def _node(self, proto: NodeProto, where: str, depth: int) -> RawNode:
+        names = (proto.name, proto.op_type, proto.domain, proto.overload, *proto.input, *proto.output)
+        require_text(f"{where}: node", *names)
         attributes: dict[str, AttributeProto] = {}
         regions: dict[str, Region] = {}
         for attribute in proto.attribute:
+            require_text(f"{where}: node {proto.name!r}: attribute", attribute.name, attribute.ref_attr_name)
             if attribute.name in attributes or attribute.name in regions:
                 raise InvalidModel(f"{where}: node {proto.name!r}: attribute {attribute.name!r} is given twice")
             if attribute.type == AttributeProto.GRAPH or (not attribute.type and attribute.HasField("g")):

@@ -17,6 +17,7 @@ from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.onnx_io.validate import require_text
 
 CODES: dict[DType, int] = {
     DType.FLOAT32: TensorProto.FLOAT,
@@ -266,6 +267,7 @@ def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None
                     raise InvalidModel(f"{where}: negative dimension {dim.dim_value}")
                 shape.append(dim.dim_value if dim.dim_value >= 0 else dims.fresh())
             else:
+                require_text(where, dim.dim_param)
                 shape.append(parse_dim_param(dim.dim_param))
         return TensorType(dtype, shape)
     if kind in ("sequence_type", "optional_type"):

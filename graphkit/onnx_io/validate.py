@@ -141,6 +141,13 @@ def _varint(data: bytes, position: int) -> tuple[int | None, int]:
     return None, position
 
 
+def require_text(where: str, *strings: object) -> None:
+    """The protobuf library gives text that is not UTF-8 as bytes; raises InvalidModel for it."""
+    for string in strings:
+        if not isinstance(string, str):
+            raise InvalidModel(f"{where}: {string!r} is not UTF-8 text")
+
+
 def check_frame(model: ModelProto, label: str) -> None:
     """A graph is there and the opset is one that graphkit knows; raises InvalidModel or UnsupportedError."""
     if not model.HasField("graph"):
@@ -165,6 +172,7 @@ def opsets_of(imports: object, label: str) -> dict[str, int]:
     """Version by domain ("" for ai.onnx); raises InvalidModel when one domain has two versions."""
     versions: dict[str, int] = {}
     for entry in imports:  # type: ignore[attr-defined]
+        require_text(f"{label}: opset import", entry.domain)
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         if versions.setdefault(domain, entry.version) != entry.version:
             raise InvalidModel(f"{label}: domain {entry.domain or 'ai.onnx'!r} is imported in two versions")

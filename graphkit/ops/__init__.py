@@ -20,13 +20,23 @@ from graphkit.ops._base import (
     registry,
 )
 
-__all__ = ["DOMAIN", "F", "Onnx", "Op", "OpFunction", "Rand", "Sample", "apply", "as_value", "constant", "op", "registry"]
+__all__ = [
+    "DOMAIN",
+    "F",
+    "Onnx",
+    "Op",
+    "OpFunction",
+    "Rand",
+    "Sample",
+    "apply",
+    "as_value",
+    "constant",
+    "op",
+    "registry",
+]
 
 _NOT_FAMILIES = {"_base", "xp", "evaluate"}
 
 for _module in pkgutil.iter_modules(__path__):
     if _module.name not in _NOT_FAMILIES:
         importlib.import_module(f"{__name__}.{_module.name}")
-
-# Importing the family file constant.py put a module under the name of the function.
-from graphkit.ops._base import constant  # noqa: E402

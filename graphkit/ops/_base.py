@@ -166,7 +166,9 @@ class Op:
                 try:
                     values[key] = COERCE[spec.kind](given)
                 except (TypeError, ValueError) as error:
-                    raise UsageError(f"{self.name}: attribute {key}={given!r} does not fit {spec.kind}: {error}") from None
+                    raise UsageError(
+                        f"{self.name}: attribute {key}={given!r} does not fit {spec.kind}: {error}"
+                    ) from None
             elif spec.default is REQUIRED:
                 raise UsageError(f"{self.name}: attribute {key!r} is required")
             else:
@@ -246,7 +248,9 @@ class Op:
                 else:
                     fits = operand.dtype in allowed
                 if not fits:
-                    wanted = f"{same_as}, as {allowed!r}" if same_as else "one of " + ", ".join(sorted(map(str, allowed)))
+                    wanted = (
+                        f"{same_as}, as {allowed!r}" if same_as else "one of " + ", ".join(sorted(map(str, allowed)))
+                    )
                     raise TypeMismatch(f"operand {formal.name!r} is {operand.dtype}; expected {wanted}")
                 seen.setdefault(formal.name, operand.dtype)
 
@@ -316,7 +320,7 @@ def op(cls: type) -> Any:
     """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
     fields: dict[str, Field] = {}
     for base in reversed(cls.__mro__):
-        for key, annotation in base.__dict__.get("__annotations__", {}).items():
+        for key, annotation in inspect.get_annotations(base).items():
             text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
             if text.startswith("ClassVar"):
                 continue
@@ -359,26 +363,41 @@ def as_value(operand: Any, like: Value | None = None) -> Value:
 
 def apply(operator: Op, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None) -> Any:
     """Make a node; return its output, or the tuple of its outputs when it has several."""
-    like = next((v for v in operands if isinstance(v, Value)), None)
-    values = [_operand(operator, i, v, like) for i, v in enumerate(operands)]
+    values = [_operand(operator, i, operands) for i in range(len(operands))]
     while values and values[-1] is None:
         values.pop()
     outputs = Node(operator, values, name, meta).outputs
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _operand(operator: Op, position: int, operand: Any, like: Value | None) -> Value | None:
+def _operand(operator: Op, position: int, operands: Sequence[Any]) -> Value | None:
+    operand = operands[position]
     if operand is None or isinstance(operand, Value):
         return operand
+    number = isinstance(operand, (bool, int, float))
+    return as_value(operand, _number_like(operator, position, operands) if number else None)
+
+
+def _number_like(operator: Op, position: int, operands: Sequence[Any]) -> Value | None:
+    """The operand whose dtype a plain number takes: one of the same type variable, else the first if its dtype fits."""
+    given = [(i, v) for i, v in enumerate(operands) if isinstance(v, Value) and isinstance(v.type, TensorType)]
+    variable = _type_variable(operator, position)
+    for other, value in given:
+        if variable and _type_variable(operator, other) == variable:
+            return value
+    allowed = operator.types.get(variable, ())
+    return next((value for _, value in given[:1] if value.dtype in allowed), None)
+
+
+def _type_variable(operator: Op, position: int) -> str:
+    """The name of the operand that decides the dtype at `position`."""
     formals = operator.formals
-    formal = formals[min(position, len(formals) - 1)] if formals else None
-    constraint = operator.types.get(formal.name) if formal else None
-    follows = like is not None and isinstance(like.type, TensorType) and (
-        isinstance(constraint, str) or (constraint is not None and like.dtype in constraint)
-    )
-    if isinstance(operand, (bool, int, float)) and follows:
-        return as_value(operand, like)
-    return as_value(operand)
+    if not formals:
+        return ""
+    name = formals[min(position, len(formals) - 1)].name
+    while isinstance(constraint := operator.types.get(name), str):
+        name = constraint
+    return name
 
 
 class OpFunction:
@@ -441,87 +460,3 @@ class _Functions:
 
 
 F: Any = _Functions()
-
-
-def _binary(function: str, reflected: bool = False) -> Callable[[Value, Any], Any]:
-    def method(self: Value, other: Any) -> Any:
-        other = as_value(other, self)
-        return getattr(F, function)(other, self) if reflected else getattr(F, function)(self, other)
-
-    return method
-
-
-def _getitem(self: Value, key: Any) -> Value:
-    """Basic indexing: integers, slices with constant bounds, Ellipsis, None. Anything else is UsageError."""
-    keys = key if isinstance(key, tuple) else (key,)
-    rank = self.tensor.rank
-    if rank is None:
-        raise UsageError(f"{self} cannot be indexed: its rank is unknown")
-    consumed = sum(1 for k in keys if k is not None and k is not Ellipsis)
-    if consumed > rank:
-        raise UsageError(f"{self} has rank {rank}, {consumed} indices given")
-    if Ellipsis not in [k for k in keys if not isinstance(k, Value)]:
-        keys = (*keys, Ellipsis)
-    position = next(i for i, k in enumerate(keys) if k is Ellipsis)
-    keys = (*keys[:position], *[slice(None)] * (rank - consumed), *keys[position + 1 :])
-    starts, ends, axes, steps, drop, add = [], [], [], [], [], []
-    axis = out = 0
-    for k in keys:
-        if k is None:
-            add.append(out)
-            out += 1
-            continue
-        if isinstance(k, (int, np.integer)):
-            starts.append(int(k))
-            ends.append(int(k) + 1 if k != -1 else np.iinfo(np.int64).max)
-            axes.append(axis)
-            steps.append(1)
-            drop.append(axis)
-        elif isinstance(k, slice):
-            step = 1 if k.step is None else int(k.step)
-            low, high = (0, np.iinfo(np.int64).max) if step > 0 else (np.iinfo(np.int64).max, np.iinfo(np.int64).min)
-            if k != slice(None):
-                starts.append(low if k.start is None else int(k.start))
-                ends.append(high if k.stop is None else int(k.stop))
-                axes.append(axis)
-                steps.append(step)
-            out += 1
-        else:
-            raise UsageError(f"{self} cannot be indexed by {k!r}; use gather for computed indices")
-        axis += 1
-    result = self
-    if axes:
-        result = F.slice(result, *(np.asarray(v, np.int64) for v in (starts, ends, axes, steps)))
-    if drop:
-        result = F.squeeze(result, np.asarray(drop, np.int64))
-    if add:
-        result = F.unsqueeze(result, np.asarray(add, np.int64))
-    return result
-
-
-def _install_overloads() -> None:
-    table = {
-        "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "matmul": "mat_mul", "mod": "mod",
-        "and": "and_", "or": "or_", "xor": "xor",
-    }  # fmt: skip
-    for python, function in table.items():
-        setattr(Value, f"__{python}__", _binary(function))
-        setattr(Value, f"__r{python}__", _binary(function, reflected=True))
-    for python, function in {"lt": "less", "le": "less_or_equal", "gt": "greater", "ge": "greater_or_equal"}.items():
-        setattr(Value, f"__{python}__", _binary(function))
-    Value.__neg__ = lambda self: F.neg(self)  # type: ignore[attr-defined]
-    Value.__abs__ = lambda self: F.abs(self)  # type: ignore[attr-defined]
-    Value.__invert__ = lambda self: F.not_(self)  # type: ignore[attr-defined]
-    Value.__getitem__ = _getitem  # type: ignore[attr-defined]
-
-    def no_bool(self: Value) -> bool:
-        raise UsageError(f"{self} has no truth value while the graph is built; use gk.where or gk.cond")
-
-    def no_iter(self: Value) -> Any:
-        raise UsageError(f"{self} cannot be iterated; use gk.split or gk.scan")
-
-    Value.__bool__ = no_bool  # type: ignore[attr-defined]
-    Value.__iter__ = no_iter  # type: ignore[attr-defined]
-
-
-_install_overloads()

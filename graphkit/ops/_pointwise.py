@@ -29,8 +29,8 @@ class Binary(Op):
 
     inputs = ("a", "b")
     types = {"a": NUMERIC, "b": "a"}
-    inplace = ((0, 0), (1, 0))
-    samples = (
+    inplace: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0), (1, 0))
+    samples: ClassVar[Any] = (
         Sample((2, 3), (2, 3)),
         Sample((2, 3), (3,)),
         Sample((2, 1, 3), (4, 1)),
@@ -38,7 +38,7 @@ class Binary(Op):
         Sample((0, 3), (1, 3)),
     )
     # The rule for known integer elements, where shape arithmetic uses the operator.
-    known: ClassVar[Callable[[Dim, Dim], Dim] | None] = None
+    known: ClassVar[Callable[..., Dim] | None] = None
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         shape = broadcast_shapes([a.shape, b.shape])
@@ -59,7 +59,7 @@ def broadcast_known(rule: Callable[..., Dim], operands: Sequence[TensorType]) ->
     return tuple(rule(*column) for column in zip(*columns, strict=True))
 
 
-def unbroadcast(gradient: Any, operand: Value) -> Any:
+def unbroadcast(gradient: Any, operand: Any) -> Any:
     """Sum a gradient over the axes along which `operand` was broadcast."""
     if gradient.shape is not None and gradient.shape == operand.shape:
         return gradient

@@ -79,7 +79,9 @@ class Div(Binary):
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
         if a.dtype.kind in "iu":
             quotient = xp.floor_divide(a, b)
-            return quotient + ((quotient < 0) & (quotient * b != a)).astype(a.dtype) if a.dtype.kind == "i" else quotient
+            return (
+                quotient + ((quotient < 0) & (quotient * b != a)).astype(a.dtype) if a.dtype.kind == "i" else quotient
+            )
         return xp.divide(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
@@ -106,11 +108,11 @@ class Pow(Binary):
         return xp.power(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        a, b = node.inputs
+        a, b = node.operands
         exponent = b if b.dtype is a.dtype else F.cast(b, to=a.dtype)
         one = scalar_like(1.0, a)
         da = F.mul(dy, F.mul(exponent, F.pow(a, F.sub(exponent, one))))
-        if not b.dtype.is_float or b.node is not None and b.node.op.name == "Constant":
+        if not b.dtype.is_float or (b.node is not None and b.node.op.name == "Constant"):
             return operand_gradients(node, da, None)
         # d/db is a**b log a; at a == 0 the limit for b > 0 is 0.
         zero = scalar_like(0.0, a)
@@ -120,7 +122,7 @@ class Pow(Binary):
 
 @op
 class Mod(Binary):
-    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod` truncated, of a's sign, as C."""
+    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod`, of a's sign, as C."""
 
     fmod: bool = False
     onnx = Onnx("Mod", since=28)

@@ -80,7 +80,7 @@ class Erf(Unary):
         return xp.special.erf(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        (x,) = node.inputs
+        (x,) = node.operands
         slope = F.mul(F.exp(F.neg(F.mul(x, x))), scalar_like(2.0 / math.sqrt(math.pi), x))
         return F.mul(dy, slope)
 

@@ -234,7 +234,9 @@ class Squeeze(Op):
         return xp.squeeze(x, axis=None if axes is None else tuple(axes.tolist()))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return (reshape_like(dy, node.inputs[0]), None)[: len(node.inputs)]  # type: ignore[arg-type]
+        if len(node.inputs) == 2:
+            return F.unsqueeze(dy, node.inputs[1]), None
+        return reshape_like(dy, node.inputs[0])  # type: ignore[arg-type]
 
 
 @op
@@ -262,4 +264,4 @@ class Unsqueeze(Op):
         return xp.expand_dims(x, tuple(axes.tolist()))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return reshape_like(dy, node.inputs[0]), None  # type: ignore[arg-type]
+        return F.squeeze(dy, node.inputs[1]), None

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from graphkit import config
 from graphkit.ir import context
+from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import Op
 
@@ -16,6 +17,7 @@ Rule: TypeAlias = Callable[[Node, list[Value | None]], Sequence[Value] | None]
 Pass: TypeAlias = Callable[[Graph], Graph]
 
 
+@uncollected
 def rewrite(
     graph: Graph,
     rule: Rule,
@@ -70,5 +72,5 @@ def run_passes(graph: Graph, passes: Sequence[tuple[str, Pass]]) -> Graph:
         before = len(graph.nodes)
         graph = transform(graph)
         if debug:
-            print(f"graphkit: pass {name}: {before} -> {len(graph.nodes)} nodes", file=sys.stderr)
+            sys.stderr.write(f"graphkit: pass {name}: {before} -> {len(graph.nodes)} nodes\n")
     return graph

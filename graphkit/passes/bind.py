@@ -7,12 +7,14 @@ from typing import Any
 
 from graphkit.errors import InputError, did_you_mean
 from graphkit.ir import context, dims
+from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value, same_type
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
 
 
+@uncollected
 def bind(graph: Graph, shapes: Mapping[str, TensorType | Sequence[Any]]) -> Graph:
     """Substitute what concrete input shapes say about dimension names, and infer every node again.
 

@@ -14,7 +14,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops.constant import Constant
+from graphkit.ops.constants import Constant
 from graphkit.ops.evaluate import run_node
 from graphkit.passes._base import Pass, map_subgraphs, rewrite
 from graphkit.passes.cse import is_random

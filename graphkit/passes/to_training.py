@@ -49,7 +49,7 @@ def to_inference(graph: Graph) -> Graph:
         operator: Any = node.op
         if operator.name == "BatchNormalization" and not operator.domain and operator.training_mode:
             inference = Node(operator.replace(training_mode=False), operands, node.name, node.meta)
-            return (*inference.outputs, *operands[3:5])  # type: ignore[return-value]
+            return [*inference.outputs, *(v for v in operands[3:5] if v is not None)]
         if operator.name == "Dropout" and not operator.domain:
             return _dropout(node, operator, operands, training=False)
         return None

@@ -146,5 +146,3 @@ def _unique_loss(names: Sequence[str]) -> list[str]:
 def with_loss(model: Model, loss: str | LossFunction, targets: Mapping[str, TensorType] | None = None) -> Model:
     """A model whose first output is the scalar `loss`, with the same parameters and one more input per target."""
     return Model.from_graph(attach(model.graph, loss, targets), dict(model.params))
-
-

@@ -49,7 +49,9 @@ class Accuracy(_Average):
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
         if output.ndim != target.ndim + 1:
-            raise InputError(f"accuracy: output {list(output.shape)} needs class targets of one rank less, not {list(target.shape)}")
+            raise InputError(
+                f"accuracy: output {list(output.shape)} needs class targets of one rank less, not {list(target.shape)}"
+            )
         self.add(np.argmax(output, axis=-1) == target)
 
 

@@ -12,8 +12,8 @@ from graphkit.ops import F
 from graphkit.train.schedules import Constant, Cosine, Exponential, Schedule, Step, Warmup, schedule
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Optimizer", "Schedule", "Step", "Warmup", "get", "names",
-    "schedule",
+    "SGD", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Optimizer", "Schedule", "Step", "Warmup", "get",
+    "names", "schedule",
 ]  # fmt: skip
 
 
@@ -30,7 +30,9 @@ class Optimizer:
         """Names of the per-parameter states; each has the parameter's type and starts at zero."""
         return ()
 
-    def update(self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float) -> Sequence[Value]:
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
         """The new weight and the new slots. lr: float32 scalar; step: int64 scalar, 1 at the first update;
         decay: factor on weight_decay for this parameter."""
         raise NotImplementedError
@@ -61,7 +63,9 @@ class SGD(Optimizer):
     def slots(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
 
-    def update(self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float) -> Sequence[Value]:
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
         outputs = F.sgd_update(
             weight, grad, lr, *slots,
             momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay * decay,
@@ -84,7 +88,9 @@ class Adam(Optimizer):
     def slots(self) -> tuple[str, ...]:
         return ("mean", "variance")
 
-    def update(self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float) -> Sequence[Value]:
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
         outputs: Sequence[Value] = self._operator(
             weight, grad, *slots, lr, step,
             beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
@@ -128,5 +134,7 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
     cls = _KINDS[kind]
     unknown = [k for k in fields if k not in cls.__dataclass_fields__]
     if unknown:
-        raise UsageError(f"optimizer {kind} has no option {unknown[0]!r}{did_you_mean(unknown[0], cls.__dataclass_fields__)}")
+        raise UsageError(
+            f"optimizer {kind} has no option {unknown[0]!r}{did_you_mean(unknown[0], cls.__dataclass_fields__)}"
+        )
     return cls(**fields)

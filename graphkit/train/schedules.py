@@ -105,5 +105,3 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
             fields["after"] = schedule(fields["after"])
         return _KINDS[kind](**fields)
     return Constant(float(spec))
-
-

@@ -58,7 +58,7 @@ def select_trainees(graph: Graph, freeze: Sequence[str]) -> list[Trainee]:
 
 
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:
-    """Scale all gradients by min(1, max_norm / norm), norm the 2-norm of all of them together (Pascanu et al., 2013)."""
+    """Scale all gradients by min(1, max_norm / norm), norm the 2-norm of all together (Pascanu et al., 2013)."""
     squares = [F.reduce_sum_square(g, keepdims=False) for g in gradients]
     norm = F.sqrt(squares[0] if len(squares) == 1 else F.sum(*squares))
     limit = scalar_like(max_norm, norm)
@@ -87,7 +87,9 @@ def _updates(
     return inputs, updates
 
 
-def fused_step(graph: Graph, trainees: Sequence[Trainee], optimizer: Optimizer, clip_norm: float | None = None) -> Graph:
+def fused_step(
+    graph: Graph, trainees: Sequence[Trainee], optimizer: Optimizer, clip_norm: float | None = None
+) -> Graph:
     """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
     gradients = gradient([graph.outputs[0]], [t.value for t in trainees])
     inputs, updates = _updates(trainees, gradients, optimizer, clip_norm)

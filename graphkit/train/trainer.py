@@ -74,7 +74,9 @@ class Trainer:
             raise UsageError(f"accumulate={accumulate}: at least one batch makes an update")
         self.net = net
         self.loss = loss
-        self.optimizer = optimizers.get(optimizer) if not isinstance(optimizer, str) else optimizers.get(optimizer, lr=0.01)
+        self.optimizer = (
+            optimizers.get(optimizer) if not isinstance(optimizer, str) else optimizers.get(optimizer, lr=0.01)
+        )
         self.kvstore = kvstore
         self.accumulate = accumulate
         self.seed = config.SEED.get() if seed is None else seed
@@ -86,7 +88,12 @@ class Trainer:
         self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
         trainees = steps.select_trainees(graph, freeze)
         self.trained = tuple(t.name for t in trainees)
-        options = {"device": device, "threads": threads, "seed": self.seed, "deterministic": deterministic}
+        options: dict[str, Any] = {
+            "device": device,
+            "threads": threads,
+            "seed": self.seed,
+            "deterministic": deterministic,
+        }
         if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
             self._programs = [steps.fused_step(graph, trainees, self.optimizer, clip_norm)]
         else:
@@ -187,7 +194,9 @@ class Trainer:
                 if valid is not None:
                     scores = self.evaluate(valid, metrics, batch_size=batch_size)
                     history[-1] |= {f"valid_{k}": v for k, v in scores.items()}
-                log.write("epoch", epoch=epoch + 1, updates=self.updates, learning_rate=self.learning_rate, **history[-1])
+                log.write(
+                    "epoch", epoch=epoch + 1, updates=self.updates, learning_rate=self.learning_rate, **history[-1]
+                )
                 if folder is not None:
                     self.save(folder)
         return history
@@ -207,13 +216,18 @@ class Trainer:
             self.batch += 1
             bar.advance(float(loss))
             if not math.isfinite(float(loss)):
-                raise InputError(f"the loss is {float(loss)} at epoch {self.epoch + 1}, batch {self.batch}: lower the learning rate, or look for NaN in the data")
+                raise InputError(
+                    f"the loss is {float(loss)} at epoch {self.epoch + 1}, batch {self.batch}: "
+                    "lower the learning rate, or look for NaN in the data"
+                )
             if folder is not None and every and self.updates > before and self.updates % every == 0:
                 self.save(folder)
         self.flush()
         return {"loss": losses_seen / max(samples, 1), **{m.name: m.value for m in measured}}
 
-    def evaluate(self, data: Dataset | tuple[Any, Any], metrics_: Sequence[Any] = ("accuracy",), *, batch_size: int = 256) -> dict[str, float]:
+    def evaluate(
+        self, data: Dataset | tuple[Any, Any], metrics_: Sequence[Any] = ("accuracy",), *, batch_size: int = 256
+    ) -> dict[str, float]:
         """Metrics of the inference graph over a data set."""
         measured = metrics.get_all(metrics_)
         for inputs, targets in _dataset(data).batches(batch_size, shuffle=False):
@@ -226,7 +240,7 @@ class Trainer:
     # --- files -----------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write the model (`model.json` with its weights) and a checkpoint to resume from; each replaces the last as a whole."""
+        """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole."""
         folder = Path(folder)
         checkpoints.save(
             folder,
@@ -239,18 +253,24 @@ class Trainer:
                 batch=self.batch,
                 updates=self.updates,
                 data_seed=self.seed,
-                settings={"accumulate": self.accumulate, "waiting": self._waiting, "waiting_weight": self._waiting_weight},
+                settings={
+                    "accumulate": self.accumulate,
+                    "waiting": self._waiting,
+                    "waiting_weight": self._waiting_weight,
+                },
             ),
         )
         self.net.save(folder / "model.json")
 
     def resume(self, folder: str | Path) -> None:
-        """Go on from a folder's checkpoint: weights, slots, random state, data position. Raises InvalidModel when it does not fit."""
+        """Go on from a folder's checkpoint: weights, slots, random state, position. InvalidModel: it does not fit."""
         saved = checkpoints.load(folder)
         wanted = {*self.net.params, *self._slots}
         if set(saved.arrays) != wanted:
             odd = sorted(set(saved.arrays) ^ wanted)
-            raise InvalidModel(f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}")
+            raise InvalidModel(
+                f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}"
+            )
         for name, array in saved.arrays.items():
             store: ParamStore = self.net.params if name in self.net.params else self._slots
             try:

@@ -40,7 +40,9 @@ def test_help_of_every_command(call, command):
 
 
 def test_version_and_module_entry():
-    done = subprocess.run([sys.executable, "-P", "-m", "graphkit", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "graphkit", "--version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith("graphkit 0.")
 
 
@@ -185,7 +187,9 @@ def test_build_from_a_python_file(call, tmp_path):
         "    x = gk.input('x', ['N', 3])\n"
         "    return gk.Model({'y': gk.nn.linear(x, width)}, name='mine')\n"
     )
-    code, out, _ = call("build", f"{tmp_path / 'mine.py'}:make", "-p", "width=7", "-o", tmp_path / "mine.json", "--json")
+    code, out, _ = call(
+        "build", f"{tmp_path / 'mine.py'}:make", "-p", "width=7", "-o", tmp_path / "mine.json", "--json"
+    )
     assert code == 0
     assert json.loads(out)["parameters"] == 3 * 7 + 7
 
@@ -198,7 +202,11 @@ def test_two_processes_train_like_one(folder, tmp_path, launcher):
     graphkit = [sys.executable, "-P", "-m", "graphkit"]
     one = [*graphkit, *common, str(tmp_path / "one"), "--batch-size", "64"]
     two = [*common, str(tmp_path / "two"), "--batch-size", "32", "--kvstore", "dist_sync"]
-    two = [*graphkit, *two, "--processes", "2"] if launcher == "--processes" else [find_mpiexec(), "-n", "2", *graphkit, *two]
+    two = (
+        [*graphkit, *two, "--processes", "2"]
+        if launcher == "--processes"
+        else [find_mpiexec(), "-n", "2", *graphkit, *two]
+    )
     for command in (one, two):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr

@@ -56,7 +56,9 @@ GOOD = helper.make_node("Relu", ["x"], ["y"], name="relu")
 def test_files_that_are_not_models(call, tmp_path, content, message):
     path = tmp_path / "model.onnx"
     if content == "truncated":
-        big = write_onnx(path, [helper.make_node("Add", ["x", "w"], ["y"])], initializers=[("w", np.ones(4, np.float32))])
+        big = write_onnx(
+            path, [helper.make_node("Add", ["x", "w"], ["y"])], initializers=[("w", np.ones(4, np.float32))]
+        )
         content = big.read_bytes()[:-20]
     if content is not None:
         path.write_bytes(content)
@@ -137,7 +139,9 @@ def test_a_shape_conflict_names_node_and_shapes(call, tmp_path):
 
 def test_a_shape_conflict_found_at_binding_names_the_node(call, tmp_path):
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")]
-    path = write_onnx(tmp_path / "model.onnx", nodes, initializers=[("w", np.ones((5, 2), np.float32))], shape=("N", "K"))
+    path = write_onnx(
+        tmp_path / "model.onnx", nodes, initializers=[("w", np.ones((5, 2), np.float32))], shape=("N", "K")
+    )
     code, err = call("run", path, "x:3,4")
     assert code == INVALID
     assert "product" in err

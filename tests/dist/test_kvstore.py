@@ -126,7 +126,9 @@ def test_without_mpi4py_the_error_says_what_to_install():
             assert "pip install 'graphkit[mpi]'" in str(error), error
             print("named")
     """
-    done = subprocess.run([sys.executable, "-P", "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == "named", done.stderr
 
 

@@ -197,7 +197,7 @@ def test_values_have_no_truth_and_cannot_be_iterated() -> None:
 
 def test_overloads() -> None:
     x = float32(4, name="x")
-    y = -((1.0 + x) * 2.0 - x / 4.0) ** 2.0
+    y = -(((1.0 + x) * 2.0 - x / 4.0) ** 2.0)
     (result,) = evaluate(Graph([x], [y]), [np.float32([1, 2, 3, 4])])
     array = np.float32([1, 2, 3, 4])
     np.testing.assert_allclose(result, -(((1 + array) * 2 - array / 4) ** 2), rtol=1e-6)

@@ -102,7 +102,9 @@ def test_other_readers_open_the_weights(tmp_path: Path) -> None:
 
 def everything() -> tuple[Graph, dict[str, np.ndarray]]:
     x = Value(TensorType("float32", ("N", 4)), "x", attrs={"lr_mult": 0.5, "tags": ["a", None, True]})
-    w = Value(TensorType("float32", (4,)), "w", role="parameter", attrs={"init": {"type": "normal", "std": float("inf")}})
+    w = Value(
+        TensorType("float32", (4,)), "w", role="parameter", attrs={"init": {"type": "normal", "std": float("inf")}}
+    )
     s = Value(TensorType("float32", (4,)), "s", role="state")
     h = F.mul(x, w, name="scale", meta={"ctx": "a"})
     big = F.constant(value=np.arange(4000, dtype=np.float32).reshape(1000, 4))
@@ -248,7 +250,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "weights outside": (set_item("weights", "file", "../net.safetensors"), "own folder"),
     "weights absolute": (set_item("weights", "file", "/etc/passwd"), "own folder"),
     "weights unnamed": (set_item("weights", None), "names none"),
-    "weights missing": (set_item("weights", "file", "gone.safetensors"), "'gone.safetensors', which holds tensor '.*No such file"),
+    "weights missing": (set_item("weights", "file", "gone.safetensors"), "'gone.safetensors', which holds tensor"),
     "other hash": (set_item("weights", "sha256", "0" * 64), "SHA-256 differs"),
     "other shape": (lambda d: d["graph"]["inputs"][1]["tensor"].update(shape=[2, 2]), "tensor 'w' is F32"),
     "parameter does not fit": (lambda d: d["graph"]["inputs"][1].update(shape=[7]), "parameter 'w' is float32"),
@@ -298,7 +300,7 @@ def test_unknown_operators_are_listed_together(saved: Path) -> None:
 
 def test_type_conflict_names_the_node(saved: Path) -> None:
     edit(saved, lambda d: d["graph"]["inputs"][0].update(shape=["N", 5]))
-    with pytest.raises(TypeMismatch, match="scale.*5.*4"):
+    with pytest.raises(TypeMismatch, match=r"scale.*5.*4"):
         serialize.load(saved, resolve)
 
 
@@ -448,7 +450,7 @@ STAGES = ("write", "finish", "commit")
 
 
 def interrupted_saves(interrupt: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Call `interrupt` at the n-th call of each file operation, for every n; yields a list that tells whether it did."""
+    """Call `interrupt` at the n-th call of each file operation, for every n; yields the list of calls so far."""
     for stage in STAGES:
         for number in range(1, 100):
             calls: list[str] = []
@@ -477,11 +479,14 @@ def test_a_full_disk_leaves_the_old_model(saved: Path, monkeypatch: pytest.Monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     for _ in interrupted_saves(full, monkeypatch):
+        message = ""
         try:
             serialize.save(saved, graph, changed)
         except RuntimeFailure as error:
+            message = str(error)
+        if message:
             failed += 1
-            assert "No space left on device" in str(error)
+            assert message.endswith("No space left on device")
             assert {p.name: p.read_bytes() for p in saved.parent.iterdir()} == before
         else:
             for path in saved.parent.iterdir():

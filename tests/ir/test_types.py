@@ -106,7 +106,7 @@ def test_tensor_is_immutable_and_compares_by_bits() -> None:
 def test_large_tensors_compare_by_identity() -> None:
     big = np.zeros(300_000, np.float32)
     a, b = Tensor(big), Tensor(big)
-    assert a == a  # noqa: PLR0124 - identity is the point
+    assert a == a
     assert a != b
 
 

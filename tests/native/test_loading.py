@@ -75,9 +75,7 @@ def test_extension_loads_where_its_rpath_leads_nowhere(tmp_path):
     extension = Path(cpu.native.__file__)
     (place / extension.name).write_bytes(extension.read_bytes())
     code = (
-        "import graphkit\n"
-        + PLAIN_FINDERS
-        + f"graphkit.__path__ = [{str(place)!r}, *graphkit.__path__]\n"
+        "import graphkit\n" + PLAIN_FINDERS + f"graphkit.__path__ = [{str(place)!r}, *graphkit.__path__]\n"
         "import graphkit.executor.cpu as cpu\n"
         "print(cpu.native.__file__)\n"
     )

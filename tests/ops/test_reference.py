@@ -1,7 +1,7 @@
 """Every standard operator's reference against onnx's reference evaluator, in every element type it allows.
 
-Where the evaluator is wrong or cannot run, ONNX Runtime stands in for it; EVALUATOR_WRONG says why, and a test
-fails when an entry is no longer needed.
+Where the evaluator is wrong or cannot run, ONNX Runtime stands in for it; EVALUATOR_WRONG says why. Where it computes
+in float32 whatever the element type, LESS_PRECISE says so. A test fails when an entry is no longer needed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,49 @@ import pytest
 from graphkit.checks.oracle import onnx_evaluator, onnxruntime_session
 from graphkit.checks.samples import Case, all_cases
 from graphkit.checks.verify import compare
-from graphkit.ir.types import DType
-from graphkit.ops import registry
+from graphkit.errors import GraphkitError
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
 
 OPSET = 28
-# ONNX Runtime's newest.
-RUNTIME_OPSET = 26
+# ONNX Runtime's newest, and one that some of its kernels stop at.
+RUNTIME_OPSETS = (26, 21)
 
 # Case name pattern -> why the evaluator's answer is not the standard's.
-EVALUATOR_WRONG: dict[str, str] = {}
-# Case name pattern -> why neither of the two can be asked.
-NO_ORACLE: dict[str, str] = {}
+EVALUATOR_WRONG = {
+    "CastLike-*": "refuses the attribute round_mode of CastLike-25",
+    "ConvTranspose-4-*": "cannot reshape the bias of a grouped convolution",
+    "Dropout-7-bfloat16": "returns float32",
+    "GlobalAveragePool-3-*": "divides by zero for an empty batch",
+    "GlobalMaxPool-1-*": "drops the spatial axis of a three-dimensional operand",
+    "GlobalMaxPool-2-*": "returns another rank for a five-dimensional operand",
+    "LRN-[02]-*": "sums another window of channels than the standard's",
+    "LayerNormalization-[0-5]-float64": "gives mean and deviation in the type of x instead of stash_type's",
+    "LayerNormalization-[0-5]-*float16": "gives mean and deviation in the type of x instead of stash_type's",
+    "LpPool-2-*": "takes a last, partial window of ceil_mode from another place",
+    "MaxPool-6-*": "pads auto_pad=SAME_LOWER at the end",
+    "MaxPool-10-int8": "pads integers with NaN",
+    "MaxPool-12-*": "counts positions of storage_order 1 in another order",
+    "MeanVarianceNormalization-*-float64": "adds a float32 constant to another type",
+    "MeanVarianceNormalization-*float16": "adds a float32 constant to another type",
+    "OneHot-1-*": "takes only scalars for depth, the standard also vectors of one element",
+    "OneHot-?-bool": "subtracts booleans",
+    "Pow-0-int*": "refuses integers to negative integer powers",
+    "ReduceLogSumExp-8-*": "cannot return a scalar",
+    "ReduceSumSquare-*-*int32": "returns 64-bit integers",
+    "Resize-27-bool": "has no booleans",
+    "Softsign-3-*": "cannot return a scalar",
+}
+# Case name pattern -> where the evaluator rounds to float32 although the elements are wider.
+LESS_PRECISE = {
+    "Erf-*-float64": "evaluates erf in float32",
+    "Gelu-*-float64": "rounds the constants of its formula to float32",
+    "GroupNormalization-*-float64": "normalises in float32",
+    "HardSwish-*-float64": "rounds its constants to float32",
+    "Resize-*-float64": "computes coordinates in float32",
+}
 
 # Rounding of one operator. The evaluator computes halves in halves; graphkit in float32, rounded once.
 TOLERANCES = {
@@ -39,7 +70,12 @@ TOLERANCES = {
 
 def standard_cases() -> list[Case]:
     classes = [cls for cls in registry if cls.onnx is not None and not cls.domain]
-    return [case for cls in classes for case in map(Case.as_stored, all_cases(cls)) if case.sample.onnx and not case.op.subgraphs()]
+    return [
+        case
+        for cls in classes
+        for case in map(Case.as_stored, all_cases(cls))
+        if case.sample.onnx and not case.op.subgraphs()
+    ]
 
 
 CASES = standard_cases()
@@ -49,53 +85,64 @@ def listed_in(ledger: dict[str, str], case: Case) -> bool:
     return any(fnmatch.fnmatchcase(case.name, pattern) for pattern in ledger)
 
 
-def disagreements(case: Case, expected: list[Any]) -> list[str]:
+def asked_of_runtime(case: Case) -> list[Any]:
+    """ONNX Runtime's results; where it has no kernel for the element type, those of another type, converted."""
+    refused: GraphkitError | None = None
+    for dtype in (case.dtype, DType.INT64, DType.FLOAT32):
+        if dtype is DType.INT64 and not case.dtype.is_integer:
+            continue
+        for opset in RUNTIME_OPSETS:
+            try:
+                results = onnxruntime_session(case.converted(dtype), opset)
+            except GraphkitError as error:
+                refused = refused or error
+                continue
+            types = [value.dtype.numpy for value in case.graph().outputs]
+            return [np.asarray(r).astype(t) for r, t in zip(results, types, strict=True)]
+    raise AssertionError(f"ONNX Runtime has no answer: {refused}")
+
+
+def tolerance(case: Case) -> tuple[float, float]:
+    rtol, atol = TOLERANCES.get(case.dtype, (1e-5, 1e-6))
+    if listed_in(LESS_PRECISE, case) or listed_in(EVALUATOR_WRONG, case):
+        single = TOLERANCES[DType.FLOAT32]
+        return max(rtol, single[0]), max(atol, single[1])
+    return rtol, atol
+
+
+def disagreements(case: Case, expected: list[Any], rounding: tuple[float, float]) -> list[str]:
     results = evaluate(case.graph(), case.feeds())
     assert len(results) == len(expected)
     found = []
     for number, (ours, theirs) in enumerate(zip(results, expected, strict=True)):
-        report = compare(f"y{number}", ours, theirs, *TOLERANCES.get(case.dtype, (1e-5, 1e-6)))
+        report = compare(f"y{number}", ours, theirs, *rounding)
         if not report.passed:
             found.append(f"{report}\nours:\n{ours}\ntheirs:\n{theirs}")
     return found
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not listed_in(NO_ORACLE, c)], ids=lambda c: f"{c.name}-reference")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-reference")
 def test_reference(case: Case) -> None:
-    wrong = listed_in(EVALUATOR_WRONG, case)
-    expected = onnxruntime_session(case, RUNTIME_OPSET) if wrong else onnx_evaluator(case, OPSET)
-    problems = disagreements(case, expected)
+    expected = asked_of_runtime(case) if listed_in(EVALUATOR_WRONG, case) else onnx_evaluator(case, OPSET)
+    problems = disagreements(case, expected, tolerance(case))
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("pattern", EVALUATOR_WRONG)
-def test_evaluator_is_still_wrong(pattern: str) -> None:
+@pytest.mark.parametrize("pattern", [*EVALUATOR_WRONG, *LESS_PRECISE])
+def test_ledger_entry_is_needed(pattern: str) -> None:
     matching = [case for case in CASES if fnmatch.fnmatchcase(case.name, pattern)]
     assert matching, "no case has this name"
     for case in matching:
         try:
-            if disagreements(case, onnx_evaluator(case, OPSET)):
+            if disagreements(case, onnx_evaluator(case, OPSET), TOLERANCES.get(case.dtype, (1e-5, 1e-6))):
                 return
         except Exception:  # noqa: BLE001 - whatever the evaluator raises shows that it cannot run this
             return
     pytest.fail("onnx's evaluator agrees on all of these; remove the entry")
 
 
-@pytest.mark.parametrize("pattern", NO_ORACLE)
-def test_oracle_is_still_missing(pattern: str) -> None:
-    matching = [case for case in CASES if fnmatch.fnmatchcase(case.name, pattern)]
-    assert matching, "no case has this name"
-    for case in matching:
-        try:
-            if disagreements(case, onnx_evaluator(case, OPSET)):
-                return
-        except Exception:  # noqa: BLE001 - as above
-            return
-    pytest.fail("onnx's evaluator agrees on all of these; remove the entry")
-
-
 def test_float16_is_rounded_once() -> None:
     x = np.float16([0.1, 0.2, 0.3])
-    (result,) = evaluate(Case(registry.get("", "Exp")(), registry.get("", "Exp").samples[0], 0, DType.FLOAT16, (x,)).graph(
-        all_inputs=True), [x])
+    value = Value(TensorType("float16", (3,)), "x")
+    (result,) = evaluate(Graph([value], [F.exp(value)]), [x])
     np.testing.assert_array_equal(result, np.exp(x.astype(np.float32)).astype(np.float16))

@@ -18,7 +18,15 @@ STANDARD = [cls for cls in OPERATORS if cls.onnx is not None and cls.onnx.domain
 # Attributes of the schema that graphkit leaves out, and why.
 LEFT_OUT = {
     ("Constant", key): "constants are tensors"
-    for key in ("sparse_value", "value_float", "value_floats", "value_int", "value_ints", "value_string", "value_strings")
+    for key in (
+        "sparse_value",
+        "value_float",
+        "value_floats",
+        "value_int",
+        "value_ints",
+        "value_string",
+        "value_strings",
+    )
 }
 # Fields of graphkit that the schema lacks, and why.
 ADDED: dict[tuple[str, str], str] = {}

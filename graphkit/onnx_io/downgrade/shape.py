@@ -120,8 +120,8 @@ def _pads_of_all_axes(site: Site) -> Sequence[Value] | None:
 def _zero_means_copy(spelling: Spelling) -> None:
     if spelling.attrs.pop("allowzero", 0):
         shape = spelling.input(1)
-        known = None if shape is None or shape.tensor.value is None else shape.tensor.value
-        if known is None or 0 in known:
+        known = None if shape is None else shape.tensor.value
+        if known is None or any(not isinstance(d, int) or d == 0 for d in known):
             raise spelling.fail("allowzero=1 with a shape that may contain 0")
 
 

@@ -1,0 +1,73 @@
+"""Fills and guesses for a model's inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.checks.inputs import make_feeds
+from graphkit.errors import InputError, UsageError
+
+
+def test_dimension_names_are_guessed_and_announced() -> None:
+    x, y = gk.input("x", ["N", 3]), gk.input("y", ["N", "M"])
+    feeds = make_feeds(gk.Model(gk.concat(x, y, axis=1)))
+    assert feeds.arrays["x"].shape == (2, 3)
+    assert feeds.arrays["y"].shape == (2, 2)
+    assert feeds.announcement == "guessed dimensions: N=2, M=2"
+
+
+def test_guesses_satisfy_shape_inference() -> None:
+    x = gk.input("x", ["N", 1, "H", "W"])
+    net = gk.Model(gk.reshape(gk.nn.conv2d(x, 2, kernel=5, name="c"), np.array([-1, 2 * 4 * 4])))
+    feeds = make_feeds(net)
+    n, _, h, w = feeds.arrays["x"].shape
+    assert h >= 5
+    assert w >= 5
+    net.run(feeds.arrays)
+    assert feeds.guesses == {"N": n, "H": h, "W": w}
+
+
+def test_given_arrays_and_shapes_bind_names() -> None:
+    x, y = gk.input("x", ["N", 3]), gk.input("y", ["N", "M"])
+    net = gk.Model(gk.concat(x, y, axis=1))
+    feeds = make_feeds(net, given={"x": np.zeros((5, 3), np.float32)}, shapes={"y": (5, 7)})
+    assert feeds.arrays["y"].shape == (5, 7)
+    assert feeds.guesses == {}
+    with pytest.raises(InputError, match="N is 4 in input 'y' and 5 in input 'x'"):
+        make_feeds(net, given={"x": np.zeros((5, 3), np.float32)}, shapes={"y": (4, 7)})
+    with pytest.raises(InputError, match="did you mean 'x'"):
+        make_feeds(net, given={"xx": np.zeros(1)})
+
+
+@pytest.mark.parametrize("fill", ["random", "ones", "zeros", "arange"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "uint8", "int64", "bool", "string"])
+def test_fills(fill: str, dtype: str) -> None:
+    x = gk.input("x", [2, 3], dtype=dtype)
+    array = make_feeds(gk.Model(gk.identity(x)), fill).arrays["x"]
+    assert array.shape == (2, 3)
+    assert array.dtype == x.dtype.numpy
+    again = make_feeds(gk.Model(gk.identity(x)), fill).arrays["x"]
+    assert array.tolist() == again.tolist()
+
+
+def test_unknown_fill() -> None:
+    with pytest.raises(UsageError, match="did you mean 'random'"):
+        make_feeds(gk.Model(gk.relu(gk.input("x", [2]))), "rondom")
+
+
+def test_indices_stay_inside_the_axis_they_index() -> None:
+    ids = gk.input("ids", [50], dtype="int64")
+    table = gk.constant(np.zeros((3, 4), np.float32))
+    net = gk.Model(gk.gather(table, gk.unsqueeze(ids, np.array([0]))))
+    array = make_feeds(net).arrays["ids"]
+    assert set(array.tolist()) == {0, 1, 2}
+    assert make_feeds(net, "arange").arrays["ids"].max() == 2
+
+
+def test_impossible_sizes() -> None:
+    x = gk.input("x", ["N"])
+    net = gk.Model(gk.reshape(x, np.array([-1, 100_003])))
+    with pytest.raises(InputError, match="give shapes"):
+        make_feeds(net)

@@ -1,0 +1,112 @@
+"""Comparison with ONNX Runtime: the report, its formula, and what counts as different."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.checks import verify as module
+from graphkit.checks.verify import compare
+from graphkit.errors import CheckFailed, UsageError
+
+
+def network() -> gk.Model:
+    x = gk.input("x", ["N", 4])
+    h = gk.relu(gk.nn.linear(x, 5, name="fc1"))
+    return gk.Model({"p": gk.softmax(gk.nn.linear(h, 3, name="fc2")), "best": gk.arg_max(h, axis=1)}, seed=0)
+
+
+def test_a_right_export_passes() -> None:
+    report = gk.verify(network())
+    assert report.passed, str(report)
+    assert [o.name for o in report.outputs] == ["p", "best"]
+    assert report.guesses == {"N": 2}
+    p, best = report.outputs
+    assert p.shape == (2, 3)
+    assert p.max_abs < 1e-6
+    assert p.formula == "|a-b| <= 1e-05 + 0.0001 * |b|"
+    assert (best.rtol, best.atol) == (0.0, 0.0)
+    assert str(report).endswith("PASSED")
+    assert json.loads(json.dumps(report.as_dict()))["passed"] is True
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21, 26])
+def test_opsets(opset: int) -> None:
+    report = gk.verify(network(), opset=opset)
+    assert report.passed
+    assert report.opset == opset
+
+
+def test_a_wrong_export_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network()
+    other = net.to_onnx()
+    weights = {t.name: t for t in other.graph.initializer}
+    changed = np.frombuffer(weights["fc2_bias"].raw_data, np.float32).copy()
+    changed[0] += 0.01
+    weights["fc2_bias"].raw_data = changed.tobytes()
+    monkeypatch.setattr(type(net), "to_onnx", lambda self, **_: other)
+    report = gk.verify(net)
+    assert not report.passed
+    p, best = report.outputs
+    assert best.passed
+    assert 1e-4 < p.max_abs < 1e-2
+    assert gk.verify(net, atol=p.needed_atol * 1.01).passed
+    with pytest.raises(CheckFailed, match="would pass with atol"):
+        report.raise_if_failed()
+
+
+def test_tolerances_that_would_have_passed() -> None:
+    a, b = np.float32([1.0, 2.0, 3.0]), np.float32([1.0, 2.1, 3.0])
+    report = compare("y", a, b, rtol=0.0, atol=1e-3)
+    assert not report.passed
+    assert report.mismatches == 1
+    assert compare("y", a, b, rtol=0.0, atol=report.needed_atol).passed
+    assert compare("y", a, b, rtol=report.needed_rtol * (1 + 1e-6), atol=1e-3).passed
+    assert not compare("y", a, b, rtol=report.needed_rtol * 0.99, atol=1e-3).passed
+    assert report.max_rel == pytest.approx(0.1 / 2.1, rel=1e-5)
+    assert report.mean_abs == pytest.approx(0.1 / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "passed"),
+    [
+        ([np.nan, np.inf, -np.inf, 0.0], [np.nan, np.inf, -np.inf, -0.0], True),
+        ([np.nan, 1.0], [1.0, np.nan], False),
+        ([np.inf], [-np.inf], False),
+        ([np.inf], [3e38], False),
+        ([], [], True),
+    ],
+)
+def test_special_values(a: list[float], b: list[float], passed: bool) -> None:
+    assert compare("y", np.float32(a), np.float32(b)).passed is passed
+
+
+def test_integers_booleans_and_strings_must_be_equal() -> None:
+    big = np.array([2**62, 5], np.int64)
+    assert compare("y", big, big).passed
+    assert not compare("y", big, big + np.array([1, 0])).passed
+    assert not compare("y", np.array([1]), np.array([2]), rtol=10.0, atol=10.0).passed
+    assert not compare("y", np.array([True]), np.array([False])).passed
+    assert compare("y", np.array(["a"], object), np.array(["a"], object)).passed
+    assert not compare("y", np.array(["a"], object), np.array(["b"], object)).passed
+
+
+def test_shapes_and_dtypes_are_compared() -> None:
+    report = compare("y", np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32))
+    assert "float32[2, 3] here, float32[3, 2] there" in str(report)
+    assert not compare("y", np.zeros(2, np.float32), np.zeros(2, np.float64)).passed
+
+
+def test_sequences_are_compared_by_element() -> None:
+    flat = list(module._flat("s", [np.zeros(1), np.ones(1)], [np.zeros(1)]))
+    assert [name for name, _, _ in flat] == ["s (length)", "s[0]"]
+
+
+def test_random_models_cannot_be_compared() -> None:
+    x = gk.input("x", [3])
+    net = gk.Model(x + gk.random_normal(shape=(3,), name="noise"))
+    with pytest.raises(UsageError, match="noise"):
+        gk.verify(net)

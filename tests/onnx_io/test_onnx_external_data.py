@@ -1,0 +1,148 @@
+"""External data: reading only inside the allowed folders, checked offsets; writing beside the model, atomically."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageError
+from graphkit.onnx_io import exporter
+from graphkit.onnx_io.compare import OnnxRuntimeModel
+from graphkit.onnx_io.exporter import save
+from graphkit.onnx_io.importer import import_model
+
+W = np.arange(4096, dtype=np.float32).reshape(64, 64)
+
+
+def external_model(location, offset=None, length=None, dims=(64, 64)):
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
+    entries = {"location": location, "offset": offset, "length": length}
+    for key, value in entries.items():
+        if value is not None:
+            weight.external_data.add(key=key, value=str(value))
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", inputs, outputs, [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    inner = tmp_path / "model"
+    inner.mkdir()
+    (inner / "w.bin").write_bytes(b"\0" * 16 + W.tobytes())
+    (tmp_path / "outside.bin").write_bytes(W.tobytes())
+    return inner
+
+
+def load(folder, proto, **options):
+    path = folder / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return import_model(path, **options)
+
+
+def test_reading_at_an_offset(folder):
+    found = load(folder, external_model("w.bin", 16, W.nbytes))
+    np.testing.assert_array_equal(found.params["w"], W)
+    assert not found.params["w"].flags.writeable  # mapped, not copied
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("w.bin", 17, W.nbytes), "which has 16400"),
+        (("w.bin", 0, 4), "takes 16384 bytes, the external data announce 4"),
+        (("w.bin", -1, W.nbytes), "offset '-1' is not a size"),
+        (("w.bin", 10**30, W.nbytes), "is not a size"),
+        (("none.bin", 0, W.nbytes), "missing or is not a regular file"),
+        ((".", 0, W.nbytes), "missing or is not a regular file"),
+        (("", 0, W.nbytes), "without a location"),
+    ],
+)
+def test_locations_that_do_not_fit(folder, arguments, message):
+    with pytest.raises(InvalidModel, match=message):
+        load(folder, external_model(*arguments))
+
+
+@pytest.mark.parametrize("location", ["../outside.bin", "/etc/passwd", "a/../../outside.bin"])
+def test_data_outside_the_folder_are_refused(folder, location):
+    with pytest.raises(UnsafeModel, match="outside the model's folder"):
+        load(folder, external_model(location))
+
+
+def test_symbolic_links_out_of_the_folder(folder, tmp_path):
+    (folder / "link.bin").symlink_to(tmp_path / "outside.bin")
+    with pytest.raises(UnsafeModel, match="outside the model's folder"):
+        load(folder, external_model("link.bin"))
+    allowed = load(folder, external_model("link.bin"), external_root=tmp_path)
+    np.testing.assert_array_equal(allowed.params["w"], W)
+
+
+def test_a_model_without_a_folder(tmp_path, folder):
+    data = external_model("w.bin", 16).SerializeToString()
+    with pytest.raises(InvalidModel, match="without a folder"):
+        import_model(data)
+    np.testing.assert_array_equal(import_model(data, external_root=folder).params["w"], W)
+
+
+def test_huge_dims_are_refused_before_allocation(folder):
+    with pytest.raises(InvalidModel, match="which has 16400"):
+        load(folder, external_model("w.bin", dims=(1 << 31, 1 << 20)))
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def exported(folder):
+    found = load(folder, external_model("w.bin", 16))
+    return exporter.export(found.graph, found.params, name="m")
+
+
+def test_saving_with_external_data(folder, tmp_path):
+    path = tmp_path / "out" / "net.onnx"
+    path.parent.mkdir()
+    data, written = save(exported(folder), path, external=True)
+    assert written == path
+    assert data.stat().st_size == W.nbytes
+    np.testing.assert_array_equal(import_model(path).params["w"], W)
+    x = np.ones((1, 64), np.float32)
+    np.testing.assert_allclose(OnnxRuntimeModel(path).run({"x": x})["y"], x @ W, rtol=1e-6)
+    onnx.checker.check_model(str(path))
+
+
+def test_saving_again_replaces_the_data_file(folder, tmp_path):
+    path = tmp_path / "net.onnx"
+    proto = exported(folder)
+    (first, _) = save(proto, path, external=True)
+    proto.graph.initializer[0].raw_data = (W + 1).tobytes()
+    (second, _) = save(proto, path, external=True)
+    assert first != second
+    assert not first.exists()
+    np.testing.assert_array_equal(import_model(path).params["w"], W + 1)
+
+
+def test_a_full_disk_leaves_what_was_there(folder, tmp_path, monkeypatch):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"before")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    for external in (False, True):
+        with pytest.raises(RuntimeFailure, match="No space left"):
+            save(exported(folder), path, external=external)
+    assert path.read_bytes() == b"before"
+    assert {p.name for p in tmp_path.iterdir()} == {"net.onnx", "model", "outside.bin"}
+
+
+def test_the_message_of_a_missing_folder(folder, tmp_path):
+    with pytest.raises(RuntimeFailure, match="cannot be written: No such file"):
+        save(exported(folder), tmp_path / "none" / "net.onnx")
+    with pytest.raises(UsageError, match="is a directory"):
+        save(exported(folder), tmp_path)

@@ -1,0 +1,180 @@
+"""Nodes of older opsets: imported, upgraded and evaluated, they give what ONNX Runtime gives for the file itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from graphkit.errors import UnsupportedError
+from graphkit.onnx_io.compare import OnnxRuntimeModel, compare_outputs
+from graphkit.onnx_io.importer import import_model
+from graphkit.onnx_io.upgrade import next_rule
+from graphkit.ops.evaluate import evaluate
+
+GENERATOR = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return GENERATOR.standard_normal(shape).astype(np.float32)
+
+
+def single(op, opset, x, inits=(), outputs=1, declared=None, **attrs):
+    names = [f"y{i}" for i in range(outputs)]
+    tensors = [numpy_helper.from_array(np.asarray(a), f"c{i}") for i, a in enumerate(inits)]
+    node = helper.make_node(op, ["x", *(t.name for t in tensors)], names, name="node", **attrs)
+    dtype = helper.np_dtype_to_tensor_dtype(x.dtype)
+    infos = [helper.make_tensor_value_info("x", dtype, declared or x.shape)]
+    untyped = [onnx.ValueInfoProto(name=n) for n in names]
+    graph = helper.make_graph([node], "g", infos, untyped, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=5)
+
+
+def evaluated(proto, x):
+    found = import_model(proto)
+    arrays = [found.params.get(n, x) for n in found.graph.input_names]
+    return dict(zip(found.graph.output_names, evaluate(found.graph, arrays), strict=True))
+
+
+def i64(*values):
+    return np.array(values, np.int64)
+
+
+X = normal(2, 3, 4)
+IMAGE = normal(1, 4, 5, 6)
+VECTOR = np.array([0.5, 1.0, 1.5, 2.0], np.float32)
+
+CASES = [
+    ("Squeeze", 11, normal(1, 3, 1), (), {"axes": [0, 2]}),
+    ("Unsqueeze", 11, X, (), {"axes": [0, 2]}),
+    ("ReduceSum", 11, X, (), {"axes": [0, -1], "keepdims": 0}),
+    ("ReduceMean", 13, X, (), {"axes": [1]}),
+    ("ReduceMax", 12, X, (), {}),
+    ("ReduceLogSumExp", 11, X, (), {"axes": [2]}),
+    ("Split", 11, X, (), {"axis": 1, "split": [1, 2], "outputs": 2}),
+    ("Split", 11, X, (), {"axis": 2, "outputs": 2}),
+    ("Split", 13, X, (i64(1, 3),), {"axis": 2, "outputs": 2}),
+    ("Split", 13, X, (), {"axis": 2, "outputs": 4}),
+    ("Slice", 9, X, (), {"axes": [1, 2], "starts": [1, -3], "ends": [3, -1]}),
+    ("Slice", 9, X, (), {"starts": [0, 1], "ends": [1, 9]}),
+    ("Pad", 10, X, (), {"pads": [0, 1, 2, 0, 0, 1], "value": 1.5}),
+    ("Pad", 10, X, (), {"pads": [0, 1, 2, 0, 0, 1], "mode": "edge"}),
+    ("TopK", 9, X, (), {"k": 2, "outputs": 2}),
+    ("TopK", 10, X, (i64(2),), {"axis": 1, "outputs": 2}),
+    ("OneHot", 9, np.array([0, 2, 1]), (i64(3), np.array([0.0, 1.0], np.float32)), {}),
+    ("Scatter", 9, X, (i64(1, 0).reshape(1, 1, 2), normal(1, 1, 2)), {"axis": 2}),
+    ("Clip", 6 + 1, X, (), {"min": -0.5}),
+    ("Clip", 10, X, (), {"max": 0.25}),
+    ("Clip", 10, X, (), {}),
+    ("Dropout", 7, X, (), {"ratio": 0.3}),
+    ("Dropout", 10, X, (), {"ratio": 0.3}),
+    ("Softmax", 11, X, (), {}),
+    ("Softmax", 11, X, (), {"axis": -1}),
+    ("LogSoftmax", 7, X, (), {"axis": 0}),
+    ("Hardmax", 11, X, (), {"axis": 1}),
+    ("BatchNormalization", 7, IMAGE, (VECTOR, VECTOR, VECTOR, VECTOR), {"epsilon": 1e-3}),
+    ("BatchNormalization", 9, IMAGE, (VECTOR, VECTOR, VECTOR, VECTOR), {}),
+    ("Upsample", 7, IMAGE, (), {"scales": [1.0, 1.0, 2.0, 3.0]}),
+    ("Upsample", 9, IMAGE, (np.array([1, 1, 2, 2], np.float32),), {"mode": "linear"}),
+    ("Resize", 10, IMAGE, (np.array([1, 1, 2, 1.5], np.float32),), {}),
+    ("Resize", 10, IMAGE, (np.array([1, 1, 0.5, 0.5], np.float32),), {}),
+    ("Resize", 10, IMAGE, (np.array([1, 1, 2, 2], np.float32),), {"mode": "linear"}),
+    ("Cast", 9, X, (), {"to": TensorProto.INT32}),
+    ("Flatten", 9, X, (), {"axis": 2}),
+    ("Gemm", 7, normal(2, 3), (normal(3, 4), normal(4)), {"alpha": 0.5}),
+    ("Add", 7, X, (normal(4),), {}),
+    ("MaxPool", 8, IMAGE, (), {"kernel_shape": [2, 2], "outputs": 2}),
+    ("AveragePool", 7, IMAGE, (), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
+    ("LRN", 7, IMAGE, (), {"size": 3}),
+    ("Affine", 8, X, (), {"alpha": 2.0, "beta": 0.5}),
+    ("ScaledTanh", 8, X, (), {"alpha": 2.0, "beta": 0.5}),
+    ("ParametricSoftplus", 8, X, (), {"alpha": 2.0, "beta": 0.5}),
+    ("ImageScaler", 8, IMAGE, (), {"scale": 2.0, "bias": [1.0, 2.0, 3.0, 4.0]}),
+    ("Crop", 8, IMAGE, (), {"border": [1, 0, 2, 1]}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[1]}")
+def test_upgraded_nodes_compute_what_the_file_says(case):
+    op, opset, x, inits, attrs = case
+    proto = single(op, opset, x, inits, **attrs)
+    for difference in compare_outputs(OnnxRuntimeModel(proto, optimize=False).run({"x": x}), evaluated(proto, x)):
+        assert difference.passed, str(difference)
+
+
+@pytest.mark.parametrize(("opset", "dtype"), [(7, np.float32), (10, np.bool_)])
+def test_the_mask_of_dropout_had_the_type_of_the_data(opset, dtype):
+    found = evaluated(single("Dropout", opset, X, outputs=2, ratio=0.3), X)
+    np.testing.assert_array_equal(found["y0"], X)
+    assert found["y1"].dtype == dtype
+    assert found["y1"].all()
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_coercion_to_a_matrix_needs_no_known_shape(op):
+    proto = single(op, 11, X, axis=1, declared=["A", "B", "C"])
+    (difference,) = compare_outputs(OnnxRuntimeModel(proto).run({"x": X}), evaluated(proto, X))
+    assert difference.passed, str(difference)
+
+
+def test_group_normalization_per_group_becomes_per_channel():
+    scale, bias = np.array([1.0, 2.0], np.float32), np.array([0.5, -0.5], np.float32)
+    proto = single("GroupNormalization", 18, IMAGE, (scale, bias), num_groups=2)
+    y = evaluated(proto, IMAGE)["y0"]
+    grouped = IMAGE.reshape(1, 2, -1)
+    normal_ = (grouped - grouped.mean(2, keepdims=True)) / np.sqrt(grouped.var(2, keepdims=True) + 1e-5)
+    np.testing.assert_allclose(y, (normal_ * scale[:, None] + bias[:, None]).reshape(IMAGE.shape), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_normalization_per_activation():
+    parts = [normal(4, 5, 6), normal(4, 5, 6), normal(4, 5, 6), np.abs(normal(4, 5, 6)) + 1]
+    scale, bias, mean, var = parts
+    y = evaluated(single("BatchNormalization", 7, IMAGE, parts, spatial=0), IMAGE)["y0"]
+    np.testing.assert_allclose(y, (IMAGE - mean) / np.sqrt(var + 1e-5) * scale + bias, rtol=1e-4, atol=1e-5)
+
+
+def test_one_hot_of_negative_indices_was_all_off():
+    proto = single("OneHot", 9, i64(-1, 1), (i64(3), np.array([0.0, 1.0], np.float32)))
+    np.testing.assert_array_equal(evaluated(proto, i64(-1, 1))["y0"], [[0, 0, 0], [0, 1, 0]])
+
+
+def test_the_batched_scan_is_refused_by_name():
+    body = helper.make_graph([], "body", [], [])
+    proto = single("Scan", 8, X, body=body, num_scan_inputs=1)
+    with pytest.raises(UnsupportedError, match=r"node 'node' \(Scan\).*opset 8"):
+        import_model(proto)
+
+
+def _signature(schema):
+    inputs = [(i.name.lower(), i.option) for i in schema.inputs]
+    return len(inputs), {(n, a.type) for n, a in schema.attributes.items()}
+
+
+# Changed signatures that need no rule: optional operands or attributes were added whose absence means the old
+# behaviour, or no operator of that name is implemented.
+_ADDED_ONLY = {
+    "ArgMax", "ArgMin", "Attention", "AveragePool", "Cast", "CastLike", "Constant", "DepthToSpace", "DequantizeLinear",
+    "GRU", "GatherND", "LSTM", "LpPool", "MaxPool", "QuantizeLinear", "RNN", "Range", "Reshape",
+    "ScatterElements", "ScatterND", "Shape", "SpaceToDepth", "Pad 18", "TopK 11",
+}  # fmt: skip
+
+
+def test_every_signature_that_changed_since_opset_7_has_a_rule():
+    history: dict[str, list] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            history.setdefault(schema.name, []).append(schema)
+    without = set()
+    for name, schemas in history.items():
+        ordered = sorted(schemas, key=lambda s: s.since_version)
+        for old, new in itertools.pairwise(ordered):
+            if new.since_version <= 7 or _signature(old) == _signature(new):
+                continue
+            if name not in _ADDED_ONLY and f"{name} {new.since_version}" not in _ADDED_ONLY:
+                rule = next_rule("", name, new.since_version - 1)
+                if rule is None or rule.below < new.since_version:
+                    without.add(f"{name} {old.since_version} -> {new.since_version}")
+    assert not without
