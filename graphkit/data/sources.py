@@ -158,11 +158,13 @@ def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:
 
 def _npz(path: Path) -> Dataset | Splits:
     try:
-        stored = np.load(path, allow_pickle=False)
-        if not isinstance(stored, np.lib.npyio.NpzFile):
-            raise InputError(f"{path}: not a readable .npz file: it holds one array without a name, as .npy files do")
-        with stored:
-            arrays = {name: stored[name] for name in stored.files}
+        # np.load leaves a file open that it opened itself and finds damaged.
+        with path.open("rb") as file:
+            stored = np.load(file, allow_pickle=False)
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise InputError(f"{path}: not a readable .npz file: it holds one nameless array, as .npy files do")
+            with stored:
+                arrays = {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(f"{path}: not a readable .npz file: {error}") from None
     if "x_train" in arrays and "x_test" in arrays:

@@ -128,6 +128,13 @@ def dtype_of(spec: Any) -> DType:
         raise UsageError(f"unknown dtype {name!r}{did_you_mean(name, [d.value for d in DType])}") from None
 
 
+def _dims(shape: Iterable[Any]) -> tuple[Dim, ...]:
+    """A shape with every dimension read; a tuple of dimensions is kept, so that nodes share it."""
+    if type(shape) is tuple and all(type(d) is int or type(d) is DimExpr for d in shape):
+        return shape
+    return tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
+
+
 class TensorType:
     """Element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
 
@@ -149,11 +156,7 @@ class TensorType:
         floats: Iterable[float] | None = None,
     ):
         self.dtype = dtype if isinstance(dtype, DType) else dtype_of(dtype)
-        self.shape = (
-            None
-            if shape is None
-            else tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
-        )
+        self.shape = None if shape is None else _dims(shape)
         self.value = None if value is None else tuple(value)
         self.floats = None if floats is None else tuple(floats)
 

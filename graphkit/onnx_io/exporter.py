@@ -143,7 +143,8 @@ def _check_types(spelling: downgrade.Spelling, schema: Any) -> None:
         if _type_text(value.type) not in allowed:
             raise spelling.fail(f"operand {formal.name!r} of type {value.type}")
     for formal, value in zip(schema.outputs, spelling.node.outputs, strict=False):
-        if _type_text(value.type) not in constraints.get(formal.type_str, {formal.type_str}):
+        optional = formal.option == onnx.defs.OpSchema.FormalParameterOption.Optional
+        if not optional and _type_text(value.type) not in constraints.get(formal.type_str, {formal.type_str}):
             raise spelling.fail(f"result {formal.name!r} of type {value.type}")
 
 

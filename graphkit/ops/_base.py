@@ -403,12 +403,13 @@ def _type_variable(operator: Op, position: int) -> str:
 class OpFunction:
     """`gk.softmax(x, axis=1)`: inputs by position or keyword, attributes by keyword, `name=` for the node."""
 
-    __slots__ = ("op", "__name__", "_signature")
+    __slots__ = ("op", "__name__", "_signature", "_plain")
 
     def __init__(self, cls: type[Op], function: str):
         self.op = cls
         self.__name__ = function
         self._signature: inspect.Signature | None = None
+        self._plain: Op | None = None  # the operator without attributes given, shared by the nodes that use it
 
     def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
         cls = self.op
@@ -420,7 +421,11 @@ class OpFunction:
             if formal.name in keywords and formal.name not in cls.fields:
                 values.extend([None] * (position + 1 - len(values)))
                 values[position] = keywords.pop(formal.name)
-        return apply(cls(**keywords), *values, name=name, meta=meta)
+        if keywords:
+            return apply(cls(**keywords), *values, name=name, meta=meta)
+        if self._plain is None:
+            self._plain = cls()
+        return apply(self._plain, *values, name=name, meta=meta)
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]

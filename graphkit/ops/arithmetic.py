@@ -151,7 +151,8 @@ class Neg(Unary):
     onnx = Onnx("Neg", since=13)
 
     def infer(self, x: TensorType) -> TensorType:
-        return TensorType(x.dtype, x.shape, broadcast_known(lambda v: 0 - v, [x]))
+        known = broadcast_known(lambda v: 0 - v, [x])
+        return TensorType(x.dtype, x.shape, known) if known else super().infer(x)
 
     def reference(self, xp: Any, x: Any) -> Any:
         return xp.negative(x)

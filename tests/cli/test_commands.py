@@ -198,7 +198,7 @@ def test_build_from_a_python_file(call, tmp_path):
 def test_two_processes_train_like_one(folder, tmp_path, launcher):
     from graphkit.dist.launch import find_mpiexec
 
-    common = ["train", str(folder / "net.json"), "--data", "digits", "--epochs", "1", "--seed", "1", "-o"]
+    common = ["train", str(folder / "net.json"), "--data", "digits", "--epochs", "3", "--seed", "1", "-o"]
     graphkit = [sys.executable, "-P", "-m", "graphkit"]
     one = [*graphkit, *common, str(tmp_path / "one"), "--batch-size", "64"]
     two = [*common, str(tmp_path / "two"), "--batch-size", "32", "--kvstore", "dist_sync"]
@@ -214,4 +214,6 @@ def test_two_processes_train_like_one(folder, tmp_path, launcher):
 
     a, b = gk.load(tmp_path / "one"), gk.load(tmp_path / "two")
     for name in a.params:
-        np.testing.assert_allclose(b.params[name], a.params[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        # In the norm: after 69 updates a pooling window with two nearly equal maxima may have picked the other one.
+        difference = np.linalg.norm(b.params[name] - a.params[name])
+        assert difference <= 1e-4 * np.linalg.norm(a.params[name]), name

@@ -3,9 +3,21 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 
 namespace graphkit {
 namespace {
+
+// `size` positions of the input along an axis, with `begin` and `end` of padding around them.
+Span span_of(std::int64_t position, std::int64_t stride, std::int64_t kernel, std::int64_t dilation, std::int64_t size,
+             std::int64_t begin, std::int64_t end) {
+    const std::int64_t start = position * stride - begin;
+    const auto before = [&](std::int64_t limit) {  // how many kernel positions lie before `limit`
+        return limit <= start ? 0 : std::min(kernel, (limit - start + dilation - 1) / dilation);
+    };
+    const std::int64_t last = before(size);
+    return {start, std::min(before(0), last), last, before(size + end)};
+}
 
 PoolGeometry make_geometry(const Step& step, const Dims& x, const Dims& y, const PoolWindow& window) {
     const auto fail = [&](const std::string& what) { throw NativeError(step.describe() + ": " + what); };
@@ -24,65 +36,60 @@ PoolGeometry make_geometry(const Step& step, const Dims& x, const Dims& y, const
     }
     PoolGeometry g;
     g.planes = x[0] * x[1];
+    for (std::size_t axis = 0; axis < 3 - spatial; ++axis) {
+        g.windows[axis] = {Span{0, 0, 1, 1}};
+    }
     for (std::size_t i = 0; i < spatial; ++i) {
-        const std::size_t to = 3 - spatial + i;
-        g.input[to] = x[i + 2];
-        g.output[to] = y[i + 2];
-        g.kernel[to] = window.kernel[i];
-        g.stride[to] = window.strides[i];
-        g.dilation[to] = window.dilations[i];
-        g.begin[to] = window.pads_begin[i];
-        g.end[to] = window.pads_end[i];
-        if (g.kernel[to] < 1 || g.stride[to] < 1 || g.dilation[to] < 1 || g.begin[to] < 0 || g.end[to] < 0) {
+        const std::size_t axis = 3 - spatial + i;
+        const std::int64_t stride = window.strides[i];
+        const std::int64_t begin = window.pads_begin[i];
+        const std::int64_t end = window.pads_end[i];
+        g.input[axis] = x[i + 2];
+        g.kernel[axis] = window.kernel[i];
+        g.dilation[axis] = window.dilations[i];
+        if (g.kernel[axis] < 1 || stride < 1 || g.dilation[axis] < 1 || begin < 0 || end < 0) {
             fail("kernel, strides and dilations must be positive, pads at least 0");
+        }
+        for (std::int64_t position = 0; position < y[i + 2]; ++position) {
+            g.windows[axis].push_back(
+                span_of(position, stride, g.kernel[axis], g.dilation[axis], g.input[axis], begin, end));
+        }
+        g.stride = stride;
+    }
+    for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
+        const auto lacks = [&](const Span& span) { return k < span.first; };
+        const auto reaches = [&](const Span& span) { return k < span.last; };
+        const auto first = std::partition_point(g.windows[2].begin(), g.windows[2].end(), lacks);
+        const auto last = std::partition_point(first, g.windows[2].end(), reaches);
+        if (first != last) {
+            const std::int64_t at = first - g.windows[2].begin();
+            g.taps.push_back({at, last - g.windows[2].begin(), first->start + k * g.dilation[2] - at * g.stride});
         }
     }
     return g;
 }
 
-// The kernel positions of one window along one axis that fall into [0, size): first, last + 1, and how many fall into
-// the padded extent.
-struct Span {
-    std::int64_t start;  // input position of kernel position 0
-    std::int64_t first;
-    std::int64_t last;
-    std::int64_t padded;
-};
-
-Span span_of(const PoolGeometry& g, int axis, std::int64_t position) {
-    const std::int64_t start = position * g.stride[axis] - g.begin[axis];
-    const std::int64_t step = g.dilation[axis];
-    const auto below = [&](std::int64_t limit) {  // how many kernel positions lie before `limit`
-        return limit <= start ? 0 : std::min(g.kernel[axis], (limit - start + step - 1) / step);
-    };
-    const std::int64_t last = below(g.input[axis]);
-    return {start, std::min(below(0), last), last, below(g.input[axis] + g.end[axis])};
-}
-
-// Calls body(output offset, spans) for every window of a plane.
+// Calls body(offset of the output row, depth, height) for every row of windows in a plane.
 template <typename Body>
-void for_each_window(const PoolGeometry& g, Body&& body) {
+void for_each_row(const PoolGeometry& g, Body&& body) {
     std::int64_t at = 0;
-    for (std::int64_t d = 0; d < g.output[0]; ++d) {
-        const Span depth = span_of(g, 0, d);
-        for (std::int64_t h = 0; h < g.output[1]; ++h) {
-            const Span height = span_of(g, 1, h);
-            for (std::int64_t w = 0; w < g.output[2]; ++w) {
-                body(at++, depth, height, span_of(g, 2, w));
-            }
+    for (const Span& depth : g.windows[0]) {
+        for (const Span& height : g.windows[1]) {
+            body(at, depth, height);
+            at += g.row();
         }
     }
 }
 
-// Calls body(input offset) for every element of x under a window, in row-major order.
+// Calls body(offset of an input row, tap) for every element of the kernel, for a row of windows.
 template <typename Body>
-void for_each_element(const PoolGeometry& g, const Span& depth, const Span& height, const Span& width, Body&& body) {
+void for_each_tap(const PoolGeometry& g, const Span& depth, const Span& height, Body&& body) {
     for (std::int64_t d = depth.first; d < depth.last; ++d) {
         const std::int64_t plane = (depth.start + d * g.dilation[0]) * g.input[1];
         for (std::int64_t h = height.first; h < height.last; ++h) {
             const std::int64_t row = (plane + height.start + h * g.dilation[1]) * g.input[2];
-            for (std::int64_t w = width.first; w < width.last; ++w) {
-                body(row + width.start + w * g.dilation[2]);
+            for (const Tap& tap : g.taps) {
+                body(row + tap.offset, tap);
             }
         }
     }
@@ -101,8 +108,21 @@ std::int64_t to_column_major(const PoolGeometry& g, std::int64_t offset) {
 }
 
 float divisor(bool include_pad, const Span& depth, const Span& height, const Span& width) {
-    const auto extent = [&](const Span& span) { return include_pad ? span.padded : span.last - span.first; };
+    const auto extent = [&](const Span& span) { return include_pad ? span.padded : span.count(); };
     return static_cast<float>(extent(depth) * extent(height) * extent(width));
+}
+
+// One step of a row of maxima: `best` and `where` take the tap's elements that are greater, or NaN over a number.
+void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::int64_t stride, float* best,
+                  std::int32_t* where) {
+#pragma omp simd
+    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+        const std::int64_t offset = row + w * stride;
+        const float value = values[offset];
+        const bool better = !(value <= best[w]) & !std::isnan(best[w]);
+        best[w] = better ? value : best[w];
+        where[w] = better ? static_cast<std::int32_t>(offset) : where[w];
+    }
 }
 
 std::size_t work(const PoolGeometry& g) {
@@ -116,6 +136,9 @@ MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, in
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y, ElementType::f32, true}, {"indices", y, ElementType::i64, true}};
     geometry_ = make_geometry(*this, x, y, window);
+    if (geometry_.input_size() > std::numeric_limits<std::int32_t>::max()) {
+        throw Unsupported(describe() + ": planes of 2^31 elements and more");
+    }
 }
 
 void MaxPool::execute(Team&, std::span<const void* const> inputs, std::span<void* const> outputs, const Packed*) {
@@ -123,31 +146,35 @@ void MaxPool::execute(Team&, std::span<const void* const> inputs, std::span<void
     auto* y = static_cast<float*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
     const PoolGeometry& g = geometry_;
-#pragma omp parallel for schedule(static) num_threads(threads_for(work(g)))
-    for (std::int64_t plane = 0; plane < g.planes; ++plane) {
-        const float* values = x + plane * g.input_size();
-        const std::int64_t to = plane * g.output_size();
-        for_each_window(g, [&](std::int64_t at, const Span& depth, const Span& height, const Span& width) {
-            float best = -INFINITY;
-            std::int64_t where = -1;
-            for_each_element(g, depth, height, width, [&](std::int64_t offset) {
-                const float value = values[offset];
-                if (value > best || where < 0 || (std::isnan(value) && !std::isnan(best))) {
-                    best = value;
-                    where = offset;
+#pragma omp parallel num_threads(threads_for(work(g)))
+    {
+        std::vector<float> best(static_cast<std::size_t>(g.row()));
+        std::vector<std::int32_t> where(best.size());
+#pragma omp for schedule(static)
+        for (std::int64_t plane = 0; plane < g.planes; ++plane) {
+            const float* values = x + plane * g.input_size();
+            for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+                // Where nothing is more than -inf, the element closest to where the window starts.
+                const std::int64_t corner = (inside(g, 0, depth) * g.input[1] + inside(g, 1, height)) * g.input[2];
+                for (std::size_t w = 0; w < best.size(); ++w) {
+                    best[w] = -INFINITY;
+                    where[w] = static_cast<std::int32_t>(corner + inside(g, 2, g.windows[2][w]));
+                }
+                for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+                    keep_greater(values, row, tap, g.stride, best.data(), where.data());
+                });
+                const std::int64_t to = plane * g.output_size() + at;
+                if (y != nullptr) {
+                    std::copy(best.begin(), best.end(), y + to);
+                }
+                if (indices != nullptr) {
+                    for (std::size_t w = 0; w < best.size(); ++w) {
+                        const std::int64_t offset = column_major_ ? to_column_major(g, where[w]) : where[w];
+                        indices[to + static_cast<std::int64_t>(w)] = plane * g.input_size() + offset;
+                    }
                 }
             });
-            if (y != nullptr) {
-                y[to + at] = best;
-            }
-            if (indices != nullptr) {
-                if (where < 0) {  // nothing but padding: the element of x closest to the window
-                    where =
-                        (inside(g, 0, depth) * g.input[1] + inside(g, 1, height)) * g.input[2] + inside(g, 2, width);
-                }
-                indices[to + at] = plane * g.input_size() + (column_major_ ? to_column_major(g, where) : where);
-            }
-        });
+        }
     }
 }
 
@@ -200,11 +227,18 @@ void AveragePool::execute(Team&, std::span<const void* const> inputs, std::span<
 #pragma omp parallel for schedule(static) num_threads(threads_for(work(g)))
     for (std::int64_t plane = 0; plane < g.planes; ++plane) {
         const float* values = x + plane * g.input_size();
-        float* results = y + plane * g.output_size();
-        for_each_window(g, [&](std::int64_t at, const Span& depth, const Span& height, const Span& width) {
-            float total = 0;
-            for_each_element(g, depth, height, width, [&](std::int64_t offset) { total += values[offset]; });
-            results[at] = total / divisor(include_pad_, depth, height, width);
+        for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+            float* total = y + plane * g.output_size() + at;
+            std::fill_n(total, g.row(), 0.0F);
+            for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+#pragma omp simd
+                for (std::int64_t w = tap.first; w < tap.last; ++w) {
+                    total[w] += values[row + w * g.stride];
+                }
+            });
+            for (std::int64_t w = 0; w < g.row(); ++w) {
+                total[w] /= divisor(include_pad_, depth, height, g.windows[2][static_cast<std::size_t>(w)]);
+            }
         });
     }
 }
@@ -221,15 +255,25 @@ void AveragePoolGrad::execute(Team&, std::span<const void* const> inputs, std::s
     const auto* dy = static_cast<const float*>(inputs[0]);
     auto* dx = static_cast<float*>(outputs[0]);
     const PoolGeometry& g = geometry_;
-#pragma omp parallel for schedule(static) num_threads(threads_for(work(g)))
-    for (std::int64_t plane = 0; plane < g.planes; ++plane) {
-        float* results = dx + plane * g.input_size();
-        std::fill_n(results, g.input_size(), 0.0F);
-        const float* values = dy + plane * g.output_size();
-        for_each_window(g, [&](std::int64_t at, const Span& depth, const Span& height, const Span& width) {
-            const float share = values[at] / divisor(include_pad_, depth, height, width);
-            for_each_element(g, depth, height, width, [&](std::int64_t offset) { results[offset] += share; });
-        });
+#pragma omp parallel num_threads(threads_for(work(g)))
+    {
+        std::vector<float> share(static_cast<std::size_t>(g.row()));
+#pragma omp for schedule(static)
+        for (std::int64_t plane = 0; plane < g.planes; ++plane) {
+            float* results = dx + plane * g.input_size();
+            std::fill_n(results, g.input_size(), 0.0F);
+            for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+                const float* values = dy + plane * g.output_size() + at;
+                for (std::size_t w = 0; w < share.size(); ++w) {
+                    share[w] = values[w] / divisor(include_pad_, depth, height, g.windows[2][w]);
+                }
+                for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+                    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+                        results[row + w * g.stride] += share[static_cast<std::size_t>(w)];
+                    }
+                });
+            });
+        }
     }
 }
 

@@ -14,19 +14,39 @@ struct PoolWindow {
     Dims pads_end;
 };
 
-// The spatial part of a pooling, padded in front to three dimensions.
+// The kernel positions of one window along one axis that fall into the input: first to last - 1, of which position 0
+// lies at `start`; and how many fall into the padded extent.
+struct Span {
+    std::int64_t start;
+    std::int64_t first;
+    std::int64_t last;
+    std::int64_t padded;
+
+    std::int64_t count() const { return last - first; }
+};
+
+// The windows first to last - 1 of a row, whose element number `position` of the kernel row falls into the input:
+// that of window w is w * stride + offset.
+struct Tap {
+    std::int64_t first;
+    std::int64_t last;
+    std::int64_t offset;
+};
+
+// The spatial part of a pooling, padded in front to three dimensions. Loops go over the windows of one row inside, so
+// that they have no branches; each window sees its elements in row-major order.
 struct PoolGeometry {
     std::int64_t planes = 0;  // N * C
     std::int64_t input[3] = {1, 1, 1};
-    std::int64_t output[3] = {1, 1, 1};
     std::int64_t kernel[3] = {1, 1, 1};
-    std::int64_t stride[3] = {1, 1, 1};
     std::int64_t dilation[3] = {1, 1, 1};
-    std::int64_t begin[3] = {0, 0, 0};
-    std::int64_t end[3] = {0, 0, 0};
+    std::int64_t stride = 1;       // along the last axis
+    std::vector<Span> windows[3];  // along each axis
+    std::vector<Tap> taps;         // of a kernel row
 
+    std::int64_t row() const { return static_cast<std::int64_t>(windows[2].size()); }
     std::int64_t input_size() const { return input[0] * input[1] * input[2]; }
-    std::int64_t output_size() const { return output[0] * output[1] * output[2]; }
+    std::int64_t output_size() const { return std::int64_t(windows[0].size() * windows[1].size() * windows[2].size()); }
     std::int64_t kernel_size() const { return kernel[0] * kernel[1] * kernel[2]; }
 };
 

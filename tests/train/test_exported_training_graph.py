@@ -1,0 +1,36 @@
+"""Loss and gradients as one ONNX file of standard operators: ONNX Runtime computes what graphkit computes."""
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.onnx_io.compare import OnnxRuntimeModel
+
+
+def training_graph(name, **options):
+    net = gk.losses.with_loss(gk.models.build(name, **options), "softmax_cross_entropy")
+    return gk.grad(net, of="loss", with_outputs=True)
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize(
+    ("name", "options", "shape"),
+    [
+        ("lenet", {"image": (1, 8, 8)}, (1, 8, 8)),
+        ("lenet", {"image": (1, 28, 28)}, (1, 28, 28)),
+        ("mlp", {"inputs": 20, "hidden": (16, 8), "classes": 10}, (20,)),
+        ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 10}, (3, 32, 32)),
+    ],
+    ids=["lenet8", "lenet28", "mlp", "resnet18"],
+)
+def test_loss_and_all_gradients_agree(name, options, shape, opset):
+    model = training_graph(name, **options)
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((4, *shape), np.float32), "target": rng.integers(0, 10, 4)}
+    proto = model.to_onnx(opset=opset)
+    assert {node.domain for node in proto.graph.node} <= {"", "ai.onnx"}
+    ours, theirs = model.run(feeds), OnnxRuntimeModel(proto).run(feeds)
+    assert len(ours) == 2 + len([n for n in model.graph.inputs if n.role == "parameter"])
+    for name, array in ours.items():
+        scale = np.abs(theirs[name]).max()
+        np.testing.assert_allclose(array, theirs[name], rtol=1e-5, atol=1e-5 * scale, err_msg=name)
