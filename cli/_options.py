@@ -11,8 +11,6 @@ import click
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
@@ -34,10 +32,11 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("inputs", nargs=-1, metavar="[NAME:SHAPE | NAME=FILE]...")(command)
 
 
-external_root_option = click.option(
-    "--allow-external-root", "external_root", type=click.Path(exists=True, file_okay=False), default=None,
-    help="Folder that external data of an ONNX file may also come from.",
-)  # fmt: skip
+def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--allow-external-root", "external_root", type=click.Path(exists=True, file_okay=False), default=None,
+        help="Folder that external data of an ONNX file may also come from.",
+    )(command)  # fmt: skip
 
 
 def read_model(source: str, external_root: str | None = None) -> Model:

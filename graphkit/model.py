@@ -161,7 +161,7 @@ class Model:
     __getitem__ = select
 
     def infer_shapes(self, **shapes: Sequence[Any]) -> dict[str, Type]:
-        """Types of every value, given shapes for some inputs (ints, names, or None for unknown dimensions)."""
+        """Types of every value and output by name, given shapes for some inputs; None keeps a declared dimension."""
         from graphkit.passes.bind import bind
 
         given = {}
@@ -172,7 +172,8 @@ class Model:
             kept = declared.shape or (None,) * len(shape)
             given[name] = TensorType(declared.dtype, [k if s is None else s for s, k in zip(shape, kept, strict=True)])
         bound = bind(self.graph, given)
-        return {bound.name_of(v): v.type for v in bound.values}
+        types = {bound.name_of(v): v.type for v in bound.values}
+        return types | {n: v.type for n, v in zip(bound.output_names, bound.outputs, strict=True)}
 
     # --- using it --------------------------------------------------------------------------------
 

@@ -1,0 +1,101 @@
+"""The package as a whole: what importing it loads, the public names, the metadata."""
+
+import importlib.metadata
+import importlib.resources
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import graphkit as gk
+
+HEAVY = ("onnx", "onnxruntime", "cupy", "mpi4py", "scipy", "torch")
+
+
+def fresh(code):
+    """Run code in a new interpreter that does not see the current folder."""
+    command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["", "graphkit.Model, graphkit.nn, graphkit.relu, graphkit.grad", "graphkit.Trainer, graphkit.data"],
+    ids=["import", "define", "train"],
+)
+def test_heavy_packages_load_only_when_they_are_used(use):
+    loaded = fresh(f"import sys, graphkit; {use}\nprint(*[m for m in {HEAVY} if m in sys.modules])")
+    assert loaded == ""
+
+
+def test_every_public_name_exists():
+    for name in dir(gk):
+        assert getattr(gk, name) is not None, name
+    assert {"Model", "load", "grad", "verify", "Trainer", "cond", "while_loop", "scan", "map", "nn"} <= set(dir(gk))
+
+
+def test_an_unknown_name_suggests_one():
+    with pytest.raises(AttributeError, match="did you mean 'relu'"):
+        gk.rellu  # noqa: B018
+
+
+def test_metadata_and_type_marker():
+    assert gk.__version__ == importlib.metadata.version("graphkit")
+    assert importlib.resources.files("graphkit").joinpath("py.typed").is_file()
+    assert importlib.resources.files("graphkit").joinpath("data", "digits.npz").is_file()
+
+
+def test_the_public_face_in_one_go(tmp_path):
+    import numpy as np
+
+    x = gk.input("x", ["N", 1, 8, 8])
+    h = gk.relu(gk.nn.conv2d(x, 4, kernel=3, pad=1, name="conv1"))
+    net = gk.Model(gk.nn.linear(gk.flatten(h), 10, name="fc"), name="tiny")
+    assert net.inputs == ("x",)
+    assert tuple(net.params) == ("conv1_weight", "conv1_bias", "fc_weight", "fc_bias")
+    data = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
+    exe = net.compile(device="cpu", threads=2)
+    (y,) = exe(data)
+    np.testing.assert_array_equal(exe.run({"x": data})[net.outputs[0]], y)
+    assert exe.plan.lower_bound <= exe.plan.arena_bytes <= exe.plan.naive_bytes
+    for path in (tmp_path / "net.json", tmp_path / "net.onnx"):
+        net.save(path)
+        np.testing.assert_allclose(gk.load(path).run({"x": data})[net.outputs[0]], y, rtol=1e-5, atol=1e-6)
+    again = gk.load(net.to_onnx().SerializeToString())
+    assert again.inputs == net.inputs
+    net.params["fc_bias"] = np.full(10, 100.0, np.float32)
+    assert (exe.run({"x": data})[net.outputs[0]] > 50).all()
+    with pytest.raises(ValueError, match="read-only"):
+        net.params["fc_bias"][0] = 1
+    gradients = gk.grad(net, wrt=["conv1_weight", "x"])
+    assert gradients.outputs == ("conv1_weight_grad", "x_grad")
+    trainer = gk.Trainer(net, loss="softmax_cross_entropy", optimizer=gk.optim.SGD(0.1, momentum=0.9))
+    assert float(trainer.step(data, np.array([1, 2, 3]))) > 0
+    trainer.fit((data, np.array([1, 2, 3])), epochs=1, metrics=["accuracy"])
+    trainer.save(tmp_path / "run")
+    assert gk.load(tmp_path / "run").num_parameters == net.num_parameters
+
+
+def test_composition_shares_parameters():
+    import numpy as np
+
+    x = gk.input("x", ["N", 4])
+    body = gk.Model({"h": gk.tanh(gk.nn.linear(x, 3, name="body"))}, name="body", seed=1)
+    a, b = gk.input("a", ["N", 4]), gk.input("b", ["N", 4])
+    twin = gk.Model({"d": body(a) - body(b)}, name="twin")
+    assert twin.inputs == ("a", "b")
+    np.testing.assert_array_equal(twin.params["body_weight"], body.params["body_weight"])
+    data = np.ones((2, 4), np.float32)
+    assert not twin.run({"a": data, "b": data})["d"].any()
+    inner = body["body"]
+    np.testing.assert_allclose(np.tanh(inner.run({"x": data})["body"]), body.run({"x": data})["h"], rtol=1e-6)
+
+
+def test_partial_shape_inference():
+    x, y = gk.input("x", ["N", 4]), gk.input("y", ["M", 4])
+    net = gk.Model({"p": gk.mat_mul(x, gk.transpose(y))})
+    assert str(net.output_types["p"]) == "float32[N, M]"
+    assert str(net.infer_shapes(x=(7, None))["p"]) == "float32[7, M]"
