@@ -1,6 +1,6 @@
 """How the time of graph operations grows with the number of nodes: a chain of 10,000 and of 100,000.
 
-    python bench/scaling.py [--small 10000] [--large 100000] [--repeat 3]
+    python bench/scaling.py [--small 10000] [--large 100000] [--repeat 5]
 
 Prints, per operation, the best time of each length and their ratio. Linear would be 10; the target is at most 12.
 """
@@ -71,7 +71,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", type=int, default=10_000)
     parser.add_argument("--large", type=int, default=100_000)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
     small, large = measure(options.small, options.repeat), measure(options.large, options.repeat)
     print(f"{'operation':16}{options.small:>12,}{options.large:>12,}{'ratio':>8}")

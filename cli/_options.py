@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def read_model(source: str, external_root: str | None = None) -> Model:
     """Load a path, or a model from stdin for `-`."""
     if source == "-":
-        data = click.get_binary_stream("stdin").read()
+        data = sys.stdin.buffer.read()
         return load(data, external_root=external_root)
     return load(Path(source), external_root=external_root)
 

@@ -189,25 +189,27 @@ def topological(values: Iterable[Value | None], stop: Iterable[Value] = ()) -> l
     """
     stopped = set(stop)
     order: list[Node] = []
-    done: set[Node] = set()
+    # False: entered, its operands are above it on the stack; True: in `order`.
+    state: dict[Node, bool] = {}
     for root in values:
-        if root is None or root.node is None or root.node in done or root in stopped:
+        if root is None or root.node is None or root in stopped:
             continue
-        stack: list[tuple[Node, Iterator[Value | None]]] = [(root.node, iter(root.node.inputs))]
-        done.add(root.node)
+        stack = [root.node]
         while stack:
-            node, operands = stack[-1]
-            for operand in operands:
-                if operand is None or operand in stopped:
+            node = stack[-1]
+            if node not in state:
+                state[node] = False
+                height = len(stack)
+                for operand in reversed(node.inputs):
+                    producer = None if operand is None else operand.node
+                    if producer is not None and producer not in state and operand not in stopped:
+                        stack.append(producer)
+                if len(stack) > height:
                     continue
-                producer = operand.node
-                if producer is not None and producer not in done:
-                    done.add(producer)
-                    stack.append((producer, iter(producer.inputs)))
-                    break
-            else:
+            stack.pop()
+            if not state[node]:
+                state[node] = True
                 order.append(node)
-                stack.pop()
     return order
 
 

@@ -128,7 +128,10 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 
 
 LOOP = """
+    import signal
     import sys
+    # A shell that starts the tests in the background makes children ignore the interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     import numpy as np
     import graphkit as gk
     x = gk.input("x", ["N", 64])
