@@ -337,14 +337,14 @@ def test_every_truncation_of_the_weights_is_noticed(saved: Path) -> None:
         with pytest.raises(InvalidModel, match=file.name):
             serialize.load(saved, resolve)
     file.write_bytes(whole + b"\0")
-    with pytest.raises(InvalidModel, match="after its last tensor"):
+    with pytest.raises(InvalidModel, match="truncated or damaged"):
         serialize.load(saved, resolve)
 
 
 def test_truncated_tensor_is_named(saved: Path) -> None:
     file = weights_of(saved)
     file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(InvalidModel, match="truncated: tensor '"):
+    with pytest.raises(InvalidModel, match=r"should hold tensor '.*truncated"):
         serialize.load(saved, resolve)
 
 
