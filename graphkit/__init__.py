@@ -72,18 +72,25 @@ def __getattr__(name: str) -> Any:
         found: Any = importlib.import_module(_MODULES[name])
     elif name in _PUBLIC:
         found = getattr(importlib.import_module(_PUBLIC[name]), name)
-    elif name.startswith("_"):
-        raise AttributeError(f"module 'graphkit' has no attribute {name!r}")
     else:
+        return _operator(name)
+    globals()[name] = found
+    return found
+
+
+def _operator(name: str) -> Any:
+    # Looked up at every access: user code may register operators and take them back.
+    if not name.startswith("_"):
         from graphkit.errors import did_you_mean
         from graphkit.ops import registry
 
         found = registry.function(name)
-        if found is None:
-            known = [*_PUBLIC, *_MODULES, *registry.function_names()]
-            raise AttributeError(f"module 'graphkit' has no attribute {name!r}{did_you_mean(name, known)}")
-    globals()[name] = found
-    return found
+        if found is not None:
+            return found
+        hint = did_you_mean(name, [*_PUBLIC, *_MODULES, *registry.function_names()])
+    else:
+        hint = ""
+    raise AttributeError(f"module 'graphkit' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
