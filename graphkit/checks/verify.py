@@ -123,13 +123,9 @@ def verify(
     proto = model.to_onnx(opset=opset) if against is None else against
     mine = model.compile(device=device, threads=threads).run(feeds.arrays)
     theirs = OnnxRuntimeModel(proto, threads=threads).run(feeds.arrays)
-    if len(mine) != len(theirs):
-        raise RuntimeFailure(f"graphkit gave {len(mine)} outputs, ONNX Runtime {len(theirs)}")
-    reports: list[OutputReport] = []
-    for (name, ours), other in zip(mine.items(), theirs.values(), strict=True):
-        reports.extend(compare(label, a, b, rtol, atol) for label, a, b in _flat(name, ours, other))
+    reports = compare_outputs(mine, theirs, rtol, atol)
     version = opset_version(proto)
-    return Report(tuple(reports), version, feeds.guesses)
+    return Report(reports, version, feeds.guesses)
 
 
 def _draws(node: Any) -> bool:
@@ -137,6 +133,16 @@ def _draws(node: Any) -> bool:
     if not getattr(node.op, "random", False):
         return False
     return node.op.name != "Dropout" or any(v is not None and v.role == "rng" for v in node.inputs)
+
+
+def compare_outputs(
+    ours: Mapping[str, Any], reference: Mapping[str, Any], rtol: float | None = None, atol: float | None = None
+) -> tuple[OutputReport, ...]:
+    """Compare outputs in their order, under our names; sequences element by element."""
+    if len(ours) != len(reference):
+        raise RuntimeFailure(f"graphkit gave {len(ours)} outputs, ONNX Runtime {len(reference)}")
+    pairs = zip(ours.items(), reference.values(), strict=True)
+    return tuple(compare(n, x, y, rtol, atol) for (name, a), b in pairs for n, x, y in _flat(name, a, b))
 
 
 def compare(name: str, ours: Any, reference: Any, rtol: float | None = None, atol: float | None = None) -> OutputReport:

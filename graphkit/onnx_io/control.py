@@ -141,9 +141,7 @@ def _with_stable_state(
     types = [_without_value(t) for t in state]
     for attempt in range(_ATTEMPTS):
         mark = checkpoint()
-        own = [
-            Value(t, name) for t, (name, _) in zip([*before, *types, *after], region.inputs, strict=False)
-        ]
+        own = [Value(t, name) for t, (name, _) in zip([*before, *types, *after], region.inputs, strict=False)]
         outputs = _inner(builder, region, own, names, setting)
         results = [v.type for v in outputs[first_output : first_output + len(types)]]
         if len(results) != len(types):

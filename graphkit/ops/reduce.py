@@ -88,9 +88,7 @@ class _Reduction(Op):
             shape = [d for axis, d in enumerate(x.shape) if axis not in reduced]
         return TensorType(x.dtype, shape, self._known_result(x, reduced, rank))
 
-    def _known_result(
-        self, x: TensorType, axes: tuple[int, ...] | None, rank: int | None
-    ) -> tuple[Dim, ...] | None:
+    def _known_result(self, x: TensorType, axes: tuple[int, ...] | None, rank: int | None) -> tuple[Dim, ...] | None:
         """Known elements when everything is reduced to one."""
         rule, source = type(self).known, known_array(x)
         if rule is None or source is None or (axes is not None and len(axes) != rank):

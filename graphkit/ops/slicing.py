@@ -170,9 +170,7 @@ class SliceGrad(Op):
     def infer(self, dy: TensorType, x: TensorType, *bounds: TensorType | None) -> TensorType:
         return TensorType(dy.dtype, x.shape)
 
-    def reference(
-        self, xp: Any, dy: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None
-    ) -> Any:
+    def reference(self, xp: Any, dy: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
         result = xp.zeros(x.shape, dtype=dy.dtype)
         result[_index(x.shape, starts, ends, axes, steps)] = dy
         return result

@@ -9,7 +9,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.checks import verify as module
-from graphkit.checks.verify import compare
+from graphkit.checks.verify import compare, compare_outputs
 from graphkit.errors import CheckFailed, UsageError
 
 
@@ -110,3 +110,18 @@ def test_random_models_cannot_be_compared() -> None:
     net = gk.Model(x + gk.random_normal(shape=(3,), name="noise"))
     with pytest.raises(UsageError, match="noise"):
         gk.verify(net)
+
+
+def test_special_values_must_be_in_the_same_places():
+    special = np.array([np.nan, np.inf, -np.inf, 0.0], np.float32)
+    assert compare("y", special, special).passed
+    assert compare("y", special[[1, 1, 2, 3]], special).mismatches == 1
+    assert compare("y", -special, special).mismatches == 2
+    assert compare("y", np.zeros((0, 3)), np.zeros((0, 3))).passed
+
+
+def test_sequences_are_compared_element_by_element():
+    one = np.ones(1, np.float32)
+    reports = compare_outputs({"a": one, "s": [one, one]}, {"b": one, "s": [one, 2 * one]})
+    assert [(r.name, r.passed) for r in reports] == [("a", True), ("s[0]", True), ("s[1]", False)]
+    assert not compare_outputs({"s": []}, {"s": [one]})[0].passed

@@ -7,12 +7,13 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from graphkit.checks.verify import compare_outputs
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.subgraph import checkpoint, close_over
 from graphkit.ir.types import TensorType
-from graphkit.onnx_io.compare import OnnxRuntimeModel, compare_outputs
+from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.exporter import export
 from graphkit.onnx_io.importer import import_model
 from graphkit.ops import DOMAIN, F, Op, op, registry
@@ -37,12 +38,12 @@ def check(graph, feeds, params=None, opset=21, **options):
     onnx.checker.check_model(proto)
     arrays = [params[n] if n in params else feeds[n] for n in graph.input_names]
     expected = dict(zip(graph.output_names, evaluate(graph, arrays), strict=True))
-    for difference in compare_outputs(expected, OnnxRuntimeModel(proto).run(feeds)):
+    for difference in compare_outputs(OnnxRuntimeModel(proto).run(feeds), expected):
         assert difference.passed, f"opset {opset}: {difference}"
     again = import_model(proto.SerializeToString())
     given = [again.params[n] if n in again.params else feeds[n] for n in again.graph.input_names]
     found = dict(zip(again.graph.output_names, evaluate(again.graph, given), strict=True))
-    for difference in compare_outputs(expected, found):
+    for difference in compare_outputs(found, expected):
         assert difference.passed, f"opset {opset}, imported: {difference}"
     return proto
 

@@ -9,8 +9,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from graphkit.checks.verify import compare_outputs
 from graphkit.errors import UnsupportedError
-from graphkit.onnx_io.compare import OnnxRuntimeModel, compare_outputs
+from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.importer import import_model
 from graphkit.onnx_io.upgrade import next_rule
 from graphkit.ops.evaluate import evaluate
@@ -101,7 +102,7 @@ CASES = [
 def test_upgraded_nodes_compute_what_the_file_says(case):
     op, opset, x, inits, attrs = case
     proto = single(op, opset, x, inits, **attrs)
-    for difference in compare_outputs(OnnxRuntimeModel(proto, optimize=False).run({"x": x}), evaluated(proto, x)):
+    for difference in compare_outputs(evaluated(proto, x), OnnxRuntimeModel(proto, optimize=False).run({"x": x})):
         assert difference.passed, str(difference)
 
 
@@ -116,7 +117,7 @@ def test_the_mask_of_dropout_had_the_type_of_the_data(opset, dtype):
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
 def test_coercion_to_a_matrix_needs_no_known_shape(op):
     proto = single(op, 11, X, axis=1, declared=["A", "B", "C"])
-    (difference,) = compare_outputs(OnnxRuntimeModel(proto).run({"x": X}), evaluated(proto, X))
+    (difference,) = compare_outputs(evaluated(proto, X), OnnxRuntimeModel(proto).run({"x": X}))
     assert difference.passed, str(difference)
 
 
