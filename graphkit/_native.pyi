@@ -1,6 +1,6 @@
 """The native extension, built from graphkit/executor/native. graphkit.executor.cpu is its only user.
 
-The classes from PostOp on are there when `has_onednn()`.
+The classes from Epilogue on are there when `has_onednn()`.
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ def has_onednn() -> bool: ...
 def onednn_version() -> str: ...
 def onednn_isa() -> str: ...
 
-class Packed:
+class Kernel:
+    def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None: ...
+    def pack(self, plain: np.ndarray, packed: np.ndarray) -> None: ...
     @property
-    def nbytes(self) -> int: ...
-
-class Step:
-    def __call__(
-        self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None], packed: Packed | None = None
-    ) -> None: ...
-    def pack(self, array: np.ndarray) -> Packed: ...
+    def packed_input(self) -> int: ...
     @property
-    def packable(self) -> int: ...
+    def packed_bytes(self) -> int: ...
+    @property
+    def packed_layout(self) -> str: ...
+    @property
+    def scratch_bytes(self) -> int: ...
     @property
     def implementation(self) -> str: ...
     @property
@@ -46,28 +46,35 @@ class PoolWindow:
         pads_end: Sequence[int],
     ) -> None: ...
 
-class MaxPool(Step):
+class MaxPool(Kernel):
     def __init__(
         self, x: Sequence[int], y: Sequence[int], window: PoolWindow, column_major: bool = False, threads: int = 0
     ) -> None: ...
 
-class MaxPoolGrad(Step):
+class MaxPoolGrad(Kernel):
     def __init__(self, dy: Sequence[int], dx: Sequence[int], threads: int = 0) -> None: ...
 
-class AveragePool(Step):
+class AveragePool(Kernel):
     def __init__(
         self, x: Sequence[int], y: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
     ) -> None: ...
 
-class AveragePoolGrad(Step):
+class AveragePoolGrad(Kernel):
     def __init__(
         self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
     ) -> None: ...
 
-class PostOp:
-    def __init__(self, kind: str, alpha: float = 0, beta: float = 0) -> None: ...
+class Epilogue:
+    def __init__(
+        self,
+        activation: str = "",
+        alpha: float = 0,
+        beta: float = 0,
+        residual: bool = False,
+        residual_last: bool = False,
+    ) -> None: ...
 
-class MatMul(Step):
+class MatMul(Kernel):
     def __init__(
         self,
         a: Sequence[int],
@@ -78,7 +85,7 @@ class MatMul(Step):
         bias: Sequence[int] | None = None,
         alpha: float = 1.0,
         beta: float = 1.0,
-        post_ops: Sequence[PostOp] = (),
+        epilogue: Epilogue = ...,
         pack_b: bool = False,
         threads: int = 0,
     ) -> None: ...
@@ -93,7 +100,7 @@ class Window:
         groups: int = 1,
     ) -> None: ...
 
-class Convolution(Step):
+class Convolution(Kernel):
     def __init__(
         self,
         x: Sequence[int],
@@ -102,12 +109,14 @@ class Convolution(Step):
         window: Window,
         *,
         bias: bool = False,
-        post_ops: Sequence[PostOp] = (),
+        epilogue: Epilogue = ...,
         pack_weights: bool = False,
+        block_x: int = 0,
+        block_y: int = 0,
         threads: int = 0,
     ) -> None: ...
 
-class Deconvolution(Step):
+class Deconvolution(Kernel):
     def __init__(
         self,
         x: Sequence[int],
@@ -116,12 +125,14 @@ class Deconvolution(Step):
         window: Window,
         *,
         bias: bool = False,
-        post_ops: Sequence[PostOp] = (),
+        epilogue: Epilogue = ...,
         pack_weights: bool = False,
+        block_x: int = 0,
+        block_y: int = 0,
         threads: int = 0,
     ) -> None: ...
 
-class ConvolutionBackwardData(Step):
+class ConvolutionBackwardData(Kernel):
     def __init__(
         self,
         dy: Sequence[int],
@@ -133,7 +144,7 @@ class ConvolutionBackwardData(Step):
         threads: int = 0,
     ) -> None: ...
 
-class ConvolutionBackwardWeights(Step):
+class ConvolutionBackwardWeights(Kernel):
     def __init__(
         self,
         x: Sequence[int],

@@ -1,7 +1,6 @@
 #include "convolution.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace graphkit {
 namespace {
@@ -52,8 +51,8 @@ struct SwappedWeights {
 
 // Checks everything that the library would not, or would report without saying where. `wide` and `narrow` are the
 // data on the two sides: the input and the output of a convolution, the output and the input of a transposed one.
-void check(const Step& step, const Dims& wide, const Dims& w, const Dims& narrow, const Window& window) {
-    const auto fail = [&](const std::string& what) { throw NativeError(step.describe() + ": " + what); };
+void check(const Kernel& kernel, const Dims& wide, const Dims& w, const Dims& narrow, const Window& window) {
+    const auto fail = [&](const std::string& what) { throw NativeError(kernel.describe() + ": " + what); };
     const std::size_t spatial = wide.size() - 2;
     if (wide.size() < 3 || wide.size() > 5) {
         fail("one to three spatial dimensions are expected");
@@ -75,7 +74,7 @@ void check(const Step& step, const Dims& wide, const Dims& w, const Dims& narrow
             fail("strides and dilations must be positive");
         }
         if (window.pads_begin[i] < 0 || window.pads_end[i] < 0) {
-            throw Unsupported(step.describe() + ": negative pads");
+            throw Unsupported(kernel.describe() + ": negative pads");
         }
         const std::int64_t span = (w[i + 2] - 1) * window.dilations[i] + 1;
         const std::int64_t room = wide[i + 2] + window.pads_begin[i] + window.pads_end[i] - span;
@@ -84,7 +83,15 @@ void check(const Step& step, const Dims& wide, const Dims& w, const Dims& narrow
         }
     }
     if (wide[1] == 0 || count(w) == 0) {
-        throw Unsupported(step.describe() + ": an empty kernel or channel dimension");
+        throw Unsupported(kernel.describe() + ": an empty kernel or channel dimension");
+    }
+}
+
+void add_weights(Operation& operation, bool packed, const memory::desc& given, const memory::desc& wanted) {
+    if (packed) {
+        operation.packed_input(DNNL_ARG_WEIGHTS, 1, given, wanted);
+    } else {
+        operation.input(DNNL_ARG_WEIGHTS, 1, given, wanted);
     }
 }
 
@@ -98,31 +105,15 @@ dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims
 
 }  // namespace
 
-std::unique_ptr<Packed> ConvolutionStep::pack(const void* array) const {
-    return guarded(*this, [&] {
-        Team team(threads());
-        return operation_.pack(array);
-    });
-}
-
-void ConvolutionStep::execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
-                              const Packed* packed) {
-    if (empty_) {
-        for (std::size_t i = 0; i < outputs.size(); ++i) {
-            std::memset(outputs[i], 0, static_cast<std::size_t>(count(outputs_[i].shape)) * sizeof(float));
-        }
-        return;
-    }
-    guarded(*this, [&] { operation_.run(team, inputs, outputs, packed); });
-}
-
 Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
-    : ConvolutionStep("Convolution", threads) {
-    inputs_ = {{"x", x}, {"w", w}};
-    outputs_ = {{"y", y}};
+    : LibraryKernel("Convolution", threads) {
+    inputs_ = {{"x", physical(x, options.block_x)}, {"w", w}};
+    outputs_ = {{"y", physical(y, options.block_y)}};
     check(*this, x, w, y, window);
-    if (options.bias) {
-        inputs_.push_back({"bias", {w[0]}});
+    inputs_.push_back({"bias", {w[0]}, ElementType::f32, !options.bias});
+    if (options.epilogue.residual) {
+        operation_.accumulate(3);
+        inputs_.push_back({"residual", outputs_[0].shape});
     }
     empty_ = count(y) == 0;
     if (empty_) {
@@ -131,29 +122,29 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
     guarded(*this, [&] {
         Team team(threads);
         dnnl::post_ops chain;
-        append(chain, options.post_ops);
+        append(chain, options.epilogue);
         const Dims weights = grouped(w, window.groups);
         const memory::desc bias = options.bias ? plain({w[0]}) : memory::desc();
+        const memory::desc x_layout = options.block_x == 0 ? any(x) : blocked(x, options.block_x);
+        const bool free = options.block_y == 0 && !options.epilogue.residual;
+        const memory::desc y_layout = free ? any(y) : blocked(y, options.block_y);
         const dnnl::convolution_forward::primitive_desc descriptor(
-            engine(), prop_kind::forward_inference, algorithm::convolution_direct, any(x), any(weights), bias, any(y),
-            window.strides, library_dilations(window), window.pads_begin, window.pads_end,
+            engine(), prop_kind::forward_inference, algorithm::convolution_direct, x_layout, any(weights), bias,
+            y_layout, window.strides, library_dilations(window), window.pads_begin, window.pads_end,
             Operation::attributes(chain));
-        operation_.input(DNNL_ARG_SRC, 0, plain(x), descriptor.src_desc());
-        operation_.input(DNNL_ARG_WEIGHTS, 1, plain(weights), descriptor.weights_desc());
+        operation_.input(DNNL_ARG_SRC, 0, blocked(x, options.block_x), descriptor.src_desc());
+        add_weights(operation_, options.pack_weights, plain(weights), descriptor.weights_desc());
         if (options.bias) {
             operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
         }
-        operation_.output(DNNL_ARG_DST, 0, plain(y), descriptor.dst_desc());
+        operation_.output(DNNL_ARG_DST, 0, blocked(y, options.block_y), descriptor.dst_desc());
         operation_.finish(descriptor, dnnl::convolution_forward(descriptor));
-        if (options.pack_weights) {
-            operation_.allow_packing(1);
-        }
     });
 }
 
 ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
                                                  int threads)
-    : ConvolutionStep("ConvolutionBackwardData", threads) {
+    : LibraryKernel("ConvolutionBackwardData", threads) {
     inputs_ = {{"dy", dy}, {"w", w}};
     outputs_ = {{"dx", dx}};
     check(*this, dx, w, dy, window);
@@ -169,18 +160,15 @@ ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const
             library_dilations(window), window.pads_begin, window.pads_end, forward_hint(dx, w, dy, window),
             Operation::attributes());
         operation_.input(DNNL_ARG_DIFF_DST, 0, plain(dy), descriptor.diff_dst_desc());
-        operation_.input(DNNL_ARG_WEIGHTS, 1, plain(weights), descriptor.weights_desc());
+        add_weights(operation_, pack_weights, plain(weights), descriptor.weights_desc());
         operation_.output(DNNL_ARG_DIFF_SRC, 0, plain(dx), descriptor.diff_src_desc());
         operation_.finish(descriptor, dnnl::convolution_backward_data(descriptor));
-        if (pack_weights) {
-            operation_.allow_packing(1);
-        }
     });
 }
 
 ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
                                                        int threads)
-    : ConvolutionStep("ConvolutionBackwardWeights", threads) {
+    : LibraryKernel("ConvolutionBackwardWeights", threads) {
     inputs_ = {{"x", x}, {"dy", dy}};
     outputs_ = {{"dw", dw}};
     check(*this, x, dw, dy, window);
@@ -211,12 +199,15 @@ ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw,
 
 Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options,
                              int threads)
-    : ConvolutionStep("Deconvolution", threads) {
+    : LibraryKernel("Deconvolution", threads) {
     inputs_ = {{"x", x}, {"w", w}};
     outputs_ = {{"y", y}};
     check(*this, y, w, x, window);
     if (options.bias) {
         inputs_.push_back({"bias", {y[1]}});
+    }
+    if (options.block_x != 0 || options.block_y != 0 || options.epilogue.residual) {
+        throw Unsupported(describe() + ": blocked data and residuals");
     }
     if (count(x) == 0 && count(y) != 0) {
         throw Unsupported(describe() + ": an empty input and a result that is not empty");
@@ -228,7 +219,7 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
     guarded(*this, [&] {
         Team team(threads);
         dnnl::post_ops chain;
-        append(chain, options.post_ops);
+        append(chain, options.epilogue);
         const SwappedWeights weights(w, window.groups);
         const memory::desc bias = options.bias ? plain({y[1]}) : memory::desc();
         const dnnl::deconvolution_forward::primitive_desc descriptor(
@@ -236,15 +227,12 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
             any(y), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
             Operation::attributes(chain));
         operation_.input(DNNL_ARG_SRC, 0, plain(x), descriptor.src_desc());
-        operation_.input(DNNL_ARG_WEIGHTS, 1, weights.given, descriptor.weights_desc());
+        add_weights(operation_, options.pack_weights, weights.given, descriptor.weights_desc());
         if (options.bias) {
             operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
         }
         operation_.output(DNNL_ARG_DST, 0, plain(y), descriptor.dst_desc());
         operation_.finish(descriptor, dnnl::deconvolution_forward(descriptor));
-        if (options.pack_weights) {
-            operation_.allow_packing(1);
-        }
     });
 }
 

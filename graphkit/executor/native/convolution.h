@@ -16,46 +16,35 @@ struct Window {
 
 struct ConvolutionOptions {
     bool bias = false;
-    std::vector<PostOp> post_ops;
-    bool pack_weights = false;  // the weights are constant: keep them in oneDNN's layout
+    Epilogue epilogue;
+    bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
+    // The data lie in blocks of so many channels, [N, ceil(C/block), spatial, block]; 0: row-major.
+    int block_x = 0;
+    int block_y = 0;
 };
 
-class ConvolutionStep : public Step {
-  public:
-    using Step::Step;
-    int packable() const override { return operation_.packable(); }
-    std::unique_ptr<Packed> pack(const void* array) const override;
-    std::string implementation() const override { return empty_ ? "empty" : operation_.implementation(); }
-
-  protected:
-    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
-                 const Packed* packed) override;
-
-    Operation operation_;
-    bool empty_ = false;  // an operand has no elements: every output is zero
-};
-
-// y = conv(x, w) + bias, then post_ops. x [N, C, spatial], w [M, C/groups, kernel], bias [M], y [N, M, spatial].
+// y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M, spatial];
+// the shapes given are those without blocks. The residual is the last input.
 // All classes here throw NativeError for shapes that do not fit, Unsupported for an empty kernel or channel dimension.
-class Convolution final : public ConvolutionStep {
+class Convolution final : public LibraryKernel {
   public:
     Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads);
 };
 
 // dx from dy and w: the gradient of Convolution in x.
-class ConvolutionBackwardData final : public ConvolutionStep {
+class ConvolutionBackwardData final : public LibraryKernel {
   public:
     ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights, int threads);
 };
 
 // dw (and the bias gradient, when asked) from x and dy.
-class ConvolutionBackwardWeights final : public ConvolutionStep {
+class ConvolutionBackwardWeights final : public LibraryKernel {
   public:
     ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias, int threads);
 };
 
-// y = conv_transpose(x, w) + bias, then post_ops. x [N, C, spatial], w [C, M/groups, kernel], y [N, M, spatial].
-class Deconvolution final : public ConvolutionStep {
+// y = epilogue(conv_transpose(x, w) + bias). x [N, C, spatial], w [C, M/groups, kernel], y [N, M, spatial].
+class Deconvolution final : public LibraryKernel {
   public:
     Deconvolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads);
 };

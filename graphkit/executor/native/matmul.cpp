@@ -1,6 +1,7 @@
 #include "matmul.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace graphkit {
 namespace {
@@ -77,7 +78,7 @@ void simplify(Matrices& a, Matrices& b, Matrices& y) {
 
 }  // namespace
 
-MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int threads) : Step("MatMul", threads) {
+MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int threads) : LibraryKernel("MatMul", threads) {
     const std::string shapes = "MatMul of a " + to_string(a_shape) + (options.transpose_a ? " (transposed)" : "") +
                                " and b " + to_string(b_shape) + (options.transpose_b ? " (transposed)" : "");
     if (a_shape.empty() || b_shape.empty()) {
@@ -128,13 +129,21 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
         row_step_ = before == 1 ? 0 : last;
         column_step_ = last == 1 ? 0 : 1;
     }
+    if (options.epilogue.residual) {
+        if (prefill_) {
+            throw Unsupported(shapes + ": a residual and a bias that is not one row");
+        }
+        inputs_.resize(3, {"bias", {y.columns}, ElementType::f32, true});
+        operation_.accumulate(3);
+        inputs_.push_back({"residual", y_shape});
+    }
     empty_ = count(y_shape) == 0;
     if (empty_) {
         return;
     }
     if (a.columns == 0) {  // a sum of nothing: the product of zeros has the same value
         a.columns = b.rows = 1;
-        zeros_.assign(static_cast<std::size_t>(std::max(count(a.batch) * a.rows, count(b.batch) * b.columns)), 0.0F);
+        zeros_ = static_cast<std::size_t>(std::max(count(a.batch) * a.rows, count(b.batch) * b.columns));
     }
 
     guarded(*this, [&] {
@@ -146,31 +155,25 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
         if (prefill_) {
             chain.append_sum(options.beta);
         }
-        append(chain, options.post_ops);
+        append(chain, options.epilogue);
         const dnnl::primitive_attr attributes = Operation::attributes(chain);
-        const memory::desc b_layout = options.pack_b && zeros_.empty() ? b.any_layout() : b.descriptor();
+        const memory::desc b_layout = options.pack_b && zeros_ == 0 ? b.any_layout() : b.descriptor();
         Dims bias_dims(y.batch.size() + 1, 1);
         bias_dims.push_back(y.columns);
         const memory::desc bias_layout = library_bias ? plain(bias_dims) : memory::desc();
         const dnnl::matmul::primitive_desc descriptor(engine(), a.descriptor(), b_layout, bias_layout, y.descriptor(),
                                                       attributes);
         operation_.input(DNNL_ARG_SRC, 0, a.descriptor(), descriptor.src_desc());
-        operation_.input(DNNL_ARG_WEIGHTS, 1, b.descriptor(), descriptor.weights_desc());
+        if (options.pack_b && zeros_ == 0) {
+            operation_.packed_input(DNNL_ARG_WEIGHTS, 1, b.descriptor(), descriptor.weights_desc());
+        } else {
+            operation_.input(DNNL_ARG_WEIGHTS, 1, b.descriptor(), descriptor.weights_desc());
+        }
         if (library_bias) {
             operation_.input(DNNL_ARG_BIAS, 2, bias_layout, bias_layout);
         }
         operation_.output(DNNL_ARG_DST, 0, y.descriptor(), descriptor.dst_desc());
         operation_.finish(descriptor, dnnl::matmul(descriptor));
-        if (options.pack_b && zeros_.empty()) {
-            operation_.allow_packing(1);
-        }
-    });
-}
-
-std::unique_ptr<Packed> MatMul::pack(const void* array) const {
-    return guarded(*this, [&] {
-        Team team(threads());
-        return operation_.pack(array);
     });
 }
 
@@ -182,19 +185,22 @@ void MatMul::spread_bias(const float* bias, float* y) const {
     }
 }
 
-void MatMul::execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
-                     const Packed* packed) {
-    if (empty_) {
+std::size_t MatMul::scratch_bytes() const {
+    return operation_.scratch_bytes() + zeros_ * sizeof(float);
+}
+
+void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (!empty_ && prefill_) {
+        spread_bias(static_cast<const float*>(inputs[2]), static_cast<float*>(outputs[0]));
+    }
+    if (empty_ || zeros_ == 0) {
+        LibraryKernel::run(inputs, outputs, scratch);
         return;
     }
-    const void* operands[] = {inputs[0], inputs[1], inputs.size() > 2 ? inputs[2] : nullptr};
-    if (!zeros_.empty()) {
-        operands[0] = operands[1] = zeros_.data();
-    }
-    if (prefill_) {
-        spread_bias(static_cast<const float*>(operands[2]), static_cast<float*>(outputs[0]));
-    }
-    guarded(*this, [&] { operation_.run(team, operands, outputs, packed); });
+    std::byte* zeros = scratch + operation_.scratch_bytes();
+    std::memset(zeros, 0, zeros_ * sizeof(float));
+    const void* operands[] = {zeros, zeros, inputs_.size() > 2 ? inputs[2] : nullptr};
+    LibraryKernel::run(operands, outputs, scratch);
 }
 
 }  // namespace graphkit

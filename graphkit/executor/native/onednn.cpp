@@ -3,6 +3,7 @@
 #include <dnnl_debug.h>
 
 #include <algorithm>
+#include <cstring>
 #include <unordered_map>
 
 namespace graphkit {
@@ -11,33 +12,21 @@ namespace {
 using dnnl::algorithm;
 using dnnl::memory;
 
-constexpr std::size_t kAlignment = 64;
-
 const dnnl::stream& stream() {
     static const dnnl::stream only(engine());
     return only;
 }
 
-class PackedMemory final : public Packed {
-  public:
-    explicit PackedMemory(memory packed) : memory_(std::move(packed)) {}
-    std::size_t bytes() const override { return memory_.get_desc().get_size(); }
-    const memory& get() const { return memory_; }
-
-  private:
-    memory memory_;
-};
-
-const std::unordered_map<std::string, algorithm>& post_op_kinds() {
+const std::unordered_map<std::string, algorithm>& activation_kinds() {
     static const std::unordered_map<std::string, algorithm> table{
         {"relu", algorithm::eltwise_relu},
         {"tanh", algorithm::eltwise_tanh},
         {"sigmoid", algorithm::eltwise_logistic},
-        {"gelu_erf", algorithm::eltwise_gelu_erf},
+        {"gelu", algorithm::eltwise_gelu_erf},
         {"gelu_tanh", algorithm::eltwise_gelu_tanh},
         {"swish", algorithm::eltwise_swish},
-        {"hardswish", algorithm::eltwise_hardswish},
-        {"hardsigmoid", algorithm::eltwise_hardsigmoid},
+        {"hard_swish", algorithm::eltwise_hardswish},
+        {"hard_sigmoid", algorithm::eltwise_hardsigmoid},
         {"elu", algorithm::eltwise_elu},
         {"clip", algorithm::eltwise_clip},
         {"softplus", algorithm::eltwise_soft_relu},
@@ -52,6 +41,14 @@ const std::unordered_map<std::string, algorithm>& post_op_kinds() {
 
 void set_handle(memory& target, const void* data) {
     target.set_data_handle(const_cast<void*>(data));
+}
+
+// Large copies are shared among the team.
+void copy(void* to, const void* from, std::size_t bytes) {
+    parallel_for(team_size(), static_cast<std::int64_t>(bytes), 0.05, [&](std::int64_t begin, std::int64_t end) {
+        std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                    static_cast<std::size_t>(end - begin));
+    }, 64);
 }
 
 }  // namespace
@@ -90,22 +87,29 @@ std::string onednn_isa() {
     }
 }
 
-void rethrow(const Step& step, const dnnl::error& error) {
+void rethrow(const Kernel& kernel, const dnnl::error& error) {
     const std::string message =
-        step.describe() + ": oneDNN: " + error.message + " (" + dnnl_status2str(error.status) + ")";
+        kernel.describe() + ": oneDNN: " + error.message + " (" + dnnl_status2str(error.status) + ")";
     if (error.status == dnnl_unimplemented) {
         throw Unsupported(message);
     }
     throw NativeError(message);
 }
 
-void append(dnnl::post_ops& chain, const std::vector<PostOp>& post_ops) {
-    for (const PostOp& post_op : post_ops) {
-        const auto found = post_op_kinds().find(post_op.kind);
-        if (found == post_op_kinds().end()) {
-            throw NativeError("there is no post-operation '" + post_op.kind + "'");
+void append(dnnl::post_ops& chain, const Epilogue& epilogue) {
+    if (epilogue.residual && !epilogue.residual_last) {
+        chain.append_sum(1.0F);
+    }
+    if (epilogue.activation) {
+        const Activation& activation = *epilogue.activation;
+        const auto found = activation_kinds().find(activation.kind);
+        if (found == activation_kinds().end()) {
+            throw NativeError("there is no activation '" + activation.kind + "'");
         }
-        chain.append_eltwise(found->second, post_op.alpha, post_op.beta);
+        chain.append_eltwise(found->second, activation.alpha, activation.beta);
+    }
+    if (epilogue.residual && epilogue.residual_last) {
+        chain.append_sum(1.0F);
     }
 }
 
@@ -115,17 +119,35 @@ const dnnl::engine& engine() {
 }
 
 memory::desc plain(const Dims& dims) {
-    Dims strides(dims.size());
-    std::int64_t step = 1;
-    for (std::size_t i = dims.size(); i-- > 0;) {
-        strides[i] = step;
-        step *= dims[i];
-    }
-    return {dims, memory::data_type::f32, strides};
+    return {dims, memory::data_type::f32, row_major(dims)};
 }
 
 memory::desc any(const Dims& dims) {
     return {dims, memory::data_type::f32, memory::format_tag::any};
+}
+
+memory::desc blocked(const Dims& dims, int block) {
+    using tag = memory::format_tag;
+    if (block == 0) {
+        return plain(dims);
+    }
+    static constexpr tag kBlocks8[] = {tag::nCw8c, tag::nChw8c, tag::nCdhw8c};
+    static constexpr tag kBlocks16[] = {tag::nCw16c, tag::nChw16c, tag::nCdhw16c};
+    if ((block != 8 && block != 16) || dims.size() < 3 || dims.size() > 5) {
+        throw NativeError("there is no layout with blocks of " + std::to_string(block) + " channels for " +
+                          to_string(dims));
+    }
+    return {dims, memory::data_type::f32, (block == 8 ? kBlocks8 : kBlocks16)[dims.size() - 3]};
+}
+
+Dims physical(const Dims& dims, int block) {
+    if (block == 0) {
+        return dims;
+    }
+    Dims shape = dims;
+    shape[1] = (dims[1] + block - 1) / block;
+    shape.push_back(block);
+    return shape;
 }
 
 dnnl::primitive_attr Operation::attributes(const dnnl::post_ops& chain) {
@@ -145,99 +167,154 @@ void Operation::input(int argument, std::size_t position, const memory::desc& gi
     add(argument, position, false, given, wanted);
 }
 
+void Operation::packed_input(int argument, std::size_t position, const memory::desc& plain,
+                             const memory::desc& wanted) {
+    if (plain != wanted) {
+        packed_ = static_cast<int>(position);
+        packed_from_ = plain;
+        packed_to_ = wanted;
+    }
+    add(argument, position, false, wanted, wanted);
+}
+
 void Operation::output(int argument, std::size_t position, const memory::desc& given, const memory::desc& wanted) {
     add(argument, position, true, given, wanted);
 }
 
 void Operation::add(int argument, std::size_t position, bool is_output, const memory::desc& given,
                     const memory::desc& wanted) {
-    Operand operand{position, is_output, memory(given, engine(), DNNL_MEMORY_NONE), {}, {}, {}};
-    operand.wanted = operand.given;
+    Operand operand{argument, position, is_output, given, wanted, {}, {}};
     if (given != wanted) {
-        operand.wanted = memory(wanted, engine(), DNNL_MEMORY_NONE);
         const auto& [from, to] = is_output ? std::pair(wanted, given) : std::pair(given, wanted);
         const dnnl::reorder::primitive_desc descriptor(engine(), from, engine(), to, attributes());
         operand.reorder = dnnl::reorder(descriptor);
-        operand.reorder_scratchpad = memory(descriptor.scratchpad_desc(), engine(), DNNL_MEMORY_NONE);
+        operand.reorder_scratchpad = descriptor.scratchpad_desc();
         operand.offset = reserve(wanted.get_size());
     }
     operands_.push_back(std::move(operand));
-    argument_names_.push_back(argument);
 }
 
 void Operation::finish(const dnnl::primitive_desc_base& descriptor, dnnl::primitive primitive) {
     primitive_ = std::move(primitive);
     implementation_ = descriptor.impl_info_str();
-    scratchpad_ = memory(descriptor.scratchpad_desc(), engine(), DNNL_MEMORY_NONE);
-    scratchpad_offset_ = reserve(descriptor.scratchpad_desc().get_size());
+    scratchpad_ = descriptor.scratchpad_desc();
+    scratchpad_offset_ = reserve(scratchpad_.get_size());
     std::size_t reorder_scratchpad = 0;
-    for (std::size_t i = 0; i < operands_.size(); ++i) {
-        const Operand& operand = operands_[i];
-        arguments_.push_back({argument_names_[i], operand.wanted.get()});
+    for (const Operand& operand : operands_) {
         if (operand.reorders()) {
-            reorder_scratchpad = std::max(reorder_scratchpad, operand.reorder_scratchpad.get_desc().get_size());
+            reorder_scratchpad = std::max(reorder_scratchpad, operand.reorder_scratchpad.get_size());
         }
     }
     reorder_scratchpad_offset_ = reserve(reorder_scratchpad);
-    arguments_.push_back({DNNL_ARG_SCRATCHPAD, scratchpad_.get()});
 }
 
-void Operation::allow_packing(std::size_t position) {
-    const bool differs = std::any_of(operands_.begin(), operands_.end(), [&](const Operand& operand) {
-        return !operand.is_output && operand.position == position && operand.reorders();
-    });
-    packable_ = differs ? static_cast<int>(position) : -1;
+std::size_t Operation::packed_bytes() const {
+    return packed_ < 0 ? 0 : packed_to_.get_size();
 }
 
-std::unique_ptr<Packed> Operation::pack(const void* array) const {
-    for (const Operand& operand : operands_) {
-        if (!operand.is_output && static_cast<int>(operand.position) == packable_) {
-            memory given(operand.given.get_desc(), engine(), const_cast<void*>(array));
-            memory packed(operand.wanted.get_desc(), engine());
-            dnnl::reorder(given, packed).execute(stream(), given, packed);
-            return std::make_unique<PackedMemory>(std::move(packed));
+std::string Operation::packed_layout() const {
+    if (packed_ < 0) {
+        return {};
+    }
+    // Descriptors are compared by everything that says where an element lies.
+    std::string text;
+    for (const Dims& dims : {packed_to_.get_dims(), packed_to_.get_padded_dims(), packed_to_.get_strides(),
+                             packed_to_.get_inner_blks(), packed_to_.get_inner_idxs(), packed_from_.get_strides()}) {
+        text += to_string(dims);
+    }
+    return text;
+}
+
+void Operation::pack(const void* plain, void* packed) const {
+    memory from(packed_from_, engine(), const_cast<void*>(plain));
+    memory to(packed_to_, engine(), packed);
+    dnnl::reorder(from, to).execute(stream(), from, to);
+}
+
+std::unique_ptr<Operation::Arguments> Operation::take() const {
+    {
+        const std::lock_guard lock(pool_->mutex);
+        if (!pool_->idle.empty()) {
+            auto found = std::move(pool_->idle.back());
+            pool_->idle.pop_back();
+            return found;
         }
     }
-    throw NativeError("the operation has no operand that can be packed");
+    auto made = std::make_unique<Arguments>();
+    for (const Operand& operand : operands_) {
+        made->given.push_back(memory(operand.given, engine(), DNNL_MEMORY_NONE));
+        made->wanted.push_back(operand.reorders() ? memory(operand.wanted, engine(), DNNL_MEMORY_NONE)
+                                                  : made->given.back());
+        made->reorder_scratchpads.push_back(
+            operand.reorders() ? memory(operand.reorder_scratchpad, engine(), DNNL_MEMORY_NONE) : memory());
+        made->list.push_back({operand.argument, made->wanted.back().get()});
+    }
+    made->scratchpad = memory(scratchpad_, engine(), DNNL_MEMORY_NONE);
+    made->list.push_back({DNNL_ARG_SCRATCHPAD, made->scratchpad.get()});
+    return made;
 }
 
-void Operation::Operand::convert() {
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_FROM, (is_output ? wanted : given).get()},
-                                         {DNNL_ARG_TO, (is_output ? given : wanted).get()},
-                                         {DNNL_ARG_SCRATCHPAD, reorder_scratchpad.get()}};
-    dnnl::error::wrap_c_api(dnnl_primitive_execute(reorder.get(), stream().get(), 3, arguments), "reorder failed");
+void Operation::give(std::unique_ptr<Arguments> arguments) const {
+    const std::lock_guard lock(pool_->mutex);
+    pool_->idle.push_back(std::move(arguments));
 }
 
-void Operation::run(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
-                    const Packed* packed) {
-    std::byte* scratch = team.scratch(scratch_bytes_);
-    set_handle(scratchpad_, scratch + scratchpad_offset_);
-    for (Operand& operand : operands_) {
-        if (packed != nullptr && !operand.is_output && static_cast<int>(operand.position) == packable_) {
-            const auto* memory = dynamic_cast<const PackedMemory*>(packed);
-            if (memory == nullptr || memory->get().get_desc() != operand.wanted.get_desc()) {
-                throw NativeError("the packed operand was made for another layout");
-            }
-            set_handle(operand.wanted, memory->get().get_data_handle());
-            continue;
-        }
-        set_handle(operand.given, operand.is_output ? outputs[operand.position] : inputs[operand.position]);
+void Operation::convert(const Operand& operand, const Arguments& arguments, std::size_t index) const {
+    const memory& from = operand.is_output ? arguments.wanted[index] : arguments.given[index];
+    const memory& to = operand.is_output ? arguments.given[index] : arguments.wanted[index];
+    const dnnl_exec_arg_t list[] = {{DNNL_ARG_FROM, from.get()},
+                                    {DNNL_ARG_TO, to.get()},
+                                    {DNNL_ARG_SCRATCHPAD, arguments.reorder_scratchpads[index].get()}};
+    dnnl::error::wrap_c_api(dnnl_primitive_execute(operand.reorder.get(), stream().get(), 3, list), "reorder failed");
+}
+
+void Operation::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    auto arguments = take();
+    set_handle(arguments->scratchpad, scratch + scratchpad_offset_);
+    for (std::size_t i = 0; i < operands_.size(); ++i) {
+        const Operand& operand = operands_[i];
+        const void* data = operand.is_output ? outputs[operand.position] : inputs[operand.position];
+        set_handle(arguments->given[i], data);
         if (operand.reorders()) {
-            set_handle(operand.reorder_scratchpad, scratch + reorder_scratchpad_offset_);
-            set_handle(operand.wanted, scratch + operand.offset);
-            if (!operand.is_output) {
-                operand.convert();
+            set_handle(arguments->wanted[i], scratch + operand.offset);
+            set_handle(arguments->reorder_scratchpads[i], scratch + reorder_scratchpad_offset_);
+        }
+        if (operand.is_output && residual_ >= 0) {
+            const void* residual = inputs[residual_];
+            if (residual != data) {
+                copy(outputs[operand.position], residual, operand.given.get_size());
             }
+        }
+        if (operand.reorders() && !operand.is_output) {
+            convert(operand, *arguments, i);
         }
     }
     dnnl::error::wrap_c_api(dnnl_primitive_execute(primitive_.get(), stream().get(),
-                                                   static_cast<int>(arguments_.size()), arguments_.data()),
+                                                   static_cast<int>(arguments->list.size()), arguments->list.data()),
                             "execution failed");
-    for (Operand& operand : operands_) {
-        if (operand.is_output && operand.reorders()) {
-            operand.convert();
+    for (std::size_t i = 0; i < operands_.size(); ++i) {
+        if (operands_[i].is_output && operands_[i].reorders()) {
+            convert(operands_[i], *arguments, i);
         }
     }
+    give(std::move(arguments));
+}
+
+void LibraryKernel::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (empty_) {
+        for (std::size_t i = 0; i < outputs_.size(); ++i) {
+            std::memset(outputs[i], 0, static_cast<std::size_t>(count(outputs_[i].shape)) * sizeof(float));
+        }
+        return;
+    }
+    guarded(*this, [&] { operation_.run(inputs, outputs, scratch); });
+}
+
+void LibraryKernel::pack(const void* plain, void* packed) const {
+    if (packed_input() < 0) {
+        Kernel::pack(plain, packed);
+    }
+    guarded(*this, [&] { operation_.pack(plain, packed); });
 }
 
 }  // namespace graphkit

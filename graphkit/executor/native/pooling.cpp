@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "threads.h"
+
 namespace graphkit {
 namespace {
 
@@ -19,8 +21,8 @@ Span span_of(std::int64_t position, std::int64_t stride, std::int64_t kernel, st
     return {start, std::min(before(0), last), last, before(size + end)};
 }
 
-PoolGeometry make_geometry(const Step& step, const Dims& x, const Dims& y, const PoolWindow& window) {
-    const auto fail = [&](const std::string& what) { throw NativeError(step.describe() + ": " + what); };
+PoolGeometry make_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window) {
+    const auto fail = [&](const std::string& what) { throw NativeError(kernel.describe() + ": " + what); };
     if (x.size() < 3 || x.size() > 5 || y.size() != x.size()) {
         fail("one to three spatial dimensions on both sides are expected");
     }
@@ -125,14 +127,18 @@ void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::in
     }
 }
 
-std::size_t work(const PoolGeometry& g) {
-    return static_cast<std::size_t>(g.planes * (g.output_size() * g.kernel_size() + g.input_size()));
+std::int64_t work(const PoolGeometry& g) {
+    return g.planes * (g.output_size() * g.kernel_size() + g.input_size());
+}
+
+int team_for(int threads, std::int64_t operations) {
+    return threads_for(threads, 0.3 * static_cast<double>(operations));
 }
 
 }  // namespace
 
 MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, int threads)
-    : Step("MaxPool", threads), column_major_(column_major) {
+    : Kernel("MaxPool", threads), column_major_(column_major) {
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y, ElementType::f32, true}, {"indices", y, ElementType::i64, true}};
     geometry_ = make_geometry(*this, x, y, window);
@@ -141,12 +147,12 @@ MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, in
     }
 }
 
-void MaxPool::execute(Team&, std::span<const void* const> inputs, std::span<void* const> outputs, const Packed*) {
+void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
     const PoolGeometry& g = geometry_;
-#pragma omp parallel num_threads(threads_for(work(g)))
+#pragma omp parallel num_threads(team_for(threads(), work(g)))
     {
         std::vector<float> best(static_cast<std::size_t>(g.row()));
         std::vector<std::int32_t> where(best.size());
@@ -178,7 +184,7 @@ void MaxPool::execute(Team&, std::span<const void* const> inputs, std::span<void
     }
 }
 
-MaxPoolGrad::MaxPoolGrad(Dims dy, Dims dx, int threads) : Step("MaxPoolGrad", threads) {
+MaxPoolGrad::MaxPoolGrad(Dims dy, Dims dx, int threads) : Kernel("MaxPoolGrad", threads) {
     inputs_ = {{"dy", dy}, {"indices", dy, ElementType::i64}};
     outputs_ = {{"dx", dx}};
     if (dy.size() < 2 || dx.size() < 2 || dy[0] != dx[0] || dy[1] != dx[1]) {
@@ -186,7 +192,7 @@ MaxPoolGrad::MaxPoolGrad(Dims dy, Dims dx, int threads) : Step("MaxPoolGrad", th
     }
 }
 
-void MaxPoolGrad::execute(Team&, std::span<const void* const> inputs, std::span<void* const> outputs, const Packed*) {
+void MaxPoolGrad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto* dy = static_cast<const float*>(inputs[0]);
     const auto* indices = static_cast<const std::int64_t*>(inputs[1]);
     auto* dx = static_cast<float*>(outputs[0]);
@@ -196,7 +202,7 @@ void MaxPoolGrad::execute(Team&, std::span<const void* const> inputs, std::span<
     const std::int64_t from = count(Dims(small.begin() + 2, small.end()));
     const std::int64_t to = count(Dims(large.begin() + 2, large.end()));
     std::atomic<bool> outside{false};
-#pragma omp parallel for schedule(static) num_threads(threads_for(static_cast<std::size_t>(planes * (from + to))))
+#pragma omp parallel for schedule(static) num_threads(team_for(threads(), planes * (from + to)))
     for (std::int64_t plane = 0; plane < planes; ++plane) {
         std::fill_n(dx + plane * to, to, 0.0F);
         for (std::int64_t i = plane * from; i < (plane + 1) * from; ++i) {
@@ -214,17 +220,17 @@ void MaxPoolGrad::execute(Team&, std::span<const void* const> inputs, std::span<
 }
 
 AveragePool::AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_pad, int threads)
-    : Step("AveragePool", threads), include_pad_(include_pad) {
+    : Kernel("AveragePool", threads), include_pad_(include_pad) {
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y}};
     geometry_ = make_geometry(*this, x, y, window);
 }
 
-void AveragePool::execute(Team&, std::span<const void* const> inputs, std::span<void* const> outputs, const Packed*) {
+void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
     const PoolGeometry& g = geometry_;
-#pragma omp parallel for schedule(static) num_threads(threads_for(work(g)))
+#pragma omp parallel for schedule(static) num_threads(team_for(threads(), work(g)))
     for (std::int64_t plane = 0; plane < g.planes; ++plane) {
         const float* values = x + plane * g.input_size();
         for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
@@ -244,18 +250,17 @@ void AveragePool::execute(Team&, std::span<const void* const> inputs, std::span<
 }
 
 AveragePoolGrad::AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, bool include_pad, int threads)
-    : Step("AveragePoolGrad", threads), include_pad_(include_pad) {
+    : Kernel("AveragePoolGrad", threads), include_pad_(include_pad) {
     inputs_ = {{"dy", dy}};
     outputs_ = {{"dx", dx}};
     geometry_ = make_geometry(*this, dx, dy, window);
 }
 
-void AveragePoolGrad::execute(Team&, std::span<const void* const> inputs, std::span<void* const> outputs,
-                              const Packed*) {
+void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto* dy = static_cast<const float*>(inputs[0]);
     auto* dx = static_cast<float*>(outputs[0]);
     const PoolGeometry& g = geometry_;
-#pragma omp parallel num_threads(threads_for(work(g)))
+#pragma omp parallel num_threads(team_for(threads(), work(g)))
     {
         std::vector<float> share(static_cast<std::size_t>(g.row()));
 #pragma omp for schedule(static)

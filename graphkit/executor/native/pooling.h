@@ -2,7 +2,7 @@
 // Threads own whole planes (one image, one channel), so results do not depend on their number.
 #pragma once
 
-#include "step.h"
+#include "kernel.h"
 
 namespace graphkit {
 
@@ -52,13 +52,11 @@ struct PoolGeometry {
 
 // y = max over each window, and where it was: the flat position in x, or with `column_major` (ONNX's storage_order=1)
 // that with the spatial dimensions counted first-fastest. The first of equal values wins; NaN wins over numbers.
-class MaxPool final : public Step {
+class MaxPool final : public Kernel {
   public:
     MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, int threads);
 
-  protected:
-    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
-                 const Packed* packed) override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
     PoolGeometry geometry_;
@@ -67,23 +65,19 @@ class MaxPool final : public Step {
 
 // dx[index] += dy over all windows; indices as MaxPool writes them, row-major. Throws NativeError for an index that
 // lies outside the plane of its window.
-class MaxPoolGrad final : public Step {
+class MaxPoolGrad final : public Kernel {
   public:
     MaxPoolGrad(Dims dy, Dims dx, int threads);
 
-  protected:
-    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
-                 const Packed* packed) override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 };
 
 // y = mean over each window: of the elements inside x, or with `include_pad` of those inside x and its padding.
-class AveragePool final : public Step {
+class AveragePool final : public Kernel {
   public:
     AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_pad, int threads);
 
-  protected:
-    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
-                 const Packed* packed) override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
     PoolGeometry geometry_;
@@ -91,13 +85,11 @@ class AveragePool final : public Step {
 };
 
 // dx from dy: the gradient of AveragePool.
-class AveragePoolGrad final : public Step {
+class AveragePoolGrad final : public Kernel {
   public:
     AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, bool include_pad, int threads);
 
-  protected:
-    void execute(Team& team, std::span<const void* const> inputs, std::span<void* const> outputs,
-                 const Packed* packed) override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
     PoolGeometry geometry_;

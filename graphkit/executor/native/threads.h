@@ -1,17 +1,24 @@
-// The OpenMP team and the scratch memory, of which a process has one each.
+// The OpenMP team, of which a process has one, and loops shared among its threads.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <mutex>
 
 namespace graphkit {
 
-// Threads of steps that do not say how many: the cores allowed, until it is set.
+// Threads of kernels that do not say how many: the cores allowed, until it is set.
 int default_threads();
 void set_default_threads(int threads);
 
-// Ownership of the team for one operation: one host thread at a time starts parallel regions, because two full teams
-// on the same cores slow each other down several times. Inside, regions have `threads` threads (0: the default).
+// Threads of a parallel region that starts now.
+int team_size();
+
+// Ownership of the team for one run: one host thread at a time starts parallel regions, because two full teams on the
+// same cores slow each other down several times. Inside, regions have `threads` threads (0: the default). A team of
+// one thread needs no ownership: such runs go on side by side.
 class Team {
   public:
     explicit Team(int threads);
@@ -19,16 +26,43 @@ class Team {
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
-    // Memory shared by all steps, aligned to 64 bytes; valid and undefined until the team is given back. Grows to the
-    // largest request and stays. Throws std::bad_alloc.
-    std::byte* scratch(std::size_t bytes);
-
   private:
     std::unique_lock<std::mutex> lock_;
     int previous_;
 };
 
-// How many threads a loop deserves: one below about 5 microseconds of work, for which starting others does not pay.
-int threads_for(std::size_t operations);
+// Nanoseconds of work below which starting other threads does not pay.
+constexpr double kSerialNanoseconds = 5000;
+
+// How many of `threads` a loop deserves whose whole work takes `nanoseconds` on one thread.
+inline int threads_for(int threads, double nanoseconds) {
+    if (threads <= 1 || nanoseconds < kSerialNanoseconds) {
+        return 1;
+    }
+    return std::min(threads, std::max(2, static_cast<int>(nanoseconds / (kSerialNanoseconds / 2))));
+}
+
+// Calls body(begin, end) for contiguous parts of [0, items), one for each thread; `nanoseconds` is the cost of one item.
+// Boundaries are multiples of `grain`. The body must not throw.
+template <typename Body>
+void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
+    const int wanted = threads_for(threads, static_cast<double>(items) * nanoseconds);
+    const std::int64_t grains = (items + grain - 1) / grain;
+    const auto parts = static_cast<int>(std::min<std::int64_t>(wanted, grains));
+    if (parts <= 1) {
+        if (items > 0) {
+            body(std::int64_t{0}, items);
+        }
+        return;
+    }
+#pragma omp parallel for schedule(static, 1) num_threads(parts)
+    for (int part = 0; part < parts; ++part) {
+        const std::int64_t begin = grains * part / parts * grain;
+        const std::int64_t end = std::min(items, grains * (part + 1) / parts * grain);
+        if (begin < end) {
+            body(begin, end);
+        }
+    }
+}
 
 }  // namespace graphkit

@@ -1,0 +1,109 @@
+"""What the factories of native kernels share: the extension, and the decorator that registers a factory.
+
+This module owns the extension. Importing it raises ImportError, naming `graphkit._native`, where graphkit was not
+built, and MissingDependency where oneDNN, which the extension was built with, is not installed any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.executor.kernels import Factory, KernelContext, register
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import DType, TensorType
+
+_ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
+_ONEDNN_LIBRARY = "libdnnl.so.3"
+_SPIN_COUNT = "1000"
+
+
+def _load_native() -> ModuleType:
+    """Import the extension. Its RPATH finds oneDNN in an ordinary environment; package metadata finds it elsewhere."""
+    # libgomp reads this when it loads. Where other processes want the cores, threads that spin for long at a barrier
+    # slow every region down a hundred times.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    try:
+        import graphkit._native as native
+    except ImportError as error:
+        if _ONEDNN_LIBRARY not in str(error):
+            raise
+        ctypes.CDLL(_onednn_library(error))
+        import graphkit._native as native
+    return native
+
+
+def _onednn_library(cause: ImportError) -> str:
+    try:
+        files = importlib.metadata.files(_ONEDNN_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == _ONEDNN_LIBRARY:
+            return str(file.locate())
+    raise MissingDependency(
+        f"oneDNN's {_ONEDNN_LIBRARY} is not there ({cause}); pip install --force-reinstall {_ONEDNN_DISTRIBUTION}"
+    ) from cause
+
+
+native: Any = _load_native()
+
+
+def kernel(name: str, domain: str = "", *, onednn: bool = False) -> Callable[[Factory], Factory]:
+    """Register the factory of an operator's kernels.
+
+    It returns a `graphkit._native` kernel for nodes of static types, or None for a case that has none; Unsupported,
+    raised by the extension, means None as well. A factory that needs oneDNN is left out where the extension was
+    built without it.
+    """
+
+    def install(factory: Factory) -> Factory:
+        def make(node: Node, context: KernelContext) -> Any:
+            try:
+                return factory(node, context)
+            except native.Unsupported:
+                return None
+            except native.Error as error:
+                raise RuntimeFailure(f"{node.describe()}: {error}") from error
+
+        return register("cpu", domain, name)(make) if native.has_onednn() or not onednn else factory
+
+    return install
+
+
+def operand(node: Node, position: int) -> Value | None:
+    """The node's input at `position`; None when it is absent."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def shape(value: Value | None) -> tuple[int, ...]:
+    """The static shape of an operand that is there."""
+    assert value is not None
+    return value.tensor.static_shape
+
+
+def all_float32(node: Node) -> bool:
+    """Whether every operand and result is float32."""
+    values = (v for v in (*node.inputs, *node.outputs) if v is not None)
+    return all(isinstance(v.type, TensorType) and v.type.dtype is DType.FLOAT32 for v in values)
+
+
+def library_threads(context: KernelContext) -> int:
+    """Threads of a oneDNN kernel: its partition, and with it the order of sums, depends on their number."""
+    return 1 if context.deterministic else context.threads
+
+
+def describe() -> dict[str, Any]:
+    """Facts about the native engine, for reports."""
+    return {
+        "version": native.version,
+        "compiler": native.compiler(),
+        "cpu features": ", ".join(native.cpu_features()),
+        "oneDNN": f"{native.onednn_version()} ({native.onednn_isa()})" if native.has_onednn() else "not built in",
+    }

@@ -1,0 +1,38 @@
+"""Matrix products through oneDNN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.executor.cpu._base import all_float32, kernel, library_threads, native, operand, shape
+from graphkit.executor.kernels import KernelContext
+from graphkit.ir.graph import Node
+
+
+@kernel("MatMul", onednn=True)
+def _mat_mul(node: Node, context: KernelContext) -> Any:
+    if not all_float32(node):
+        return None
+    a, b = (shape(v) for v in node.inputs)
+    return native.MatMul(a, b, pack_b=1 in context.constant_inputs, threads=library_threads(context))
+
+
+@kernel("Gemm", onednn=True)
+def _gemm(node: Node, context: KernelContext) -> Any:
+    if not all_float32(node):
+        return None
+    op: Any = node.op
+    a, b = (shape(v) for v in node.inputs[:2])
+    c = operand(node, 2)
+    bias = None if c is None or op.beta == 0 else shape(c)
+    return native.MatMul(
+        a,
+        b,
+        transpose_a=op.transA,
+        transpose_b=op.transB,
+        bias=bias,
+        alpha=op.alpha,
+        beta=op.beta if bias is not None else 1.0,
+        pack_b=1 in context.constant_inputs,
+        threads=library_threads(context),
+    )

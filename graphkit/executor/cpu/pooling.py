@@ -1,0 +1,62 @@
+"""Pooling and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.executor.cpu._base import kernel, native, shape
+from graphkit.executor.kernels import KernelContext
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
+from graphkit.ops._base import DOMAIN
+
+
+def _is_covered(node: Node) -> bool:
+    """Data in float32, indices in int64."""
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None]
+    return all(v.dtype in (DType.FLOAT32, DType.INT64) for v in values)
+
+
+def _pool_window(op: Any, spatial: tuple[int, ...]) -> Any:
+    """The native window of a pool; None when its number of spatial axes is not covered."""
+    if not 1 <= len(spatial) <= 3:
+        return None
+    window = op.window_of(spatial)
+    return native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
+
+
+@kernel("MaxPool")
+def _max_pool(node: Node, context: KernelContext) -> Any:
+    if not _is_covered(node):
+        return None
+    op: Any = node.op
+    x, y = shape(node.inputs[0]), shape(node.outputs[0])
+    window = _pool_window(op, x[2:])
+    return window and native.MaxPool(x, y, window, bool(op.storage_order), context.threads)
+
+
+@kernel("MaxPoolGrad", DOMAIN)
+def _max_pool_grad(node: Node, context: KernelContext) -> Any:
+    if not _is_covered(node):
+        return None
+    return native.MaxPoolGrad(shape(node.inputs[0]), shape(node.output), context.threads)
+
+
+@kernel("AveragePool")
+def _average_pool(node: Node, context: KernelContext) -> Any:
+    if not _is_covered(node):
+        return None
+    op: Any = node.op
+    x, y = shape(node.inputs[0]), shape(node.output)
+    window = _pool_window(op, x[2:])
+    return window and native.AveragePool(x, y, window, op.count_include_pad, context.threads)
+
+
+@kernel("AveragePoolGrad", DOMAIN)
+def _average_pool_grad(node: Node, context: KernelContext) -> Any:
+    if not _is_covered(node):
+        return None
+    op: Any = node.op
+    dy, dx = shape(node.inputs[0]), shape(node.output)
+    window = _pool_window(op, dx[2:])
+    return window and native.AveragePoolGrad(dy, dx, window, op.count_include_pad, context.threads)

@@ -1,0 +1,98 @@
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "array.h"
+#include "bindings.h"
+
+namespace graphkit {
+namespace {
+
+struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+};
+
+std::vector<nb::object> items_of(nb::handle sequence, std::size_t wanted, const Kernel& kernel, const char* what) {
+    std::vector<nb::object> items;
+    for (nb::handle item : nb::iter(sequence)) {
+        items.push_back(nb::borrow(item));
+    }
+    if (items.size() < wanted) {
+        const std::string message = kernel.describe() + ": " + std::to_string(items.size()) + " arrays for " +
+                                    std::to_string(wanted) + " " + what;
+        throw nb::value_error(message.c_str());
+    }
+    return items;
+}
+
+void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
+    const std::size_t in_count = kernel.inputs().size();
+    const std::size_t out_count = kernel.outputs().size();
+    const auto in = items_of(inputs, in_count, kernel, "inputs");
+    const auto out = items_of(outputs, out_count, kernel, "outputs");
+    std::vector<const void*> sources(in_count);
+    std::vector<void*> targets(out_count);
+    const auto require = [&](const TensorSpec& spec) {
+        if (!spec.optional) {
+            throw nb::value_error((kernel.describe() + ": '" + spec.name + "' is missing").c_str());
+        }
+    };
+    for (std::size_t i = 0; i < in_count; ++i) {
+        if (in[i].is_none()) {
+            require(kernel.inputs()[i]);
+        } else if (static_cast<int>(i) == kernel.packed_input()) {
+            const Array packed = open_array(in[i], "packed", false);
+            if (packed.bytes != kernel.packed_bytes()) {
+                throw nb::value_error((kernel.describe() + ": the packed operand has another size").c_str());
+            }
+            sources[i] = packed.data;
+        } else {
+            sources[i] = open_array(in[i], kernel.inputs()[i], kernel, false);
+        }
+    }
+    for (std::size_t i = 0; i < out_count; ++i) {
+        if (out[i].is_none()) {
+            require(kernel.outputs()[i]);
+        } else {
+            targets[i] = open_array(out[i], kernel.outputs()[i], kernel, true);
+        }
+    }
+    nb::gil_scoped_release no_gil;
+    const std::size_t bytes = (kernel.scratch_bytes() + kAlignment) / kAlignment * kAlignment;
+    const std::unique_ptr<void, Free> scratch(std::aligned_alloc(kAlignment, bytes));
+    Team team(kernel.threads());
+    kernel.run(sources.data(), targets.data(), static_cast<std::byte*>(scratch.get()));
+}
+
+void pack(const Kernel& kernel, nb::handle plain, nb::handle packed) {
+    if (kernel.packed_input() < 0) {
+        throw NativeError(kernel.describe() + ": has no operand that can be packed");
+    }
+    const void* from = open_array(plain, kernel.inputs()[static_cast<std::size_t>(kernel.packed_input())], kernel,
+                                  false);
+    const Array to = open_array(packed, "packed", true);
+    if (to.bytes != kernel.packed_bytes()) {
+        throw nb::value_error((kernel.describe() + ": the memory for the packed operand has another size").c_str());
+    }
+    nb::gil_scoped_release no_gil;
+    Team team(kernel.threads());
+    kernel.pack(from, to.data);
+}
+
+}  // namespace
+
+void bind_kernels(nb::module_& m) {
+    nb::class_<Kernel>(m, "Kernel", "Computes one operator for fixed shapes.")
+        .def("__call__", &call, "inputs"_a, "outputs"_a,
+             "Write the outputs, without the GIL. Extra arrays are ignored; ValueError for arrays that do not fit.")
+        .def("pack", &pack, "plain"_a, "packed"_a, "Write the packed form of input number `packed_input`.")
+        .def_prop_ro("packed_input", &Kernel::packed_input, "The input that has to be given packed, or -1.")
+        .def_prop_ro("packed_bytes", &Kernel::packed_bytes)
+        .def_prop_ro("packed_layout", &Kernel::packed_layout)
+        .def_prop_ro("scratch_bytes", &Kernel::scratch_bytes)
+        .def_prop_ro("implementation", &Kernel::implementation)
+        .def_prop_ro("threads", &Kernel::threads)
+        .def("__repr__", [](const Kernel& kernel) { return std::string("<").append(kernel.describe()).append(">"); });
+}
+
+}  // namespace graphkit

@@ -1,0 +1,23 @@
+// One function for each family of kernels: adds its classes to the Python module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "kernel.h"
+#include "threads.h"
+
+namespace graphkit {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+using NoGil = nb::call_guard<nb::gil_scoped_release>;
+
+void bind_kernels(nb::module_& m);  // Kernel itself, before all others
+void bind_pooling(nb::module_& m);
+void bind_onednn(nb::module_& m);
+
+}  // namespace graphkit

@@ -1,0 +1,91 @@
+// A prepared kernel: made once for fixed shapes, then run on memory that somebody else provides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace graphkit {
+
+using Dims = std::vector<std::int64_t>;
+
+// A kernel could not be made or run. The message names the operation, the shapes and the library's status.
+struct NativeError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// No implementation covers this case; the caller has another way to compute it.
+struct Unsupported : NativeError {
+    using NativeError::NativeError;
+};
+
+enum class ElementType : std::uint8_t { f32, f64, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, boolean };
+
+// By numpy's name: "float32", "bfloat16", "bool". Throws Unsupported for any other.
+ElementType element_type(const std::string& name);
+const char* name_of(ElementType type);
+std::size_t size_of(ElementType type);
+
+struct TensorSpec {
+    std::string name;
+    Dims shape;
+    ElementType type = ElementType::f32;
+    bool optional = false;  // the caller may leave it out
+};
+
+// Working memory that everything in a program aligns to.
+constexpr std::size_t kAlignment = 64;
+
+class Kernel {
+  public:
+    Kernel(std::string name, int threads) : name_(std::move(name)), threads_(threads) {}
+    virtual ~Kernel() = default;
+    Kernel(const Kernel&) = delete;
+    Kernel& operator=(const Kernel&) = delete;
+
+    // What run expects, in order. Arrays are contiguous and row-major.
+    const std::vector<TensorSpec>& inputs() const { return inputs_; }
+    const std::vector<TensorSpec>& outputs() const { return outputs_; }
+
+    // Bytes of working memory that run needs. The memory is undefined when run starts and not kept after it.
+    virtual std::size_t scratch_bytes() const { return 0; }
+
+    // One pointer for each input and output; null for an operand that is absent and for an output that nobody reads.
+    // `scratch` is aligned to kAlignment. Safe to call from several threads at once with different memory, as long as
+    // each of them owns the team (see threads.h) when threads() > 1.
+    virtual void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const = 0;
+
+    // The input that has to be given in packed form, as `pack` makes it, or -1. Kernels whose layouts agree have equal
+    // packed_layout strings, and may share one packed copy.
+    virtual int packed_input() const { return -1; }
+    virtual std::size_t packed_bytes() const { return 0; }
+    virtual std::string packed_layout() const { return {}; }
+    virtual void pack(const void* plain, void* packed) const;
+
+    // Which implementation was chosen.
+    virtual std::string implementation() const { return "graphkit"; }
+
+    const std::string& name() const { return name_; }
+    int threads() const { return threads_; }
+
+    // One line: "MatMul(a f32[2, 3], b f32[3, 4]) -> y f32[2, 4]".
+    std::string describe() const;
+
+  protected:
+    std::vector<TensorSpec> inputs_;
+    std::vector<TensorSpec> outputs_;
+
+  private:
+    std::string name_;
+    int threads_;
+};
+
+std::string to_string(const Dims& dims);
+std::string to_string(const TensorSpec& spec);
+std::int64_t count(const Dims& dims);
+// Elements that lie between neighbours along each axis of a row-major array.
+Dims row_major(const Dims& dims);
+
+}  // namespace graphkit
