@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -33,10 +34,10 @@ class VersionedArray(Protocol):
 class Kernel(Protocol):
     """Computes one node: reads `inputs` (None: absent), writes `outputs` (None: nobody reads it).
 
-    All arrays are C-contiguous, of the node's dtypes and shapes. An output may be the memory of an input when the
-    operator's `inplace` permits it; a kernel that cannot do that has an attribute `inplace = ()`, one that can do
-    it for some pairs only lists these. Several threads may call one kernel at the same time: what it repacks when
-    a version changes has to be swapped in as a whole.
+    All arrays are C-contiguous, of the node's dtypes and shapes. A kernel is an object of the native extension, which
+    programs run without Python, or any function like this one. An output may be the memory of an input when `inplace`
+    lists the pair; a function without that attribute has the operator's. Several threads may call one kernel at the
+    same time.
     """
 
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None: ...
@@ -46,8 +47,8 @@ class Kernel(Protocol):
 class KernelContext:
     """What a factory knows beside the node.
 
-    `constant_inputs` maps the position of an operand to the parameter or constant that it always is: a kernel may
-    keep a packed copy for as long as `version` stays. A parameter that the caller feeds is an ordinary operand.
+    `constant_inputs` maps the position of an operand to the parameter or constant that it always is: a native kernel
+    may ask for it in packed form. A parameter that the caller feeds is an ordinary operand.
     """
 
     threads: int = 1
@@ -104,6 +105,12 @@ def load_device(device: str) -> bool:
             ) from error
         return False
     return True
+
+
+def native_module() -> Any:
+    """The native extension, once `load_device` has loaded it; None where there is none."""
+    device = sys.modules.get("graphkit.executor.cpu")
+    return None if device is None else device.native
 
 
 def _is_installed() -> bool:

@@ -21,6 +21,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._types = dict(types)
         self._arrays: dict[str, np.ndarray] = {}
         self._versions = dict.fromkeys(self._types, 0)
+        self._stamp = 0
         for name, array in (arrays or {}).items():
             self[name] = array
 
@@ -32,6 +33,11 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def version(self, name: str) -> int:
         """Grows by one at every write; a packed copy of another version is stale."""
         return self._versions[name]
+
+    @property
+    def stamp(self) -> int:
+        """Grows at every write to any array: while it stays, no version has changed."""
+        return self._stamp
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.type_of(name)
@@ -57,6 +63,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         array.flags.writeable = False
         self._arrays[name] = array
         self._versions[name] += 1
+        self._stamp += 1
 
     def __delitem__(self, name: str) -> None:
         raise InputError(f"parameter {name!r} belongs to the graph and cannot be deleted")
@@ -85,10 +92,15 @@ class JointStore(ParamStore):
         self._owner = {name: store for store in stores for name in store}
         if len(self._owner) != sum(len(s) for s in stores):
             raise InputError("stores that are joined share a name")
+        self._stores = tuple(stores)
         super().__init__({name: store.type_of(name) for name, store in self._owner.items()})
 
     def version(self, name: str) -> int:
         return self._owner[name].version(name)
+
+    @property
+    def stamp(self) -> int:
+        return sum(store.stamp for store in self._stores)
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.type_of(name)

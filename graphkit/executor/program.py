@@ -1,11 +1,9 @@
-"""A program: one graph of known sizes with its kernels, its order of steps, its memory, ready to run many times.
-
-All of a step's operands are prepared arrays on the arena; a run fills in only what changes from run to run
-(inputs, results, arrays of data-dependent size) and then calls one kernel after the other.
-"""
+"""A program: one graph of known sizes, planned and written for the native engine, ready to run many times."""
 
 from __future__ import annotations
 
+import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,129 +11,59 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphkit.errors import GraphkitError, RuntimeFailure
-from graphkit.executor.kernels import Kernel, KernelContext, VersionedArray, make_kernel
-from graphkit.executor.memory import ALIGNMENT, Request, aligned, plan_memory
-from graphkit.executor.placement import Placement, has_fixed_size, place_values, read_positions
-from graphkit.executor.plan import KernelKind, Operand, Plan, PlanStep
-from graphkit.executor.reference import reference_kernel
-from graphkit.executor.schedule import Task, schedule
+from graphkit.executor.describe import describe, is_shape_arithmetic
+from graphkit.executor.emit import Emitter, Where
+from graphkit.executor.kernels import VersionedArray, native_module
+from graphkit.executor.packing import PackedArrays, aligned_bytes
+from graphkit.executor.plan import Plan
+from graphkit.executor.region import Region, Settings
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
-from graphkit.ops.constants import Constant
+from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import run_node
 
 # Instances that wait for the next run; a burst of more concurrent runs makes more and lets them go.
 IDLE_INSTANCES = 4
 
-
-class Settings(NamedTuple):
-    """How programs are made: the device and the switches of the executor."""
-
-    device: str
-    threads: int
-    deterministic: bool
-    inplace: bool
-    share: bool
+# Results of at least this many bytes are given out again once nobody holds them: fresh pages cost more than a copy.
+RECYCLED_BYTES = 1 << 16
 
 
 class Program:
-    """Runs `graph`, whose inputs have static types. `fixed` gives the operands that only change with a version."""
+    """Runs `graph`, whose inputs have static types. `fixed` gives the operands that only change with a version.
 
-    def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
+    `stamp` tells whether any of these versions may have changed; `packed` holds what kernels made of them.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        fixed: Mapping[Value, VersionedArray],
+        settings: Settings,
+        packed: PackedArrays,
+        stamp: Callable[[], int],
+    ):
         self.graph = graph
-        self.placement: Placement = place_values(graph)
-        self._settings = settings
+        self.region = Region(graph, fixed, settings)
+        self.packed = packed
+        self.stamp = stamp
+        self.placement = self.region.placement
         self._idle: list[_Instance] = []
-        nodes = self.placement.steps
-        self.kernels: list[tuple[KernelKind, Kernel | None]] = [self._kernel(node, fixed) for node in nodes]
-        self._arrange()
-
-    def _kernel(self, node: Node, fixed: Mapping[Value, VersionedArray]) -> tuple[KernelKind, Kernel | None]:
-        """The node's kernel; None for one that makes arrays of unknown size."""
-        placement = self.placement
-        used = tuple(v in placement.used for v in node.outputs)
-        if all(has_fixed_size(v) for v in (*node.inputs, *node.outputs) if v is not None):
-            constants = {i: fixed[v] for i, v in enumerate(node.inputs) if v is not None and v in fixed}
-            context = KernelContext(self._settings.threads, self._settings.deterministic, constants, used)
-            kernel = make_kernel(self._settings.device, node, context)
-            if kernel is not None:
-                return "native", kernel
-        dynamic = any(placement.place[v] == "dynamic" for v in node.outputs)
-        return "reference", None if dynamic else reference_kernel(node)
-
-    def _arrange(self) -> None:
-        """Order the steps and lay out the arena."""
-        nodes, root, place, used = self.placement.steps, self.placement.root, self.placement.place, self.placement.used
-        written = [v for node in nodes for v in node.outputs if v in used]
-        buffer_of = {v: i for i, v in enumerate(written)}
-        sizes = [v.tensor.nbytes if place[v] == "arena" else 0 for v in written]
-        reads = [[root[v] for i in read_positions(n) if (v := n.inputs[i]) is not None] for n in nodes]
-        tasks = [
-            Task(
-                tuple(dict.fromkeys(buffer_of[r] for r in operands if r in buffer_of)),
-                tuple(buffer_of[v] for v in node.outputs if v in used),
-                tuple(buffer_of[root[v]] for v in node.inputs if v is not None and root[v] in buffer_of),
-            )
-            for node, operands in zip(nodes, reads, strict=True)
+        count = len(graph.inputs)
+        self.emitter = Emitter(count + len(self.placement.results))
+        inputs: list[Where] = [(i, 0) for i in range(count)]
+        results: list[Where] = [(count + i, 0) for i in range(len(self.placement.results))]
+        native = native_module()
+        self.native: Any = None
+        if native is None:
+            self.emitter.region(_Calls(), self.region, 0, inputs, results)
+        else:
+            self.native = native.Program(settings.threads, self.region.layout.arena_bytes, count + len(results))
+            self.emitter.region(self.native.root, self.region, 0, inputs, results)
+        self.owned = [
+            (r.value.tensor.static_shape, r.value.dtype.numpy, r.value.tensor.nbytes) if r.owned else None
+            for r in self.placement.results
         ]
-        chosen = schedule(tasks, [aligned(size) for size in sizes])
-        self.order = chosen.order
-        self.plain_lower_bound = chosen.plain_peak_bytes
-
-        first = [0] * len(written)
-        last = [0] * len(written)
-        touched = [0] * len(written)  # the last step that needs the array at all, if only for its shape
-        for step, index in enumerate(self.order):
-            for buffer in tasks[index].writes:
-                first[buffer] = last[buffer] = touched[buffer] = step
-            for buffer in tasks[index].reads:
-                last[buffer] = step
-            for buffer in tasks[index].after:
-                touched[buffer] = step
-        in_arena = [i for i, v in enumerate(written) if place[v] == "arena"]
-        request_of = {buffer: i for i, buffer in enumerate(in_arena)}
-        candidates: dict[int, list[int]] = {}
-        for step, index in enumerate(self.order):
-            for source, target in self._inplace_pairs(nodes[index], self.kernels[index][1]):
-                buffer = buffer_of[source]
-                if buffer in request_of and last[buffer] == step and buffer_of[target] in request_of:
-                    candidates.setdefault(buffer_of[target], []).append(request_of[buffer])
-        self.requests = [Request(sizes[b], first[b], last[b], tuple(candidates.get(b, ()))) for b in in_arena]
-        self.layout = plan_memory(self.requests, inplace=self._settings.inplace, share=self._settings.share)
-        self.request_of = {written[buffer]: i for buffer, i in request_of.items()}
-        kept = {root[r.value] for r in self.placement.results}
-        self._releases: dict[int, list[Value]] = {}
-        for buffer, value in enumerate(written):
-            if place[value] == "dynamic" and value not in kept:
-                self._releases.setdefault(touched[buffer], []).append(value)
-
-    def _inplace_pairs(self, node: Node, kernel: Kernel | None) -> list[tuple[Value, Value]]:
-        """(storage read, output) pairs that operator and kernel permit to be the same memory.
-
-        Another operand in the same storage forbids it, unless that one may be overwritten as well and has the
-        output's shape: then every element is read where, and before, it is written.
-        """
-        permitted = getattr(kernel, "inplace", getattr(node.op, "inplace", ())) if kernel is not None else ()
-        root = self.placement.root
-        found: list[tuple[Value, Value]] = []
-        for position, index in permitted:
-            if position >= len(node.inputs) or index >= len(node.outputs):
-                continue
-            operand, output = node.inputs[position], node.outputs[index]
-            if operand is None or output not in self.placement.used or not has_fixed_size(operand):
-                continue
-            storage = root[operand]
-            beside = [i for i, v in enumerate(node.inputs) if v is not None and root[v] is storage]
-            fits = all(
-                (i, index) in permitted and node.inputs[i].tensor.shape == output.tensor.shape  # type: ignore[union-attr]
-                for i in beside
-            )
-            same_width = operand.dtype.itemsize == output.dtype.itemsize
-            if fits and same_width and self.placement.place[storage] == "arena":
-                found.append((storage, output))
-        return found
-
-    # --- running ------------------------------------------------------------------------------------
+        self._given_out: list[deque[np.ndarray]] = [deque(maxlen=2) for _ in self.owned]
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Run once; return the new values of states, then the outputs, all in memory of their own.
@@ -153,117 +81,61 @@ class Program:
             self._idle.append(instance)
         return results
 
-    # --- description --------------------------------------------------------------------------------
+    def results(self, buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        """Memory for the results that are written in place; None for the others."""
+        made: list[Any] = []
+        for position, spec in enumerate(self.owned):
+            buffer = buffers.get(position) if buffers else None
+            if spec is None or buffer is not None:
+                made.append(buffer)
+                continue
+            shape, dtype, nbytes = spec
+            made.append(np.empty(shape, dtype) if nbytes < RECYCLED_BYTES else self._recycled(position, shape, dtype))
+        return made
+
+    def _recycled(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """An array given out before that nobody holds any more, or a new one."""
+        pool = self._given_out[position]
+        for _ in range(len(pool)):
+            try:
+                array = pool.popleft()
+            except IndexError:  # taken by another thread
+                break
+            # Two references, `array` and the argument. A view, a buffer or a capsule would hold another one.
+            unheld = sys.getrefcount(array) == 2
+            if unheld and array.shape == shape and array.dtype == dtype and array.flags.writeable:
+                pool.append(array)
+                return array
+            if not unheld:
+                pool.append(array)
+        array = np.empty(shape, dtype)
+        pool.append(array)
+        return array
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
         """Nodes that run by reference, shape arithmetic left out, as "name (Op)"."""
         slow = [
             node
-            for node, (kind, _) in zip(self.placement.steps, self.kernels, strict=True)
-            if kind == "reference" and not _is_shape_arithmetic(node)
+            for node, chosen in zip(self.placement.steps, self.region.chosen, strict=True)
+            if chosen.kind == "reference" and not is_shape_arithmetic(node)
         ]
         return tuple(f"{self.graph.node_name(n)} ({n.op.name})" for n in slow)
 
     @cached_property
     def plan(self) -> Plan:
-        """The readable plan: the steps in their order, with views and constants where they are used first."""
-        nodes = self.placement.steps
-        kinds: dict[Node, KernelKind] = {n: kind for n, (kind, _) in zip(nodes, self.kernels, strict=True)}
-        live = self._live_bytes()
-        peak_step = self.layout.peak_step
-        steps: list[PlanStep] = []
-        shown: set[Node] = set()
+        return describe(self.region)
 
-        def show(node: Node, live_bytes: int) -> None:
-            for operand in node.inputs:
-                source = None if operand is None else operand.node
-                if source is not None and source not in shown and source not in kinds:
-                    show_idle(source)
-            shown.add(node)
-            kind: KernelKind = kinds.get(node, "constant" if isinstance(node.op, Constant) else "view")
-            steps.append(self._plan_step(node, kind, live_bytes))
 
-        def show_idle(node: Node) -> None:
-            chain = [node]
-            while chain:
-                ahead = [v.node for v in chain[-1].inputs if v is not None and v.node is not None]
-                ahead = [n for n in ahead if n not in shown and n not in kinds]
-                if ahead:
-                    chain.append(ahead[0])
-                    continue
-                done = chain.pop()
-                if done not in shown:
-                    shown.add(done)
-                    steps.append(self._plan_step(done, "constant" if isinstance(done.op, Constant) else "view", 0))
+class _Calls:
+    """Stands for the native program where there is none: every step is a call of Python."""
 
-        for step, index in enumerate(self.order):
-            show(nodes[index], live[step])
-        for node in self.graph.nodes:
-            if node not in shown:
-                show_idle(node)
-        place = self.placement.place
-        return Plan(
-            steps=tuple(steps),
-            arena_bytes=self.layout.arena_bytes,
-            lower_bound=self.layout.lower_bound,
-            plain_lower_bound=self.plain_lower_bound,
-            naive_bytes=self.layout.naive_bytes,
-            inplace_count=self.layout.inplace_count,
-            parameter_bytes=sum(_bytes(v) for v in self.graph.inputs if place[v] == "parameter"),
-            constant_bytes=sum(_bytes(v) for v, p in place.items() if p == "constant"),
-            result_bytes=sum(_bytes(r.value) for r in self.placement.results),
-            peak_node=self.graph.node_name(nodes[self.order[peak_step]]) if self.requests else "",
-        )
-
-    def _live_bytes(self) -> list[int]:
-        changes = [0] * (len(self.order) + 1)
-        for i, request in enumerate(self.requests):
-            changes[request.first] += aligned(request.size)
-            handed_on = any(
-                request.last == other.first and i in other.inplace and self.layout.offsets[i] == self.layout.offsets[j]
-                for j, other in self._writers_at(request.last)
-            )
-            changes[request.last if handed_on else request.last + 1] -= aligned(request.size)
-        live = 0
-        return [live := live + change for change in changes]
-
-    def _writers_at(self, step: int) -> list[tuple[int, Request]]:
-        node = self.placement.steps[self.order[step]]
-        return [(j, self.requests[j]) for v in node.outputs if (j := self.request_of.get(v)) is not None]
-
-    def _plan_step(self, node: Node, kind: KernelKind, live_bytes: int) -> PlanStep:
-        domain = f"{node.op.domain}." if node.op.domain else ""
-        outputs = [v for v in node.outputs if v in self.placement.used]
-        inplace = kind not in ("view", "constant") and any(
-            self._offset(v) is not None
-            and any(self.layout.offsets[s] == self._offset(v) for s in self.requests[self.request_of[v]].inplace)
-            for v in outputs
-            if _bytes(v)
-        )
-        return PlanStep(
-            self.graph.node_name(node),
-            domain + node.op.name,
-            kind,
-            tuple(self._operand(v) for v in node.inputs),
-            tuple(self._operand(v) if v in self.placement.used else None for v in node.outputs),
-            live_bytes,
-            inplace,
-        )
-
-    def _offset(self, value: Value) -> int | None:
-        request = self.request_of.get(self.placement.root[value])
-        return None if request is None else self.layout.offsets[request]
-
-    def _operand(self, value: Value | None) -> Operand | None:
-        if value is None:
-            return None
-        place = self.placement.place[self.placement.root[value]]
-        return Operand(self.graph.name_of(value), str(value.type), place, self._offset(value), _bytes(value))
+    def call(self, name: str, index: int) -> None:
+        """Nothing to write down."""
 
 
 class _Slot(NamedTuple):
-    """A place in a step's operand list that is filled at run time; `view` reshapes what the storage holds."""
+    """A place in a Python step's operand list that is filled at run time; `view` reshapes what the storage holds."""
 
     operands: list[Any]
     position: int
@@ -271,32 +143,54 @@ class _Slot(NamedTuple):
 
 
 class _Instance:
-    """One arena and the operand lists on it: what one run at a time uses."""
+    """One arena, the native instance on it, and the operand lists of the steps that run in Python."""
 
     def __init__(self, program: Program):
-        placement = program.placement
-        self.arena = _aligned_bytes(program.layout.arena_bytes)
-        self.slots: dict[Value, list[_Slot]] = {}
+        region = program.region
+        self.arena = aligned_bytes(region.layout.arena_bytes)
         self._program = program
-        self._inputs: list[Any] = [None] * len(program.graph.inputs)
-        self.steps: list[tuple[Callable[[Any, Any], None], list[Any], list[Any], Node]] = []
-        self.finals: list[Any] = [None] * len(placement.results)
-        for step, index in enumerate(program.order):
-            node = placement.steps[index]
-            kernel = program.kernels[index][1]
-            ins = self._bound(node.inputs)
-            outs = self._bound([v if v in placement.used else None for v in node.outputs]) if kernel is not None else []
-            self.steps.append((kernel if kernel is not None else self._dynamic(node), ins, outs, node))
-            for value in program._releases.get(step, ()):
-                self.steps.append((_release, self.slots.setdefault(value, []), [], node))
-        for position, result in enumerate(placement.results):
-            self._bind(self.finals, position, result.value)
-        self._owners = [(i, placement.root[r.value]) for i, r in enumerate(placement.results) if r.owned]
-        # States change after the run: no reference to their old arrays may stay behind.
-        pure = not program.graph.updates
-        keep = {v for v in program.graph.inputs if pure and placement.place[v] == "parameter"}
-        self._forget = [slots for value, slots in self.slots.items() if value not in keep]
-        self._kept = [v in keep for v in program.graph.inputs]
+        self._slots: dict[Value, list[_Slot]] = {}
+        self._position = {index: position for position, index in enumerate(region.order)}
+        self._calls: list[Callable[[], None]] = [self._python_step(index) for index in program.emitter.calls]
+        self._finals: list[Any] = [None] * len(program.owned)
+        for position, result in enumerate(program.placement.results):
+            if not result.owned:
+                self._bind(self._finals, position, result.value)
+        self._owners = [(i, region.placement.root[r.value]) for i, r in enumerate(program.placement.results) if r.owned]
+        graph = program.graph
+        # Arrays that the native part reads; sequences and optionals are for Python steps only.
+        self._native_inputs = [i for i, v in enumerate(graph.inputs) if isinstance(v.type, TensorType)]
+        self._input_slots = [(i, slots) for i, v in enumerate(graph.inputs) if (slots := self._slots.get(v))]
+        fixed = region.fixed
+        self._fixed_slots = [(fixed[v], slots) for v, slots in self._slots.items() if v in fixed]
+        self._forget = [slots for v, slots in self._slots.items() if v not in fixed]
+        self._held: list[np.ndarray] = []
+        self._stamp = -1
+        self._native: Any = None
+        if program.native is not None:
+            native: Any = native_module()
+            self._native = native.Instance(program.native, self.arena)
+
+    def _python_step(self, index: int) -> Callable[[], None]:
+        program = self._program
+        node, kernel = program.placement.steps[index], program.region.chosen[index].kernel
+        inputs = self._bound(node.inputs)
+        used = program.placement.used
+        outputs = self._bound([v if v in used else None for v in node.outputs]) if kernel is not None else []
+        run = kernel if kernel is not None else self._dynamic(node)
+        done = [self._slots.setdefault(v, []) for v in program.region.releases.get(self._position[index], ())]
+
+        def call() -> None:
+            try:
+                run(inputs, outputs)
+            except GraphkitError:
+                raise
+            except Exception as error:
+                raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+            for slots in done:
+                _release(slots)
+
+        return call
 
     def _bound(self, values: Sequence[Value | None]) -> list[Any]:
         operands: list[Any] = [None] * len(values)
@@ -307,62 +201,76 @@ class _Instance:
 
     def _bind(self, operands: list[Any], position: int, value: Value) -> None:
         """Put the array of `value` into `operands`, now or (as a slot) in every run."""
-        program = self._program
-        storage = program.placement.root[value]
-        place = program.placement.place[storage]
-        if place == "arena":
-            offset = program.layout.offsets[program.request_of[storage]]
+        region = self._program.region
+        storage = region.placement.root[value]
+        if storage in region.request_of:
+            offset = region.layout.offsets[region.request_of[storage]]
             kind = value.tensor
             operands[position] = np.ndarray(kind.static_shape, kind.dtype.numpy, self.arena, offset)
-        elif place == "constant":
-            operator: Any = storage.node.op  # type: ignore[union-attr]
-            operands[position] = _shaped(operator.value.array, None if value is storage else value.tensor)
         else:
             slot = _Slot(operands, position, None if value is storage else value.tensor)
-            self.slots.setdefault(storage, []).append(slot)
+            self._slots.setdefault(storage, []).append(slot)
 
     def _dynamic(self, node: Node) -> Callable[[Any, Any], None]:
         """A step whose results are arrays that it makes: they go to whoever reads them."""
-        targets = [self.slots.setdefault(v, []) for v in node.outputs]
+        targets = [self._slots.setdefault(v, []) for v in node.outputs]
 
         def run(inputs: Sequence[Any], _: Any) -> None:
             for slots, result in zip(targets, run_node(node, inputs), strict=True):
-                if isinstance(result, np.ndarray):
-                    result = np.asarray(result, order="C")
-                for slot in slots:
-                    slot.operands[slot.position] = result
+                _fill(slots, np.asarray(result, order="C") if isinstance(result, np.ndarray) else result)
 
         return run
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        for position, value in enumerate(self._program.graph.inputs):
-            given = inputs[position]
-            if given is self._inputs[position]:
-                continue
-            if self._kept[position]:
-                self._inputs[position] = given
-            _fill(self.slots.get(value, ()), given)
-        for position, storage in self._owners:
-            kind = storage.tensor
-            buffer = buffers.get(position)
-            memory = np.empty(kind.static_shape, kind.dtype.numpy) if buffer is None else _shaped(buffer, kind)
-            _fill(self.slots[storage], memory)
-        node = None
-        try:
-            for kernel, ins, outs, node in self.steps:  # noqa: B007 (read by the handler)
-                kernel(ins, outs)
-        except GraphkitError:
-            raise
-        except Exception as error:
-            named = node.describe() if node is not None else "run"
-            raise RuntimeFailure(f"{named}: {type(error).__name__}: {error}") from error
-        results = [
-            array if result.owned else _copied(array)
-            for array, result in zip(self.finals, self._program.placement.results, strict=True)
-        ]
+        program = self._program
+        if (stamp := program.stamp()) != self._stamp:
+            self._refresh()
+            self._stamp = stamp
+        results = program.results(buffers)
+        for position, slots in self._input_slots:
+            _fill(slots, inputs[position])
+        if self._slots:
+            for position, storage in self._owners:
+                if readers := self._slots.get(storage):
+                    _fill(readers, _shaped(results[position], storage.tensor))
+        if self._native is None:
+            for call in self._calls:
+                call()
+        else:
+            arrays: list[Any] = [None] * len(inputs)
+            for position in self._native_inputs:
+                arrays[position] = inputs[position]
+            arrays += results
+            self._run_native(arrays)
+        for position, final in enumerate(self._finals):
+            if final is not None:
+                results[position] = _copied(final)
         for slots in self._forget:
-            _release(slots, ())
+            _release(slots)
         return results
+
+    def _run_native(self, arrays: list[Any]) -> None:
+        native: Any = native_module()
+        try:
+            self._native.run(arrays, self._call if self._calls else None)
+        except native.Error as error:
+            raise RuntimeFailure(str(error)) from error
+
+    def _call(self, index: int) -> None:
+        self._calls[index]()
+
+    def _refresh(self) -> None:
+        """Read parameters and constants again; pack those that changed."""
+        program = self._program
+        held = []
+        for external, source, kernel in program.emitter.sources:
+            array = source.array if kernel is None else program.packed.get(source, kernel)
+            held.append(array)
+            if self._native is not None:
+                self._native.set(external, array)
+        for source, slots in self._fixed_slots:
+            _fill(slots, source.array)
+        self._held = held
 
 
 def _fill(slots: Sequence[_Slot], array: Any) -> None:
@@ -370,15 +278,13 @@ def _fill(slots: Sequence[_Slot], array: Any) -> None:
         operands[position] = array if view is None else _shaped(array, view)
 
 
-def _release(slots: Sequence[_Slot], _: Any) -> None:
+def _release(slots: Sequence[_Slot]) -> None:
     for operands, position, _view in slots:
         operands[position] = None
 
 
-def _shaped(array: np.ndarray, kind: TensorType | None) -> np.ndarray:
+def _shaped(array: np.ndarray, kind: TensorType) -> np.ndarray:
     """The bytes of a C-contiguous array as another type; no copy."""
-    if kind is None:
-        return array
     wanted = kind.dtype.numpy
     if array.dtype != wanted:
         array = array.reshape(-1).view(wanted)
@@ -390,25 +296,3 @@ def _copied(result: Any) -> Any:
     if isinstance(result, np.ndarray):
         return result.copy()
     return [_copied(item) for item in result] if isinstance(result, (list, tuple)) else result
-
-
-def _aligned_bytes(size: int) -> np.ndarray:
-    """Uninitialised memory that starts at a multiple of ALIGNMENT."""
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + max(size, 1)]
-
-
-def _bytes(value: Value) -> int:
-    return aligned(value.tensor.nbytes) if has_fixed_size(value) else 0
-
-
-def _is_shape_arithmetic(node: Node) -> bool:
-    """Whether all results are small integer tensors: work that follows shapes, not data."""
-    return all(
-        isinstance(v.type, TensorType)
-        and (v.type.dtype.is_integer or v.type.dtype is DType.BOOL)
-        and v.type.is_static
-        and v.type.nbytes <= MAX_KNOWN_ELEMENTS * v.type.dtype.itemsize
-        for v in node.outputs
-    )

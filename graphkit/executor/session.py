@@ -21,24 +21,20 @@ from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor import feeds as fed
 from graphkit.executor.kernels import VersionedArray, load_device
+from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
 from graphkit.executor.plan import Plan
-from graphkit.executor.program import Program, Settings
+from graphkit.executor.program import Program
+from graphkit.executor.region import Settings
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
-from graphkit.ops.constants import Constant
-from graphkit.passes._base import Pass, run_passes
+from graphkit.passes._base import run_passes
 from graphkit.passes.bind import bind
-from graphkit.passes.cse import cse
-from graphkit.passes.fold import fold
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.randomness import bind_rng
-from graphkit.passes.simplify import simplify
 
 # Programs kept for input shapes seen before, the most recently used ones.
 PROGRAM_LIMIT = 16
-
-_CLEANUP: tuple[tuple[str, Pass], ...] = (("simplify", simplify), ("fold", fold), ("cse", cse))
 
 
 class ParameterArray:
@@ -57,16 +53,6 @@ class ParameterArray:
     @property
     def version(self) -> int:
         return self._store.version(self._name)
-
-
-class ConstantArray:
-    """A constant, as kernels see it."""
-
-    __slots__ = ("array", "version")
-
-    def __init__(self, tensor: Tensor):
-        self.array: np.ndarray = tensor.array
-        self.version = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +117,19 @@ class Executor:
             raise UsageError(f"threads={threads}: expected a positive number")
         load_device(device)
         self.params = params
-        self._settings = Settings(device, threads or config.num_threads(), deterministic, inplace, share)
+        self._settings = Settings(device, threads or config.num_threads(), deterministic, inplace, share, optimize)
         self._optimize = optimize
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         with _collector_paused():
-            self._graph = run_passes(graph, [("bind_rng", bind_rng), *(_CLEANUP if optimize else ())])
+            self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
             if value.role in ("parameter", "state") and name not in params:
                 raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
-        self._constant_arrays = _constants(self._graph)
+        self._packed = PackedArrays()
         self._selections: dict[tuple[str, ...] | None, _Selection] = {}
         self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
         self._latest: Program | None = None
@@ -378,16 +364,12 @@ class Executor:
     def _make_program(self, selection: _Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
         graph = bind(selection.graph, shapes)
         if self._optimize and graph is not selection.graph:
-            graph = run_passes(graph, _CLEANUP)
+            graph = run_passes(graph, CLEANUP)
         fixed: dict[Value, VersionedArray] = {}
         for spec, value in zip(selection.inputs, graph.inputs, strict=True):
             if spec.stored and spec.name not in feeds:
                 fixed[value] = self._parameter_arrays[spec.name]
-        for node in graph.nodes:
-            if isinstance(node.op, Constant):
-                tensor = node.op.value
-                fixed[node.output] = self._constant_arrays.get(id(tensor)) or ConstantArray(tensor)
-        return Program(graph, fixed, self._settings)
+        return Program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
 
 
 @contextlib.contextmanager
@@ -411,12 +393,6 @@ def _signature(selection: _Selection, arrays: Sequence[Any], feeds: Mapping[str,
             for spec, array in zip(selection.inputs, arrays, strict=True)
         ),
     )
-
-
-def _constants(graph: Graph) -> dict[int, ConstantArray]:
-    """The constants of the prepared graph, shared by all its programs, by the identity of their tensors."""
-    tensors = (node.op.value for node in graph.nodes if isinstance(node.op, Constant))
-    return {id(tensor): ConstantArray(tensor) for tensor in tensors}
 
 
 def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:

@@ -18,6 +18,9 @@ class Tensor:
 
     __slots__ = ("array", "_digest", "_type")
 
+    # What is packed for a kernel stays packed: parameters, which change, count their versions.
+    version = 0
+
     def __init__(self, array: Any, dtype: Any = None):
         wanted = None if dtype is None else dtype_of(dtype).numpy
         given = np.asarray(array, dtype=wanted)

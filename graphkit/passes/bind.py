@@ -33,7 +33,7 @@ def bind(graph: Graph, shapes: Mapping[str, TensorType | Sequence[Any]]) -> Grap
         given[by_name[name]] = spec if isinstance(spec, TensorType) else declared.with_shape(spec)
     bindings = match_shapes([(graph.name_of(v), v.tensor, t) for v, t in given.items()])
     inputs = {v: given.get(v) or substitute(v.type, bindings) for v in graph.inputs}
-    return _rebind(graph, inputs)
+    return rebind(graph, inputs)
 
 
 def match_shapes(inputs: Sequence[tuple[str, TensorType, TensorType]]) -> dict[str, Dim]:
@@ -92,8 +92,8 @@ def substitute(kind: Type, bindings: Mapping[str, Dim]) -> Type:
     return kind.substitute(dict(bindings))
 
 
-def _rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
-    """Rebuild `graph` on inputs of other types."""
+def rebind(graph: Graph, types: Mapping[Value, Type]) -> Graph:
+    """`graph` on inputs of other types; `types` has one for each input. Raises TypeMismatch, naming the node."""
     table = {v: v if same_type(v.type, types[v]) else v.like(type=types[v]) for v in graph.inputs}
     with context.detached():
         for node in graph.nodes:
@@ -120,7 +120,7 @@ def _bound_operator(node: Node, operands: Sequence[Value | None]) -> Op | None:
         return None
     given = [v.type for v in operands[1:] if v is not None]
     branches = {
-        key: _rebind(inner, dict(zip(inner.inputs, given, strict=True))) for key, inner in node.op.subgraphs().items()
+        key: rebind(inner, dict(zip(inner.inputs, given, strict=True))) for key, inner in node.op.subgraphs().items()
     }
     changed = {key: inner for key, inner in branches.items() if inner is not node.op.subgraphs()[key]}
     return node.op.replace(**changed) if changed else None

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from graphkit.executor.cpu import native
+from graphkit.executor.packing import aligned_bytes
 from graphkit.ops.conv import Conv, ConvGradInput, ConvGradWeight, ConvTranspose
 from graphkit.ops.xp import numpy_xp
 
@@ -61,10 +62,19 @@ class Example:
         return op(**self.attrs).reference(numpy_xp, *(a.astype(np.float64) for a in arrays))
 
 
-def check(step, inputs, *expected, packed=None, tolerance=2e-6):
+def packed(kernel, plain):
+    """The operand at `packed_input` as the kernel reads it."""
+    if kernel.packed_input < 0:
+        return plain
+    memory = aligned_bytes(kernel.packed_bytes)
+    kernel.pack(plain, memory)
+    return memory
+
+
+def check(kernel, inputs, *expected, tolerance=2e-6):
     outputs = [np.full(e.shape, np.nan, np.float32) for e in expected]
-    step(inputs, outputs, packed)
-    terms = max((np.prod(a.shape[1:]) for a in inputs if a is not None), default=1)
+    kernel(inputs, outputs)
+    terms = max((np.prod(a.shape[1:]) for a in inputs if a is not None and a.dtype == np.float32), default=1)
     for got, wanted in zip(outputs, expected, strict=True):
         scale = max(float(np.abs(wanted).max(initial=0)), 1.0)
         np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance * scale * max(np.sqrt(terms), 1))
@@ -79,21 +89,53 @@ def test_forward(case):
     e = Example(*case)
     shapes = (e.x.shape, e.w.shape, e.y.shape)
     check(native.Convolution(*shapes, e.window), [e.x, e.w], e.y)
-    step = native.Convolution(*shapes, e.window, bias=True, post_ops=[native.PostOp("relu")], pack_weights=True)
+    options = dict(bias=True, epilogue=native.Epilogue("relu"))
     expected = np.maximum(e.y + column(e.bias, e.x.ndim), 0)
-    check(step, [e.x, e.w, e.bias], expected)
-    if step.packable == 1:
-        check(step, [e.x, None, e.bias], expected, packed=step.pack(e.w))
+    check(native.Convolution(*shapes, e.window, **options), [e.x, e.w, e.bias], expected)
+    kernel = native.Convolution(*shapes, e.window, pack_weights=True, **options)
+    check(kernel, [e.x, packed(kernel, e.w), e.bias], expected)
+
+
+def to_blocks(x: np.ndarray, block: int) -> np.ndarray:
+    """[N, C, spatial] -> [N, ceil(C/block), spatial, block], zeros where there is no channel."""
+    if block == 0:
+        return x
+    n, c, *spatial = x.shape
+    padded = np.zeros((n, -(-c // block) * block, *spatial), x.dtype)
+    padded[:, :c] = x
+    return np.ascontiguousarray(np.moveaxis(padded.reshape(n, -1, block, *spatial), 2, -1))
+
+
+@pytest.mark.parametrize("blocks", [(0, 16), (16, 0), (16, 16), (8, 8)], ids=str)
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_blocked_data_and_residuals(case, blocks):
+    e = Example(*case)
+    if 0 in e.x.shape or 0 in e.y.shape:
+        pytest.skip("blocks of nothing")
+    shapes = (e.x.shape, e.w.shape, e.y.shape)
+    residual = np.random.default_rng(3).standard_normal(e.y.shape, dtype=np.float32)
+    for last in (False, True):
+        epilogue = native.Epilogue("relu", residual=True, residual_last=last)
+        kernel = native.Convolution(
+            *shapes, e.window, epilogue=epilogue, pack_weights=True, block_x=blocks[0], block_y=blocks[1]
+        )
+        expected = np.maximum(e.y, 0) + residual if last else np.maximum(e.y + residual, 0)
+        inputs = [to_blocks(e.x, blocks[0]), packed(kernel, e.w), None, to_blocks(residual, blocks[1])]
+        check(kernel, inputs, to_blocks(expected, blocks[1]))
+        assert kernel.inplace == [(3, 0)]
+        out = inputs[3].copy()
+        kernel([*inputs[:3], out], [out])
+        np.testing.assert_allclose(out, to_blocks(expected, blocks[1]), atol=1e-4)
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)
 def test_backward_data(case):
     e = Example(*case)
-    step = native.ConvolutionBackwardData(e.dy.shape, e.w.shape, e.x.shape, e.window, pack_weights=True)
+    shapes = (e.dy.shape, e.w.shape, e.x.shape)
     expected = e.reference(ConvGradInput, e.dy, e.w, e.x)
-    check(step, [e.dy, e.w], expected)
-    if step.packable == 1:
-        check(step, [e.dy, None], expected, packed=step.pack(e.w))
+    check(native.ConvolutionBackwardData(*shapes, e.window), [e.dy, e.w], expected)
+    kernel = native.ConvolutionBackwardData(*shapes, e.window, pack_weights=True)
+    check(kernel, [e.dy, packed(kernel, e.w)], expected)
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)
@@ -117,11 +159,11 @@ def test_transposed(case):
     bias = np.random.default_rng(8).standard_normal(e.x.shape[1], dtype=np.float32)
     expected = op.reference(numpy_xp, *(a.astype(np.float64) for a in (e.dy, e.w, bias)))
     assert expected.shape == e.x.shape
-    step = native.Deconvolution(e.dy.shape, e.w.shape, e.x.shape, e.window, bias=True, pack_weights=True)
-    check(step, [e.dy, e.w, bias], expected)
-    if step.packable == 1:
-        check(step, [e.dy, None, bias], expected, packed=step.pack(e.w))
-    plain = native.Deconvolution(e.dy.shape, e.w.shape, e.x.shape, e.window, post_ops=[native.PostOp("linear", 2, 1)])
+    shapes = (e.dy.shape, e.w.shape, e.x.shape)
+    check(native.Deconvolution(*shapes, e.window, bias=True), [e.dy, e.w, bias], expected)
+    kernel = native.Deconvolution(*shapes, e.window, bias=True, pack_weights=True)
+    check(kernel, [e.dy, packed(kernel, e.w), bias], expected)
+    plain = native.Deconvolution(*shapes, e.window, epilogue=native.Epilogue("linear", 2, 1))
     check(plain, [e.dy, e.w], 2 * (expected - column(bias, e.x.ndim)) + 1)
 
 

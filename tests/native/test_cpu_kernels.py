@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from graphkit.checks.samples import Case, all_cases
-from graphkit.executor.cpu import PackingKernel, native
+from graphkit.executor.cpu import native
 from graphkit.executor.kernels import KernelContext, has_factory, make_kernel
+from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
 from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph, Value
@@ -72,54 +73,24 @@ def example(shape=(16, 64), weights=(64, 48)):
 
 
 @needs_onednn
-def test_weights_are_packed_once_they_stay():
-    node, x, w = example()
-    held = Held(w)
-    kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
-    assert isinstance(kernel, PackingKernel)
-    for _ in range(3):
-        np.testing.assert_allclose(run(kernel, node, [x, held.array])[0], x @ w, atol=1e-4)
-    _, step, packed = kernel._current
-    assert (packed is not None) == (step.packable == 1)
-
-    held.array, held.version = -2 * w, 1
-    for _ in range(3):
-        np.testing.assert_allclose(run(kernel, node, [x, held.array])[0], x @ held.array, atol=1e-4)
-    assert kernel._current[0] == 1
-
-    # The same memory with other contents: the version says so.
-    held.array *= 3
-    held.version = 2
-    np.testing.assert_allclose(run(kernel, node, [x, held.array])[0], x @ held.array, atol=1e-3)
-
-
-@needs_onednn
-def test_changing_weights_are_never_packed():
-    node, x, w = example()
-    held = Held(w)
-    kernel = make_kernel("cpu", node, KernelContext(constant_inputs={1: held}))
-    for version in range(4):
-        held.array, held.version = w * version, version
-        np.testing.assert_allclose(run(kernel, node, [x, held.array])[0], x @ held.array, atol=1e-3)
-        assert kernel._current[2] is None
-
-
-@needs_onednn
-@pytest.mark.parametrize("version_of", ["conv", "conv_transpose"])
-def test_convolutions_repack(version_of):
+@pytest.mark.parametrize("kind", ["mat_mul", "conv", "conv_transpose"])
+def test_packed_copies_follow_versions(kind):
     rng = np.random.default_rng(1)
-    x = Value(TensorType("float32", (2, 16, 9, 9)), "x")
-    w = Value(TensorType("float32", (16, 16, 3, 3)), "w", role="parameter")
-    node = getattr(F, version_of)(x, w).node
-    data = rng.standard_normal((2, 16, 9, 9), dtype=np.float32)
-    held = Held(rng.standard_normal((16, 16, 3, 3), dtype=np.float32))
+    matrix = kind == "mat_mul"
+    shapes = ((16, 64), (64, 48)) if matrix else ((2, 16, 9, 9), (16, 16, 3, 3))
+    x, w = (Value(TensorType("float32", shape)) for shape in shapes)
+    node = getattr(F, kind)(x, w).node
+    data, weights = (rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
+    held, packed = Held(weights), PackedArrays()
     kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
-    for version in range(2):
-        for _ in range(3):
-            got = run(kernel, node, [data, held.array])[0]
-            np.testing.assert_allclose(got, run_node(node, [data, held.array])[0], atol=1e-4)
-        assert kernel._current[0] == version
-        held.array, held.version = held.array[::-1].copy(), version + 1
+    for version in range(3):
+        operand = packed.get(held, kernel) if kernel.packed_input == 1 else held.array
+        assert kernel.packed_input != 1 or packed.get(held, kernel) is operand
+        got = run(kernel, node, [data, operand])[0]
+        np.testing.assert_allclose(got, run_node(node, [data, held.array])[0], atol=1e-3)
+        # The same memory with other contents: the version says so.
+        held.array *= -2
+        held.version = version + 1
 
 
 @needs_onednn

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import graphkit
-from graphkit.executor import cpu
+from graphkit.executor.cpu import _base as cpu
 
 PACKAGE = Path(graphkit.__file__).parent
 

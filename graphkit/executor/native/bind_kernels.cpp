@@ -12,15 +12,14 @@ struct Free {
     void operator()(void* memory) const { std::free(memory); }
 };
 
-std::vector<nb::object> items_of(nb::handle sequence, std::size_t wanted, const Kernel& kernel, const char* what) {
+// At least `wanted` items; None for those that are not given.
+std::vector<nb::object> items_of(nb::handle sequence, std::size_t wanted) {
     std::vector<nb::object> items;
     for (nb::handle item : nb::iter(sequence)) {
         items.push_back(nb::borrow(item));
     }
-    if (items.size() < wanted) {
-        const std::string message = kernel.describe() + ": " + std::to_string(items.size()) + " arrays for " +
-                                    std::to_string(wanted) + " " + what;
-        throw nb::value_error(message.c_str());
+    while (items.size() < wanted) {
+        items.push_back(nb::none());
     }
     return items;
 }
@@ -28,8 +27,8 @@ std::vector<nb::object> items_of(nb::handle sequence, std::size_t wanted, const 
 void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
     const std::size_t in_count = kernel.inputs().size();
     const std::size_t out_count = kernel.outputs().size();
-    const auto in = items_of(inputs, in_count, kernel, "inputs");
-    const auto out = items_of(outputs, out_count, kernel, "outputs");
+    const auto in = items_of(inputs, in_count);
+    const auto out = items_of(outputs, out_count);
     std::vector<const void*> sources(in_count);
     std::vector<void*> targets(out_count);
     const auto require = [&](const TensorSpec& spec) {
@@ -68,15 +67,18 @@ void pack(const Kernel& kernel, nb::handle plain, nb::handle packed) {
     if (kernel.packed_input() < 0) {
         throw NativeError(kernel.describe() + ": has no operand that can be packed");
     }
-    const void* from = open_array(plain, kernel.inputs()[static_cast<std::size_t>(kernel.packed_input())], kernel,
-                                  false);
+    const TensorSpec& spec = kernel.inputs()[static_cast<std::size_t>(kernel.packed_input())];
+    const Array from = open_array(plain, spec.name.c_str(), false);
+    if (from.bytes != static_cast<std::size_t>(count(spec.shape)) * size_of(spec.type)) {
+        throw nb::value_error((kernel.describe() + ": '" + spec.name + "' has another size").c_str());
+    }
     const Array to = open_array(packed, "packed", true);
     if (to.bytes != kernel.packed_bytes()) {
         throw nb::value_error((kernel.describe() + ": the memory for the packed operand has another size").c_str());
     }
     nb::gil_scoped_release no_gil;
     Team team(kernel.threads());
-    kernel.pack(from, to.data);
+    kernel.pack(from.data, to.data);
 }
 
 }  // namespace
@@ -89,6 +91,9 @@ void bind_kernels(nb::module_& m) {
         .def_prop_ro("packed_input", &Kernel::packed_input, "The input that has to be given packed, or -1.")
         .def_prop_ro("packed_bytes", &Kernel::packed_bytes)
         .def_prop_ro("packed_layout", &Kernel::packed_layout)
+        .def_prop_ro("input_count", [](const Kernel& kernel) { return kernel.inputs().size(); })
+        .def_prop_ro("output_count", [](const Kernel& kernel) { return kernel.outputs().size(); })
+        .def_prop_ro("inplace", &Kernel::inplace, "(input, output) pairs that may share memory.")
         .def_prop_ro("scratch_bytes", &Kernel::scratch_bytes)
         .def_prop_ro("implementation", &Kernel::implementation)
         .def_prop_ro("threads", &Kernel::threads)

@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -17,6 +19,7 @@ using namespace nb::literals;
 using NoGil = nb::call_guard<nb::gil_scoped_release>;
 
 void bind_kernels(nb::module_& m);  // Kernel itself, before all others
+void bind_program(nb::module_& m);
 void bind_pooling(nb::module_& m);
 void bind_onednn(nb::module_& m);
 

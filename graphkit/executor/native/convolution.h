@@ -29,6 +29,7 @@ struct ConvolutionOptions {
 class Convolution final : public LibraryKernel {
   public:
     Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads);
+    std::vector<std::pair<int, int>> inplace() const override { return residual_inplace(); }
 };
 
 // dx from dy and w: the gradient of Convolution in x.

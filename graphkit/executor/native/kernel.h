@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace graphkit {
@@ -63,6 +64,9 @@ class Kernel {
     virtual std::size_t packed_bytes() const { return 0; }
     virtual std::string packed_layout() const { return {}; }
     virtual void pack(const void* plain, void* packed) const;
+
+    // (input, output) pairs that may share memory: each element is read where, and before, it is written.
+    virtual std::vector<std::pair<int, int>> inplace() const { return {}; }
 
     // Which implementation was chosen.
     virtual std::string implementation() const { return "graphkit"; }

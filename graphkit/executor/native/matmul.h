@@ -22,6 +22,7 @@ class MatMul final : public LibraryKernel {
   public:
     MatMul(Dims a, Dims b, const MatMulOptions& options, int threads);
 
+    std::vector<std::pair<int, int>> inplace() const override { return residual_inplace(); }
     std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 

@@ -19,6 +19,7 @@ NB_MODULE(_native, m) {
     nb::exception<Unsupported>(m, "Unsupported", error);  // after its base, so that it is tried first
 
     bind_kernels(m);
+    bind_program(m);
     bind_pooling(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });

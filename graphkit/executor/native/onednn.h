@@ -149,6 +149,9 @@ class LibraryKernel : public Kernel {
     std::string implementation() const override { return empty_ ? "empty" : operation_.implementation(); }
 
   protected:
+    // The sum with a residual, operand 3, goes on in its own memory.
+    std::vector<std::pair<int, int>> residual_inplace() const;
+
     Operation operation_;
     bool empty_ = false;  // every output is zero
 };

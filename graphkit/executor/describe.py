@@ -1,0 +1,143 @@
+"""The readable plan of a region: its steps in their order, with views and constants where they are used first."""
+
+from __future__ import annotations
+
+from graphkit.executor.memory import Request, aligned
+from graphkit.executor.placement import has_fixed_size
+from graphkit.executor.plan import KernelKind, Operand, Plan, PlanStep
+from graphkit.executor.region import Region
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
+from graphkit.ops.constants import Constant
+
+
+def describe(region: Region) -> Plan:
+    """The plan of a region."""
+    return _Description(region).plan()
+
+
+class _Description:
+    def __init__(self, region: Region):
+        self._region = region
+        self._nodes = region.placement.steps
+        self._kinds: dict[Node, KernelKind] = {
+            node: chosen.kind for node, chosen in zip(self._nodes, region.chosen, strict=True)
+        }
+        self._steps: list[PlanStep] = []
+        self._shown: set[Node] = set()
+
+    def plan(self) -> Plan:
+        region = self._region
+        live = self._live_bytes()
+        for step, index in enumerate(region.order):
+            self._show(self._nodes[index], live[step])
+        for node in region.graph.nodes:
+            if node not in self._shown:
+                self._show_idle(node)
+        place = region.placement.place
+        peak = region.layout.peak_step
+        return Plan(
+            steps=tuple(self._steps),
+            arena_bytes=region.layout.arena_bytes,
+            lower_bound=region.layout.lower_bound,
+            plain_lower_bound=region.plain_lower_bound,
+            naive_bytes=region.layout.naive_bytes,
+            inplace_count=region.layout.inplace_count,
+            parameter_bytes=sum(_bytes(v) for v in region.graph.inputs if place[v] == "parameter"),
+            constant_bytes=sum(_bytes(v) for v, p in place.items() if p == "constant"),
+            result_bytes=sum(_bytes(r.value) for r in region.placement.results),
+            peak_node=region.graph.node_name(self._nodes[region.order[peak]]) if region.requests else "",
+        )
+
+    def _show(self, node: Node, live_bytes: int) -> None:
+        for operand in node.inputs:
+            source = None if operand is None else operand.node
+            if source is not None and source not in self._shown and source not in self._kinds:
+                self._show_idle(source)
+        self._shown.add(node)
+        self._steps.append(self._step(node, self._kinds.get(node, _idle_kind(node)), live_bytes))
+
+    def _show_idle(self, node: Node) -> None:
+        """A view or a constant, after those that it depends on."""
+        chain = [node]
+        while chain:
+            ahead = [v.node for v in chain[-1].inputs if v is not None and v.node is not None]
+            ahead = [n for n in ahead if n not in self._shown and n not in self._kinds]
+            if ahead:
+                chain.append(ahead[0])
+                continue
+            done = chain.pop()
+            if done not in self._shown:
+                self._shown.add(done)
+                self._steps.append(self._step(done, _idle_kind(done), 0))
+
+    def _live_bytes(self) -> list[int]:
+        region = self._region
+        changes = [0] * (len(region.order) + 1)
+        for i, request in enumerate(region.requests):
+            changes[request.first] += aligned(request.size)
+            handed_on = any(
+                request.last == other.first
+                and i in other.inplace
+                and region.layout.offsets[i] == region.layout.offsets[j]
+                for j, other in self._writers_at(request.last)
+            )
+            changes[request.last if handed_on else request.last + 1] -= aligned(request.size)
+        live = 0
+        return [live := live + change for change in changes]
+
+    def _writers_at(self, step: int) -> list[tuple[int, Request]]:
+        region = self._region
+        node = self._nodes[region.order[step]]
+        return [(j, region.requests[j]) for v in node.outputs if (j := region.request_of.get(v)) is not None]
+
+    def _step(self, node: Node, kind: KernelKind, live_bytes: int) -> PlanStep:
+        region = self._region
+        domain = f"{node.op.domain}." if node.op.domain else ""
+        used = region.placement.used
+        inplace = kind not in ("view", "constant") and any(
+            self._offset(v) is not None
+            and any(region.layout.offsets[s] == self._offset(v) for s in region.requests[region.request_of[v]].inplace)
+            for v in node.outputs
+            if v in used and _bytes(v)
+        )
+        return PlanStep(
+            region.graph.node_name(node),
+            domain + node.op.name,
+            kind,
+            tuple(self._operand(v) for v in node.inputs),
+            tuple(self._operand(v) if v in used else None for v in node.outputs),
+            live_bytes,
+            inplace,
+        )
+
+    def _offset(self, value: Value) -> int | None:
+        region = self._region
+        request = region.request_of.get(region.placement.root[value])
+        return None if request is None else region.layout.offsets[request]
+
+    def _operand(self, value: Value | None) -> Operand | None:
+        if value is None:
+            return None
+        region = self._region
+        place = region.placement.place[region.placement.root[value]]
+        return Operand(region.graph.name_of(value), str(value.type), place, self._offset(value), _bytes(value))
+
+
+def _idle_kind(node: Node) -> KernelKind:
+    return "constant" if isinstance(node.op, Constant) else "view"
+
+
+def _bytes(value: Value) -> int:
+    return aligned(value.tensor.nbytes) if has_fixed_size(value) else 0
+
+
+def is_shape_arithmetic(node: Node) -> bool:
+    """Whether all results are small integer tensors: work that follows shapes, not data."""
+    return all(
+        isinstance(v.type, TensorType)
+        and (v.type.dtype.is_integer or v.type.dtype is DType.BOOL)
+        and v.type.is_static
+        and v.type.nbytes <= MAX_KNOWN_ELEMENTS * v.type.dtype.itemsize
+        for v in node.outputs
+    )

@@ -1,0 +1,43 @@
+"""Packed operands: parameters and constants in the layouts that kernels want, shared by all programs of an executor."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.kernels import VersionedArray
+from graphkit.executor.memory import ALIGNMENT
+
+
+class PackedArrays:
+    """One packed copy for each array and layout, made again when the array's version has changed.
+
+    A copy lives as long as a program uses it: programs hold what `get` returns.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[tuple[int, str], tuple[int, weakref.ref[np.ndarray]]] = {}
+
+    def get(self, source: VersionedArray, kernel: Any) -> np.ndarray:
+        """The packed form of `source` that `kernel` reads."""
+        key = (id(source), kernel.packed_layout)
+        with self._lock:
+            version = source.version
+            made, reference = self._made.get(key, (-1, None))
+            packed = None if reference is None or made != version else reference()
+            if packed is None:
+                packed = aligned_bytes(kernel.packed_bytes)
+                kernel.pack(source.array, packed)
+                self._made[key] = (version, weakref.ref(packed))
+            return packed
+
+
+def aligned_bytes(size: int) -> np.ndarray:
+    """Uninitialised memory that starts at a multiple of ALIGNMENT."""
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + max(size, 1)]

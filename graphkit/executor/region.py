@@ -1,0 +1,170 @@
+"""A region: one graph of known sizes with its kernels, the order of its steps, and its memory.
+
+The body of a program is a region; so is each branch of an If and each body of a loop that runs natively, whose arena
+is working memory of the step that runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel
+from graphkit.executor.memory import Request, aligned, plan_memory
+from graphkit.executor.placement import Placement, has_fixed_size, place_values, read_positions
+from graphkit.executor.plan import KernelKind
+from graphkit.executor.reference import reference_kernel
+from graphkit.executor.schedule import Task, schedule
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops.constants import Constant
+
+if TYPE_CHECKING:
+    from graphkit.executor.control import ControlStep
+
+
+class Settings(NamedTuple):
+    """How programs are made: the device and the switches of the executor."""
+
+    device: str
+    threads: int
+    deterministic: bool
+    inplace: bool
+    share: bool
+    optimize: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How one node runs: by a prepared kernel, by regions of its own, or (both None) as arrays that it makes.
+
+    `compiled` kernels run inside the native program; others are Python functions of input and output arrays.
+    """
+
+    kind: KernelKind
+    kernel: Any = None
+    control: ControlStep | None = None
+    compiled: bool = False
+
+    @property
+    def scratch_bytes(self) -> int:
+        if self.control is not None:
+            return self.control.scratch_bytes
+        return int(self.kernel.scratch_bytes) if self.compiled else 0
+
+
+class Region:
+    """Plans `graph`, whose inputs have static types. `fixed` gives the operands that only change with a version."""
+
+    def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
+        self.graph = graph
+        self.fixed = dict(fixed)
+        self.fixed.update((node.output, node.op.value) for node in graph.nodes if isinstance(node.op, Constant))
+        self.settings = settings
+        self.placement: Placement = place_values(graph)
+        self.chosen: list[Chosen] = [self._choose(node) for node in self.placement.steps]
+        self._arrange()
+
+    @property
+    def compiled(self) -> bool:
+        """Whether every step runs without Python."""
+        return all(c.compiled or c.control is not None for c in self.chosen)
+
+    def _choose(self, node: Node) -> Chosen:
+        from graphkit.executor.control import control_step
+
+        placement = self.placement
+        if all(has_fixed_size(v) for v in (*node.inputs, *node.outputs) if v is not None):
+            root = placement.root
+            constants = {
+                i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed
+            }
+            used = tuple(v in placement.used for v in node.outputs)
+            context = KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
+            kernel = make_kernel(self.settings.device, node, context)
+            if kernel is not None:
+                return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes"))
+            control = control_step(node, constants, self.settings)
+            if control is not None:
+                return Chosen("native", control=control)
+        dynamic = any(placement.place[v] == "dynamic" for v in node.outputs)
+        return Chosen("reference", None if dynamic else reference_kernel(node))
+
+    def _arrange(self) -> None:
+        """Order the steps and lay out the arena."""
+        nodes, root, place, used = self.placement.steps, self.placement.root, self.placement.place, self.placement.used
+        written = [v for node in nodes for v in node.outputs if v in used]
+        buffer_of = {v: i for i, v in enumerate(written)}
+        sizes = [v.tensor.nbytes if place[v] == "arena" else 0 for v in written]
+        reads = [[root[v] for i in read_positions(n) if (v := n.inputs[i]) is not None] for n in nodes]
+        tasks = [
+            Task(
+                tuple(dict.fromkeys(buffer_of[r] for r in operands if r in buffer_of)),
+                tuple(buffer_of[v] for v in node.outputs if v in used),
+                tuple(buffer_of[root[v]] for v in node.inputs if v is not None and root[v] in buffer_of),
+            )
+            for node, operands in zip(nodes, reads, strict=True)
+        ]
+        order = schedule(tasks, [aligned(size) for size in sizes])
+        self.order = order.order
+        self.plain_lower_bound = order.plain_peak_bytes
+
+        first = [0] * len(written)
+        last = [0] * len(written)
+        touched = [0] * len(written)  # the last step that needs the array at all, if only for its shape
+        for step, index in enumerate(self.order):
+            for buffer in tasks[index].writes:
+                first[buffer] = last[buffer] = touched[buffer] = step
+            for buffer in tasks[index].reads:
+                last[buffer] = step
+            for buffer in tasks[index].after:
+                touched[buffer] = step
+        in_arena = [i for i, v in enumerate(written) if place[v] == "arena"]
+        request_of = {buffer: i for i, buffer in enumerate(in_arena)}
+        candidates: dict[int, list[int]] = {}
+        for step, index in enumerate(self.order):
+            for source, target in self._inplace_pairs(nodes[index], self.chosen[index]):
+                buffer = buffer_of[source]
+                if buffer in request_of and last[buffer] == step and buffer_of[target] in request_of:
+                    candidates.setdefault(buffer_of[target], []).append(request_of[buffer])
+        self.requests = [Request(sizes[b], first[b], last[b], tuple(candidates.get(b, ()))) for b in in_arena]
+        self.request_of = {written[buffer]: i for buffer, i in request_of.items()}
+        self.scratch_of: dict[int, int] = {}  # step in `placement.steps` -> its request for working memory
+        for step, index in enumerate(self.order):
+            if size := self.chosen[index].scratch_bytes:
+                self.scratch_of[index] = len(self.requests)
+                self.requests.append(Request(size, step, step))
+        self.layout = plan_memory(self.requests, inplace=self.settings.inplace, share=self.settings.share)
+        kept = {root[r.value] for r in self.placement.results}
+        self.releases: dict[int, list[Value]] = {}
+        for buffer, value in enumerate(written):
+            if place[value] == "dynamic" and value not in kept:
+                self.releases.setdefault(touched[buffer], []).append(value)
+
+    def _inplace_pairs(self, node: Node, chosen: Chosen) -> list[tuple[Value, Value]]:
+        """(storage read, output) pairs that operator and kernel permit to be the same memory.
+
+        Another operand in the same storage forbids it, unless that one may be overwritten as well and has the
+        output's shape: then every element is read where, and before, it is written.
+        """
+        if chosen.kernel is None:
+            return []
+        permitted: Sequence[tuple[int, int]] = getattr(chosen.kernel, "inplace", getattr(node.op, "inplace", ()))
+        root = self.placement.root
+        found: list[tuple[Value, Value]] = []
+        for position, index in permitted:
+            if position >= len(node.inputs) or index >= len(node.outputs):
+                continue
+            operand, output = node.inputs[position], node.outputs[index]
+            if operand is None or output not in self.placement.used or not has_fixed_size(operand):
+                continue
+            storage = root[operand]
+            beside = [i for i, v in enumerate(node.inputs) if v is not None and root[v] is storage]
+            fits = all(
+                (i, index) in permitted and node.inputs[i].tensor.shape == output.tensor.shape  # type: ignore[union-attr]
+                for i in beside
+            )
+            same_width = operand.dtype.itemsize == output.dtype.itemsize
+            if fits and same_width and self.placement.place[storage] == "arena":
+                found.append((storage, output))
+        return found
