@@ -1,6 +1,7 @@
 // The Python module graphkit._native. graphkit/_native.pyi describes it.
 #include "bindings.h"
 #include "cpu_info.h"
+#include "isa.h"
 
 #ifdef GRAPHKIT_ONEDNN
 #include "onednn.h"
@@ -12,6 +13,8 @@ NB_MODULE(_native, m) {
     m.attr("version") = GRAPHKIT_VERSION;
     m.def("compiler", &compiler, "Name and version of the compiler that built this module.");
     m.def("cpu_features", &cpu_features, "Instruction sets that processor and operating system offer.");
+    m.def("isa", &isa_name, "The instruction set of kernels made from now on.");
+    m.def("use_isa", &use_isa, "name"_a, "Choose it: 'baseline', 'avx2' or 'avx512'; '' for the processor's best.");
     m.def("default_threads", &default_threads, "Threads of kernels made with threads=0.");
     m.def("set_default_threads", &set_default_threads, "threads"_a, "0: the cores allowed.");
 

@@ -1,0 +1,76 @@
+// exp of vectors, without branches: at most 1 ulp off, subnormal results and infinities included; NaN stays NaN.
+#pragma once
+
+#include "simd/vector.h"
+
+namespace graphkit {
+namespace {
+
+template <typename T>
+struct ExpConstants;
+
+template <>
+struct ExpConstants<float> {
+    static constexpr float kLow = -104.0F;  // below it the result is 0, above kHigh it is infinite
+    static constexpr float kHigh = 89.0F;
+    static constexpr float kRound = 0x1.8p23F;  // adding it leaves an integer in the low bits
+    static constexpr float kLog2e = 0x1.715476p0F;
+    static constexpr float kLn2High = 0x1.62e4p-1F;  // few bits, so that its multiples are exact
+    static constexpr float kLn2Low = 0x1.7f7d1cp-20F;
+    static constexpr int kMantissa = 23;
+    static constexpr int kBias = 127;
+    // The minimax polynomial of (exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 2.
+    static constexpr float kPolynomial[] = {0x1.6a2252p-10F, 0x1.123b04p-7F, 0x1.5558f8p-5F, 0x1.55549p-3F,
+                                            0x1.fffffcp-2F};
+};
+
+template <>
+struct ExpConstants<double> {
+    static constexpr double kLow = -746.0;
+    static constexpr double kHigh = 710.0;
+    static constexpr double kRound = 0x1.8p52;
+    static constexpr double kLog2e = 0x1.71547652b82fep0;
+    static constexpr double kLn2High = 0x1.62e42fee00000p-1;
+    static constexpr double kLn2Low = 0x1.a39ef35793c76p-33;
+    static constexpr int kMantissa = 52;
+    static constexpr int kBias = 1023;
+    // Taylor's coefficients, 1/13! to 1/2!.
+    static constexpr double kPolynomial[] = {1.0 / 6227020800, 1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800,
+                                             1.0 / 362880,     1.0 / 40320,     1.0 / 5040,     1.0 / 720,
+                                             1.0 / 120,        1.0 / 24,        1.0 / 6,        0.5};
+};
+
+// exp(x) = 2^n * exp(r), where n is the integer next to x / ln(2).
+template <typename T>
+inline Vector<T> exp(Vector<T> x) {
+    using C = ExpConstants<T>;
+    x = x < C::kLow ? splat(C::kLow) : x;
+    x = x > C::kHigh ? splat(C::kHigh) : x;
+    const Vector<T> shifted = x * C::kLog2e + C::kRound;
+    const Vector<T> n = shifted - C::kRound;
+    const Vector<T> r = (x - n * C::kLn2High) - n * C::kLn2Low;
+    Vector<T> p = splat(C::kPolynomial[0]);
+    constexpr int kTerms = sizeof(C::kPolynomial) / sizeof(T);
+#pragma GCC unroll 16
+    for (int i = 1; i < kTerms; ++i) {
+        p = p * r + C::kPolynomial[i];
+    }
+    p = (p * r) * r + r + T{1};
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        return bit_cast<Vector<T>>(_mm512_scalef_ps(bit_cast<__m512>(p), bit_cast<__m512>(n)));
+    } else {
+        return bit_cast<Vector<T>>(_mm512_scalef_pd(bit_cast<__m512d>(p), bit_cast<__m512d>(n)));
+    }
+#else
+    using Bits = typename BitsOf<T>::type;
+    // 2^n in two factors: it may be subnormal or too large alone.
+    const Vector<Bits> integer = bit_cast<Vector<Bits>>(shifted) - bit_cast<Bits>(C::kRound);
+    const Vector<Bits> half = integer >> 1;
+    const auto power = [](Vector<Bits> k) { return bit_cast<Vector<T>>((k + C::kBias) << C::kMantissa); };
+    return p * power(half) * power(integer - half);
+#endif
+}
+
+}  // namespace
+}  // namespace graphkit

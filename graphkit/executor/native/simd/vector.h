@@ -1,0 +1,154 @@
+// Vectors of the instruction set that a translation unit is compiled for. Only simd/<family>_<isa>.cpp include this:
+// everything here has internal linkage, so that the linker never takes one instruction set's code for another's.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace graphkit {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <typename T, int Bytes>
+struct VectorOf {
+    typedef T type __attribute__((vector_size(Bytes)));
+};
+
+template <typename T>
+using Vector = typename VectorOf<T, kVectorBytes>::type;
+
+template <typename T>
+constexpr std::int64_t kLanes = kVectorBytes / static_cast<std::int64_t>(sizeof(T));
+
+// Integers of the size of T.
+template <typename T>
+struct BitsOf;
+template <>
+struct BitsOf<float> {
+    using type = std::int32_t;
+};
+template <>
+struct BitsOf<double> {
+    using type = std::int64_t;
+};
+
+template <typename To, typename From>
+inline To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    __builtin_memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+template <typename T>
+inline Vector<T> splat(T value) {
+    return value - Vector<T>{};
+}
+
+template <typename T>
+inline Vector<T> load(const T* from) {
+    Vector<T> v;
+    __builtin_memcpy(&v, from, sizeof v);
+    return v;
+}
+
+template <typename T>
+inline void store(T* to, Vector<T> v) {
+    __builtin_memcpy(to, &v, sizeof v);
+}
+
+// The first `count` lanes from memory, which is not read beyond them; `fill` in the others.
+template <typename T>
+inline Vector<T> load_part(const T* from, std::int64_t count, T fill) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        const auto mask = static_cast<__mmask16>((1U << count) - 1U);
+        return bit_cast<Vector<T>>(_mm512_mask_loadu_ps(bit_cast<__m512>(splat(fill)), mask, from));
+    } else {
+        const auto mask = static_cast<__mmask8>((1U << count) - 1U);
+        return bit_cast<Vector<T>>(_mm512_mask_loadu_pd(bit_cast<__m512d>(splat(fill)), mask, from));
+    }
+#else
+    Vector<T> v = splat(fill);
+    for (std::int64_t i = 0; i < count; ++i) {
+        v[i] = from[i];
+    }
+    return v;
+#endif
+}
+
+// Writes the first `count` lanes.
+template <typename T>
+inline void store_part(T* to, Vector<T> v, std::int64_t count) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1U << count) - 1U), bit_cast<__m512>(v));
+    } else {
+        _mm512_mask_storeu_pd(to, static_cast<__mmask8>((1U << count) - 1U), bit_cast<__m512d>(v));
+    }
+#else
+    for (std::int64_t i = 0; i < count; ++i) {
+        to[i] = v[i];
+    }
+#endif
+}
+
+struct Add {
+    template <typename V>
+    static V combine(V a, V b) {
+        return a + b;
+    }
+};
+
+struct Multiply {
+    template <typename V>
+    static V combine(V a, V b) {
+        return a * b;
+    }
+};
+
+// NaN wins.
+struct Largest {
+    template <typename V>
+    static V combine(V a, V b) {
+        const V larger = b > a ? b : a;
+        return b != b ? b : larger;
+    }
+};
+
+struct Smallest {
+    template <typename V>
+    static V combine(V a, V b) {
+        const V smaller = b < a ? b : a;
+        return b != b ? b : smaller;
+    }
+};
+
+// All lanes combined, as a balanced tree.
+template <typename Op, typename T, int Bytes = kVectorBytes>
+inline T across(typename VectorOf<T, Bytes>::type v) {
+    if constexpr (Bytes == sizeof(T)) {
+        return v[0];
+    } else if constexpr (Bytes == 2 * sizeof(T)) {
+        return Op::combine(v[0], v[1]);
+    } else {
+        using Half = typename VectorOf<T, Bytes / 2>::type;
+        Half parts[2];
+        __builtin_memcpy(parts, &v, sizeof v);
+        return across<Op, T, Bytes / 2>(Op::combine(parts[0], parts[1]));
+    }
+}
+
+}  // namespace
+}  // namespace graphkit
