@@ -107,6 +107,18 @@ class AveragePoolGrad(Kernel):
         self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
     ) -> None: ...
 
+class ChannelsLastPool(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        y: Sequence[int],
+        window: PoolWindow,
+        *,
+        maximum: bool,
+        include_pad: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
 class Epilogue:
     def __init__(
         self,
@@ -154,8 +166,7 @@ class Convolution(Kernel):
         bias: bool = False,
         epilogue: Epilogue = ...,
         pack_weights: bool = False,
-        block_x: int = 0,
-        block_y: int = 0,
+        channels_last: bool = False,
         threads: int = 0,
     ) -> None: ...
 
@@ -170,8 +181,7 @@ class Deconvolution(Kernel):
         bias: bool = False,
         epilogue: Epilogue = ...,
         pack_weights: bool = False,
-        block_x: int = 0,
-        block_y: int = 0,
+        channels_last: bool = False,
         threads: int = 0,
     ) -> None: ...
 

@@ -94,6 +94,34 @@ def all_float32(node: Node) -> bool:
     return all(isinstance(v.type, TensorType) and v.type.dtype is DType.FLOAT32 for v in values)
 
 
+# The native names of the activations of fused operators. A fixed pair replaces the operator's alpha and beta.
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
+    "Relu": ("relu", (0, 0)),
+    "LeakyRelu": ("relu", None),
+    "Elu": ("elu", None),
+    "Sigmoid": ("sigmoid", (0, 0)),
+    "Tanh": ("tanh", (0, 0)),
+    "HardSwish": ("hard_swish", (1 / 6, 0.5)),
+    "HardSigmoid": ("hard_sigmoid", None),
+    "Clip": ("clip", None),
+    "Gelu": ("gelu", (0, 0)),
+    "GeluTanh": ("gelu_tanh", (0, 0)),
+    "Silu": ("swish", (1, 0)),
+}
+
+
+def epilogue(node: Node, residual: int) -> Any:
+    """What a fused operator does to its product; `residual` is the position of that operand."""
+    op: Any = node.op
+    adds = operand(node, residual) is not None
+    activation = getattr(op, "activation", "")
+    if not activation:
+        return native.Epilogue(residual=adds)
+    name, fixed = _ACTIVATIONS[activation]
+    alpha, beta = fixed or (op.activation_alpha, op.activation_beta)
+    return native.Epilogue(name, alpha, beta, residual=adds, residual_last=op.residual_last)
+
+
 def library_threads(context: KernelContext) -> int:
     """Threads of a oneDNN kernel: its partition, and with it the order of sums, depends on their number."""
     return 1 if context.deterministic else context.threads

@@ -20,12 +20,12 @@ void bind_convolution(nb::module_& m, const char* name) {
     nb::class_<Kind, Kernel>(m, name).def(
         "__init__",
         [](Kind* self, Dims x, Dims w, Dims y, const Window& window, bool bias, const Epilogue& last,
-           bool pack_weights, int block_x, int block_y, int threads) {
+           bool pack_weights, bool channels_last, int threads) {
             new (self) Kind(std::move(x), std::move(w), std::move(y), window,
-                            {bias, last, pack_weights, block_x, block_y}, threads);
+                            {bias, last, pack_weights, channels_last}, threads);
         },
         "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-        "pack_weights"_a = false, "block_x"_a = 0, "block_y"_a = 0, "threads"_a = 0, NoGil());
+        "pack_weights"_a = false, "channels_last"_a = false, "threads"_a = 0, NoGil());
 }
 
 }  // namespace

@@ -107,9 +107,12 @@ dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims
 
 Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
     : LibraryKernel("Convolution", threads) {
-    inputs_ = {{"x", physical(x, options.block_x)}, {"w", w}};
-    outputs_ = {{"y", physical(y, options.block_y)}};
+    const bool last = options.channels_last;
+    inputs_ = {{"x", x}, {"w", w}};
+    outputs_ = {{"y", y}};
     check(*this, x, w, y, window);
+    inputs_[0].shape = last ? channels_last(x) : x;
+    outputs_[0].shape = last ? channels_last(y) : y;
     inputs_.push_back({"bias", {w[0]}, ElementType::f32, !options.bias});
     if (options.epilogue.residual) {
         operation_.accumulate(3);
@@ -125,19 +128,18 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
         append(chain, options.epilogue);
         const Dims weights = grouped(w, window.groups);
         const memory::desc bias = options.bias ? plain({w[0]}) : memory::desc();
-        const memory::desc x_layout = options.block_x == 0 ? any(x) : blocked(x, options.block_x);
-        const bool free = options.block_y == 0 && !options.epilogue.residual;
-        const memory::desc y_layout = free ? any(y) : blocked(y, options.block_y);
+        const memory::desc x_layout = last ? laid_out(x, last) : any(x);
+        const memory::desc y_layout = last || options.epilogue.residual ? laid_out(y, last) : any(y);
         const dnnl::convolution_forward::primitive_desc descriptor(
             engine(), prop_kind::forward_inference, algorithm::convolution_direct, x_layout, any(weights), bias,
             y_layout, window.strides, library_dilations(window), window.pads_begin, window.pads_end,
             Operation::attributes(chain));
-        operation_.input(DNNL_ARG_SRC, 0, blocked(x, options.block_x), descriptor.src_desc());
+        operation_.input(DNNL_ARG_SRC, 0, laid_out(x, last), descriptor.src_desc());
         add_weights(operation_, options.pack_weights, plain(weights), descriptor.weights_desc());
         if (options.bias) {
             operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
         }
-        operation_.output(DNNL_ARG_DST, 0, blocked(y, options.block_y), descriptor.dst_desc());
+        operation_.output(DNNL_ARG_DST, 0, laid_out(y, last), descriptor.dst_desc());
         operation_.finish(descriptor, dnnl::convolution_forward(descriptor));
     });
 }
@@ -200,14 +202,17 @@ ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw,
 Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options,
                              int threads)
     : LibraryKernel("Deconvolution", threads) {
+    const bool last = options.channels_last;
     inputs_ = {{"x", x}, {"w", w}};
     outputs_ = {{"y", y}};
     check(*this, y, w, x, window);
+    inputs_[0].shape = last ? channels_last(x) : x;
+    outputs_[0].shape = last ? channels_last(y) : y;
     if (options.bias) {
         inputs_.push_back({"bias", {y[1]}});
     }
-    if (options.block_x != 0 || options.block_y != 0 || options.epilogue.residual) {
-        throw Unsupported(describe() + ": blocked data and residuals");
+    if (options.epilogue.residual) {
+        throw Unsupported(describe() + ": a residual");
     }
     if (count(x) == 0 && count(y) != 0) {
         throw Unsupported(describe() + ": an empty input and a result that is not empty");
@@ -223,15 +228,15 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
         const SwappedWeights weights(w, window.groups);
         const memory::desc bias = options.bias ? plain({y[1]}) : memory::desc();
         const dnnl::deconvolution_forward::primitive_desc descriptor(
-            engine(), prop_kind::forward_inference, algorithm::deconvolution_direct, any(x), any(weights.dims), bias,
-            any(y), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
+            engine(), prop_kind::forward_inference, algorithm::deconvolution_direct, last ? laid_out(x, last) : any(x),
+            any(weights.dims), bias, last ? laid_out(y, last) : any(y), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
             Operation::attributes(chain));
-        operation_.input(DNNL_ARG_SRC, 0, plain(x), descriptor.src_desc());
+        operation_.input(DNNL_ARG_SRC, 0, laid_out(x, last), descriptor.src_desc());
         add_weights(operation_, options.pack_weights, weights.given, descriptor.weights_desc());
         if (options.bias) {
             operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
         }
-        operation_.output(DNNL_ARG_DST, 0, plain(y), descriptor.dst_desc());
+        operation_.output(DNNL_ARG_DST, 0, laid_out(y, last), descriptor.dst_desc());
         operation_.finish(descriptor, dnnl::deconvolution_forward(descriptor));
     });
 }

@@ -126,28 +126,21 @@ memory::desc any(const Dims& dims) {
     return {dims, memory::data_type::f32, memory::format_tag::any};
 }
 
-memory::desc blocked(const Dims& dims, int block) {
-    using tag = memory::format_tag;
-    if (block == 0) {
-        return plain(dims);
-    }
-    static constexpr tag kBlocks8[] = {tag::nCw8c, tag::nChw8c, tag::nCdhw8c};
-    static constexpr tag kBlocks16[] = {tag::nCw16c, tag::nChw16c, tag::nCdhw16c};
-    if ((block != 8 && block != 16) || dims.size() < 3 || dims.size() > 5) {
-        throw NativeError("there is no layout with blocks of " + std::to_string(block) + " channels for " +
-                          to_string(dims));
-    }
-    return {dims, memory::data_type::f32, (block == 8 ? kBlocks8 : kBlocks16)[dims.size() - 3]};
+Dims channels_last(const Dims& dims) {
+    Dims moved{dims[0]};
+    moved.insert(moved.end(), dims.begin() + 2, dims.end());
+    moved.push_back(dims[1]);
+    return moved;
 }
 
-Dims physical(const Dims& dims, int block) {
-    if (block == 0) {
-        return dims;
+memory::desc laid_out(const Dims& dims, bool last) {
+    if (!last) {
+        return plain(dims);
     }
-    Dims shape = dims;
-    shape[1] = (dims[1] + block - 1) / block;
-    shape.push_back(block);
-    return shape;
+    Dims strides = row_major(channels_last(dims));
+    strides.insert(strides.begin() + 1, strides.back());
+    strides.pop_back();
+    return {dims, memory::data_type::f32, strides};
 }
 
 dnnl::primitive_attr Operation::attributes(const dnnl::post_ops& chain) {

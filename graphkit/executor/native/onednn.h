@@ -41,10 +41,10 @@ const dnnl::engine& engine();
 dnnl::memory::desc plain(const Dims& dims);
 // A float32 tensor in the layout that a primitive likes best.
 dnnl::memory::desc any(const Dims& dims);
-// A float32 tensor [N, C, spatial] that lies in memory as [N, ceil(C/block), spatial, block]; block 0 means row-major.
-dnnl::memory::desc blocked(const Dims& dims, int block);
-// The shape of that memory.
-Dims physical(const Dims& dims, int block);
+// [N, C, spatial] as [N, spatial, C].
+Dims channels_last(const Dims& dims);
+// A float32 tensor [N, C, spatial] that lies in memory row-major, as [N, spatial, C] when `last`.
+dnnl::memory::desc laid_out(const Dims& dims, bool last);
 
 // Throws what a library error means for a kernel: Unsupported when there is no implementation, else NativeError.
 [[noreturn]] void rethrow(const Kernel& kernel, const dnnl::error& error);
