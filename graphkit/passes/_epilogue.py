@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
+from graphkit.ops import F
 from graphkit.passes._base import Readers, fused_node
 from graphkit.passes._match import is_op, orders, same_type, scalar
 
@@ -104,9 +105,10 @@ def _absorb_sum(
         product = form(y) if y.node is not None and readers.sole(y) else None
         if product is None or not same_type(y, node.output):
             continue
-        bias = bias_of(product, other) if product.bias is None and not product.op.activation else None
+        bias = None if product.op.activation else bias_of(product, other)
         if bias is not None:
-            return (product.node_with(node, bias=bias),)
+            total = bias if product.bias is None else F.add(product.bias, bias)
+            return (product.node_with(node, bias=total),)
         if product.residual is None and same_type(other, node.output):
             candidates.append((product, other))
     if not candidates:
