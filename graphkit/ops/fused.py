@@ -331,7 +331,8 @@ class Fused(Op):
     """A region of pointwise operators run in one pass over memory.
 
     The operands broadcast against each other; `body` has one input for each, and one or more outputs, all of the
-    shape of the operands' broadcast. It holds pointwise operators and constants of one element.
+    shape of the operands' broadcast. It holds pointwise operators and 0-d constants. Which results may take an
+    operand's memory depends on the body: the kernel says so.
     """
 
     body: Graph
@@ -339,13 +340,6 @@ class Fused(Op):
     inputs = ("xs*",)
     outputs = ("ys*",)
     samples = staticmethod(_fused_samples)
-
-    @property
-    def inplace(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]
-        """Operands of a result's type that is known: whatever the body, an element is read where it is written."""
-        return tuple(
-            (i, j) for i, x in enumerate(self.body.inputs) for j, y in enumerate(self.body.outputs) if x.type == y.type
-        )
 
     def infer(self, *xs: Type) -> tuple[Type, ...]:
         for node in self.body.nodes:

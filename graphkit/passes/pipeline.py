@@ -1,0 +1,36 @@
+"""The passes that prepare a graph for inference, in their order."""
+
+from __future__ import annotations
+
+from graphkit.passes._base import Pass
+from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.eliminate_expand import eliminate_expand
+from graphkit.passes.eliminate_reshape import eliminate_reshape
+from graphkit.passes.eliminate_transpose import eliminate_transpose
+from graphkit.passes.fold_batch_norm import fold_batch_norm
+from graphkit.passes.fuse_activation import fuse_activation
+from graphkit.passes.fuse_attention import fuse_attention
+from graphkit.passes.fuse_conv import fuse_conv
+from graphkit.passes.fuse_gelu import fuse_gelu
+from graphkit.passes.fuse_layer_norm import fuse_layer_norm
+from graphkit.passes.fuse_matmul import fuse_matmul
+from graphkit.passes.fuse_pointwise import fuse_pointwise
+from graphkit.passes.fuse_softmax import fuse_softmax
+
+# After CLEANUP. Formulas before transposes move through them; attention before the products that it consists of;
+# products with what follows them before regions take that.
+INFERENCE: tuple[tuple[str, Pass], ...] = (
+    ("fold_batch_norm", fold_batch_norm),
+    ("eliminate_expand", eliminate_expand),
+    ("fuse_layer_norm", fuse_layer_norm),
+    ("fuse_gelu", fuse_gelu),
+    ("fuse_activation", fuse_activation),
+    ("fuse_softmax", fuse_softmax),
+    ("eliminate_transpose", eliminate_transpose),
+    ("fuse_attention", fuse_attention),
+    ("eliminate_reshape", eliminate_reshape),
+    ("fuse_matmul", fuse_matmul),
+    ("fuse_conv", fuse_conv),
+    *CLEANUP,
+    ("fuse_pointwise", fuse_pointwise),
+)
