@@ -20,7 +20,7 @@ from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor import feeds as fed
 from graphkit.executor.hoist import DerivedArray, hoist
-from graphkit.executor.kernels import VersionedArray, load_device
+from graphkit.executor.kernels import VersionedArray, load_device, native_module
 from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
 from graphkit.executor.plan import Plan
@@ -32,6 +32,7 @@ from graphkit.ir.types import TensorType
 from graphkit.passes._base import run_passes
 from graphkit.passes.bind import bind
 from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.pipeline import INFERENCE
 from graphkit.passes.randomness import bind_rng
 
 # Programs kept for input shapes seen before, the most recently used ones.
@@ -96,6 +97,8 @@ class Executor:
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         with _collector_paused():
             self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
+            if optimize and native_module() is not None:
+                self._graph = run_passes(self._graph, INFERENCE)
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):

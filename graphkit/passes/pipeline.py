@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphkit.passes._base import Pass
+from graphkit.passes.channels_last import channels_last
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.eliminate_expand import eliminate_expand
 from graphkit.passes.eliminate_reshape import eliminate_reshape
@@ -31,6 +32,7 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("eliminate_reshape", eliminate_reshape),
     ("fuse_matmul", fuse_matmul),
     ("fuse_conv", fuse_conv),
+    ("channels_last", channels_last),
     *CLEANUP,
     ("fuse_pointwise", fuse_pointwise),
 )

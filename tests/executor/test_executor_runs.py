@@ -71,14 +71,19 @@ def test_planning_and_rewrites_change_nothing(seed: int) -> None:
     for found, wanted in zip(plain.values(), expected, strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     arena = {}
+    first: dict[bool, dict[str, Any]] = {}
     for switches in SWITCHES:
         exe = Executor(graph, no_params(), **switches)
+        # Fused kernels round otherwise; memory plans change no bit.
+        same = first.setdefault(switches["optimize"], exe.run(feeds))
         for _ in range(2):  # the second run meets what the first one left in the arena
             found = exe.run(feeds)
             assert list(found) == list(plain)
             for name, array in found.items():
-                np.testing.assert_array_equal(array, plain[name], err_msg=f"{name} with {switches}")
-        arena[switches["inplace"], switches["share"]] = exe.plan.arena_bytes
+                np.testing.assert_array_equal(array, same[name], err_msg=f"{name} with {switches}")
+                np.testing.assert_allclose(array, plain[name], rtol=1e-4, atol=1e-5)
+        if not switches["optimize"]:
+            arena[switches["inplace"], switches["share"]] = exe.plan.arena_bytes
     assert arena[True, True] <= min(arena.values())
     assert arena[False, False] == max(arena.values())
 
@@ -401,6 +406,6 @@ def test_deep_chain() -> None:
     x = value = Value(f32("N"), "x")
     for _ in range(20_000):
         value = F.neg(value)
-    exe = Executor(Graph([x], [value]), no_params())
+    exe = Executor(Graph([x], [value]), no_params(), optimize=False)
     np.testing.assert_array_equal(exe(np.ones(3, np.float32))[0], np.ones(3, np.float32))
     assert exe.plan.arena_bytes == 64

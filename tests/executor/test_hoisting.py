@@ -47,7 +47,7 @@ def test_steps_of_parameters_leave_the_program() -> None:
     x = weights(5, 4, seed=2)
     for got, want in zip(exe(x), expected(graph, params, x), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
-    assert [s.op for s in exe.plan.steps if s.kernel not in ("view", "constant")] == ["MatMul"]
+    assert [s.op for s in exe.plan.steps if s.kernel not in ("view", "constant")] == ["ai.graphkit.FusedMatMul"]
 
 
 def test_a_changed_parameter_is_followed_by_all_programs() -> None:
