@@ -32,7 +32,7 @@ from graphkit.ir.types import TensorType
 from graphkit.passes._base import run_passes
 from graphkit.passes.bind import bind
 from graphkit.passes.cleanup import CLEANUP
-from graphkit.passes.pipeline import INFERENCE
+from graphkit.passes.pipeline import inference_passes
 from graphkit.passes.randomness import bind_rng
 
 # Programs kept for input shapes seen before, the most recently used ones.
@@ -62,8 +62,11 @@ class Executor:
 
     Inputs of role parameter and state are read from `params` by name (they may be fed as well); updates are
     written there after a run, all together. An input of role rng is fed from `rng`, which then advances a step.
-    `optimize=False` skips the rewrites, `inplace` and `share` switch the two techniques of the memory planner;
-    none of them changes a result. `check_finite=True` raises InputError for NaN or infinity in fed data.
+    `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
+    techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
+    products and convolutions to bfloat16 (each by a relative error of at most 2^-8) and sums in float32;
+    `deterministic=True` gives the same bits for any number of threads. `check_finite=True` raises InputError for
+    NaN or infinity in fed data.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
@@ -85,11 +88,10 @@ class Executor:
         precision: str = "f32",
         check_finite: bool = False,
     ):
-        if precision != "f32":
-            raise UnsupportedError(f"precision {precision!r} is not supported, only 'f32': the types of the graph")
         if threads is not None and threads < 1:
             raise UsageError(f"threads={threads}: expected a positive number")
         load_device(device)
+        _check_precision(precision, optimize)
         self.params = params
         self._settings = Settings(device, threads or config.num_threads(), deterministic, inplace, share, optimize)
         self._optimize = optimize
@@ -98,7 +100,7 @@ class Executor:
         with _collector_paused():
             self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
             if optimize and native_module() is not None:
-                self._graph = run_passes(self._graph, INFERENCE)
+                self._graph = run_passes(self._graph, inference_passes(precision))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
@@ -369,6 +371,18 @@ class Executor:
             if spec.stored and spec.name not in feeds:
                 fixed[value] = selection.fixed[spec.name]
         return Program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
+
+
+def _check_precision(precision: str, optimize: bool) -> None:
+    if precision not in ("f32", "bf16"):
+        raise UsageError(f"precision {precision!r}: expected 'f32' or 'bf16'")
+    if precision == "f32":
+        return
+    if not optimize:
+        raise UsageError("precision 'bf16' is a rewrite of the graph, which optimize=False forbids")
+    native = native_module()
+    if native is None or not native.has_bfloat16():
+        raise UnsupportedError("precision 'bf16': this processor does not multiply matrices of bfloat16; use 'f32'")
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from graphkit.passes.fuse_layer_norm import fuse_layer_norm
 from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
+from graphkit.passes.to_bfloat16 import to_bfloat16
 
 # After CLEANUP. Formulas before transposes move through them; attention before the products that it consists of;
 # products with what follows them before regions take that.
@@ -36,3 +37,11 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
     *CLEANUP,
     ("fuse_pointwise", fuse_pointwise),
 )
+
+
+def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
+    """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in."""
+    if precision == "f32":
+        return INFERENCE
+    at = len(INFERENCE) - 1 - len(CLEANUP)
+    return (*INFERENCE[:at], ("to_bfloat16", to_bfloat16), *INFERENCE[at:])

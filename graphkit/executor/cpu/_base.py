@@ -88,10 +88,12 @@ def shape(value: Value | None) -> tuple[int, ...]:
     return value.tensor.static_shape
 
 
-def all_float32(node: Node) -> bool:
-    """Whether every operand and result is float32."""
-    values = (v for v in (*node.inputs, *node.outputs) if v is not None)
-    return all(isinstance(v.type, TensorType) and v.type.dtype is DType.FLOAT32 for v in values)
+def library_dtype(node: Node) -> str | None:
+    """The one element type of all operands and results, when oneDNN computes in it here; else None."""
+    kinds = {v.type.dtype if isinstance(v.type, TensorType) else None for v in (*node.operands, *node.outputs)}
+    if kinds == {DType.FLOAT32}:
+        return "float32"
+    return "bfloat16" if kinds == {DType.BFLOAT16} and native.has_bfloat16() else None
 
 
 # The native names of the activations of fused operators. A fixed pair replaces the operator's alpha and beta.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.cpu._base import all_float32, epilogue, kernel, library_threads, native, operand, shape
+from graphkit.executor.cpu._base import epilogue, kernel, library_dtype, library_threads, native, operand, shape
 from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -24,7 +24,8 @@ def window_of(geometry: Any) -> Any:
 
 
 def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) -> Any:
-    if not all_float32(node):
+    dtype = library_dtype(node)
+    if dtype is None:
         return None
     op: Any = node.op
     x, y = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
@@ -41,6 +42,7 @@ def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) 
         epilogue=epilogue(node, residual=3),
         pack_weights=1 in context.constant_inputs,
         channels_last=last,
+        dtype=dtype,
         threads=library_threads(context),
     )
 

@@ -1,4 +1,4 @@
-// Convolution, its two gradients, and transposed convolution: float32, one to three spatial dimensions.
+// Convolution, its two gradients, and transposed convolution: one to three spatial dimensions. Gradients are float32.
 #pragma once
 
 #include "onednn.h"
@@ -18,6 +18,7 @@ struct ConvolutionOptions {
     bool bias = false;
     Epilogue epilogue;
     bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
+    ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
     bool channels_last = false;  // x, y and residual lie in memory as [N, spatial, C]
 };
 

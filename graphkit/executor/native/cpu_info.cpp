@@ -1,5 +1,6 @@
 #include "cpu_info.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -78,6 +79,12 @@ std::vector<std::string> cpu_features() {
     return {};
 }
 #endif
+
+bool has_bfloat16() {
+    const std::vector<std::string> features = cpu_features();
+    return std::any_of(features.begin(), features.end(),
+                       [](const std::string& name) { return name == "avx512_bf16" || name == "amx_bf16"; });
+}
 
 std::string compiler() {
 #if defined(__clang__)

@@ -10,6 +10,9 @@ namespace graphkit {
 // Empty on processors other than x86.
 std::vector<std::string> cpu_features();
 
+// Whether the processor multiplies matrices of bfloat16.
+bool has_bfloat16();
+
 // Name and version of the compiler that built the extension.
 std::string compiler();
 

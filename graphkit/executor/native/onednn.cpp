@@ -118,12 +118,23 @@ const dnnl::engine& engine() {
     return only;
 }
 
-memory::desc plain(const Dims& dims) {
-    return {dims, memory::data_type::f32, row_major(dims)};
+memory::data_type library_type(ElementType type) {
+    switch (type) {
+        case ElementType::f32:
+            return memory::data_type::f32;
+        case ElementType::bf16:
+            return memory::data_type::bf16;
+        default:
+            throw Unsupported(std::string("oneDNN kernels of ") + name_of(type));
+    }
 }
 
-memory::desc any(const Dims& dims) {
-    return {dims, memory::data_type::f32, memory::format_tag::any};
+memory::desc plain(const Dims& dims, ElementType type) {
+    return {dims, library_type(type), row_major(dims)};
+}
+
+memory::desc any(const Dims& dims, ElementType type) {
+    return {dims, library_type(type), memory::format_tag::any};
 }
 
 Dims channels_last(const Dims& dims) {
@@ -133,14 +144,14 @@ Dims channels_last(const Dims& dims) {
     return moved;
 }
 
-memory::desc laid_out(const Dims& dims, bool last) {
+memory::desc laid_out(const Dims& dims, bool last, ElementType type) {
     if (!last) {
-        return plain(dims);
+        return plain(dims, type);
     }
     Dims strides = row_major(channels_last(dims));
     strides.insert(strides.begin() + 1, strides.back());
     strides.pop_back();
-    return {dims, memory::data_type::f32, strides};
+    return {dims, library_type(type), strides};
 }
 
 dnnl::primitive_attr Operation::attributes(const dnnl::post_ops& chain) {
@@ -210,7 +221,7 @@ std::string Operation::packed_layout() const {
         return {};
     }
     // Descriptors are compared by everything that says where an element lies.
-    std::string text;
+    std::string text = std::to_string(static_cast<int>(packed_to_.get_data_type()));
     for (const Dims& dims : {packed_to_.get_dims(), packed_to_.get_padded_dims(), packed_to_.get_strides(),
                              packed_to_.get_inner_blks(), packed_to_.get_inner_idxs(), packed_from_.get_strides()}) {
         text += to_string(dims);
@@ -300,7 +311,7 @@ std::vector<std::pair<int, int>> LibraryKernel::residual_inplace() const {
 void LibraryKernel::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     if (empty_) {
         for (std::size_t i = 0; i < outputs_.size(); ++i) {
-            std::memset(outputs[i], 0, static_cast<std::size_t>(count(outputs_[i].shape)) * sizeof(float));
+            std::memset(outputs[i], 0, static_cast<std::size_t>(count(outputs_[i].shape)) * size_of(outputs_[i].type));
         }
         return;
     }

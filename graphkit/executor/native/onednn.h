@@ -37,14 +37,16 @@ void append(dnnl::post_ops& chain, const Epilogue& epilogue);
 
 const dnnl::engine& engine();
 
-// A float32 row-major tensor.
-dnnl::memory::desc plain(const Dims& dims);
-// A float32 tensor in the layout that a primitive likes best.
-dnnl::memory::desc any(const Dims& dims);
+// Throws Unsupported for a type other than f32 and bf16.
+dnnl::memory::data_type library_type(ElementType type);
+// A row-major tensor.
+dnnl::memory::desc plain(const Dims& dims, ElementType type);
+// A tensor in the layout that a primitive likes best.
+dnnl::memory::desc any(const Dims& dims, ElementType type);
 // [N, C, spatial] as [N, spatial, C].
 Dims channels_last(const Dims& dims);
-// A float32 tensor [N, C, spatial] that lies in memory row-major, as [N, spatial, C] when `last`.
-dnnl::memory::desc laid_out(const Dims& dims, bool last);
+// A tensor [N, C, spatial] that lies in memory row-major, as [N, spatial, C] when `last`.
+dnnl::memory::desc laid_out(const Dims& dims, bool last, ElementType type);
 
 // Throws what a library error means for a kernel: Unsupported when there is no implementation, else NativeError.
 [[noreturn]] void rethrow(const Kernel& kernel, const dnnl::error& error);
