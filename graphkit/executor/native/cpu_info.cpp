@@ -2,6 +2,10 @@
 
 #include <cstdint>
 
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #define GRAPHKIT_X86 1
@@ -78,6 +82,17 @@ std::vector<std::string> cpu_features() {
     return {};
 }
 #endif
+
+std::int64_t last_level_cache() {
+    static const std::int64_t bytes = [] {
+        std::int64_t found = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+        found = static_cast<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE));
+#endif
+        return found > 0 ? found : std::int64_t{32} << 20;
+    }();
+    return bytes;
+}
 
 std::string compiler() {
 #if defined(__clang__)
