@@ -25,8 +25,10 @@ std::int64_t round_up(std::int64_t value, std::int64_t step) {
 
 std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count) {
     std::int64_t total = 0;
-    for (const PointwiseInput& input : source.inputs) {
-        total += input.absent ? 0 : graphkit::count(input.shape) * static_cast<std::int64_t>(size_of(input.type));
+    for (std::size_t i = 0; i < source.inputs.size(); ++i) {
+        const PointwiseInput& input = source.inputs[i];
+        const auto bytes = static_cast<std::int64_t>(size_of(input.type));
+        total += source.reads(static_cast<int>(i)) ? graphkit::count(input.shape) * bytes : 0;
     }
     for (const PointwiseOutput& output : source.outputs) {
         total += output.value < 0 ? 0 : count * static_cast<std::int64_t>(size_of(output.type));
@@ -34,10 +36,11 @@ std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count) {
     return total;
 }
 
+// An operand that nobody reads needs not broadcast.
 std::vector<Dims> shapes_of(const PointwiseSource& source) {
     std::vector<Dims> shapes;
-    for (const PointwiseInput& input : source.inputs) {
-        shapes.push_back(input.absent ? Dims{} : input.shape);
+    for (std::size_t i = 0; i < source.inputs.size(); ++i) {
+        shapes.push_back(source.reads(static_cast<int>(i)) ? source.inputs[i].shape : Dims{});
     }
     return shapes;
 }

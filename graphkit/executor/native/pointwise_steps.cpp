@@ -320,7 +320,7 @@ class Compiler {
         const auto count = static_cast<std::int64_t>(drafts_.size());
         for (int i = 0; i < steps_.inputs; ++i) {
             const PointwiseInput& input = source_.inputs[static_cast<std::size_t>(i)];
-            if (input.absent || input.shape != source_.shape) {
+            if (!source_.reads(i) || input.shape != source_.shape) {
                 continue;
             }
             std::int64_t last_read = -1;
@@ -390,6 +390,14 @@ class Compiler {
 };
 
 }  // namespace
+
+bool PointwiseSource::reads(int i) const {
+    return std::any_of(outputs.begin(), outputs.end(), [&](const PointwiseOutput& o) { return o.value == i; }) ||
+           std::any_of(instructions.begin(), instructions.end(), [&](const PointwiseInstruction& instruction) {
+               const std::vector<int>& x = instruction.operands;
+               return std::find(x.begin(), x.end(), i) != x.end();
+           });
+}
 
 Steps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream) {
     return Compiler(source, loops, table, stream).compile();

@@ -45,6 +45,9 @@ struct PointwiseSource {
     std::vector<PointwiseConstant> constants;
     std::vector<PointwiseInstruction> instructions;
     std::vector<PointwiseOutput> outputs;
+
+    // Whether an instruction or an output reads input i.
+    bool reads(int i) const;
 };
 
 // How often a value changes.
