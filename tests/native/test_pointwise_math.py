@@ -200,16 +200,11 @@ def test_special_powers(dtype, isa):
     special = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 0.5, -0.5, 2.0, -2.0, 3.0, -3.0, 2.5, -2.5, 2.0**24, 1e30]
     a, b = (x.ravel() for x in np.meshgrid(np.array(special, dtype), np.array(special, dtype)))
     with np.errstate(all="ignore"):
-        expected = np.array([math_pow(x, y) for x, y in zip(a, b, strict=True)]).astype(dtype)
+        expected = np.power(a.astype(np.float64), b.astype(np.float64)).astype(dtype)
     got = apply("pow", a, b)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
     numbers = ~np.isnan(expected)
     np.testing.assert_array_equal(np.signbit(got[numbers]), np.signbit(expected[numbers]))
-
-
-def math_pow(x, y):
-    """C's pow in double; Python's own raises where C returns infinities and NaN."""
-    return np.power(np.float64(x), np.float64(y))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -38,8 +38,12 @@ for _name, _opcode in {
     **{n: n.lower() for n in ("Round", "Sqrt", "Exp", "Log", "Tanh", "Sigmoid", "Erf", "Softplus", "Mish")},
     **{n: n.lower() for n in ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan")},
     **{n: n.lower() for n in ("Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "PRelu")},
-    "And": "bit_and", "Or": "bit_or", "Xor": "bit_xor",
-    "BitwiseAnd": "bit_and", "BitwiseOr": "bit_or", "BitwiseXor": "bit_xor",
+    "And": "bit_and",
+    "Or": "bit_or",
+    "Xor": "bit_xor",
+    "BitwiseAnd": "bit_and",
+    "BitwiseOr": "bit_or",
+    "BitwiseXor": "bit_xor",
 }.items():
     RULES[_name] = _same_opcode(_opcode)
 
