@@ -14,10 +14,10 @@ constexpr std::int64_t kLine = 64;
 constexpr std::size_t kSingleBytes = 64;  // of a constant or a single value: the widest vector
 // What the registers and the blocks of operands may take of the first-level cache together.
 constexpr std::size_t kBlocksBytes = std::size_t{24} << 10;
-constexpr std::int64_t kBlockBytes = 4096;
+constexpr std::int64_t kBlockBytes = 2048;
 constexpr std::int64_t kSmallestBlock = 256;
-// Operands that are smaller come from the caches.
-constexpr std::int64_t kPrefetchBytes = std::int64_t{1} << 20;
+// Of a single step, which leaves nothing to another one.
+constexpr std::int64_t kLongBlock = std::int64_t{1} << 20;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) {
     return (value + step - 1) / step * step;
@@ -82,9 +82,10 @@ Pointwise::Pointwise(PointwiseSource source, int threads)
 
     granule_ = kLine / static_cast<std::int64_t>(steps_.narrowest);
     const auto widest = static_cast<std::int64_t>(steps_.widest);
-    block_ = kBlockBytes / widest;
+    const bool single = steps_.block.size() == 1 && steps_.registers == 0;
+    block_ = single ? kLongBlock : kBlockBytes / widest;
     const std::size_t blocks = static_cast<std::size_t>(steps_.registers) + steps_.read.size() + source_.outputs.size();
-    while (block_ > kSmallestBlock && blocks * static_cast<std::size_t>(block_ * widest) > kBlocksBytes) {
+    while (!single && block_ > kSmallestBlock && blocks * static_cast<std::size_t>(block_ * widest) > kBlocksBytes) {
         block_ /= 2;
     }
     if (!loops_.by_rows() && loops_.sizes.size() > 1) {
@@ -98,11 +99,6 @@ Pointwise::Pointwise(PointwiseSource source, int threads)
     const std::int64_t longest = loops_.by_rows() ? loops_.row() : loops_.count;
     block_ = std::max(granule_, std::min(block_, round_up(longest, granule_)));
 
-    if (bytes_of(source_, loops_.count) >= kPrefetchBytes && steps_.block.size() > 2) {
-        const std::int64_t lines = block_ * widest / kLine;
-        prefetch_ = round_up(lines, static_cast<std::int64_t>(steps_.block.size())) /
-                    static_cast<std::int64_t>(steps_.block.size());
-    }
     const double nanoseconds = static_cast<double>(loops_.count) * steps_.nanoseconds * slowness();
     const std::int64_t grains = std::max<std::int64_t>(1, loops_.count / granule_);
     parts_ = static_cast<int>(std::min<std::int64_t>(threads_for(this->threads(), nanoseconds), grains));
@@ -255,7 +251,6 @@ class Pointwise::Walk {
 
     // `padded`: `size`, rounded up to whole vectors.
     void run_block(std::int64_t position, std::int64_t size, std::int64_t padded) {
-        std::int64_t ahead = 0;
         for (const Step& step : steps_.block) {
             if (step.kind == Step::Kind::compute) {
                 compute(step, padded);
@@ -263,10 +258,6 @@ class Pointwise::Walk {
                 gather(step, position, size);
             } else {
                 stream(step, padded);
-            }
-            if (kernel_.prefetch_ > 0) {
-                prefetch(ahead, size);
-                ahead += kernel_.prefetch_;
             }
         }
         const std::int64_t column = position % kernel_.loops_.row();
@@ -291,18 +282,6 @@ class Pointwise::Walk {
             kernel_.table_.stream(y, places_[step.x[0]].data, bytes);
         } else {
             std::memcpy(y, places_[step.x[0]].data, static_cast<std::size_t>(bytes));
-        }
-    }
-
-    // Asks for the lines of the next block of each operand, those from `first` on.
-    void prefetch(std::int64_t first, std::int64_t size) const {
-        for (const int i : steps_.read) {
-            const std::int64_t bytes = size * element(i);
-            const std::byte* next = places_[i].data + bytes;
-            const std::int64_t last = std::min((first + kernel_.prefetch_) * kLine, bytes);
-            for (std::int64_t at = first * kLine; at < last; at += kLine) {
-                __builtin_prefetch(next + at);
-            }
         }
     }
 

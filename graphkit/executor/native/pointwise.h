@@ -40,7 +40,6 @@ class Pointwise final : public Kernel {
     std::vector<std::byte> constants_;  // kVectorBytes for each, full of equal elements
     std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
     std::int64_t block_ = 1;
-    std::int64_t prefetch_ = 0;         // lines of the next block of each operand to ask for during each step
     int parts_ = 1;                     // of the output, one for a thread
     std::size_t part_bytes_ = 0;        // of working memory
 };
