@@ -14,6 +14,11 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN, registry
 from graphkit.ops.constants import Constant
 
+_EXPANDED = ("SgdUpdate", "AdamUpdate", "AdamWUpdate")
+
+# Names of the operators that have kernels here, at least for some types.
+OPERATORS = frozenset({*RULES, *_EXPANDED, "Fused"})
+
 
 def _constant(code: Instructions, value: Value) -> Term | None:
     """A Constant of one element as an immediate operand."""
@@ -79,7 +84,7 @@ def _expanded(node: Node, context: KernelContext) -> Any:
     return kernel_of(op.name, node, operands, results if isinstance(results, tuple) else (results,), context)
 
 
-for _name in ("SgdUpdate", "AdamUpdate", "AdamWUpdate"):
+for _name in _EXPANDED:
     kernel(_name, DOMAIN)(_expanded)
 
 

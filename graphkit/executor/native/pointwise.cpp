@@ -297,23 +297,26 @@ class Pointwise::Walk {
     std::int64_t kept_size_ = 0;
 };
 
-void Pointwise::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    if (loops_.count == 0) {
-        return;
-    }
-    if (parts_ == 1) {
-        Walk(*this, inputs, outputs, scratch).run(0, loops_.count);
-        return;
-    }
+void Pointwise::run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const {
     const std::int64_t grains = round_up(loops_.count, granule_) / granule_;
+    const std::int64_t begin = grains * part / parts_ * granule_;
+    const std::int64_t end = std::min(loops_.count, grains * (part + 1) / parts_ * granule_);
+    if (begin >= end) {
+        return;
+    }
+    alignas(kAlignment) std::byte local[kStackBytes];
+    std::byte* memory = part_bytes_ > kStackBytes ? scratch + static_cast<std::size_t>(part) * part_bytes_ : local;
+    Walk(*this, inputs, outputs, memory).run(begin, end);
+}
+
+void Pointwise::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (parts_ == 1) {
+        run_part(inputs, outputs, scratch, 0);
+        return;
+    }
     parallel_for(parts_, parts_, kSerialNanoseconds, [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t part = first; part < last; ++part) {
-            const std::int64_t begin = grains * part / parts_ * granule_;
-            const std::int64_t end = std::min(loops_.count, grains * (part + 1) / parts_ * granule_);
-            if (begin < end) {
-                std::byte* memory = scratch + static_cast<std::size_t>(part) * part_bytes_;
-                Walk(*this, inputs, outputs, memory).run(begin, end);
-            }
+            run_part(inputs, outputs, scratch, static_cast<int>(part));
         }
     });
 }

@@ -21,7 +21,9 @@ class Pointwise final : public Kernel {
     // `threads`: 0 for the default number.
     Pointwise(PointwiseSource source, int threads);
 
-    std::size_t scratch_bytes() const override { return static_cast<std::size_t>(parts_) * part_bytes_; }
+    std::size_t scratch_bytes() const override {
+        return part_bytes_ > kStackBytes ? static_cast<std::size_t>(parts_) * part_bytes_ : 0;
+    }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
     std::vector<std::pair<int, int>> inplace() const override { return steps_.inplace; }
 
@@ -31,6 +33,10 @@ class Pointwise final : public Kernel {
 
   private:
     class Walk;
+    // Working memory up to this size lies on the threads' stacks.
+    static constexpr std::size_t kStackBytes = std::size_t{16} << 10;
+
+    void run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const;
 
     PointwiseSource source_;
     Loops loops_;
@@ -41,7 +47,7 @@ class Pointwise final : public Kernel {
     std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
     std::int64_t block_ = 1;
     int parts_ = 1;                     // of the output, one for a thread
-    std::size_t part_bytes_ = 0;        // of working memory
+    std::size_t part_bytes_ = 0;        // of working memory for one of them
 };
 
 }  // namespace graphkit
