@@ -80,6 +80,23 @@ class Instance:
     def trace(self, on: bool) -> None: ...
     def events(self) -> list[tuple[str, int, int]]: ...
 
+class Pointwise(Kernel):
+    def __init__(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        inputs: Sequence[tuple[Sequence[int], str] | None],
+        constants: Sequence[tuple[str, bytes]],
+        instructions: Sequence[tuple[str, Sequence[int], str]],
+        outputs: Sequence[tuple[int, str]],
+        threads: int = 0,
+    ) -> None: ...
+    @property
+    def registers(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+
 class PoolWindow:
     def __init__(
         self,
