@@ -88,6 +88,11 @@ def shape(value: Value | None) -> tuple[int, ...]:
     return value.tensor.static_shape
 
 
+def constants(value: Value | None) -> tuple[int, ...] | None:
+    """The elements of an integer operand, where they are known; None for an absent one too."""
+    return None if value is None else value.tensor.constants
+
+
 def all_float32(node: Node) -> bool:
     """Whether every operand and result is float32."""
     values = (v for v in (*node.inputs, *node.outputs) if v is not None)
