@@ -4,6 +4,10 @@
 #include <array>
 #include <atomic>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "elements.h"
 #include "isa.h"
 #include "simd/transpose_tables.h"
@@ -85,6 +89,20 @@ void fill_row(const std::byte* source, std::byte* target, std::int64_t size) {
     for (std::int64_t i = 0; i < size; ++i) {
         store_element(target + i * static_cast<std::int64_t>(sizeof(T)), value);
     }
+}
+
+constexpr std::int64_t kLine = 64;
+
+// Copies whole cache lines with stores that go past the caches, where the processor has such stores.
+void stream_row(std::byte* target, const std::byte* source, std::int64_t bytes) {
+#if defined(__SSE2__)
+    for (std::int64_t i = 0; i < bytes; i += 16) {
+        _mm_stream_si128(reinterpret_cast<__m128i*>(target + i),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
+    }
+#else
+    std::memcpy(target, source, static_cast<std::size_t>(bytes));
+#endif
 }
 
 }  // namespace
@@ -192,13 +210,24 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     }
     const CopyAxis step = last_of(outer_);
     const double cost = nanoseconds(static_cast<double>(bytes)) + 1;
+    const bool stream = stream_ && bytes % kLine == 0 && step.target % kLine == 0 &&
+                        reinterpret_cast<std::uintptr_t>(target) % kLine == 0 &&
+                        std::all_of(outer_.begin(), outer_.end(), [](const CopyAxis& a) { return a.target % kLine == 0; });
     parallel_for(threads, product(outer_), cost, [&](std::int64_t begin, std::int64_t end) {
         for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
             for (std::int64_t i = 0; i < rows; ++i) {
-                copy_bytes(target + to + i * step.target, source + from + i * step.source,
-                           static_cast<std::size_t>(bytes));
+                const std::byte* source_row = source + from + i * step.source;
+                std::byte* target_row = target + to + i * step.target;
+                if (stream) {
+                    stream_row(target_row, source_row, bytes);
+                } else {
+                    copy_bytes(target_row, source_row, static_cast<std::size_t>(bytes));
+                }
             }
         });
+        if (stream) {  // see run_tiles
+            std::atomic_thread_fence(std::memory_order_seq_cst);
+        }
     });
 }
 
@@ -232,9 +261,10 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
 void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
     const TransposeTable::Tile tile =
         table_->tile[element_ == 1 ? 0 : element_ == 2 ? 1 : element_ == 4 ? 2 : 3];
-    // A block touches whole cache lines on both sides; along the target's rows it is longer, for the prefetchers.
-    const std::int64_t down = 64 / element_;
-    const std::int64_t along = 256 / element_;
+    // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close together.
+    const bool long_rows = column_.size * element_ > 1024;
+    const std::int64_t down = (long_rows ? 2048 : 64) / element_;
+    const std::int64_t along = (long_rows ? 64 : 256) / element_;
     const std::int64_t blocks_down = (column_.size + down - 1) / down;
     const std::int64_t blocks_along = (row_.size + along - 1) / along;
     const bool stream = stream_ && column_.target % 64 == 0;

@@ -75,6 +75,18 @@ inline void transpose_tile(const std::byte* from, std::byte* to, std::int64_t so
     }
 }
 
+// Rows of a few elements, as the channels of a picture.
+template <typename T, int Columns>
+inline void interleave(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
+                       std::int64_t rows) {
+    for (std::int64_t a = 0; a < rows; ++a) {
+        for (int b = 0; b < Columns; ++b) {
+            __builtin_memcpy(to + a * target_stride + b * static_cast<int>(sizeof(T)),
+                             from + a * static_cast<int>(sizeof(T)) + b * source_stride, sizeof(T));
+        }
+    }
+}
+
 // The target's rows are `columns` long. What does not fill a tile of N x N is done by smaller ones.
 template <typename T, int N, bool Stream>
 void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
@@ -113,6 +125,12 @@ constexpr int kTile = static_cast<int>(kLanes<T> < 16 ? kLanes<T> : 16);
 template <typename T>
 void transpose(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
                std::int64_t rows, std::int64_t columns, bool stream) {
+    if (columns == 2) {
+        return interleave<T, 2>(from, to, source_stride, target_stride, rows);
+    }
+    if (columns == 3) {
+        return interleave<T, 3>(from, to, source_stride, target_stride, rows);
+    }
     constexpr bool kStreams = kTile<T> * sizeof(T) >= 32;
     if (kStreams && stream && reinterpret_cast<std::uintptr_t>(to) % (kTile<T> * sizeof(T)) == 0) {
         transpose_block<T, kTile<T>, kStreams>(from, to, source_stride, target_stride, rows, columns);
