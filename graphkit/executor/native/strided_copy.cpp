@@ -210,6 +210,9 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     }
     const CopyAxis step = last_of(outer_);
     const double cost = nanoseconds(static_cast<double>(bytes)) + 1;
+    // Short rows far from each other are no pattern that the processor foresees.
+    constexpr std::int64_t kAhead = 6;
+    const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
     const bool stream = stream_ && bytes % kLine == 0 && step.target % kLine == 0 &&
                         reinterpret_cast<std::uintptr_t>(target) % kLine == 0 &&
                         std::all_of(outer_.begin(), outer_.end(), [](const CopyAxis& a) { return a.target % kLine == 0; });
@@ -218,6 +221,11 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
             for (std::int64_t i = 0; i < rows; ++i) {
                 const std::byte* source_row = source + from + i * step.source;
                 std::byte* target_row = target + to + i * step.target;
+                if (ahead != 0 && i + kAhead < rows) {
+                    for (std::int64_t line = 0; line < bytes; line += kLine) {
+                        __builtin_prefetch(source_row + ahead + line);
+                    }
+                }
                 if (stream) {
                     stream_row(target_row, source_row, bytes);
                 } else {
