@@ -52,9 +52,7 @@ def _scatter_elements(node: Node, context: KernelContext) -> Any:
     x, indices, updates = (shape(v) for v in node.inputs)
     if indices != updates:
         return None
-    return native.ScatterElements(
-        x, indices, op.axis, op.reduction, _dtype(node), _dtype(node, 1), context.threads
-    )
+    return native.ScatterElements(x, indices, op.axis, op.reduction, _dtype(node), _dtype(node, 1), context.threads)
 
 
 @kernel("ScatterND")
@@ -89,27 +87,21 @@ def _one_hot(node: Node, context: KernelContext) -> Any:
     y = shape(node.output)
     indices, depth, _ = (shape(v) for v in node.inputs)
     size = y[op.axis]
-    return native.OneHot(
-        indices, depth, size, op.axis, _dtype(node, 2), _dtype(node), _dtype(node, 1), context.threads
-    )
+    return native.OneHot(indices, depth, size, op.axis, _dtype(node, 2), _dtype(node), _dtype(node, 1), context.threads)
 
 
 @kernel("Trilu")
 def _trilu(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     k = operand(node, 1)
-    return native.Trilu(
-        shape(node.inputs[0]), op.upper, None if k is None else shape(k), _dtype(node), context.threads
-    )
+    return native.Trilu(shape(node.inputs[0]), op.upper, None if k is None else shape(k), _dtype(node), context.threads)
 
 
 @kernel("EyeLike")
 def _eye_like(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     one = np.ones((), node.output.dtype.numpy).tobytes()
-    return native.EyeLike(
-        shape(node.inputs[0]), _dtype(node), op.k, one, node.output.dtype.value, context.threads
-    )
+    return native.EyeLike(shape(node.inputs[0]), _dtype(node), op.k, one, node.output.dtype.value, context.threads)
 
 
 @kernel("ConstantOfShape")

@@ -142,9 +142,7 @@ def _pad_maps(node: Node, sizes: Sequence[int], pads: Value | None, axes: Value 
         return None
     known = None if where is None else np.array(where, np.int64)
     maps: list[Any] = []
-    for size, (before, after) in zip(
-        sizes, pad_widths(len(sizes), np.array(widths, np.int64), known), strict=True
-    ):
+    for size, (before, after) in zip(sizes, pad_widths(len(sizes), np.array(widths, np.int64), known), strict=True):
         if before == after == 0:
             maps.append(None)
         elif op.mode == "constant":
