@@ -88,6 +88,11 @@ def shape(value: Value | None) -> tuple[int, ...]:
     return value.tensor.static_shape
 
 
+def constants(value: Value | None) -> tuple[int, ...] | None:
+    """The elements of an integer operand, where they are known; None for an absent one too."""
+    return None if value is None else value.tensor.constants
+
+
 def library_dtype(node: Node) -> str | None:
     """The one element type of all operands and results, when oneDNN computes in it here; else None."""
     kinds = {v.type.dtype if isinstance(v.type, TensorType) else None for v in (*node.operands, *node.outputs)}

@@ -22,6 +22,8 @@ void bind_kernels(nb::module_& m);  // Kernel itself, before all others
 void bind_program(nb::module_& m);
 void bind_pooling(nb::module_& m);
 void bind_pointwise(nb::module_& m);
+void bind_movement(nb::module_& m);
+void bind_random(nb::module_& m);
 void bind_onednn(nb::module_& m);
 
 }  // namespace graphkit

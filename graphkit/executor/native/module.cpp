@@ -26,6 +26,8 @@ NB_MODULE(_native, m) {
     bind_program(m);
     bind_pooling(m);
     bind_pointwise(m);
+    bind_movement(m);
+    bind_random(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });
     m.def("onednn_version", &onednn_version);
