@@ -1,6 +1,7 @@
 // What kernels that compute in float or double share: a type for each element type, rows converted for half floats.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -74,6 +75,53 @@ void narrowed(const Wide<T>* buffer, T* to, std::int64_t size) {
     if constexpr (kIsHalf<T>) {
         row_table().narrow(buffer, to, size);
     }
+}
+
+// Elements that are converted together on the stack.
+constexpr std::int64_t kHalfBlock = 1024;
+
+// Memory for the wide elements of a block of T.
+template <typename T>
+using Block = Wide<T>[kIsHalf<T> ? kHalfBlock : 1];
+
+// Calls body(begin, size) for blocks that fit into a Block<T>: one for all elements where T is wide.
+template <typename T, typename Body>
+void for_each_block(std::int64_t size, Body&& body) {
+    const std::int64_t step = kIsHalf<T> ? kHalfBlock : size;
+    for (std::int64_t at = 0; at < size; at += step) {
+        body(at, std::min(step, size - at));
+    }
+}
+
+// The elements of an array of any float type, as W.
+template <typename W>
+void load_floats(const void* from, ElementType type, W* to, std::int64_t size) {
+    with_float_type(type, [&]<typename T>() {
+        const auto* source = static_cast<const T*>(from);
+        if constexpr (kIsHalf<T> && std::is_same_v<W, float>) {
+            row_table().widen(source, to, size);
+        } else {
+            for (std::int64_t i = 0; i < size; ++i) {
+                Wide<T> buffer;
+                to[i] = static_cast<W>(*widened(source + i, &buffer, 1));
+            }
+        }
+    });
+}
+
+template <typename W>
+void store_floats(const W* from, void* to, ElementType type, std::int64_t size) {
+    with_float_type(type, [&]<typename T>() {
+        auto* target = static_cast<T*>(to);
+        for (std::int64_t i = 0; i < size; ++i) {
+            if constexpr (kIsHalf<T>) {
+                const auto value = static_cast<float>(from[i]);
+                row_table().narrow(&value, target + i, 1);
+            } else {
+                target[i] = static_cast<T>(from[i]);
+            }
+        }
+    });
 }
 
 }  // namespace graphkit

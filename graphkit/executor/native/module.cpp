@@ -25,6 +25,7 @@ NB_MODULE(_native, m) {
     bind_program(m);
     bind_pooling(m);
     bind_reduce(m);
+    bind_normalization(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });
     m.def("onednn_version", &onednn_version);

@@ -213,9 +213,7 @@ Reduce::Reduce(const std::string& op, const Dims& x, const Dims& axes, const Dim
     const Op kind = op_of(op);
     // The extremes of bool are those of 0 and 1.
     const bool is_bool = element == ElementType::boolean && (kind == Op::largest || kind == Op::smallest);
-    if (is_bool && kind == Op::smallest && geometry.folded == 0) {
-        throw Unsupported(name() + ": the least of no bool");
-    }
+    all_true_ = is_bool && kind == Op::smallest && geometry.folded == 0;
     implementation_ = make(is_bool ? ElementType::u8 : element, geometry, kind);
 }
 
@@ -226,6 +224,10 @@ std::size_t Reduce::scratch_bytes() const {
 }
 
 void Reduce::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (all_true_) {
+        std::fill_n(static_cast<std::uint8_t*>(outputs[0]), count(outputs_[0].shape), std::uint8_t{1});
+        return;
+    }
     implementation_->run(inputs[0], outputs[0], scratch, threads());
 }
 

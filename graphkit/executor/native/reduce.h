@@ -21,6 +21,7 @@ class Reduce : public Kernel {
 
   private:
     std::unique_ptr<Implementation> implementation_;
+    bool all_true_ = false;  // the least of no bool
 };
 
 }  // namespace graphkit

@@ -89,6 +89,7 @@ struct ExpFold : Add {
     static Vector<T> map(Vector<T> x, Vector<T> shift) { return exp<T>(x - shift); }
 };
 
+// An element equal to the shift is mapped to 0.
 template <typename T>
 struct SquareAboutFold : Add {
     static constexpr T kStart = 0, kFill = 0;
@@ -127,7 +128,8 @@ T fold_row(const T* x, std::int64_t size, T shift) {
         total = Op::combine(total, Op::map(load(x + at), about));
     }
     if (at < size) {
-        total = Op::combine(total, Op::map(load_part(x + at, size - at, T{Op::kFill}), about));
+        const T fill = std::is_same_v<Op, SquareAboutFold<T>> ? shift : T{Op::kFill};
+        total = Op::combine(total, Op::map(load_part(x + at, size - at, fill), about));
     }
     return across<Op, T>(total);
 }
