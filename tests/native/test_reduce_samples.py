@@ -16,6 +16,7 @@ REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "Log
 NAMES = {
     *(f"Reduce{name}" for name in REDUCTIONS),
     *("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "Softmax", "LogSoftmax"),
+    *("ArgMax", "ArgMin", "TopK"),
     *("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN"),
 }
 CASES = [case for cls in registry if cls.name in NAMES for case in all_cases(cls)]
