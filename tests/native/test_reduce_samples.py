@@ -17,6 +17,8 @@ NAMES = {
     *(f"Reduce{name}" for name in REDUCTIONS),
     *("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "Softmax", "LogSoftmax"),
     *("ArgMax", "ArgMin", "TopK"),
+    *("LayerNormGrad", "RMSNormGrad", "BatchNormGrad"),
+    *("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyGrad"),
     *("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN"),
 }
 CASES = [case for cls in registry if cls.name in NAMES for case in all_cases(cls)]

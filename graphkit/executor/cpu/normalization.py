@@ -7,6 +7,7 @@ from typing import Any
 from graphkit.executor.cpu._base import kernel, native, operand, shape
 from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import DOMAIN
 
 
 def _dtype(node: Node, position: int = 0) -> str:
@@ -79,3 +80,38 @@ def _lrn(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     x = shape(node.inputs[0])
     return native.LocalResponseNorm(x, _dtype(node), op.size, op.alpha, op.beta, op.bias, context.threads)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+@kernel("LayerNormGrad", DOMAIN)
+def _layer_norm_grad(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    mean = operand(node, 3)
+    return native.LayerNormGrad(
+        shape(node.inputs[1]),
+        op.axis,
+        shape(node.inputs[2]),
+        _dtype(node),
+        op.epsilon,
+        statistics="float32" if mean is None else str(mean.dtype),
+        threads=context.threads,
+    )
+
+
+@kernel("RMSNormGrad", DOMAIN)
+def _rms_norm_grad(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    if _dtype(node, 0) != _dtype(node, 1):
+        return None
+    x, scale = shape(node.inputs[1]), shape(node.inputs[2])
+    return native.LayerNormGrad(
+        x, op.axis, scale, _dtype(node), op.epsilon, about_mean=False, threads=context.threads
+    )
+
+
+@kernel("BatchNormGrad", DOMAIN)
+def _batch_norm_grad(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    return native.BatchNormGrad(shape(node.inputs[1]), _dtype(node), _dtype(node, 2), op.epsilon, context.threads)

@@ -1,5 +1,5 @@
 #include "bindings.h"
-#include "normalization.h"
+#include "normalization_grad.h"
 
 namespace graphkit {
 
@@ -20,6 +20,14 @@ void bind_normalization(nb::module_& m) {
     nb::class_<LocalResponseNorm, Kernel>(m, "LocalResponseNorm")
         .def(nb::init<const Dims&, const std::string&, std::int64_t, double, double, double, int>(), "x"_a, "type"_a,
              "size"_a, "alpha"_a, "beta"_a, "bias"_a, "threads"_a = 0);
+    nb::class_<LayerNormGrad, Kernel>(m, "LayerNormGrad")
+        .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::string&, double, bool, const std::string&,
+                      int>(),
+             "x"_a, "axis"_a, "scale"_a, "type"_a, "epsilon"_a, "about_mean"_a = true, "statistics"_a = "float32",
+             "threads"_a = 0);
+    nb::class_<BatchNormGrad, Kernel>(m, "BatchNormGrad")
+        .def(nb::init<const Dims&, const std::string&, const std::string&, double, int>(), "x"_a, "type"_a,
+             "scale_type"_a, "epsilon"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "kernel.h"
+#include "row_table.h"
 
 namespace graphkit {
 
