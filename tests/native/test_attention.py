@@ -86,7 +86,18 @@ def test_threads_do_not_change_a_bit(threads, isa):
     assert alone.tobytes() == run(q, k, v, mask, causal=True, threads=threads).tobytes()
 
 
-MASKS = [(37, 101), (1, 101), (37, 1), (101,), (2, 1, 1, 101), (1, 3, 1, 101), (2, 3, 37, 101), (3, 37, 101), (), (1, 1)]
+MASKS = [
+    (37, 101),
+    (1, 101),
+    (37, 1),
+    (101,),
+    (2, 1, 1, 101),
+    (1, 3, 1, 101),
+    (2, 3, 37, 101),
+    (3, 37, 101),
+    (),
+    (1, 1),
+]
 
 
 @pytest.mark.parametrize("shape", MASKS, ids=str)

@@ -159,7 +159,14 @@ def plain_softmax(x, axis, log):
 
 
 SOFTMAX_SHAPES = [((7, n), 1) for n in (1, 3, 15, 16, 17, 33, 64, 100, 128, 129, 1000, 9000)]
-SOFTMAX_SHAPES += [((2, 5, 3), 1), ((3, 40, 700), 1), ((2, 20000, 3), 1), ((9, 2), 0), ((2, 3, 4, 5), -3), ((50, 1100), 0)]
+SOFTMAX_SHAPES += [
+    ((2, 5, 3), 1),
+    ((3, 40, 700), 1),
+    ((2, 20000, 3), 1),
+    ((9, 2), 0),
+    ((2, 3, 4, 5), -3),
+    ((50, 1100), 0),
+]
 
 
 @pytest.mark.parametrize("shape, axis", SOFTMAX_SHAPES, ids=str)

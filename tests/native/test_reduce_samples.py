@@ -19,7 +19,14 @@ NAMES = {
     *("ArgMax", "ArgMin", "TopK"),
     *("LayerNormGrad", "RMSNormGrad", "BatchNormGrad"),
     *("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyGrad"),
-    *("LayerNormalization", "RMSNormalization", "InstanceNormalization", "GroupNormalization", "BatchNormalization", "LRN"),
+    *(
+        "LayerNormalization",
+        "RMSNormalization",
+        "InstanceNormalization",
+        "GroupNormalization",
+        "BatchNormalization",
+        "LRN",
+    ),
 }
 CASES = [case for cls in registry if cls.name in NAMES for case in all_cases(cls)]
 TOLERANCE = {DType.FLOAT16: 2e-3, DType.BFLOAT16: 1e-2, DType.FLOAT64: 1e-12}

@@ -106,9 +106,7 @@ def _rms_norm_grad(node: Node, context: KernelContext) -> Any:
     if _dtype(node, 0) != _dtype(node, 1):
         return None
     x, scale = shape(node.inputs[1]), shape(node.inputs[2])
-    return native.LayerNormGrad(
-        x, op.axis, scale, _dtype(node), op.epsilon, about_mean=False, threads=context.threads
-    )
+    return native.LayerNormGrad(x, op.axis, scale, _dtype(node), op.epsilon, about_mean=False, threads=context.threads)
 
 
 @kernel("BatchNormGrad", DOMAIN)
