@@ -137,6 +137,123 @@ class ChannelsLastPool(Kernel):
         threads: int = 0,
     ) -> None: ...
 
+class Reduce(Kernel):
+    def __init__(
+        self, op: str, x: Sequence[int], axes: Sequence[int], y: Sequence[int], type: str, threads: int = 0
+    ) -> None: ...
+
+class Softmax(Kernel):
+    def __init__(self, shape: Sequence[int], axis: int, type: str, log: bool = False, threads: int = 0) -> None: ...
+
+class ArgExtreme(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        axis: int,
+        y: Sequence[int],
+        type: str,
+        largest: bool = True,
+        last: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
+class TopK(Kernel):
+    def __init__(
+        self, x: Sequence[int], axis: int, k: int, type: str, largest: bool = True, threads: int = 0
+    ) -> None: ...
+
+class LayerNorm(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        axis: int,
+        scale: Sequence[int],
+        bias: Sequence[int] | None,
+        type: str,
+        epsilon: float,
+        about_mean: bool = True,
+        stash: str = "float32",
+        threads: int = 0,
+    ) -> None: ...
+
+class LayerNormGrad(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        axis: int,
+        scale: Sequence[int],
+        type: str,
+        epsilon: float,
+        about_mean: bool = True,
+        statistics: str = "float32",
+        threads: int = 0,
+    ) -> None: ...
+
+class GroupNorm(Kernel):
+    def __init__(self, x: Sequence[int], groups: int, type: str, epsilon: float, threads: int = 0) -> None: ...
+
+class BatchNorm(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        type: str,
+        scale_type: str,
+        mean_type: str,
+        epsilon: float,
+        training: bool = False,
+        momentum: float = 0.9,
+        threads: int = 0,
+    ) -> None: ...
+
+class BatchNormGrad(Kernel):
+    def __init__(self, x: Sequence[int], type: str, scale_type: str, epsilon: float, threads: int = 0) -> None: ...
+
+class LocalResponseNorm(Kernel):
+    def __init__(
+        self, x: Sequence[int], type: str, size: int, alpha: float, beta: float, bias: float, threads: int = 0
+    ) -> None: ...
+
+class ClassLoss(Kernel):
+    def __init__(
+        self,
+        scores: Sequence[int],
+        type: str,
+        label_type: str,
+        weights: bool,
+        reduction: str,
+        ignore_index: int | None,
+        softmax: bool,
+        threads: int = 0,
+    ) -> None: ...
+
+class SoftmaxCrossEntropyGrad(Kernel):
+    def __init__(
+        self,
+        scores: Sequence[int],
+        type: str,
+        label_type: str,
+        weights: bool,
+        reduction: str,
+        ignore_index: int | None,
+        threads: int = 0,
+    ) -> None: ...
+
+class Attention(Kernel):
+    def __init__(
+        self,
+        q: Sequence[int],
+        k: Sequence[int],
+        v: Sequence[int],
+        mask: Sequence[int] | None = None,
+        boolean_mask: bool = False,
+        scale: float = 1.0,
+        hidden_score: float = 0.0,
+        causal: bool = False,
+        heads_last: bool = False,
+        output_heads_last: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
 class Epilogue:
     def __init__(
         self,

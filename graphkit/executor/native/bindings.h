@@ -24,6 +24,10 @@ void bind_pooling(nb::module_& m);
 void bind_pointwise(nb::module_& m);
 void bind_movement(nb::module_& m);
 void bind_random(nb::module_& m);
+void bind_reduce(nb::module_& m);
+void bind_normalization(nb::module_& m);
+void bind_loss(nb::module_& m);
+void bind_attention(nb::module_& m);
 void bind_onednn(nb::module_& m);
 
 }  // namespace graphkit

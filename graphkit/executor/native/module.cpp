@@ -28,6 +28,10 @@ NB_MODULE(_native, m) {
     bind_pointwise(m);
     bind_movement(m);
     bind_random(m);
+    bind_reduce(m);
+    bind_normalization(m);
+    bind_loss(m);
+    bind_attention(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });
     m.def("onednn_version", &onednn_version);

@@ -16,6 +16,9 @@ void set_default_threads(int threads);
 // Threads of a parallel region that starts now.
 int team_size();
 
+// The calling thread's number in its parallel region, below the region's thread count; 0 outside.
+int thread_number();
+
 // Ownership of the team for one run: one host thread at a time starts parallel regions, because two full teams on the
 // same cores slow each other down several times. Inside, regions have `threads` threads (0: the default). A team of
 // one thread needs no ownership: such runs go on side by side.
