@@ -86,17 +86,14 @@ def _moved(node: Node, readers: Readers) -> Sequence[Value] | None:
         perm, transpose = its, found
     if perm is None or transpose is None or node.output.rank != len(perm):
         return None
-    operands: list[Value | None] = []
-    for position, value in enumerate(node.inputs):
-        source = value if value is None else _before(value, perm, position, node)
-        if source is None and value is not None:
-            return None
-        operands.append(source)
-    moved = Node(node.op, operands, node.name, node.meta)
+    sources = [None if v is None else _before(v, perm, node) for v in node.inputs]
+    if any(v is not None and source is None for v, source in zip(node.inputs, sources, strict=True)):
+        return None
+    moved = Node(node.op, sources, node.name, node.meta)
     return _transposed(moved.output, perm, node, transpose.name)
 
 
-def _before(value: Value, perm: tuple[int, ...], position: int, node: Node) -> Value | None:
+def _before(value: Value, perm: tuple[int, ...], node: Node) -> Value | None:
     """What broadcasts to the result before the transpose as `value` does behind it."""
     found = producer(value, "Transpose")
     if found is not None:
@@ -106,4 +103,5 @@ def _before(value: Value, perm: tuple[int, ...], position: int, node: Node) -> V
     if value.rank != 1 or node.op.name == "Clip":
         return None
     behind = len(perm) - 1 - perm[-1]
-    return F.unsqueeze(value, ints(*range(1, 1 + behind))) if behind else value
+    column: Value = F.unsqueeze(value, ints(*range(1, 1 + behind))) if behind else value
+    return column

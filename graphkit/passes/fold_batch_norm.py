@@ -6,12 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
 from graphkit.ops import F
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops.arithmetic import Add
 from graphkit.passes._base import Readers, fuse, fused_node
 from graphkit.passes._match import FixedValues, first, ints, is_op, orders, producer, same_type, vector_of
 from graphkit.passes.fold import array_of
+
+# In half precision the factors would lose digits that the operator's own formula keeps.
+_DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64})
 
 # Operators that move elements and change none.
 _VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten")
@@ -58,6 +62,8 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Va
     channels = scale.shape[0] if scale.rank == 1 and scale.shape is not None else None
     same = all(v.type == scale.type and v.dtype is x.dtype for v in vectors)
     if op.training_mode or not isinstance(channels, int) or not same or x.rank is None or x.rank < 2:
+        return None
+    if x.dtype not in _DTYPES:
         return None
     if not all(v in fixed for v in vectors):
         return None

@@ -19,6 +19,8 @@ from graphkit.passes.fold import array_of
 # Scores this far below others have no weight in float32, as if they were minus infinity.
 _NONE = -1e8
 _SWAP = (0, 2, 1, 3)
+# Scales and transposes on one operand.
+_PEELED = 6
 
 
 def fuse_attention(graph: Graph) -> Graph:
@@ -168,7 +170,9 @@ def _peeled(value: Value) -> _Operand:
     """A factor of Q K^T without constant scales and transposes."""
     scale = 1.0
     perm = tuple(range(value.rank or 0))
-    while value.node is not None:
+    for _ in range(_PEELED):
+        if value.node is None:
+            break
         factor = scaled(value.node)
         inner = permutation(value.node) if is_op(value.node, "Transpose") else None
         if factor is not None:
@@ -187,8 +191,8 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
     """A transposition of the result."""
     value, perm = first(node), permutation(node)
     squeeze = producer(value, "Squeeze") if perm == (1, 0, 2) else None
-    if squeeze is not None and readers.sole(value):
-        attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN)
+    if squeeze is not None:
+        attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN) if readers.sole(value) else None
     else:
         attention = producer(value, "FusedAttention", domain=DOMAIN) if perm == _SWAP else None
     op: Any = None if attention is None else attention.op

@@ -203,7 +203,7 @@ def test_prepared_graphs_bind_and_export(build: Any, sizes: dict[str, int], left
         np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", gk.models.names() if hasattr(gk.models, "names") else ["mlp", "lenet", "resnet"])
+@pytest.mark.parametrize("name", gk.models.names())
 def test_models_of_the_zoo(name: str) -> None:
     net = gk.models.build(name)
     before, after = operators(net.graph), operators(prepared(net.graph))
