@@ -39,8 +39,9 @@ def eliminate_reshape(graph: Graph) -> Graph:
             if given is not None:
                 return None
         shape = Node(Constant(value=Tensor(ints(*target))), ()).output
-        names = [node.output.name]
-        return Node(Reshape(), (source, shape), node.name, node.meta, output_names=names).outputs
+        made = Node(Reshape(), (source, shape), node.name, node.meta, output_names=[node.output.name])
+        # Inference may know less of a dimension that the operand's size decides.
+        return made.outputs if same_type(made.output, node.output) else None
 
     return fuse(graph, rule)
 

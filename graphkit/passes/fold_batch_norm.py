@@ -6,11 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
 from graphkit.ops import F
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops.arithmetic import Add
 from graphkit.passes._base import Readers, fuse, fused_node
 from graphkit.passes._match import FixedValues, first, ints, is_op, orders, producer, same_type, vector_of
+from graphkit.passes.fold import array_of
+
+# In half precision the factors would lose digits that the operator's own formula keeps.
+_DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64})
+
+# Operators that move elements and change none.
+_VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten")
 
 # A product's new output from its new weights and bias.
 _Rebuild = Callable[[Value, Value | None, Node], Value]
@@ -18,7 +26,7 @@ _Rebuild = Callable[[Value, Value | None, Node], Value]
 
 def fold_batch_norm(graph: Graph) -> Graph:
     """Multiply the weights and shift the bias of a Conv, ConvTranspose, Gemm or matrix product with bias by what its
-    only reader, a BatchNormalization or a Mul with one number per channel, does to each channel.
+    only reader, a BatchNormalization or a Mul with one number per channel or for all, does to each channel.
 
     Everything but the data must be constant or a parameter: the new weights are nodes on parameters alone. Other
     BatchNormalizations of such statistics become a product and a sum, which run with their pointwise neighbours.
@@ -55,6 +63,8 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Va
     same = all(v.type == scale.type and v.dtype is x.dtype for v in vectors)
     if op.training_mode or not isinstance(channels, int) or not same or x.rank is None or x.rank < 2:
         return None
+    if x.dtype not in _DTYPES:
+        return None
     if not all(v in fixed for v in vectors):
         return None
     factor = F.div(scale, F.sqrt(F.add(var, scalar_like(op.epsilon, var))))
@@ -73,6 +83,11 @@ def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value]
     for y, vector in orders(node):
         if y.node is None or y.rank is None or not same_type(y, node.output) or vector not in fixed:
             continue
+        if vector.shape is not None and all(d == 1 for d in vector.shape):
+            found = None if array_of(vector) is not None else _uniform(node, y, vector, readers, fixed)
+            if found is not None:
+                return found
+            continue
         product = _product(y, readers, fixed)
         if product is None or not vector_of(vector, product.channels, product.axis, y.rank):
             continue
@@ -80,6 +95,30 @@ def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value]
         bias = None if product.bias is None else F.mul(product.bias, factor)
         return (product.rebuild(_scaled(product, factor), bias, node),)
     return None
+
+
+def _uniform(node: Node, y: Value, factor: Value, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
+    """One fixed factor for all elements, whatever views and transposes of the product it multiplies.
+
+    A constant one stays where it is: attention and products have an attribute for it.
+    """
+    views = []
+    while (view := producer(y, *_VIEWS)) is not None and readers.sole(y):
+        views.append(view)
+        y = first(view)
+    product = _product(y, readers, fixed)
+    if product is None or y.node is None:
+        return None
+    number = F.reshape(factor, ints(1))
+    bias = None if product.bias is None else F.mul(product.bias, number)
+    result = product.rebuild(F.mul(product.weights, number), bias, y.node)
+    for view in reversed(views):
+        result = view.rebuilt([result, *view.inputs[1:]]).output
+    if not views:
+        return (result,)
+    assert result.node is not None
+    names = [node.output.name]
+    return Node(result.node.op, result.node.inputs, result.node.name, result.node.meta, output_names=names).outputs
 
 
 def _scaled(product: _Product, factor: Value) -> Value:

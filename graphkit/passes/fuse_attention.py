@@ -13,12 +13,14 @@ from graphkit.ops import DOMAIN, F
 from graphkit.ops.fused import FusedAttention
 from graphkit.ops.shape import Squeeze
 from graphkit.passes._base import Readers, fuse, fused_node
-from graphkit.passes._match import first, ints, is_op, permutation, producer, same_type, scalar, scaled
+from graphkit.passes._match import first, ints, is_op, orders, permutation, producer, same_type, scalar, scaled
 from graphkit.passes.fold import array_of
 
 # Scores this far below others have no weight in float32, as if they were minus infinity.
 _NONE = -1e8
 _SWAP = (0, 2, 1, 3)
+# Scales and transposes on one operand.
+_PEELED = 6
 
 
 def fuse_attention(graph: Graph) -> Graph:
@@ -42,12 +44,12 @@ def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 class _Scores(NamedTuple):
-    """Q K^T before the softmax: its node, the scale, the mask and what a boolean one puts in place of a score."""
+    """Q K^T before the softmax: its node, whether the second factor is K, the scale, and a mask that it adds."""
 
     product: Node
+    untransposed: bool
     scale: float
     mask: Value | None
-    mask_value: float
 
 
 class _Operand(NamedTuple):
@@ -67,25 +69,25 @@ def _attention(node: Node, readers: Readers) -> Sequence[Value] | None:
     op: Any = softmax.op
     if op.axis not in (-1, rank - 1) or not readers.sole(softmax.output) or weights.dtype is not DType.FLOAT32:
         return None
-    found = _scores(first(softmax), readers)
-    if found is None:
+    masked = _masked(first(softmax), readers)
+    if masked is None:
         return None
-    q, k = (_peeled(x) for x in found.product.operands)
+    found, mask, mask_value = masked
+    q, k = (_peeled(x) for x in found.product.operands[:2])
     if len(q.perm) != rank or len(k.perm) != rank:
         return None
     value = _Operand(v, 1.0, tuple(range(rank)))
     transpose = producer(v, "Transpose")
     if transpose is not None:
         value = _Operand(first(transpose), 1.0, permutation(transpose) or value.perm)
-    # The second factor is K^T.
-    k = k._replace(perm=(*k.perm[:-2], k.perm[-1], k.perm[-2]))
+    if not found.untransposed:
+        k = k._replace(perm=(*k.perm[:-2], k.perm[-1], k.perm[-2]))
     layout, operands = _arranged((q, k, value), rank)
     if not _go_together(operands, layout):
         return None
-    mask = found.mask
     if mask is not None and rank == 3 and mask.rank == 3:
         mask = F.unsqueeze(mask, ints(0))
-    attention = FusedAttention(scale=q.scale * k.scale * found.scale, mask_value=found.mask_value, layout=layout)
+    attention = FusedAttention(scale=q.scale * k.scale * found.scale, mask_value=mask_value, layout=layout)
     result = fused_node(attention, (*operands, mask), (found.product, node))
     assert result.node is not None
     result = (_causal(result.node) or (result,))[0]
@@ -121,50 +123,56 @@ def _go_together(operands: Sequence[Value], layout: str) -> bool:
     return all(s is not None for s in shapes) and len({(s[0], s[heads]) for s in shapes if s is not None}) == 1
 
 
-def _scores(value: Value, readers: Readers) -> _Scores | None:
-    """The scaled and masked product behind a softmax."""
-    mask: Value | None = None
-    mask_value = -np.inf
+def _masked(value: Value, readers: Readers) -> tuple[_Scores, Value | None, float] | None:
+    """What a softmax is taken of: scores, a mask, and what a boolean one puts in place of a score."""
     node = value.node
     if node is None or not readers.sole(value):
         return None
+    plain, mask, mask_value = value, None, -np.inf
     if is_op(node, "Add"):
-        a, b = node.operands
-        plain = a if _scaled_product(a, readers) is not None else b
-        mask = b if plain is a else a
-        if mask.dtype is not plain.dtype:
-            return None
+        for a, b in orders(node):
+            if _scores(a, readers) is not None and b.dtype is a.dtype:
+                plain, mask = a, b
+                break
     elif is_op(node, "Where"):
         condition, a, b = node.operands
-        if scalar(b) is not None:
-            plain, mask, mask_value = a, condition, scalar(b)  # type: ignore[assignment]
-        elif scalar(a) is not None:
-            plain, mask, mask_value = b, F.not_(condition), scalar(a)  # type: ignore[assignment]
-        else:
-            return None
-    else:
-        plain = value
-    found = _scaled_product(plain, readers)
+        kept, hidden = scalar(b), scalar(a)
+        if kept is not None:
+            plain, mask, mask_value = a, condition, kept
+        elif hidden is not None:
+            plain, mask, mask_value = b, F.not_(condition), hidden
+    found = _scores(plain, readers)
     # A mask that is larger than the scores would broadcast them.
-    if found is None or not same_type(plain, value):
+    if found is None or not same_type(plain, value) or (mask is not None and found.mask is not None):
         return None
-    return _Scores(*found, mask, float(mask_value))
+    return found, found.mask if mask is None else mask, mask_value
 
 
-def _scaled_product(value: Value, readers: Readers) -> tuple[Node, float] | None:
+def _scores(value: Value, readers: Readers) -> _Scores | None:
     scale = 1.0
     factor = None if value.node is None or not readers.sole(value) else scaled(value.node)
     if factor is not None:
         value, scale = factor
-    product = producer(value, "MatMul")
-    return (product, scale) if product is not None and readers.sole(value) else None
+    if value.node is None or not readers.sole(value):
+        return None
+    if is_op(value.node, "MatMul"):
+        return _Scores(value.node, False, scale, None)
+    op: Any = value.node.op
+    if not is_op(value.node, "FusedMatMul", domain=DOMAIN) or op.transA or op.activation:
+        return None
+    _, _, bias, mask = (*value.node.inputs, None, None)[:4]
+    if bias is not None or (mask is not None and scale != 1.0):
+        return None
+    return _Scores(value.node, op.transB, scale * op.alpha, mask)
 
 
 def _peeled(value: Value) -> _Operand:
     """A factor of Q K^T without constant scales and transposes."""
     scale = 1.0
     perm = tuple(range(value.rank or 0))
-    while value.node is not None:
+    for _ in range(_PEELED):
+        if value.node is None:
+            break
         factor = scaled(value.node)
         inner = permutation(value.node) if is_op(value.node, "Transpose") else None
         if factor is not None:
@@ -183,8 +191,8 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
     """A transposition of the result."""
     value, perm = first(node), permutation(node)
     squeeze = producer(value, "Squeeze") if perm == (1, 0, 2) else None
-    if squeeze is not None and readers.sole(value):
-        attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN)
+    if squeeze is not None:
+        attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN) if readers.sole(value) else None
     else:
         attention = producer(value, "FusedAttention", domain=DOMAIN) if perm == _SWAP else None
     op: Any = None if attention is None else attention.op

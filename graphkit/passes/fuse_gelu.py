@@ -9,15 +9,17 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.activation import Gelu
 from graphkit.passes._base import Readers, fuse, fused_node
 from graphkit.passes._match import is_op, orders, producer, same_type, scalar
-from graphkit.passes._polynomial import Expansion, matches
+from graphkit.passes._polynomial import Expansion, Polynomial, matches
 
-_ERF = {(1,): math.sqrt(0.5)}
-_TANH = {(1,): math.sqrt(2.0 / math.pi), (3,): math.sqrt(2.0 / math.pi) * 0.044715}
+_ERF: Polynomial = {(1,): math.sqrt(0.5)}
+_TANH: Polynomial = {(1,): math.sqrt(2.0 / math.pi), (3,): math.sqrt(2.0 / math.pi) * 0.044715}
 # x / 2 + x t / 2, in x and t, the erf or tanh.
-_GELU = {(1, 0): 0.5, (1, 1): 0.5}
+_GELU: Polynomial = {(1, 0): 0.5, (1, 1): 0.5}
 
 # Products between the result and the sum with 1.
 _DEPTH = 3
+# Products and sums between the argument of the erf or tanh and x.
+_ARGUMENT_DEPTH = 4
 
 
 def fuse_gelu(graph: Graph) -> Graph:
@@ -60,11 +62,11 @@ def _curves(root: Node) -> Iterator[Node]:
 def _arguments(curve: Node) -> Iterator[Value]:
     """What x may be: values that the argument of the erf or tanh is made of by products and sums."""
     seen: dict[Value, None] = {}
-    level = [curve.inputs[0]]
-    for _ in range(4):
-        below = []
+    level = list(curve.operands)
+    for _ in range(_ARGUMENT_DEPTH):
+        below: list[Value] = []
         for value in level:
-            node = None if value is None else producer(value, "Mul", "Div", "Add", "Pow")
+            node = producer(value, "Mul", "Div", "Add", "Pow")
             if node is not None:
                 below += [v for v in node.operands if scalar(v) is None and v not in seen]
                 seen.update((v, None) for v in below)

@@ -74,7 +74,8 @@ def _regions(graph: Graph, nested: bool) -> dict[Node, _Region]:
 def _is_pointwise(node: Node) -> bool:
     if not getattr(node.op, "pointwise", False) or len(node.outputs) != 1:
         return False
-    return all(
+    # Elements that inference knows are shape arithmetic: constants as soon as dimensions are bound.
+    return getattr(node.output.type, "value", None) is None and all(
         isinstance(v.type, TensorType) and v.type.shape is not None and v.type.dtype is not DType.STRING
         for v in (*node.operands, node.output)
     )

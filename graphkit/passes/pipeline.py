@@ -1,8 +1,13 @@
-"""The passes that prepare a graph for inference, in their order."""
+"""The passes that prepare a graph for inference, in their order, and what each of them does to a graph."""
 
 from __future__ import annotations
 
-from graphkit.passes._base import Pass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from graphkit.ir.graph import Graph
+from graphkit.passes._base import Pass, effect, is_constant
+from graphkit.passes._match import FixedValues
 from graphkit.passes.channels_last import channels_last
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.eliminate_expand import eliminate_expand
@@ -45,3 +50,24 @@ def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
         return INFERENCE
     at = len(INFERENCE) - 1 - len(CLEANUP)
     return (*INFERENCE[:at], ("to_bfloat16", to_bfloat16), *INFERENCE[at:])
+# What becomes possible when the shapes of a prepared graph are known.
+BOUND: tuple[tuple[str, Pass], ...] = (("fuse_attention", fuse_attention),)
+
+
+class Effect(NamedTuple):
+    """A graph after a pass: nodes that a run computes, nodes on constants and parameters alone, and what changed."""
+
+    name: str
+    nodes: int
+    fixed: int
+    change: str
+
+
+def effects(graph: Graph, passes: Sequence[tuple[str, Pass]] = (*CLEANUP, *INFERENCE)) -> Iterator[Effect]:
+    """Apply passes in order and tell what each does; constants are not counted, nor are nodes of subgraphs."""
+    for name, transform in passes:
+        before, graph = graph, transform(graph)
+        values = FixedValues(graph)
+        nodes = [node for node in graph.nodes if not is_constant(node)]
+        fixed = sum(all(v in values for v in node.outputs) for node in nodes)
+        yield Effect(name, len(nodes) - fixed, fixed, effect(before, graph))
