@@ -12,11 +12,14 @@ class Task:
     """One step: the buffers that it reads, those that it writes, and the buffers whose writers it has to follow.
 
     Every buffer is written by one task. `after` is `reads` plus the operands of which only the shape is read.
+    `inplace` lists (read, written) pairs of buffers that may be the same memory, `scratch` is working memory in bytes.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     after: tuple[int, ...] = ()
+    inplace: tuple[tuple[int, int], ...] = ()
+    scratch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,29 @@ def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
 
 
 def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> int:
-    """The largest sum of live bytes: a buffer lives from the task that writes it to the last one that reads it."""
+    """The largest sum of live bytes: a buffer lives from the task that writes it to the last one that reads it.
+
+    Where a buffer may take over the memory of one that dies at the task which writes it, it does, as in plan_memory.
+    """
     last = {buffer: task for task in order for buffer in (*tasks[task].writes, *tasks[task].reads)}
+    held: dict[int, int] = {}  # buffer -> bytes of the memory that it is in
     live = peak = 0
-    for task in order:
-        live += sum(sizes[b] for b in tasks[task].writes)
-        peak = max(peak, live)
-        live -= sum(sizes[b] for b in {*tasks[task].writes, *tasks[task].reads} if last[b] == task)
+    for index in order:
+        task = tasks[index]
+        dying = {b for b in task.reads if last[b] == index}
+        taken: set[int] = set()
+        for source, target in task.inplace:
+            fits = source in dying and source not in taken and target not in held
+            if fits and 0 < sizes[target] <= held.get(source, 0):
+                held[target] = held[source]
+                taken.add(source)
+        for buffer in task.writes:
+            if buffer not in held:
+                held[buffer] = sizes[buffer]
+                live += sizes[buffer]
+        peak = max(peak, live + task.scratch)
+        live -= sum(held.get(b, 0) for b in dying - taken)
+        live -= sum(held[b] for b in task.writes if last[b] == index)
     return peak
 
 
