@@ -32,16 +32,34 @@ class Schedule:
 
 
 def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
-    """Greedy list scheduling: of the ready tasks, the one that allocates least beyond what it frees.
+    """The best of three orders by its peak: the given one, and two greedy ones.
 
-    `tasks` are in a topological order already, which is kept where the greedy one is not better. `sizes` are the
-    buffers' bytes (0: not in the arena). Takes n log n time.
+    `tasks` are in a topological order already, which is kept where nothing is better. `sizes` are the buffers' bytes
+    (0: not in the arena). List scheduling picks among the ready tasks the one that allocates least beyond what it
+    frees; or, eagerly, any that frees as much as it allocates, and else the next one of the given order. The first
+    suits graphs whose branches differ in size, the second training steps, whose updates should not wait. n log n.
     """
     plain = tuple(range(len(tasks)))
-    plain_peak = peak_bytes(tasks, sizes, plain)
-    order = _greedy(tasks, sizes)
-    peak = peak_bytes(tasks, sizes, order)
-    return Schedule(order, peak, plain_peak) if peak < plain_peak else Schedule(plain, plain_peak, plain_peak)
+    best = plain_peak = peak_bytes(tasks, sizes, plain)
+    chosen = plain
+    if best > _least(tasks, sizes):
+        for eager in (False, True):
+            order = _greedy(tasks, sizes, eager)
+            peak = peak_bytes(tasks, sizes, order)
+            if peak < best:
+                best, chosen = peak, order
+    return Schedule(chosen, best, plain_peak)
+
+
+def _least(tasks: Sequence[Task], sizes: Sequence[int]) -> int:
+    """The operands, results and working memory of one task: no order has a lower peak."""
+    least = 0
+    for task in tasks:
+        reads = {*task.reads}
+        targets = {target for source, target in task.inplace if source in reads}
+        bytes_ = sum(sizes[b] for b in reads) + sum(sizes[b] for b in task.writes if b not in targets)
+        least = max(least, bytes_ + task.scratch)
+    return least
 
 
 def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> int:
@@ -71,7 +89,7 @@ def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]
     return peak
 
 
-def _greedy(tasks: Sequence[Task], sizes: Sequence[int]) -> tuple[int, ...]:
+def _greedy(tasks: Sequence[Task], sizes: Sequence[int], eager: bool) -> tuple[int, ...]:
     writer = {buffer: index for index, task in enumerate(tasks) for buffer in task.writes}
     readers: dict[int, set[int]] = {}
     followers: list[list[int]] = [[] for _ in tasks]
@@ -84,13 +102,14 @@ def _greedy(tasks: Sequence[Task], sizes: Sequence[int]) -> tuple[int, ...]:
         for earlier in before:
             followers[earlier].append(index)
 
-    def growth(index: int) -> int:
+    def rank(index: int) -> int:
         task = tasks[index]
         freed = sum(sizes[b] for b in set(task.reads) if b in writer and len(readers[b]) == 1)
-        return sum(sizes[b] for b in task.writes) - freed
+        growth = sum(sizes[b] for b in task.writes) - freed
+        return int(growth > 0) if eager else growth
 
-    # An entry is stale when its task is done or has a smaller entry; a task's growth only falls while it waits.
-    heap = [(growth(i), i) for i, count in enumerate(waiting) if count == 0]
+    # An entry is stale when its task is done or has a smaller entry; a task's rank only falls while it waits.
+    heap = [(rank(i), i) for i, count in enumerate(waiting) if count == 0]
     heapq.heapify(heap)
     done = [False] * len(tasks)
     order: list[int] = []
@@ -106,9 +125,9 @@ def _greedy(tasks: Sequence[Task], sizes: Sequence[int]) -> tuple[int, ...]:
             if len(left) == 1 and sizes[buffer]:
                 (only,) = left
                 if waiting[only] == 0:
-                    heapq.heappush(heap, (growth(only), only))
+                    heapq.heappush(heap, (rank(only), only))
         for follower in followers[index]:
             waiting[follower] -= 1
             if waiting[follower] == 0:
-                heapq.heappush(heap, (growth(follower), follower))
+                heapq.heappush(heap, (rank(follower), follower))
     return tuple(order)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphkit.executor.memory import Request, aligned, plan_memory
-from graphkit.executor.schedule import Task, peak_bytes, schedule
+from graphkit.executor.schedule import Schedule, Task, peak_bytes, schedule
 
 
 def random_tasks(seed: int, count: int) -> tuple[list[Task], list[int]]:
@@ -51,6 +51,26 @@ def test_branches_are_finished_one_after_the_other() -> None:
     chosen = schedule([*wide, *narrow, *total], sizes)
     assert chosen.plain_peak_bytes > 8000
     assert chosen.peak_bytes < 1100
+
+
+def test_updates_do_not_wait_for_the_rest_of_a_backward_sweep() -> None:
+    # A chain of 6 (small) results, then gradients from the end, each with a large weight gradient, then the updates.
+    forward = [Task((i - 1,) if i else (), (i,), (i - 1,) if i else ()) for i in range(6)]
+    backward, weights, updates = [], [], []
+    for k in range(6):
+        dy = (5 + k,) if k else (5,)
+        backward.append(Task((*dy, 5 - k), (6 + k,), (*dy, 5 - k)))
+        weights.append(Task((6 + k,), (12 + k,), (6 + k,)))
+        updates.append(Task((12 + k,), (18 + k,), (12 + k,)))
+    sizes = [10] * 6 + [12] * 6 + [1000] * 6 + [0] * 6
+    chosen = schedule([*forward, *backward, *weights, *updates], sizes)
+    assert chosen.plain_peak_bytes > 6000
+    assert chosen.peak_bytes < 1100
+
+
+def test_an_order_that_cannot_be_improved_is_kept() -> None:
+    tasks = [Task((), (0,)), Task((), (1,)), Task((0, 1), (2,), (0, 1))]
+    assert schedule(tasks, [10, 5, 3]) == Schedule((0, 1, 2), 18, 18)
 
 
 def test_shape_only_operands_order_but_do_not_live() -> None:
