@@ -70,17 +70,19 @@ class FirstFit:
         return True
 
     def _orders(self) -> Iterator[list[int]]:
-        """Large ones first; from the peak outwards; by the pressure that a block lives under, late ones first."""
+        """Orders of which each was the best for some network of the zoo or its training step, at some batch size.
+
+        By size, those near the peak first; by pressure, the longest lives or the latest first; from the peak outwards.
+        """
         spans, peak = self._spans, self._peak
-        yield sorted(self._blocks, key=lambda i: (-spans[i][0], spans[i][1]))
-
-        def from_peak(i: int) -> tuple[int, int, int]:
-            size, first, last = spans[i]
-            return max(first - peak, peak - last, 0), last - first, -size
-
-        yield sorted(self._blocks, key=from_peak)
+        size = [-span[0] for span in spans]
+        life = [span[1] - span[2] for span in spans]
+        away = [max(first - peak, peak - last, 0) for _, first, last in spans]
+        yield sorted(self._blocks, key=lambda i: (size[i], away[i], life[i]))
         pressure = self._pressure()
-        yield sorted(self._blocks, key=lambda i: (-pressure[i], -spans[i][2], -spans[i][0]))
+        yield sorted(self._blocks, key=lambda i: (-pressure[i], life[i]))
+        yield sorted(self._blocks, key=lambda i: (away[i], spans[i][2]))
+        yield sorted(self._blocks, key=lambda i: (-pressure[i], -spans[i][2], size[i]))
 
     def _pressure(self) -> dict[int, int]:
         """The largest sum of live bytes during each block's life; it is reached where some block begins."""

@@ -72,12 +72,6 @@ LOSSES = {
 }
 
 
-@pytest.fixture
-def unset_parameters(monkeypatch):
-    """Parameters are zeros: the counts and types of large networks need no random numbers."""
-    monkeypatch.setattr("graphkit.model.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy))
-
-
 @pytest.mark.parametrize("name", gk.models.names())
 def test_every_network_builds_by_default_and_names_its_ends(name, unset_parameters):
     net = gk.models.build(name)
