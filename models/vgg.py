@@ -38,18 +38,19 @@ def vgg(
     if min(height, width) < _SMALLEST:
         raise UsageError(f"vgg: images have at least {_SMALLEST} pixels a side, not {height}x{width}")
     h = nn.input("x", ["N", channels, height, width])
+    conv_init = {"type": "he_normal", "fan": "out"}
     for stage, (count, filters) in enumerate(zip(_DEPTHS[layers], _WIDTHS, strict=True), 1):
         for i in range(1, count + 1):
-            init = {"type": "he_normal", "fan": "out"}
-            h = nn.conv2d(h, filters, 3, pad=1, init=init, bias_init="zeros", name=f"conv{stage}_{i}")
+            h = nn.conv2d(h, filters, 3, pad=1, init=conv_init, bias_init="zeros", name=f"conv{stage}_{i}")
             if batch_norm:
                 h = nn.batch_norm(h, name=f"bn{stage}_{i}")
             h = F.relu(h, name=f"relu{stage}_{i}")
         h = nn.max_pool2d(h, 2, name=f"pool{stage}")
     h = F.flatten(h, axis=1, name="flat")
-    dense = {"init": {"type": "normal", "std": 0.01}, "bias_init": "zeros"}
+    init = {"type": "normal", "std": 0.01}
     for i in (1, 2):
-        h = F.relu(nn.linear(h, hidden, **dense, name=f"fc{i}"), name=f"relu{i + 5}")
+        h = F.relu(nn.linear(h, hidden, init=init, bias_init="zeros", name=f"fc{i}"), name=f"relu{i + 5}")
         if dropout:
             h = nn.dropout(h, dropout, name=f"drop{i}")
-    return Model({"logits": nn.linear(h, classes, **dense, name="fc3")}, name=f"vgg{layers}{'_bn' * batch_norm}")
+    logits = nn.linear(h, classes, init=init, bias_init="zeros", name="fc3")
+    return Model({"logits": logits}, name=f"vgg{layers}{'_bn' * batch_norm}")
