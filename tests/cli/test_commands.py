@@ -175,6 +175,21 @@ def test_plan_and_the_four_way_table(call, folder):
     assert "peak at node" in text
 
 
+def test_plan_measures_a_run_and_writes_a_page(call, folder, tmp_path):
+    page = tmp_path / "memory.html"
+    code, out, err = call("plan", folder / "net.json", "--batch", "8", "--html", page, "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert f"wrote {page}" in err
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert plan["run_planned_bytes"] == plan["arena_bytes"] + plan["result_bytes"] + plan["packed_bytes"]
+    assert 0 <= plan["run_measured_bytes"] < 1 << 30
+    text = call("plan", folder / "net.json", "--batch", "8")[1]
+    for row in ("activations", "working memory of a step", "naive sum", "a run, measured", "lower bound of the plain"):
+        assert row in text
+    assert "measured" not in call("plan", folder / "net.json", "--batch", "8", "--no-run")[1]
+
+
 def test_ops_of_everything_and_of_a_model(call, folder):
     rows = json.loads(call("ops", "--json")[1])["operators"]
     by_name = {r["operator"]: r for r in rows}
