@@ -15,8 +15,8 @@ from graphkit.checks.timing import geometric_mean, paired_ratio
 BASE = "onnxruntime"
 _LABELS, _PANEL, _GAP, _MARGIN, _NUMBERS = 268, 330, 28, 24, 46
 _ROW, _TOP, _BOTTOM, _BAR = 28, 112, 64, 13
-# Powers of two that the axis shows at least; never more than 2**LIMIT either way.
-_LEAST, _LIMIT = 1, 5
+# The axis reaches 2**LEAST at least and 2**LIMIT at most, either way; what lies beyond is drawn at its end.
+_LEAST, _LIMIT = 1, 3
 _STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }
 .title { font-size: 18px; font-weight: 650 } .panel { font-weight: 600 } .quiet { fill: #6e7781; font-size: 11.5px }
@@ -27,7 +27,8 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292
 .openvino { fill: #7c5cc4 } .torch { fill: #c98a1b } .mark { stroke: #ffffff; stroke-width: 1.2 }
 @media (prefers-color-scheme: dark) {
  text { fill: #e6edf3 } .quiet { fill: #9198a1 } .back { fill: #0d1117 }
- .grid { stroke: #2a3038 } .base { stroke: #9198a1 } .band { fill: #151b23 } .faster { fill: #2fb391 } .slower { fill: #e07a5f } .whisker { stroke: #e6edf3 }
+ .grid { stroke: #2a3038 } .base { stroke: #9198a1 } .band { fill: #151b23 }
+ .faster { fill: #2fb391 } .slower { fill: #e07a5f } .whisker { stroke: #e6edf3 }
  .openvino { fill: #a48be0 } .torch { fill: #dba642 } .mark { stroke: #0d1117 }
 }
 """

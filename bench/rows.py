@@ -36,9 +36,10 @@ def time_row(
         if "seconds" in result:
             result["percent"] = {limit: 100 * seconds / result["seconds"]["p50"] for limit, seconds in limits.items()}
     ratios = {}
-    for peer in engines:
-        groups = quotients(processes, peer, "graphkit")
-        if peer != "graphkit" and groups:
+    ran = [engine for engine, result in engines.items() if "seconds" in result]
+    for peer in ran if "graphkit" in ran else ():
+        if peer != "graphkit":
+            groups = quotients(processes, peer, "graphkit")
             ratios[peer] = {**paired_ratio(groups).as_dict(), "groups": groups}
     return {
         "workload": name, "title": WORKLOADS[name].title, "threads": threads, "cost": dict(cost), "engines": engines,
@@ -47,12 +48,8 @@ def time_row(
 
 
 def quotients(processes: Sequence[Mapping[str, Any]], numerator: str, denominator: str) -> Groups:
-    """Per process, per round: the time of one engine over that of the other; empty when one of them failed."""
-    return [
-        [a / b for a, b in zip(p[numerator]["rounds"], p[denominator]["rounds"], strict=True)]
-        for p in processes
-        if "rounds" in p.get(numerator, {}) and "rounds" in p.get(denominator, {})
-    ]
+    """Per process, per round: the time of one engine over that of the other."""
+    return [[a / b for a, b in zip(p[numerator]["rounds"], p[denominator]["rounds"], strict=True)] for p in processes]
 
 
 def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
