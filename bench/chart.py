@@ -14,9 +14,10 @@ from graphkit.checks.timing import geometric_mean, paired_ratio
 
 BASE = "onnxruntime"
 _LABELS, _PANEL, _GAP, _MARGIN, _NUMBERS = 268, 330, 28, 24, 46
-_ROW, _TOP, _BOTTOM, _BAR = 28, 112, 64, 13
+_ROW, _TOP, _BOTTOM, _BAR = 28, 112, 66, 13
 # The axis reaches 2**LEAST at least and 2**LIMIT at most, either way; what lies beyond is drawn at its end.
 _LEAST, _LIMIT = 1, 3
+_NOTE = "float32; medians of paired rounds with their 95% intervals; what lies beyond the axis is drawn at its end"
 _STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }
 .title { font-size: 18px; font-weight: 650 } .panel { font-weight: 600 } .quiet { fill: #6e7781; font-size: 11.5px }
@@ -67,7 +68,12 @@ def chart(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
     versions = ", ".join(f"{TITLES[e]} {v}" for e, v in result["engines"].items() if v is not None)
     about = f"{machine['cpu']}, {machine['cores']} cores; {versions}; {result['date']}"
-    lines.append(_text(_MARGIN, height - 18, about, "quiet"))
+    rule = _TOP + len(names) * _ROW
+    lines += [
+        f'<line class="grid" x1="{_MARGIN - 8}" y1="{rule}" x2="{width - _MARGIN + 8}" y2="{rule}"/>',
+        _text(_MARGIN, height - 34, _NOTE, "quiet"),
+        _text(_MARGIN, height - 16, about, "quiet"),
+    ]
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
