@@ -131,7 +131,7 @@ def _times(
             log(f"restart {restart + 1} of {options.restarts}: {name}, {threads} threads")
             task = {
                 "task": "time", "workload": name, "folder": str(options.models), "threads": threads, "engines": used,
-                "rounds": options.rounds, "seconds": options.seconds, "first": restart,
+                "rounds": options.rounds, "seconds": options.seconds, "seed": restart,
             }  # fmt: skip
             result = _run(task)
             processes.append(dict.fromkeys(used, result) if "error" in result else result)

@@ -50,7 +50,7 @@ def time_engines(task: dict[str, Any]) -> dict[str, Any]:
             results[name]["difference"] = _difference(outputs[name], outputs[reference])
     outputs.clear()
     calls = {name: runner.call for name, runner in runners.items()}
-    times = interleave(calls, task["rounds"], seconds=task["seconds"], first=task["first"]) if calls else {}
+    times = interleave(calls, task["rounds"], seconds=task["seconds"], seed=task["seed"]) if calls else {}
     for name, rounds in times.items():
         results[name]["seconds"] = summarise(rounds).as_dict()
         results[name]["rounds"] = [float(np.median(r)) for r in rounds]

@@ -22,8 +22,9 @@ Groups = Sequence[Sequence[float]]
 
 # Before its timed runs a call runs untimed for this long, so that its threads are awake and its data is in the caches.
 WARM_SECONDS = 0.003
-# Worker threads of the call before spin for a few milliseconds, and would take cores from the next one.
-SETTLE_SECONDS = 0.01
+# Worker threads of the call before go on spinning (ONNX Runtime's for tens of milliseconds) and would take cores from
+# the next one: it waits until this process has used next to no processor time in two intervals in a row.
+_QUIET_SECONDS, _QUIET_SHARE, _QUIET_LIMIT = 0.005, 0.1, 0.5
 CONFIDENCE = 0.95
 RESAMPLES = 2000
 
@@ -65,22 +66,31 @@ def interleave(
     *,
     seconds: float = 0.1,
     runs: int | None = None,
-    first: int = 0,
-    settle: float = SETTLE_SECONDS,
+    seed: int = 0,
 ) -> dict[str, Rounds]:
-    """Time every call in each of `rounds` rounds, in an order that rotates from round to round beginning at `first`.
+    """Time every call in each of `rounds` rounds, in an order shuffled anew for each round.
 
     A turn takes `seconds`, or exactly `runs` runs when that is given, and at least one; the runs before it that wake
-    the call are not timed. The cyclic garbage collector is off during a turn.
+    the call are not timed. It begins when the threads of the turn before have come to rest. The cyclic garbage
+    collector is off during a turn.
     """
     names = list(calls)
     times: dict[str, Rounds] = {name: [] for name in names}
-    for number in range(first, first + rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            time.sleep(settle)
-            times[name].append(_turn(calls[name], seconds, runs))
+    random = np.random.default_rng(seed)
+    for _ in range(rounds):
+        for place in random.permutation(len(names)):
+            _wait_for_rest()
+            times[names[place]].append(_turn(calls[names[place]], seconds, runs))
     return times
+
+
+def _wait_for_rest() -> None:
+    end = time.perf_counter() + _QUIET_LIMIT
+    quiet = 0
+    while quiet < 2 and time.perf_counter() < end:
+        used = time.process_time()
+        time.sleep(_QUIET_SECONDS)
+        quiet = quiet + 1 if time.process_time() - used < _QUIET_SHARE * _QUIET_SECONDS else 0
 
 
 def _turn(call: Callable[[], object], seconds: float, runs: int | None) -> list[float]:

@@ -22,7 +22,7 @@ def task(tmp_path_factory):
 
 
 def test_engines_side_by_side(task) -> None:
-    both = {"engines": ["graphkit", "onnxruntime"], "rounds": 2, "seconds": 0.001, "first": 0}
+    both = {"engines": ["graphkit", "onnxruntime"], "rounds": 2, "seconds": 0.001, "seed": 0}
     measured = worker.time_engines(task | both)
     assert measured["graphkit"]["difference"] < TOLERANCE
     assert "difference" not in measured["onnxruntime"]
@@ -36,7 +36,7 @@ def test_an_engine_that_fails_leaves_the_others(task, monkeypatch) -> None:
         raise RuntimeError("first line\nsecond line")
 
     monkeypatch.setitem(engines._OPEN, "openvino", broken)
-    options = {"engines": ["openvino", "onnxruntime"], "rounds": 1, "seconds": 0, "first": 0}
+    options = {"engines": ["openvino", "onnxruntime"], "rounds": 1, "seconds": 0, "seed": 0}
     measured = worker.time_engines(task | options)
     assert measured["openvino"] == {"error": "RuntimeError: first line second line"}
     assert measured["onnxruntime"]["rounds"]

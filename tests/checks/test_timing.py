@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import time
 
 import numpy as np
@@ -13,26 +14,49 @@ from graphkit.checks import timing
 from graphkit.checks.timing import geometric_mean, interleave, paired_ratio, quotients, resampled_medians, summarise
 
 
-def test_rounds_are_interleaved_and_rotate() -> None:
+def test_rounds_are_interleaved_in_changing_orders() -> None:
     order: list[str] = []
     calls = {name: lambda name=name: (order.append(name), time.sleep(timing.WARM_SECONDS)) for name in "abc"}
-    times = interleave(calls, 3, runs=1, settle=0)
-    assert "".join(order[::2]) == "abcbcacab"
+    times = interleave(calls, 6, runs=1)
     assert order[::2] == order[1::2], "one untimed run before the timed one"
-    assert {name: [len(r) for r in rounds] for name, rounds in times.items()} == {name: [1, 1, 1] for name in "abc"}
+    rounds = ["".join(order[i : i + 6 : 2]) for i in range(0, len(order), 6)]
+    assert [sorted(r) for r in rounds] == [["a", "b", "c"]] * 6
+    assert len(set(rounds)) > 1
+    assert {name: [len(r) for r in t] for name, t in times.items()} == {name: [1] * 6 for name in "abc"}
+    again = order.copy()
     order.clear()
-    interleave(calls, 1, runs=1, first=2, settle=0)
-    assert order[::2] == ["c", "a", "b"]
+    interleave(calls, 6, runs=1)
+    assert order == again
+
+
+def test_a_turn_waits_until_threads_of_the_one_before_rest() -> None:
+    """A call leaves a thread spinning for 60 ms behind; the next one begins after that."""
+    spinning: list[threading.Thread] = []
+
+    def spin() -> None:
+        end = time.thread_time() + 0.06
+        while time.thread_time() < end:
+            pass
+
+    def leaves_a_thread() -> None:
+        spinning.append(threading.Thread(target=spin))
+        spinning[-1].start()
+        time.sleep(timing.WARM_SECONDS)
+
+    alive: list[bool] = []
+    interleave({"a": leaves_a_thread, "b": lambda: alive.append(any(t.is_alive() for t in spinning))}, 4, runs=1)
+    assert spinning
+    assert not any(alive)
 
 
 def test_a_turn_takes_its_time_or_its_runs() -> None:
     slow = {"slow": lambda: time.sleep(0.002)}
-    (by_time,) = interleave(slow, 1, seconds=0.02, settle=0)["slow"]
+    (by_time,) = interleave(slow, 1, seconds=0.02)["slow"]
     assert 2 <= len(by_time) <= 10
     assert min(by_time) >= 0.002
-    (once,) = interleave(slow, 1, seconds=0, settle=0)["slow"]
+    (once,) = interleave(slow, 1, seconds=0)["slow"]
     assert len(once) == 1
-    (by_runs,) = interleave(slow, 1, runs=4, settle=0)["slow"]
+    (by_runs,) = interleave(slow, 1, runs=4)["slow"]
     assert len(by_runs) == 4
 
 
@@ -44,7 +68,7 @@ def test_the_collector_is_off_in_a_turn_and_on_again_after_an_error() -> None:
         raise ValueError("from the call")
 
     with pytest.raises(ValueError, match="from the call"):
-        interleave({"x": fails}, 1, settle=0)
+        interleave({"x": fails}, 1)
     assert seen == [False]
     assert gc.isenabled()
 
