@@ -10,6 +10,8 @@ from engines import TITLES
 from rows import all_rows, failures
 
 Result = Mapping[str, Any]
+# Above this load average the machine was not this benchmark's alone when it began.
+_QUIET = 0.5
 
 
 def report(result: Result) -> str:
@@ -24,7 +26,10 @@ def report(result: Result) -> str:
         + ", ".join(f"{TITLES[e]} {result['engines'][e]}" for e in present)
         + (f". Not installed and left out: {', '.join(absent)}" if absent else "")
         + f". {options['restarts']} processes of {options['rounds']} rounds for each row"
-        + (" (a quick run: read nothing but orders of magnitude)." if options["quick"] else "."),
+        + (" (a quick run: read nothing but orders of magnitude)." if options["quick"] else ".")
+        + (
+            f" Load average {machine['load']:.1f} at the start: other programs ran." if machine["load"] > _QUIET else ""
+        ),
         *(_times(result, threads, present) for threads in sorted({row["threads"] for row in result["rows"]})),
         _memory(result, present),
         _creation(result),

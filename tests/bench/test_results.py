@@ -40,7 +40,7 @@ def row(threads: int = 1, name: str = "mlp-1", processes: list[dict[str, Any]] =
 def result(*rows: dict[str, Any]) -> dict[str, Any]:
     return {
         "date": "2026-01-01",
-        "machine": {"cpu": "a <CPU>", "cores": 4, "python": "3.11"},
+        "machine": {"cpu": "a <CPU>", "cores": 4, "python": "3.11", "load": 2.5},
         "engines": {"graphkit": "1", "onnxruntime": "2", "openvino": None, "torch": "3"},
         "options": {"restarts": 2, "rounds": 2, "quick": False},
         "ceilings": {str(r["threads"]): CEILING for r in rows},
@@ -114,6 +114,7 @@ def test_the_report() -> None:
     ]  # fmt: skip
     text = report(everything)
     assert "Not installed and left out: OpenVINO" in text
+    assert "Load average 2.5" in text
     assert "## 1 thread\n" in text
     assert "## 4 threads\n" in text
     assert "| 20 | 40 | error | 2.00 (2.00 to 2.00) |  | 5% A | 2e-07 |" in text
