@@ -32,7 +32,7 @@ from graphkit.ir.types import TensorType
 from graphkit.passes._base import run_passes
 from graphkit.passes.bind import bind
 from graphkit.passes.cleanup import CLEANUP
-from graphkit.passes.pipeline import inference_passes
+from graphkit.passes.pipeline import BOUND, inference_passes
 from graphkit.passes.randomness import bind_rng
 
 # Programs kept for input shapes seen before, the most recently used ones.
@@ -365,7 +365,7 @@ class Executor:
     def _make_program(self, selection: Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
         graph = bind(selection.graph, shapes)
         if self._optimize and graph is not selection.graph:
-            graph = run_passes(graph, CLEANUP)
+            graph = run_passes(graph, CLEANUP if native_module() is None else (*CLEANUP, *BOUND))
         fixed: dict[Value, VersionedArray] = {}
         for spec, value in zip(selection.inputs, graph.inputs, strict=True):
             if spec.stored and spec.name not in feeds:
