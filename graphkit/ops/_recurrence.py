@@ -1,0 +1,202 @@
+"""What RNN, GRU and LSTM share: activation functions, operand shapes, the walk over time and directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from graphkit.errors import TypeMismatch, UsageError, did_you_mean
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.ops._base import Op
+from graphkit.ops._checks import fits
+from graphkit.ops._shapes import shape_text
+from graphkit.ops.activation import stable_sigmoid, stable_softplus
+
+# The standard's functions, by lower-case name: how arrays are computed from (xp, x, alpha, beta), and the defaults of
+# alpha and beta, as many as the function takes; None must be given.
+_FUNCTIONS: Mapping[str, tuple[Callable[[Any, Any, float, float], Any], tuple[float | None, ...]]] = {
+    "relu": (lambda xp, x, a, b: xp.maximum(x, 0), ()),
+    "tanh": (lambda xp, x, a, b: xp.tanh(x), ()),
+    "sigmoid": (lambda xp, x, a, b: stable_sigmoid(xp, x), ()),
+    "affine": (lambda xp, x, a, b: x * a + b, (None, None)),
+    "leakyrelu": (lambda xp, x, a, b: xp.where(x >= 0, x, x * a), (0.01,)),
+    "thresholdedrelu": (lambda xp, x, a, b: xp.where(x >= a, x, xp.zeros_like(x)), (1.0,)),
+    "scaledtanh": (lambda xp, x, a, b: a * xp.tanh(x * b), (None, None)),
+    "hardsigmoid": (lambda xp, x, a, b: xp.clip(x * a + b, 0, 1), (0.2, 0.5)),
+    "elu": (lambda xp, x, a, b: xp.where(x >= 0, x, a * xp.expm1(xp.minimum(x, 0))), (1.0,)),
+    "softsign": (lambda xp, x, a, b: x / (1 + xp.abs(x)), ()),
+    "softplus": (lambda xp, x, a, b: stable_softplus(xp, x), ()),
+}
+
+
+# Element types of the operands that all three operators have.
+PARAMETERS = {
+    "x": FLOATS,
+    "w": "x",
+    "r": "x",
+    "b": "x",
+    "sequence_lens": frozenset({DType.INT32}),
+    "initial_h": "x",
+}
+
+
+class Activation(NamedTuple):
+    """One of the standard's functions of a gate, in lower case, with its parameters (0 where it has none)."""
+
+    name: str
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def __call__(self, xp: Any, x: Any) -> Any:
+        return _FUNCTIONS[self.name][0](xp, x, self.alpha, self.beta)
+
+
+class Weights(NamedTuple):
+    """One direction's recurrent matrix [gates * H, H], its bias [gates * H], peepholes [3 * H], and functions."""
+
+    r: Any
+    bias: Any
+    peepholes: Any
+    functions: Sequence[Activation]
+
+
+class Recurrence(Op):
+    """A recurrent layer over x: [T, N, I], or [N, T, I] with layout=1, of H hidden units in D directions (1 or 2).
+
+    w: [D, gates * H, I] and r: [D, gates * H, H] hold one matrix after another, b: [D, 2 * gates * H] the biases of w,
+    then those of r. States are [D, N, H] ([N, D, H] with layout=1), by default 0. Sequence n has sequence_lens[n]
+    steps, by default T: beyond them y is 0 and the state stays, so that a reverse walk starts at the last of them.
+    """
+
+    gates: ClassVar[int]
+    functions: ClassVar[tuple[str, ...]]  # of one direction, when `activations` says nothing
+    states: ClassVar[int] = 1
+
+    activation_alpha: tuple[float, ...] | None = None
+    activation_beta: tuple[float, ...] | None = None
+    activations: tuple[str, ...] | None = None
+    clip: float | None = None
+    direction: str = "forward"
+    hidden_size: int | None = None
+    layout: int = 0
+
+    @property
+    def directions(self) -> int:
+        if self.direction not in ("forward", "reverse", "bidirectional"):
+            raise UsageError(f"direction is forward, reverse or bidirectional, not {self.direction!r}")
+        return 2 if self.direction == "bidirectional" else 1
+
+    @property
+    def reversed(self) -> tuple[bool, ...]:
+        """For each direction, whether it goes from the end."""
+        return {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[self.direction]
+
+    def functions_named(self) -> tuple[str, ...]:
+        """The names of the functions of all directions."""
+        return self.activations or self.functions * self.directions
+
+    def functions_of(self, direction: int) -> tuple[Activation, ...]:
+        """The functions of one direction. Raises UsageError for a name or a number of them that the standard lacks.
+
+        The values of activation_alpha (and activation_beta) belong, in order, to the functions that take one.
+        """
+        count = len(self.functions)
+        names = [name.lower() for name in self.functions_named()]
+        if len(names) != count * self.directions:
+            raise UsageError(f"{self.name} takes {count} activations for each direction, not {list(names)}")
+        given = list(self.activation_alpha or ()), list(self.activation_beta or ())
+        chosen = []
+        for name in names:
+            if name not in _FUNCTIONS:
+                raise UsageError(f"activation {name!r} is not known{did_you_mean(name, _FUNCTIONS)}")
+            values = [
+                left.pop(0) if left else default for left, default in zip(given, _FUNCTIONS[name][1], strict=False)
+            ]
+            if None in values:
+                raise UsageError(f"activation {name!r} needs activation_alpha and activation_beta")
+            chosen.append(Activation(name, *values))
+        return tuple(chosen[direction * count : (direction + 1) * count])
+
+    # --- types ------------------------------------------------------------------------------------
+
+    def infer(self, *operands: TensorType | None) -> Any:
+        given = self.named_inputs(operands)
+        x, w, r = given["x"], given["w"], given["r"]
+        if self.layout not in (0, 1):
+            raise UsageError(f"layout is 0 or 1, not {self.layout}")
+        count = self.directions
+        self.functions_of(0)
+        for name, operand in (("x", x), ("w", w), ("r", r)):
+            if operand.shape is not None and len(operand.shape) != 3:
+                raise TypeMismatch(f"{name} has 3 dimensions, not {operand}")
+        time, batch, features = (dims.fresh(), dims.fresh(), dims.fresh()) if x.shape is None else x.shape
+        if self.layout:
+            time, batch = batch, time
+        hidden = self._hidden(w, r)
+        columns = hidden * self.gates
+        state = (batch, count, hidden) if self.layout else (count, batch, hidden)
+        expected: dict[str, tuple[Dim, ...]] = {
+            "w": (count, columns, features),
+            "r": (count, columns, hidden),
+            "b": (count, columns * 2),
+            "sequence_lens": (batch,),
+            "initial_h": state,
+            "initial_c": state,
+            "p": (count, hidden * 3),
+        }
+        for name, shape in expected.items():
+            operand = given.get(name)
+            if operand is not None and not fits(operand.shape, shape):
+                raise TypeMismatch(f"{name} is {operand}; expected {shape_text(shape)}")
+        y = (batch, time, count, hidden) if self.layout else (time, count, batch, hidden)
+        return TensorType(x.dtype, y), *[TensorType(x.dtype, state)] * self.states
+
+    def _hidden(self, w: TensorType, r: TensorType) -> Dim:
+        """The number of hidden units, from the attribute or an operand's shape."""
+        if self.hidden_size is not None:
+            if self.hidden_size < 1:
+                raise UsageError(f"hidden_size is positive, not {self.hidden_size}")
+            return self.hidden_size
+        if r.shape is not None:
+            return r.shape[2]
+        if w.shape is not None and isinstance(w.shape[1], int):
+            return w.shape[1] // self.gates
+        return dims.fresh()
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def cell(self, xp: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The state after one step, from the projected input [N, gates * H] and the state before."""
+        raise NotImplementedError(f"{self.name}.cell")
+
+    def clipped(self, xp: Any, x: Any) -> Any:
+        """The input of an activation."""
+        return x if self.clip is None else xp.clip(x, -self.clip, self.clip)
+
+    def reference(self, xp: Any, *operands: Any) -> Any:
+        given = self.named_inputs(operands)
+        swapped = (lambda a: None if a is None else xp.swapaxes(a, 0, 1)) if self.layout else (lambda a: a)
+        x = swapped(given["x"])
+        w, r, b, lengths, p = (given.get(name) for name in ("w", "r", "b", "sequence_lens", "p"))
+        initial = [swapped(given.get(name)) for name in ("initial_h", "initial_c")[: self.states]]
+        steps, batch, hidden = x.shape[0], x.shape[1], r.shape[2]
+        y = xp.zeros((steps, self.directions, batch, hidden), x.dtype)
+        finals = []
+        for d, backwards in enumerate(self.reversed):
+            bias = xp.zeros(2 * self.gates * hidden, x.dtype) if b is None else b[d]
+            weights = Weights(r[d], bias.reshape(2, -1)[1], None if p is None else p[d], self.functions_of(d))
+            projected = xp.matmul(x, w[d].T) + bias.reshape(2, -1)[0]
+            state = tuple(xp.zeros((batch, hidden), x.dtype) if s is None else s[d] for s in initial)
+            for t in range(steps)[:: -1 if backwards else 1]:
+                after = self.cell(xp, weights, projected[t], state)
+                going = xp.ones((batch, 1), bool) if lengths is None else (t < lengths).reshape(-1, 1)
+                y[t, d] = xp.where(going, after[0], xp.zeros_like(after[0]))
+                state = tuple(xp.where(going, new, old) for new, old in zip(after, state, strict=True))
+            finals.append(state)
+        ends = [xp.stack(parts) for parts in zip(*finals, strict=True)]
+        if self.layout:
+            y = xp.transpose(y, (2, 0, 1, 3))
+            ends = [xp.swapaxes(s, 0, 1) for s in ends]
+        return tuple(xp.ascontiguousarray(a) for a in (y, *ends))
