@@ -111,11 +111,12 @@ class Recurrence(Op):
         for name in names:
             if name not in _FUNCTIONS:
                 raise UsageError(f"activation {name!r} is not known{did_you_mean(name, _FUNCTIONS)}")
-            values = [
-                left.pop(0) if left else default for left, default in zip(given, _FUNCTIONS[name][1], strict=False)
-            ]
-            if None in values:
-                raise UsageError(f"activation {name!r} needs activation_alpha and activation_beta")
+            values = []
+            for left, default in zip(given, _FUNCTIONS[name][1], strict=False):
+                value = left.pop(0) if left else default
+                if value is None:
+                    raise UsageError(f"activation {name!r} needs activation_alpha and activation_beta")
+                values.append(value)
             chosen.append(Activation(name, *values))
         return tuple(chosen[direction * count : (direction + 1) * count])
 
@@ -176,9 +177,9 @@ class Recurrence(Op):
         return x if self.clip is None else xp.clip(x, -self.clip, self.clip)
 
     def reference(self, xp: Any, *operands: Any) -> Any:
-        given = self.named_inputs(operands)
-        swapped = (lambda a: None if a is None else xp.swapaxes(a, 0, 1)) if self.layout else (lambda a: a)
-        x = swapped(given["x"])
+        given: Any = self.named_inputs(operands)
+        swapped: Any = (lambda a: None if a is None else xp.swapaxes(a, 0, 1)) if self.layout else (lambda a: a)
+        x: Any = swapped(given["x"])
         w, r, b, lengths, p = (given.get(name) for name in ("w", "r", "b", "sequence_lens", "p"))
         initial = [swapped(given.get(name)) for name in ("initial_h", "initial_c")[: self.states]]
         steps, batch, hidden = x.shape[0], x.shape[1], r.shape[2]
