@@ -105,6 +105,24 @@ class AveragePoolGrad(Kernel):
         self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
     ) -> None: ...
 
+class Recurrent(Kernel):
+    def __init__(
+        self,
+        kind: str,
+        x: Sequence[int],
+        hidden: int,
+        *,
+        direction: str = "forward",
+        activations: Sequence[tuple[str, float, float]] = (),
+        clip: float | None = None,
+        linear_before_reset: bool = False,
+        input_forget: bool = False,
+        batch_first: bool = False,
+        pack_w: bool = False,
+        pack_r: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
 class Epilogue:
     def __init__(
         self,

@@ -24,6 +24,7 @@ NB_MODULE(_native, m) {
     bind_kernels(m);
     bind_program(m);
     bind_pooling(m);
+    bind_recurrent(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });
     m.def("onednn_version", &onednn_version);
