@@ -4,8 +4,8 @@
 #include <array>
 #include <cstring>
 
-#include "barrier.h"
 #include "isa.h"
+#include "lockstep.h"
 #include "threads.h"
 
 namespace graphkit {
@@ -49,16 +49,17 @@ const RecurrentTable& chosen_table() {
     return GRAPHKIT_SELECT(recurrent_baseline, recurrent_avx2, recurrent_avx512);
 }
 
-// Nanoseconds that a core needs for products, when the right side of `bytes` streams from its cache (or, when it does
-// not fit there, from the one that the cores share).
-double product_nanoseconds(double multiplications, double bytes) {
-    constexpr double kPerNanosecond = 30;
-    constexpr double kOwnCache = 512 << 10;
-    const double rate = bytes > kOwnCache ? 15 : 40;
-    return std::max(multiplications / kPerNanosecond, bytes / rate);
+// Nanoseconds that a core needs for products, when the right side of `bytes` streams from its own cache or, when it does
+// not fit there, from the one that cores share.
+double product_nanoseconds(double multiplications, double bytes, std::int64_t lanes) {
+    constexpr double kOwnCache = 768 << 10;
+    const double rate = bytes > kOwnCache ? 60 : 90;
+    return std::max(multiplications / static_cast<double>(lanes < 8 ? lanes * 2 : 48), bytes / rate);
 }
 
-constexpr double kMeetingNanoseconds = 400;
+constexpr double kTeamNanoseconds = 20000;  // to start a parallel region whose threads may sleep
+constexpr double kPhaseNanoseconds = 400;   // to wait for all threads
+constexpr double kChunkNanoseconds = 10000;  // least work that is handed from one thread to another
 
 }  // namespace
 
@@ -67,14 +68,14 @@ struct Recurrent::Run {
     const void* const* inputs;
     void* const* outputs;
     std::byte* scratch;
-    Barrier barrier;
+    Lockstep lockstep;
 
     const float* in(Input position) const { return static_cast<const float*>(inputs[position]); }
     float* out(std::size_t position) const { return static_cast<float*>(outputs[position]); }
     float* at(std::size_t offset) const { return reinterpret_cast<float*>(scratch + offset); }
 };
 
-// What a thread owns: (direction, block of units) pairs, and sequences.
+// What a chunk of the work covers: (direction, block of units) pairs, and sequences.
 struct Recurrent::Part {
     std::int64_t item_begin;
     std::int64_t item_end;
@@ -172,29 +173,38 @@ void Recurrent::choose_parts() {
     const double input_matrix = number(directions_ * gates_ * hidden_ * features_);
     const double chunks = number((steps_ + chunk_ - 1) / chunk_);
     // Of a part that has this share of the sequences, or of the units.
-    const auto nanoseconds = [&](double sequences, double units) {
-        const double step = product_nanoseconds(matrix * units * number(batch_) * sequences, 4 * matrix * units);
-        const double input = product_nanoseconds(input_matrix * units * steps * number(batch_) * sequences,
-                                                 4 * chunks * input_matrix * units);
-        return steps * step + input;
+    const auto step_nanoseconds = [&](double sequences, double units) {
+        return product_nanoseconds(matrix * units * number(batch_) * sequences, 4 * matrix * units, table_.lanes);
     };
-    const int wanted = threads_for(threads(), nanoseconds(1, 1));
-    const std::int64_t group = std::max<std::int64_t>(kLine / table_.lanes, 1);
-    const std::int64_t groups = (items() + group - 1) / group;
-    const double meetings = steps * (kind_ == CellKind::gru_gates ? 2 : 1);
+    const auto nanoseconds = [&](double sequences, double units) {
+        return steps * step_nanoseconds(sequences, units) +
+               product_nanoseconds(input_matrix * units * steps * number(batch_) * sequences,
+                                   4 * chunks * input_matrix * units, table_.lanes);
+    };
+    const std::int64_t group_count = groups();
+    const double phases = steps * (kind_ == CellKind::gru_gates ? 2 : 1);
     double best = nanoseconds(1, 1);
-    for (std::int64_t parts = 2; parts <= wanted; ++parts) {
+    for (std::int64_t parts = 2; parts <= threads(); ++parts) {
         const auto share = [&](std::int64_t total) { return number((total + parts - 1) / parts) / number(total); };
-        if (parts <= batch_ && nanoseconds(share(batch_), 1) < best) {
-            best = nanoseconds(share(batch_), 1);
+        if (parts <= batch_ && kTeamNanoseconds + nanoseconds(share(batch_), 1) < best) {
+            best = kTeamNanoseconds + nanoseconds(share(batch_), 1);
             parts_ = static_cast<int>(parts);
             by_sequence_ = true;
         }
-        if (parts <= groups && nanoseconds(1, share(groups)) + meetings * kMeetingNanoseconds < best) {
-            best = nanoseconds(1, share(groups)) + meetings * kMeetingNanoseconds;
+        const double by_unit =
+            parts > group_count ? best : kTeamNanoseconds + nanoseconds(1, share(group_count)) + phases * kPhaseNanoseconds;
+        if (by_unit < best) {
+            best = by_unit;
             parts_ = static_cast<int>(parts);
             by_sequence_ = false;
         }
+    }
+    // Smaller chunks than one for each thread, while they are worth the handing out and leave whole tiles.
+    chunks_ = parts_;
+    const std::int64_t most = by_sequence_ ? batch_ / 6 : group_count;
+    const double phase = by_sequence_ ? nanoseconds(1, 1) : step_nanoseconds(1, 1);
+    while (parts_ > 1 && 2 * chunks_ <= most && chunks_ < 4 * parts_ && phase > 2 * chunks_ * kChunkNanoseconds) {
+        chunks_ *= 2;
     }
 }
 
@@ -219,8 +229,8 @@ void Recurrent::lay_out_scratch() {
     for (int i = 0; i < 2; ++i) {
         panels_at_[i] = reserve(packed_[i] ? 0 : items() * panel_size(i + 1));
     }
-    barrier_at_ = scratch_bytes_;
-    scratch_bytes_ += Barrier::bytes(parts_);
+    lockstep_at_ = scratch_bytes_;
+    scratch_bytes_ += Lockstep::bytes(chunks_);
 }
 
 // --- packed matrices ---------------------------------------------------------------------------------
@@ -297,23 +307,28 @@ std::string Recurrent::implementation() const {
 
 // --- a run -------------------------------------------------------------------------------------------
 
-Recurrent::Part Recurrent::part_of(int part, int parts) const {
-    if (by_sequence_ || parts == 1) {
-        return {0, items(), batch_ * part / parts, batch_ * (part + 1) / parts};
+// Blocks of units that fill whole cache lines.
+std::int64_t Recurrent::groups() const {
+    const std::int64_t group = std::max<std::int64_t>(kLine / table_.lanes, 1);
+    return (items() + group - 1) / group;
+}
+
+Recurrent::Part Recurrent::part_of(int chunk) const {
+    if (by_sequence_ || chunks_ == 1) {
+        return {0, items(), batch_ * chunk / chunks_, batch_ * (chunk + 1) / chunks_};
     }
     const std::int64_t group = std::max<std::int64_t>(kLine / table_.lanes, 1);
-    const std::int64_t groups = (items() + group - 1) / group;
-    return {std::min(groups * part / parts * group, items()), std::min(groups * (part + 1) / parts * group, items()), 0,
-            batch_};
+    const auto border = [&](std::int64_t number) { return std::min(groups() * number / chunks_ * group, items()); };
+    return {border(chunk), border(chunk + 1), 0, batch_};
 }
 
 // What steps read beside x, brought into their layout: a share of the (direction, block) pairs.
-void Recurrent::prepare(const Run& run, int part, int parts) const {
+void Recurrent::prepare(const Run& run, int chunk) const {
     const std::int64_t lanes = table_.lanes;
     const std::int64_t columns = gates_ * hidden_;
     const float* bias = run.in(kB);
     const float* peepholes = has_cell_ ? run.in(kPeepholes) : nullptr;
-    for (std::int64_t item = items() * part / parts; item < items() * (part + 1) / parts; ++item) {
+    for (std::int64_t item = items() * chunk / chunks_; item < items() * (chunk + 1) / chunks_; ++item) {
         for (const int input : {kW, kR}) {
             if (!packed_[input - 1]) {
                 pack_item(input, item, static_cast<const float*>(run.inputs[input]), run.at(panels_at_[input - 1]));
@@ -360,8 +375,9 @@ void Recurrent::prepare(const Run& run, int part, int parts) const {
     }
 }
 
-// The input's product for `steps` steps, the first of which is number `first` of the walk.
-void Recurrent::project(const Run& run, const Part& part, std::int64_t first, std::int64_t steps) const {
+// The input's product for steps from number `first` of the walk on, as many as there is memory for.
+void Recurrent::project(const Run& run, const Part& part, std::int64_t first) const {
+    const std::int64_t steps = std::min(chunk_, steps_ - first);
     const std::int64_t lanes = table_.lanes;
     const std::int64_t x_step = batch_first_ ? features_ : batch_ * features_;
     const std::int64_t sequences = part.batch_end - part.batch_begin;
@@ -393,8 +409,8 @@ void Recurrent::project(const Run& run, const Part& part, std::int64_t first, st
     }
 }
 
-// Step `number` of the walk, whose input products are number `within` of those there.
-void Recurrent::step(const Run& run, const Part& part, std::int64_t number, std::int64_t within, CellKind kind) const {
+// Step `number` of the walk, or for a GRU one half of it.
+void Recurrent::step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const {
     const std::int64_t lanes = table_.lanes;
     const bool second = kind == CellKind::gru_output;
     const std::int64_t vectors = kind == CellKind::gru_gates ? 2 : second ? 1 : gates_;
@@ -421,7 +437,7 @@ void Recurrent::step(const Run& run, const Part& part, std::int64_t number, std:
             .depth = hidden_,
             .panel = panels + item * panel_size(kR) + (second ? 2 * hidden_ * lanes : 0),
             .left = second ? reset : h,
-            .projected = run.at(projected_at_) + (item * chunk_ + within) * batch_ * gates_ * lanes,
+            .projected = run.at(projected_at_) + (item * chunk_ + number % chunk_) * batch_ * gates_ * lanes,
             .projected_step = gates_ * lanes,
             .bias = run.at(recurrent_bias_at_) + item * lanes,
             .peepholes = has_cell_ && run.in(kPeepholes) != nullptr ? run.at(peepholes_at_) + item * 3 * lanes : nullptr,
@@ -458,37 +474,45 @@ void Recurrent::write_states(const Run& run, const Part& part) const {
     }
 }
 
-void Recurrent::walk(const Run& run, int part, int parts) const {
-    const auto meet = [&] {
-        if (parts > 1) {
-            run.barrier.wait(part, parts);
+void Recurrent::walk_sequences(const Run& run, const Part& part) const {
+    for (std::int64_t number = 0; number < steps_; ++number) {
+        if (number % chunk_ == 0) {
+            project(run, part, number);
         }
-    };
-    prepare(run, part, parts);
-    meet();
-    const Part own = part_of(part, parts);
-    for (std::int64_t first = 0; first < steps_; first += chunk_) {
-        const std::int64_t steps = std::min(chunk_, steps_ - first);
-        project(run, own, first, steps);
-        for (std::int64_t within = 0; within < steps; ++within) {
-            step(run, own, first + within, within, kind_);
-            if (kind_ == CellKind::gru_gates) {
-                if (!by_sequence_) {
-                    meet();
-                }
-                step(run, own, first + within, within, CellKind::gru_output);
-            }
-            if (!by_sequence_) {
-                meet();
-            }
+        step(run, part, number, kind_);
+        if (kind_ == CellKind::gru_gates) {
+            step(run, part, number, CellKind::gru_output);
         }
     }
-    write_states(run, own);
+    write_states(run, part);
+}
+
+void Recurrent::walk(const Run& run, int thread, int threads) const {
+    Lockstep::Thread self{chunks_ * thread / threads, chunks_ * (thread + 1) / threads};
+    const auto phase = [&](auto&& work) { run.lockstep.next_phase(self, work); };
+    phase([&](int chunk) { prepare(run, chunk); });
+    if (by_sequence_ || chunks_ == 1) {
+        phase([&](int chunk) { walk_sequences(run, part_of(chunk)); });
+        return;
+    }
+    for (std::int64_t number = 0; number < steps_; ++number) {
+        phase([&](int chunk) {
+            const Part part = part_of(chunk);
+            if (number % chunk_ == 0) {
+                project(run, part, number);
+            }
+            step(run, part, number, kind_);
+        });
+        if (kind_ == CellKind::gru_gates) {
+            phase([&](int chunk) { step(run, part_of(chunk), number, CellKind::gru_output); });
+        }
+    }
+    phase([&](int chunk) { write_states(run, part_of(chunk)); });
 }
 
 void Recurrent::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    const Run memory{inputs, outputs, scratch, Barrier(scratch + barrier_at_, parts_)};
-    together(parts_, [&](int part, int parts) { walk(memory, part, parts); });
+    const Run memory{inputs, outputs, scratch, Lockstep(scratch + lockstep_at_, chunks_)};
+    together(parts_, [&](int thread, int threads) { walk(memory, thread, threads); });
 }
 
 }  // namespace graphkit

@@ -54,12 +54,14 @@ class Recurrent final : public Kernel {
     std::int64_t items() const { return directions_ * blocks_; }
     std::int64_t panel_size(int input) const;
     void pack_item(int input, std::int64_t item, const float* plain, float* packed) const;
-    Part part_of(int part, int parts) const;
-    void prepare(const Run& run, int part, int parts) const;
-    void project(const Run& run, const Part& part, std::int64_t first, std::int64_t steps) const;
-    void step(const Run& run, const Part& part, std::int64_t number, std::int64_t within, CellKind kind) const;
+    std::int64_t groups() const;
+    Part part_of(int chunk) const;
+    void prepare(const Run& run, int chunk) const;
+    void project(const Run& run, const Part& part, std::int64_t first) const;
+    void step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const;
     void write_states(const Run& run, const Part& part) const;
-    void walk(const Run& run, int part, int parts) const;
+    void walk_sequences(const Run& run, const Part& part) const;
+    void walk(const Run& run, int thread, int threads) const;
 
     const RecurrentTable& table_;
     std::int64_t steps_ = 0;
@@ -80,6 +82,7 @@ class Recurrent final : public Kernel {
     GateActivation functions_[2][3];
     float clip_;
     int parts_ = 1;
+    int chunks_ = 1;            // of each phase's work, several for each thread
     bool by_sequence_ = false;  // threads own sequences, not units
 
     std::size_t scratch_bytes_ = 0;
@@ -91,7 +94,7 @@ class Recurrent final : public Kernel {
     std::size_t recurrent_bias_at_ = 0;
     std::size_t peepholes_at_ = 0;
     std::size_t panels_at_[2] = {0, 0};
-    std::size_t barrier_at_ = 0;
+    std::size_t lockstep_at_ = 0;
 };
 
 }  // namespace graphkit
