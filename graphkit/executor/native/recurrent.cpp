@@ -12,7 +12,7 @@ namespace graphkit {
 namespace {
 
 // Rows of the input's product to compute at a time: enough to use each panel often, few enough to stay in the cache.
-constexpr std::int64_t kChunkRows = 96;
+constexpr std::int64_t kChunkRows = 128;
 // Depth of a panel's part that stays in the cache while rows pass.
 constexpr std::int64_t kDepth = 512;
 constexpr std::int64_t kLine = static_cast<std::int64_t>(kAlignment / sizeof(float));
@@ -131,8 +131,9 @@ Recurrent::Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden
         inputs_.push_back({"p", {directions_, 3 * hidden}, f32, true});
         outputs_.push_back({"y_c", state, f32, true});
     }
-    chunk_ = std::clamp((kChunkRows + batch_ - 1) / std::max<std::int64_t>(batch_, 1), std::int64_t{1},
-                        std::max<std::int64_t>(steps_, 1));
+    const std::int64_t rows = steps_ * batch_;
+    const std::int64_t chunks = std::max<std::int64_t>(std::min(steps_, (rows + kChunkRows - 1) / kChunkRows), 1);
+    chunk_ = std::max<std::int64_t>((steps_ + chunks - 1) / chunks, 1);
     choose_parts();
     lay_out_scratch();
 }
@@ -415,7 +416,9 @@ void Recurrent::step(const Run& run, const Part& part, std::int64_t number, Cell
     const bool second = kind == CellKind::gru_output;
     const std::int64_t vectors = kind == CellKind::gru_gates ? 2 : second ? 1 : gates_;
     const auto* panels = packed_[1] ? run.in(kR) : run.at(panels_at_[1]);
-    for (std::int64_t item = part.item_begin; item < part.item_end; ++item) {
+    for (std::int64_t i = part.item_begin; i < part.item_end; ++i) {
+        // To and fro: the panels that one step used last are the ones that the next finds in the cache.
+        const std::int64_t item = number % 2 == 0 ? i : part.item_begin + part.item_end - 1 - i;
         const std::int64_t direction = item / blocks_;
         const std::int64_t column = item % blocks_ * lanes;
         const std::int64_t time = reversed_[direction] ? steps_ - 1 - number : number;
