@@ -1,35 +1,22 @@
-"""What RNN, GRU and LSTM share: activation functions, operand shapes, the walk over time and directions."""
+"""What RNN, GRU and LSTM share: operands, types, the walk over time and directions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
-from graphkit.ops._base import Op
+from graphkit.ops._base import F, Op, constant
 from graphkit.ops._checks import fits
+from graphkit.ops._gates import FUNCTIONS, Activation, ArrayMath, GraphMath
+from graphkit.ops._pointwise import scalar_like
 from graphkit.ops._shapes import shape_text
-from graphkit.ops.activation import stable_sigmoid, stable_softplus
-
-# The standard's functions, by lower-case name: how arrays are computed from (xp, x, alpha, beta), and the defaults of
-# alpha and beta, as many as the function takes; None must be given.
-_FUNCTIONS: Mapping[str, tuple[Callable[[Any, Any, float, float], Any], tuple[float | None, ...]]] = {
-    "relu": (lambda xp, x, a, b: xp.maximum(x, 0), ()),
-    "tanh": (lambda xp, x, a, b: xp.tanh(x), ()),
-    "sigmoid": (lambda xp, x, a, b: stable_sigmoid(xp, x), ()),
-    "affine": (lambda xp, x, a, b: x * a + b, (None, None)),
-    "leakyrelu": (lambda xp, x, a, b: xp.where(x >= 0, x, x * a), (0.01,)),
-    "thresholdedrelu": (lambda xp, x, a, b: xp.where(x >= a, x, xp.zeros_like(x)), (1.0,)),
-    "scaledtanh": (lambda xp, x, a, b: a * xp.tanh(x * b), (None, None)),
-    "hardsigmoid": (lambda xp, x, a, b: xp.clip(x * a + b, 0, 1), (0.2, 0.5)),
-    "elu": (lambda xp, x, a, b: xp.where(x >= 0, x, a * xp.expm1(xp.minimum(x, 0))), (1.0,)),
-    "softsign": (lambda xp, x, a, b: x / (1 + xp.abs(x)), ()),
-    "softplus": (lambda xp, x, a, b: stable_softplus(xp, x), ()),
-}
-
 
 # Element types of the operands that all three operators have.
 PARAMETERS = {
@@ -42,19 +29,11 @@ PARAMETERS = {
 }
 
 
-class Activation(NamedTuple):
-    """One of the standard's functions of a gate, in lower case, with its parameters (0 where it has none)."""
-
-    name: str
-    alpha: float = 0.0
-    beta: float = 0.0
-
-    def __call__(self, xp: Any, x: Any) -> Any:
-        return _FUNCTIONS[self.name][0](xp, x, self.alpha, self.beta)
-
-
 class Weights(NamedTuple):
-    """One direction's recurrent matrix [gates * H, H], its bias [gates * H], peepholes [3 * H], and functions."""
+    """One direction's recurrent matrix [gates * H, H], its bias [gates * H], peepholes [3 * H], and functions.
+
+    The bias and the peepholes may be None.
+    """
 
     r: Any
     bias: Any
@@ -109,10 +88,10 @@ class Recurrence(Op):
         given = list(self.activation_alpha or ()), list(self.activation_beta or ())
         chosen = []
         for name in names:
-            if name not in _FUNCTIONS:
-                raise UsageError(f"activation {name!r} is not known{did_you_mean(name, _FUNCTIONS)}")
+            if name not in FUNCTIONS:
+                raise UsageError(f"activation {name!r} is not known{did_you_mean(name, FUNCTIONS)}")
             values = []
-            for left, default in zip(given, _FUNCTIONS[name][1], strict=False):
+            for left, default in zip(given, FUNCTIONS[name].defaults, strict=False):
                 value = left.pop(0) if left else default
                 if value is None:
                     raise UsageError(f"activation {name!r} needs activation_alpha and activation_beta")
@@ -168,13 +147,16 @@ class Recurrence(Op):
 
     # --- values -----------------------------------------------------------------------------------
 
-    def cell(self, xp: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The state after one step, from the projected input [N, gates * H] and the state before."""
+    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The state after one step, from the projected input [N, gates * H] and the state before.
+
+        `math` is ArrayMath or GraphMath, and the operands are arrays or values accordingly.
+        """
         raise NotImplementedError(f"{self.name}.cell")
 
-    def clipped(self, xp: Any, x: Any) -> Any:
+    def clipped(self, math: Any, x: Any) -> Any:
         """The input of an activation."""
-        return x if self.clip is None else xp.clip(x, -self.clip, self.clip)
+        return x if self.clip is None else math.clip(x, self.clip)
 
     def reference(self, xp: Any, *operands: Any) -> Any:
         given: Any = self.named_inputs(operands)
@@ -186,12 +168,14 @@ class Recurrence(Op):
         y = xp.zeros((steps, self.directions, batch, hidden), x.dtype)
         finals = []
         for d, backwards in enumerate(self.reversed):
-            bias = xp.zeros(2 * self.gates * hidden, x.dtype) if b is None else b[d]
-            weights = Weights(r[d], bias.reshape(2, -1)[1], None if p is None else p[d], self.functions_of(d))
-            projected = xp.matmul(x, w[d].T) + bias.reshape(2, -1)[0]
+            of_w, of_r = (None, None) if b is None else b[d].reshape(2, -1)
+            weights = Weights(r[d], of_r, None if p is None else p[d], self.functions_of(d))
+            projected = xp.matmul(x, w[d].T)
+            if of_w is not None:
+                projected = projected + of_w
             state = tuple(xp.zeros((batch, hidden), x.dtype) if s is None else s[d] for s in initial)
             for t in range(steps)[:: -1 if backwards else 1]:
-                after = self.cell(xp, weights, projected[t], state)
+                after = self.cell(ArrayMath(xp), weights, projected[t], state)
                 going = xp.ones((batch, 1), bool) if lengths is None else (t < lengths).reshape(-1, 1)
                 y[t, d] = xp.where(going, after[0], xp.zeros_like(after[0]))
                 state = tuple(xp.where(going, new, old) for new, old in zip(after, state, strict=True))
@@ -201,3 +185,72 @@ class Recurrence(Op):
             y = xp.transpose(y, (2, 0, 1, 3))
             ends = [xp.swapaxes(s, 0, 1) for s in ends]
         return tuple(xp.ascontiguousarray(a) for a in (y, *ends))
+
+    def expand(self, *operands: Any) -> Any:
+        """The layer as one Scan for each direction, over the input's product with w."""
+        given: Any = self.named_inputs(operands)
+        swapped: Any = (lambda a: None if a is None else F.transpose(a, perm=(1, 0, 2))) if self.layout else lambda a: a
+        x, r, lengths = swapped(given["x"]), given["r"], given["sequence_lens"]
+        initial = [swapped(given.get(name)) for name in ("initial_h", "initial_c")[: self.states]]
+        of_direction: Any = lambda a, d: None if a is None else F.gather(a, constant(np.int64(d)), axis=0)  # noqa: E731
+        zeros = F.expand(scalar_like(0.0, x), F.concat(_size(x, 1), _size(r, 2), axis=0))
+        going = None if lengths is None else _going(x, lengths)
+        results = []
+        for d, backwards in enumerate(self.reversed):
+            of_w, of_r = (None, None) if given["b"] is None else F.split(of_direction(given["b"], d), num_outputs=2)
+            projected = F.mat_mul(x, F.transpose(of_direction(given["w"], d), perm=(1, 0)))
+            if of_w is not None:
+                projected = F.add(projected, of_w)
+            captured = [of_direction(r, d), of_r, of_direction(given.get("p"), d)]
+            state = [zeros if s is None else of_direction(s, d) for s in initial]
+            results.append(self._scan(projected, going, state, captured, self.functions_of(d), backwards))
+        y = F.concat(*(F.unsqueeze(r[-1], np.array([1])) for r in results), axis=1)
+        ends = [F.concat(*(F.unsqueeze(r[i], np.array([0])) for r in results), axis=0) for i in range(self.states)]
+        if self.layout:
+            y = F.transpose(y, perm=(2, 0, 1, 3))
+            ends = [F.transpose(s, perm=(1, 0, 2)) for s in ends]
+        return y, *ends
+
+    def _scan(
+        self,
+        projected: Any,
+        going: Any,
+        state: Sequence[Any],
+        captured: Sequence[Any],
+        functions: Sequence[Activation],
+        backwards: bool,
+    ) -> Any:
+        """The final state, and h of every step, of one direction."""
+        scanned = [v for v in (projected, going) if v is not None]
+        present = [v for v in captured if v is not None]
+        slices = [Value(TensorType(v.dtype, None if v.shape is None else v.shape[1:])) for v in scanned]
+        before = [Value(TensorType(v.dtype, v.shape)) for v in state]
+        inner = [Value(TensorType(v.dtype, v.shape)) for v in present]
+        remaining = iter(inner)
+        r, bias, peepholes = (None if v is None else next(remaining) for v in captured)
+        after = self.cell(GraphMath, Weights(r, bias, peepholes, functions), slices[0], tuple(before))
+        y = after[0]
+        if going is not None:
+            y = F.where(slices[1], y, scalar_like(0.0, y))
+            after = tuple(F.where(slices[1], new, old) for new, old in zip(after, before, strict=True))
+        return F.scan(
+            *state, *scanned, *present,
+            body=Graph([*before, *slices, *inner], [*after, y], name=self.name),
+            num_scan_inputs=len(scanned), captures=len(present),
+            scan_input_directions=(int(backwards),) * len(scanned), scan_output_directions=(int(backwards),),
+        )  # fmt: skip
+
+
+def _size(x: Value, axis: int) -> Value:
+    """The size of one axis, as a vector of one element."""
+    size: Value = F.shape(x, start=axis, end=axis + 1)
+    return size
+
+
+def _going(x: Value, lengths: Value) -> Value:
+    """For each step, sequence, and one column: whether the sequence goes on."""
+    steps = F.squeeze(_size(x, 0), np.array([0]))
+    times = F.range(constant(np.int64(0)), steps, constant(np.int64(1)))
+    column = F.unsqueeze(F.cast(times, to=lengths.dtype), np.array([1, 2]))
+    going: Value = F.less(column, F.unsqueeze(lengths, np.array([1])))
+    return going

@@ -13,8 +13,12 @@ _LENGTHS = np.array([3, 1, 4], np.int32)
 
 
 def _case(*operands: Any, **attributes: Any) -> Sample:
-    """A sample with five hidden units."""
-    return Sample(*operands, hidden_size=5, **attributes)
+    """A sample with five hidden units. grad=False: they are differentiated as Scan, which has no gradient rule yet."""
+    return Sample(*operands, hidden_size=5, grad=False, **attributes)
+
+
+def _plus(x: Any, bias: Any) -> Any:
+    return x if bias is None else x + bias
 
 
 @op
@@ -55,10 +59,11 @@ class RNN(Recurrence):
         # The default has a function for a second direction that there may not be.
         return self.activations[: self.directions] if self.activations == ("Tanh", "Tanh") else self.activations
 
-    def cell(self, xp: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
         (h,) = state
         (f,) = weights.functions
-        return (f(xp, self.clipped(xp, x + xp.matmul(h, weights.r.T) + weights.bias)),)
+        gate = _plus(x + math.product(h, weights.r), weights.bias)
+        return (math.apply(f, self.clipped(math, gate)),)
 
 
 @op
@@ -91,18 +96,19 @@ class GRU(Recurrence):
         ),
     )  # fmt: skip
 
-    def cell(self, xp: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
         (h,) = state
         f, g = weights.functions
-        size = h.shape[1]
-        r, bias, both = weights.r, weights.bias, 2 * size
-        gates = f(xp, self.clipped(xp, x[:, :both] + xp.matmul(h, r[:both].T) + bias[:both]))
-        update, reset = gates[:, :size], gates[:, size:]
+        of_update, of_reset, of_new = math.split(weights.r, 3, axis=0)
+        bias = (None,) * 3 if weights.bias is None else math.split(weights.bias, 3)
+        x_update, x_reset, x_new = math.split(x, 3)
+        update = math.apply(f, self.clipped(math, _plus(x_update + math.product(h, of_update), bias[0])))
+        reset = math.apply(f, self.clipped(math, _plus(x_reset + math.product(h, of_reset), bias[1])))
         if self.linear_before_reset:
-            recurrent = reset * (xp.matmul(h, r[both:].T) + bias[both:])
+            recurrent = reset * _plus(math.product(h, of_new), bias[2])
         else:
-            recurrent = xp.matmul(reset * h, r[both:].T) + bias[both:]
-        new = g(xp, self.clipped(xp, x[:, both:] + recurrent))
+            recurrent = _plus(math.product(reset * h, of_new), bias[2])
+        new = math.apply(g, self.clipped(math, x_new + recurrent))
         return ((1 - update) * new + update * h,)
 
 
@@ -142,18 +148,16 @@ class LSTM(Recurrence):
         ),
     )  # fmt: skip
 
-    def cell(self, xp: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
         h, c = state
         f, g, output = weights.functions
-        size = h.shape[1]
-        gates = x + xp.matmul(h, weights.r.T) + weights.bias
-        i, o, forget, new = (gates[:, k * size : (k + 1) * size] for k in range(4))
-        p = weights.peepholes
-        if p is not None:
-            i, forget = i + p[:size] * c, forget + p[2 * size :] * c
-        i = f(xp, self.clipped(xp, i))
-        kept = 1 - i if self.input_forget else f(xp, self.clipped(xp, forget))
-        c = kept * c + i * g(xp, self.clipped(xp, new))
-        if p is not None:
-            o = o + p[size : 2 * size] * c
-        return f(xp, self.clipped(xp, o)) * output(xp, c), c
+        i, o, forget, new = math.split(_plus(x + math.product(h, weights.r), weights.bias), 4)
+        p_i, p_o, p_f = (None,) * 3 if weights.peepholes is None else math.split(weights.peepholes, 3)
+        i = math.apply(f, self.clipped(math, i if p_i is None else i + p_i * c))
+        if self.input_forget:
+            kept = 1 - i
+        else:
+            kept = math.apply(f, self.clipped(math, forget if p_f is None else forget + p_f * c))
+        c = kept * c + i * math.apply(g, self.clipped(math, new))
+        o = math.apply(f, self.clipped(math, o if p_o is None else o + p_o * c))
+        return o * math.apply(output, c), c
