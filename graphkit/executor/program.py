@@ -264,8 +264,8 @@ class _Instance:
         """Read parameters and constants again; pack those that changed."""
         program = self._program
         held = []
-        for external, source, kernel in program.emitter.sources:
-            array = source.array if kernel is None else program.packed.get(source, kernel)
+        for external, source, kernel, position in program.emitter.sources:
+            array = source.array if kernel is None else program.packed.get(source, kernel, position)
             held.append(array)
             if self._native is not None:
                 self._native.set(external, array)

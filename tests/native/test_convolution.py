@@ -63,11 +63,11 @@ class Example:
 
 
 def packed(kernel, plain):
-    """The operand at `packed_input` as the kernel reads it."""
-    if kernel.packed_input < 0:
+    """The weights, input 1, as the kernel reads them."""
+    if not kernel.packed_inputs:
         return plain
-    memory = aligned_bytes(kernel.packed_bytes)
-    kernel.pack(plain, memory)
+    memory = aligned_bytes(kernel.packed_bytes(1))
+    kernel.pack(1, plain, memory)
     return memory
 
 

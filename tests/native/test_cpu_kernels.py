@@ -102,8 +102,8 @@ def test_packed_copies_follow_versions(kind):
     held, packed = Held(weights), PackedArrays()
     kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
     for version in range(3):
-        operand = packed.get(held, kernel) if kernel.packed_input == 1 else held.array
-        assert kernel.packed_input != 1 or packed.get(held, kernel) is operand
+        operand = packed.get(held, kernel, 1) if kernel.packed_inputs else held.array
+        assert not kernel.packed_inputs or packed.get(held, kernel, 1) is operand
         got = run(kernel, node, [data, operand])[0]
         np.testing.assert_allclose(got, run_node(node, [data, held.array])[0], atol=1e-3)
         # The same memory with other contents: the version says so.

@@ -318,10 +318,23 @@ void LibraryKernel::run(const void* const* inputs, void* const* outputs, std::by
     guarded(*this, [&] { operation_.run(inputs, outputs, scratch); });
 }
 
-void LibraryKernel::pack(const void* plain, void* packed) const {
-    if (packed_input() < 0) {
-        Kernel::pack(plain, packed);
-    }
+std::vector<int> LibraryKernel::packed_inputs() const {
+    const int input = operation_.packed_input();
+    return input < 0 ? std::vector<int>{} : std::vector<int>{input};
+}
+
+std::size_t LibraryKernel::packed_bytes(int input) const {
+    require_packed(input);
+    return operation_.packed_bytes();
+}
+
+std::string LibraryKernel::packed_layout(int input) const {
+    require_packed(input);
+    return operation_.packed_layout();
+}
+
+void LibraryKernel::pack(int input, const void* plain, void* packed) const {
+    require_packed(input);
     guarded(*this, [&] { operation_.pack(plain, packed); });
 }
 

@@ -144,10 +144,10 @@ class LibraryKernel : public Kernel {
     using Kernel::Kernel;
     std::size_t scratch_bytes() const override { return operation_.scratch_bytes(); }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-    int packed_input() const override { return operation_.packed_input(); }
-    std::size_t packed_bytes() const override { return operation_.packed_bytes(); }
-    std::string packed_layout() const override { return operation_.packed_layout(); }
-    void pack(const void* plain, void* packed) const override;
+    std::vector<int> packed_inputs() const override;
+    std::size_t packed_bytes(int input) const override;
+    std::string packed_layout(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
     std::string implementation() const override { return empty_ ? "empty" : operation_.implementation(); }
 
   protected:
