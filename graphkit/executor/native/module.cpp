@@ -23,6 +23,7 @@ NB_MODULE(_native, m) {
 
     bind_kernels(m);
     bind_program(m);
+    bind_engine(m, error);
     bind_pooling(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });

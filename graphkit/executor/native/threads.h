@@ -16,6 +16,10 @@ void set_default_threads(int threads);
 // Threads of a parallel region that starts now.
 int team_size();
 
+// From now on this thread works beside the one that owns the team: its parallel regions have one thread, and a Team of
+// more throws NativeError.
+void work_alone();
+
 // Ownership of the team for one run: one host thread at a time starts parallel regions, because two full teams on the
 // same cores slow each other down several times. Inside, regions have `threads` threads (0: the default). A team of
 // one thread needs no ownership: such runs go on side by side.
