@@ -57,8 +57,8 @@ Kept keep(nb::handle object) {
     return keep(object.inc_ref().ptr());
 }
 
-// Exceptions that Python callables raised lie in a dict of the Python engine, where the garbage collector sees them: they
-// refer to frames, and these perhaps to the engine. Failures hold their numbers; here are those that no failure has now.
+// Exceptions that Python callables raised lie in a dict of the Python engine, where the garbage collector sees them:
+// they refer to frames, and these perhaps to the engine. Failures hold their numbers; here are those that none holds now.
 class Numbers {
   public:
     std::uint64_t next() { return next_.fetch_add(1); }
@@ -111,6 +111,9 @@ PyObject* take_raised() {
 // An interpreter that is being finalized ends threads which ask for the GIL by unwinding their stacks (before 3.14).
 // Destructors would then use Python without it: such a thread sleeps instead, until the process ends.
 template <typename Body>
+#ifdef __GLIBCXX__
+__attribute__((no_sanitize("undefined")))  // the reference that is caught refers to nothing
+#endif
 void or_sleep(Body&& body) {
 #ifdef __GLIBCXX__
     try {

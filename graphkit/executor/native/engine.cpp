@@ -191,7 +191,7 @@ void EngineState::work(int worker) {
 
 void EngineState::check_caller() const {
     if (elsewhere()) {
-        throw NativeError("this engine belongs to the parent of this process: its workers are not here; make another one");
+        throw NativeError("this engine belongs to the parent of this process, as do its workers; make another one");
     }
 }
 
@@ -281,8 +281,9 @@ void EngineState::leave(Variable& variable, bool write, std::vector<Operation*>&
 std::shared_ptr<const Failure> EngineState::obstacle(const Operation& operation) const {
     std::shared_ptr<const Failure> first;
     for (const VariablePtr& variable : operation.variables) {
-        if (failed(*variable, operation.sequence) && (first == nullptr || variable->failure_->sequence < first->sequence)) {
-            first = variable->failure_;
+        const std::shared_ptr<const Failure>& failure = variable->failure_;
+        if (failed(*variable, operation.sequence) && (first == nullptr || failure->sequence < first->sequence)) {
+            first = failure;
         }
     }
     if (first == nullptr && operation.sequence < cancelled_before_) {

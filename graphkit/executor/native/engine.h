@@ -99,8 +99,8 @@ class Engine {
     // of its last writer, if any; the variable is usable again then. Throws NativeError in a worker of this engine.
     std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Poll& poll);
 
-    // Waits for everything pushed before. Returns the oldest failure that no wait has returned; all variables are usable
-    // again then.
+    // Waits for everything pushed before. Returns the oldest failure that no wait has returned; all variables are
+    // usable again then.
     std::shared_ptr<const Failure> wait_all(const Poll& poll);
 
     // Takes back the operations that have not started: what they write fails with Cancelled.
