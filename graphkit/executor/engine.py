@@ -13,11 +13,12 @@ that kernels share. The threads and the bookkeeping are native; the GIL is held 
 from __future__ import annotations
 
 import atexit
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,16 @@ from graphkit.executor.kernels import load_device, native_module
 
 # How long the end of the process waits for operations that are running; they are left behind then.
 EXIT_SECONDS = 5.0
+
+
+class Work(NamedTuple):
+    """Which worker of which engine ran an operation, and when, in monotonic nanoseconds."""
+
+    engine: int
+    worker: int
+    operation: str
+    start: int
+    end: int
 
 
 class Variable:
@@ -66,6 +77,9 @@ class Engine:
         self._native: Any = self._library.Engine(workers or config.ENGINE_WORKERS.get())
         # What operations raised, by number. It lies here because exceptions may refer to this object.
         self._raised: dict[int, BaseException] = {}
+        self.number = next(_numbers)
+        if _recorded is not None:
+            self._native.trace(True)
         _living.add(self)
 
     def variable(self, name: str = "") -> Variable:
@@ -136,7 +150,10 @@ class Engine:
 
         What is running then ends by itself, and its worker with it. May be called again.
         """
-        return bool(self._call(self._native.close, seconds))
+        ended = bool(self._call(self._native.close, seconds))
+        if _recorded is not None:
+            self._hand_over(_recorded)
+        return ended
 
     @property
     def workers(self) -> int:
@@ -148,15 +165,6 @@ class Engine:
         """Operations that were pushed and are not done."""
         return int(self._call(lambda: self._native.pending))
 
-    def trace(self, on: bool) -> None:
-        """Record which operation runs where and when."""
-        self._call(self._native.trace, on)
-
-    def take_events(self) -> list[tuple[str, int, int, int]]:
-        """What tracing recorded since the last call: (operation, worker, start, end), in monotonic nanoseconds."""
-        events: list[tuple[str, int, int, int]] = self._call(self._native.events)
-        return events
-
     def __enter__(self) -> Engine:
         return self
 
@@ -166,6 +174,11 @@ class Engine:
                 self.wait_all()
         finally:
             self.close()
+
+    def _hand_over(self, recorded: list[Work]) -> None:
+        """Add what tracing has seen since the last call."""
+        for operation, worker, start, end in self._call(self._native.events):
+            recorded.append(Work(self.number, worker, operation, start, end))
 
     def __repr__(self) -> str:
         return f"<Engine of {self.workers} workers>"
@@ -200,6 +213,19 @@ def _handles(variables: Iterable[Variable]) -> list[Any]:
         raise UsageError("operations read and write variables that the engine made: engine.variable()") from None
 
 
+def record(into: list[Work] | None) -> None:
+    """From now on add the work of every engine to a list; None ends it."""
+    global _recorded
+    engines = list(_living)
+    for engine in engines:
+        engine._call(engine._native.trace, into is not None)
+        if _recorded is not None:
+            engine._hand_over(_recorded)
+    _recorded = into
+
+
+_recorded: list[Work] | None = None
+_numbers = itertools.count()
 _living: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 

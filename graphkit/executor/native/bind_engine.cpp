@@ -58,7 +58,7 @@ Kept keep(nb::handle object) {
 }
 
 // Exceptions that Python callables raised lie in a dict of the Python engine, where the garbage collector sees them:
-// they refer to frames, and these perhaps to the engine. Failures hold their numbers; here are those that none holds now.
+// they refer to frames, and these perhaps to the engine. Failures hold their numbers; here are those that none holds.
 class Numbers {
   public:
     std::uint64_t next() { return next_.fetch_add(1); }

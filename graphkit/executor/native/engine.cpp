@@ -33,10 +33,17 @@ int fork_count() {
     return forks.load(std::memory_order_relaxed);
 }
 
-// The engine whose worker this thread is.
-thread_local const EngineState* current = nullptr;
+// The number of the engine whose worker this thread is; kNever is none's.
+thread_local std::uint64_t current = kNever;
 
-}  // namespace
+struct Operation;
+
+// One variable that an operation wants, in line behind those that asked before.
+struct Claim {
+    Operation* operation;
+    bool write;
+    Claim* next;
+};
 
 // Where a thread that waits for a variable stands in line.
 struct Mark {
@@ -58,9 +65,28 @@ struct Operation {
     std::list<Operation>::iterator self;
 };
 
-class EngineState : public std::enable_shared_from_this<EngineState> {
+}  // namespace
+
+// All members belong to the engine's mutex.
+class Variable {
   public:
-    explicit EngineState(int workers) : workers_(workers), forks_(fork_count()) {
+    explicit Variable(std::uint64_t number) : engine(number) {}
+    Variable(const Variable&) = delete;
+    Variable& operator=(const Variable&) = delete;
+
+    const std::uint64_t engine;
+    int readers = 0;
+    bool writing = false;
+    Claim* first = nullptr;  // those who wait, in order; whoever has been let in is only counted
+    Claim* last = nullptr;
+    std::shared_ptr<const Failure> failure;  // of its last writer
+    std::uint64_t failed_by = 0;             // that writer's sequence number
+    std::uint64_t usable_from = 0;           // to later operations the failure is no obstacle: a wait has returned it
+};
+
+class Engine::State : public std::enable_shared_from_this<Engine::State> {
+  public:
+    explicit State(int workers) : workers_(workers), forks_(fork_count()) {
         static std::atomic<std::uint64_t> count{0};
         id_ = count.fetch_add(1);
     }
@@ -112,8 +138,8 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
 
     // Whether the variable is not fit to be used by the operation of that number.
     bool failed(const Variable& variable, std::uint64_t sequence) const {
-        const bool forgiven = variable.failed_by_ < forgiven_before_ && sequence >= forgiven_before_;
-        return variable.failure_ != nullptr && sequence < variable.usable_from_ && !forgiven;
+        const bool forgiven = variable.failed_by < forgiven_before_ && sequence >= forgiven_before_;
+        return variable.failure != nullptr && sequence < variable.usable_from && !forgiven;
     }
 
     static bool later(const Operation* a, const Operation* b) {
@@ -142,15 +168,15 @@ class EngineState : public std::enable_shared_from_this<EngineState> {
     std::vector<Engine::Event> events_;
 };
 
-void EngineState::start() {
+void Engine::State::start() {
     const std::lock_guard lock(mutex_);
     for (; running_ < workers_; ++running_) {
         std::thread([self = shared_from_this(), worker = running_] { self->work(worker); }).detach();
     }
 }
 
-void EngineState::work(int worker) {
-    current = this;
+void Engine::State::work(int worker) {
+    current = id_;
     work_alone();
     Lock lock(mutex_);
     for (;;) {
@@ -189,13 +215,13 @@ void EngineState::work(int worker) {
     done_.notify_all();
 }
 
-void EngineState::check_caller() const {
+void Engine::State::check_caller() const {
     if (elsewhere()) {
         throw NativeError("this engine belongs to the parent of this process, as do its workers; make another one");
     }
 }
 
-void EngineState::push(Operation&& made, const Variables& reads, const Variables& writes) {
+void Engine::State::push(Operation&& made, const Variables& reads, const Variables& writes) {
     check_caller();
     const std::lock_guard lock(mutex_);
     if (stopping_) {
@@ -205,10 +231,10 @@ void EngineState::push(Operation&& made, const Variables& reads, const Variables
 }
 
 // Puts an operation in line for its variables; returns how many operations became ready to run.
-std::size_t EngineState::submit(Operation&& made, const Variables& reads, const Variables& writes) {
+std::size_t Engine::State::submit(Operation&& made, const Variables& reads, const Variables& writes) {
     for (const Variables* list : {&reads, &writes}) {
         for (const VariablePtr& variable : *list) {
-            if (variable->engine_ != id_) {
+            if (variable->engine != id_) {
                 throw NativeError("operation '" + made.name + "' uses a variable of another engine");
             }
         }
@@ -239,38 +265,38 @@ std::size_t EngineState::submit(Operation&& made, const Variables& reads, const 
 }
 
 // Lets a claim in if nobody is in its way.
-bool EngineState::admit(Variable& variable, const Claim& claim) {
-    if (variable.writing_ || (claim.write && variable.readers_ > 0)) {
+bool Engine::State::admit(Variable& variable, const Claim& claim) {
+    if (variable.writing || (claim.write && variable.readers > 0)) {
         return false;
     }
     if (claim.write) {
-        variable.writing_ = true;
+        variable.writing = true;
     } else {
-        ++variable.readers_;
+        ++variable.readers;
     }
     return true;
 }
 
 // Lets a claim in, or puts it at the end of the line.
-bool EngineState::enter(Variable& variable, Claim& claim) {
-    if (variable.first_ == nullptr && admit(variable, claim)) {
+bool Engine::State::enter(Variable& variable, Claim& claim) {
+    if (variable.first == nullptr && admit(variable, claim)) {
         return true;
     }
-    (variable.first_ == nullptr ? variable.first_ : variable.last_->next) = &claim;
-    variable.last_ = &claim;
+    (variable.first == nullptr ? variable.first : variable.last->next) = &claim;
+    variable.last = &claim;
     return false;
 }
 
 // Ends a use of the variable and lets in those in front of the line; adds operations that now have all they need.
-void EngineState::leave(Variable& variable, bool write, std::vector<Operation*>& ready) {
+void Engine::State::leave(Variable& variable, bool write, std::vector<Operation*>& ready) {
     if (write) {
-        variable.writing_ = false;
+        variable.writing = false;
     } else {
-        --variable.readers_;
+        --variable.readers;
     }
-    while (variable.first_ != nullptr && admit(variable, *variable.first_)) {
-        const Claim& claim = *variable.first_;
-        variable.first_ = claim.next;
+    while (variable.first != nullptr && admit(variable, *variable.first)) {
+        const Claim& claim = *variable.first;
+        variable.first = claim.next;
         if (--claim.operation->missing == 0) {
             ready.push_back(claim.operation);
         }
@@ -278,10 +304,10 @@ void EngineState::leave(Variable& variable, bool write, std::vector<Operation*>&
 }
 
 // Why an operation that is ready must not run; null when it may.
-std::shared_ptr<const Failure> EngineState::obstacle(const Operation& operation) const {
+std::shared_ptr<const Failure> Engine::State::obstacle(const Operation& operation) const {
     std::shared_ptr<const Failure> first;
     for (const VariablePtr& variable : operation.variables) {
-        const std::shared_ptr<const Failure>& failure = variable->failure_;
+        const std::shared_ptr<const Failure>& failure = variable->failure;
         if (failed(*variable, operation.sequence) && (first == nullptr || failure->sequence < first->sequence)) {
             first = failure;
         }
@@ -295,7 +321,7 @@ std::shared_ptr<const Failure> EngineState::obstacle(const Operation& operation)
 }
 
 // Ends an operation that ran, or was kept from running by `failure`; returns how many became ready to run.
-std::size_t EngineState::finish(Operation& operation, std::shared_ptr<const Failure> failure) {
+std::size_t Engine::State::finish(Operation& operation, std::shared_ptr<const Failure> failure) {
     if (failure != nullptr && failure->sequence == operation.sequence) {
         unreported_.emplace(failure->sequence, failure);
     }
@@ -303,9 +329,9 @@ std::size_t EngineState::finish(Operation& operation, std::shared_ptr<const Fail
     for (std::size_t i = 0; i < operation.claims.size(); ++i) {
         Variable& variable = *operation.variables[i];
         if (operation.claims[i].write) {
-            variable.failure_ = failure;
-            variable.failed_by_ = operation.sequence;
-            variable.usable_from_ = kNever;
+            variable.failure = failure;
+            variable.failed_by = operation.sequence;
+            variable.usable_from = kNever;
         }
         leave(variable, operation.claims[i].write, ready);
     }
@@ -313,7 +339,7 @@ std::size_t EngineState::finish(Operation& operation, std::shared_ptr<const Fail
     return settle(ready);
 }
 
-void EngineState::erase(const Operation& operation) {
+void Engine::State::erase(const Operation& operation) {
     operations_.erase(operation.self);
     if (operations_.empty() || operations_.front().sequence >= awaited_) {
         awaited_ = kNever;
@@ -322,7 +348,7 @@ void EngineState::erase(const Operation& operation) {
 }
 
 // Puts operations that have all they need in line for the workers, and ends marks at once; returns how many can run.
-std::size_t EngineState::settle(std::vector<Operation*>& ready) {
+std::size_t Engine::State::settle(std::vector<Operation*>& ready) {
     std::size_t count = 0;
     while (!ready.empty()) {
         Operation& operation = *ready.back();
@@ -335,9 +361,9 @@ std::size_t EngineState::settle(std::vector<Operation*>& ready) {
         }
         Variable& variable = *operation.variables.front();
         if (!operation.mark->abandoned && failed(variable, operation.sequence)) {
-            operation.mark->failure = variable.failure_;
-            variable.usable_from_ = operation.sequence;
-            unreported_.erase(variable.failure_->sequence);
+            operation.mark->failure = variable.failure;
+            variable.usable_from = operation.sequence;
+            unreported_.erase(variable.failure->sequence);
         }
         operation.mark->reached = true;
         done_.notify_all();
@@ -347,14 +373,14 @@ std::size_t EngineState::settle(std::vector<Operation*>& ready) {
     return count;
 }
 
-void EngineState::wake(std::size_t count) {
+void Engine::State::wake(std::size_t count) {
     for (std::size_t i = std::min(count, static_cast<std::size_t>(idle_)); i > 0; --i) {
         work_.notify_one();
     }
 }
 
 template <typename Done>
-void EngineState::wait_until(Lock& lock, const Engine::Poll& poll, Done&& done) {
+void Engine::State::wait_until(Lock& lock, const Engine::Poll& poll, Done&& done) {
     while (!done()) {
         if (done_.wait_for(lock, Engine::kPollInterval) == std::cv_status::timeout) {
             lock.unlock();
@@ -364,14 +390,14 @@ void EngineState::wait_until(Lock& lock, const Engine::Poll& poll, Done&& done) 
     }
 }
 
-void EngineState::check_waiter() const {
+void Engine::State::check_waiter() const {
     check_caller();
-    if (current == this) {
+    if (current == id_) {
         throw NativeError("an operation cannot wait for the engine that runs it; name what it needs in `reads`");
     }
 }
 
-std::shared_ptr<const Failure> EngineState::wait(const VariablePtr& variable, bool exclusive,
+std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, bool exclusive,
                                                  const Engine::Poll& poll) {
     check_waiter();
     Operation place;
@@ -394,7 +420,7 @@ std::shared_ptr<const Failure> EngineState::wait(const VariablePtr& variable, bo
     return mark->failure;
 }
 
-std::shared_ptr<const Failure> EngineState::wait_all(const Engine::Poll& poll) {
+std::shared_ptr<const Failure> Engine::State::wait_all(const Engine::Poll& poll) {
     check_waiter();
     Lock lock(mutex_);
     const std::uint64_t limit = next_;
@@ -414,23 +440,23 @@ std::shared_ptr<const Failure> EngineState::wait_all(const Engine::Poll& poll) {
     return first;
 }
 
-void EngineState::cancel() {
+void Engine::State::cancel() {
     check_caller();
     const std::lock_guard lock(mutex_);
     cancelled_before_ = next_;
 }
 
-void EngineState::stop() {
+void Engine::State::stop() {
     const std::lock_guard lock(mutex_);
     cancelled_before_ = next_;
     stopping_ = true;
     work_.notify_all();
 }
 
-bool EngineState::join(std::chrono::milliseconds patience, const Engine::Poll& poll) {
+bool Engine::State::join(std::chrono::milliseconds patience, const Engine::Poll& poll) {
     const auto deadline = Clock::now() + patience;
     Lock lock(mutex_);
-    const int own = current == this ? 1 : 0;  // an operation that closes its own engine does not wait for itself
+    const int own = current == id_ ? 1 : 0;  // an operation that closes its own engine does not wait for itself
     wait_until(lock, poll, [&] { return running_ <= own || Clock::now() >= deadline; });
     return running_ <= own;
 }
@@ -439,7 +465,7 @@ Engine::Engine(int workers) {
     if (workers < 1) {
         throw NativeError("an engine needs at least one worker");
     }
-    state_ = std::make_shared<EngineState>(workers);
+    state_ = std::make_shared<State>(workers);
     try {
         state_->start();
     } catch (...) {

@@ -33,36 +33,9 @@ struct Failure {
     std::exception_ptr error;
 };
 
-class EngineState;
-struct Operation;
-
-// One variable that an operation wants, in line behind those that asked before.
-struct Claim {
-    Operation* operation;
-    bool write;
-    Claim* next;
-};
-
 // Something that operations read and write: an array, a file, a connection. Readers run side by side, a writer alone,
-// and everything in the order in which it was pushed. All members belong to the engine's mutex.
-class Variable {
-  public:
-    explicit Variable(std::uint64_t engine) : engine_(engine) {}
-    Variable(const Variable&) = delete;
-    Variable& operator=(const Variable&) = delete;
-
-  private:
-    friend class EngineState;
-
-    const std::uint64_t engine_;
-    int readers_ = 0;
-    bool writing_ = false;
-    Claim* first_ = nullptr;  // those who wait, in order; whoever has been let in is only counted
-    Claim* last_ = nullptr;
-    std::shared_ptr<const Failure> failure_;  // of its last writer
-    std::uint64_t failed_by_ = 0;             // that writer's sequence number
-    std::uint64_t usable_from_ = 0;           // to later operations the failure is no obstacle: a wait has returned it
-};
+// and everything in the order in which it was pushed.
+class Variable;
 
 using VariablePtr = std::shared_ptr<Variable>;
 using Variables = std::vector<VariablePtr>;
@@ -119,8 +92,9 @@ class Engine {
     std::vector<Event> take_events();
 
   private:
+    class State;
     // Workers own a share: a stuck one may outlive the engine.
-    std::shared_ptr<EngineState> state_;
+    std::shared_ptr<State> state_;
 };
 
 }  // namespace graphkit
