@@ -14,19 +14,18 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor import engine
+from graphkit.executor import program as programs
 from graphkit.executor.control import IfStep
 from graphkit.executor.placement import has_fixed_size
 from graphkit.executor.plan import format_table, human
-from graphkit.executor.program import IDLE_INSTANCES, Program, _Instance
+from graphkit.executor.program import Program
 from graphkit.executor.region import Chosen, Region
 from graphkit.ir.atomic import write_whole
 
@@ -78,19 +77,16 @@ class Profile:
         self._lock = threading.Lock()
         self._start = time.monotonic_ns()
 
-    def run(self, program: Program, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        """`program.run`, recorded."""
-        if program.native is None:
-            raise UnsupportedError("profiling needs the native engine, and graphkit was not built here: pip install .")
-        try:
-            instance = program._idle.pop()
-        except IndexError:
-            instance = _Instance(program)
-        native = instance._native
+    def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
+        """Call `run`, and record what the native instance does meanwhile."""
+        if native is None:
+            raise UnsupportedError(
+                "profiling needs the native engine: device 'cpu', and graphkit built (pip install .)"
+            )
         native.trace(True)
         start = time.monotonic_ns()
         try:
-            results = instance.run(inputs, buffers)
+            return run()
         finally:
             end = time.monotonic_ns()
             native.trace(False)
@@ -98,9 +94,6 @@ class Profile:
             with self._lock:
                 self._threads[thread] = threading.current_thread().name
                 self._runs.append(_Run(program, thread, start, end, native.events()))
-        if len(program._idle) < IDLE_INSTANCES:
-            program._idle.append(instance)
-        return results
 
     # --- results ------------------------------------------------------------------------------------
 
@@ -209,7 +202,6 @@ class Profile:
         return self._steps[program]
 
 
-active: Profile | None = None
 _switch = threading.Lock()
 
 
@@ -220,18 +212,17 @@ def profile(path: str | Path | None = None) -> Iterator[Profile]:
     At the end of the block the trace is written to `path`, also when the block raises. Runs must not go on beyond the
     block. Raises UsageError inside another such block, UnsupportedError for a run without the native engine.
     """
-    global active
     made = Profile()
     with _switch:
-        if active is not None:
+        if programs.recorder is not None:
             raise UsageError("a profile is being recorded already; one block at a time")
-        active = made
+        programs.recorder = made
     engine.record(made._work)
     try:
         yield made
     finally:
         engine.record(None)
-        active = None
+        programs.recorder = None
         if path is not None:
             made.save(path)
 

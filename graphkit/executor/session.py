@@ -20,7 +20,6 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor import feeds as fed
-from graphkit.executor import profile
 from graphkit.executor.kernels import VersionedArray, load_device
 from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
@@ -196,8 +195,7 @@ class Executor:
             target = _checked_out(name, placed[position].value, out[name])  # type: ignore[index]
             if placed[position].owned and target.flags.c_contiguous and not _overlaps(target, arrays):
                 buffers[position] = target
-        recorder = profile.active
-        results = program.run(arrays, buffers) if recorder is None else recorder.run(program, arrays, buffers)
+        results = program.run(arrays, buffers)
         named = dict(zip(selection.outputs, results[count:], strict=True))
         for name, target in (out or {}).items():
             in_place = count + selection.outputs.index(name) in buffers
