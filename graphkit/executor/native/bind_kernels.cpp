@@ -5,6 +5,7 @@
 
 #include "array.h"
 #include "bindings.h"
+#include "kernel_call.h"
 
 namespace graphkit {
 namespace {
@@ -25,7 +26,9 @@ std::vector<nb::object> items_of(nb::handle sequence, std::size_t wanted) {
     return items;
 }
 
-void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
+}  // namespace
+
+KernelCall open_call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
     const std::size_t in_count = kernel.inputs().size();
     const std::size_t out_count = kernel.outputs().size();
     const auto in = items_of(inputs, in_count);
@@ -61,11 +64,24 @@ void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
             targets[i] = open_array(out[i], kernel.outputs()[i], kernel, true);
         }
     }
-    nb::gil_scoped_release no_gil;
-    const std::size_t bytes = (kernel.scratch_bytes() + kAlignment) / kAlignment * kAlignment;
+    return {&kernel, std::move(sources), std::move(targets)};
+}
+
+void KernelCall::run() const {
+    const std::size_t bytes = (kernel->scratch_bytes() + kAlignment) / kAlignment * kAlignment;
     const std::unique_ptr<void, Free> scratch(std::aligned_alloc(kAlignment, bytes));
-    Team team(kernel.threads());
-    kernel.run(sources.data(), targets.data(), static_cast<std::byte*>(scratch.get()));
+    const Team team(kernel->threads());
+    kernel->run(inputs.data(), outputs.data(), static_cast<std::byte*>(scratch.get()));
+}
+
+namespace {
+
+void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
+    // The items of a sequence that is no list or tuple live no longer than the list made of them.
+    const nb::list in(inputs), out(outputs);
+    const KernelCall prepared = open_call(kernel, in, out);
+    const nb::gil_scoped_release no_gil;
+    prepared.run();
 }
 
 void pack(const Kernel& kernel, int input, nb::handle plain, nb::handle packed) {

@@ -24,6 +24,7 @@ NB_MODULE(_native, m) {
 
     bind_kernels(m);
     bind_program(m);
+    bind_engine(m, error);
     bind_pooling(m);
     bind_pointwise(m);
     bind_movement(m);

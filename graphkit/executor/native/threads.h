@@ -23,6 +23,10 @@ int team_size();
 // The calling thread's number in its parallel region, below the region's thread count; 0 outside.
 int thread_number();
 
+// From now on this thread works beside the one that owns the team: its parallel regions have one thread, and a Team of
+// more throws NativeError.
+void work_alone();
+
 // Ownership of the team for one run: one host thread at a time starts parallel regions, because two full teams on the
 // same cores slow each other down several times. Inside, regions have `threads` threads (0: the default). A team of
 // one thread needs no ownership: such runs go on side by side.
