@@ -2,11 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 #include "elements.h"
 #include "isa.h"
@@ -92,18 +87,6 @@ void fill_row(const std::byte* source, std::byte* target, std::int64_t size) {
 }
 
 constexpr std::int64_t kLine = 64;
-
-// Copies whole cache lines with stores that go past the caches, where the processor has such stores.
-void stream_row(std::byte* target, const std::byte* source, std::int64_t bytes) {
-#if defined(__SSE2__)
-    for (std::int64_t i = 0; i < bytes; i += 16) {
-        _mm_stream_si128(reinterpret_cast<__m128i*>(target + i),
-                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
-    }
-#else
-    std::memcpy(target, source, static_cast<std::size_t>(bytes));
-#endif
-}
 
 }  // namespace
 
@@ -213,9 +196,9 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     // Short rows far from each other are no pattern that the processor foresees.
     constexpr std::int64_t kAhead = 6;
     const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
-    const bool stream = stream_ && bytes % kLine == 0 && step.target % kLine == 0 &&
-                        reinterpret_cast<std::uintptr_t>(target) % kLine == 0 &&
-                        std::all_of(outer_.begin(), outer_.end(), [](const CopyAxis& a) { return a.target % kLine == 0; });
+    const bool aligned = reinterpret_cast<std::uintptr_t>(target) % kLine == 0 && step.target % kLine == 0 &&
+                         std::all_of(outer_.begin(), outer_.end(), [](auto& axis) { return axis.target % kLine == 0; });
+    const bool stream_whole = stream_ && aligned && bytes % kLine == 0;
     parallel_for(threads, product(outer_), cost, [&](std::int64_t begin, std::int64_t end) {
         for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
             for (std::int64_t i = 0; i < rows; ++i) {
@@ -226,15 +209,17 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
                         __builtin_prefetch(source_row + ahead + line);
                     }
                 }
-                if (stream) {
-                    stream_row(target_row, source_row, bytes);
+                if (stream_whole) {
+                    stream_lines(target_row, source_row, bytes);
+                } else if (stream_) {
+                    stream_bytes(target_row, source_row, bytes);
                 } else {
                     copy_bytes(target_row, source_row, static_cast<std::size_t>(bytes));
                 }
             }
         });
-        if (stream) {  // see run_tiles
-            std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (stream_) {
+            end_stream();
         }
     });
 }
@@ -294,8 +279,8 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
             });
             at += last - first;
         }
-        if (stream) {  // such stores are not ordered with those that tell other threads about them
-            std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (stream) {
+            end_stream();
         }
     });
 }

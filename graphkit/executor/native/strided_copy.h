@@ -54,7 +54,4 @@ class StridedCopy {
     const TransposeTable* table_ = nullptr;
 };
 
-// Bytes of output from which stores that go past the caches pay: with its source it fills them.
-constexpr std::int64_t kStreamBytes = std::int64_t{16} << 20;
-
 }  // namespace graphkit
