@@ -10,7 +10,7 @@ namespace graphkit {
 namespace {
 
 // Columns that one pass along the axis sums side by side.
-constexpr std::int64_t kColumns = 256;
+constexpr std::int64_t kColumns = 64;
 
 // The type that sums are kept in, and conversions to and from it. Integers wrap around.
 template <typename T>
