@@ -2,9 +2,8 @@
 
     python bench/movement.py [--threads N] [--seconds 0.2] [NAME ...]
 
-For each case the best time of graphkit, of numpy and of copying the output's bytes with graphkit's threads, and the part
-of the copy's bandwidth that is reached (bytes that have to be read and written over time). Runs interleave. NAME: parts
-of the names of cases.
+For each case the best time of graphkit, of numpy, and of copying as many bytes as the output has with graphkit's threads;
+then the copy's time over graphkit's, and numpy's over graphkit's. Runs interleave. NAME: parts of the names of cases.
 """
 
 from __future__ import annotations
@@ -127,12 +126,13 @@ def best_times(calls: list[Callable[[], object]], seconds: float) -> list[float]
 
 
 def measure(case: Case, threads: int, seconds: float) -> tuple[float, float, float, float]:
-    """Seconds of graphkit, numpy and the copy; the part of the copy's bandwidth that graphkit reaches."""
+    """Seconds of graphkit, numpy and the copy; the copy's over graphkit's."""
     _, make, arrays = case
     given = {Value(TensorType(dtype_of(a.dtype), a.shape)): a for a in arrays}
     made = make(*given)
     node: Any = (made[0] if isinstance(made, tuple) else made).node
-    operands = [None if v is None else given[v] if v in given else v.node.op.value.array for v in node.inputs]
+    given.update((v, v.node.op.value.array) for v in node.inputs if v is not None and v not in given)
+    operands = [None if v is None else given[v] for v in node.inputs]
     kernel: Any = make_kernel("cpu", node, KernelContext(threads=threads, used_outputs=(True,) * len(node.outputs)))
     outputs = [aligned(v.tensor.static_shape, v.dtype.numpy) for v in node.outputs]
     size = sum(y.nbytes for y in outputs)
