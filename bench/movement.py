@@ -2,8 +2,9 @@
 
     python bench/movement.py [--threads N] [--seconds 0.2] [NAME ...]
 
-For each case the best time of graphkit, of numpy, and of copying as many bytes as the output has with graphkit's threads;
-then the copy's time over graphkit's, and numpy's over graphkit's. Runs interleave. NAME: parts of the names of cases.
+For each case the best time of graphkit, of numpy, and of copying as many bytes as the output has with graphkit's
+threads; then the copy's time over graphkit's, and numpy's over graphkit's. Runs interleave. NAME: parts of the names of
+cases.
 """
 
 from __future__ import annotations
