@@ -149,7 +149,7 @@ inline void end_stream() {
 // Any bytes; stores go past the caches where there are enough of them.
 inline void stream_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
     constexpr std::int64_t kLine = 64;
-    if (bytes < 8 * kLine) {
+    if (bytes < 4 * kLine) {
         return copy_bytes(to, from, static_cast<std::size_t>(bytes));
     }
     const std::int64_t head = -static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(to)) & (kLine - 1);

@@ -33,8 +33,9 @@ void copy_piece(std::byte* to, const std::byte* from, std::int64_t bytes, bool s
 template <typename Body>
 void for_parts(int threads, const Pieces& pieces, Body&& body) {
     const std::int64_t row = pieces.row();
-    const double cost = 1 / kBytesPerNanosecond +
-                        3 * static_cast<double>(pieces.ends.size()) / static_cast<double>(std::max<std::int64_t>(row, 1));
+    const double pieces_per_byte =
+        static_cast<double>(pieces.ends.size()) / static_cast<double>(std::max<std::int64_t>(row, 1));
+    const double cost = 1 / kBytesPerNanosecond + 3 * pieces_per_byte;
     parallel_for(
         threads, pieces.rows * row, cost,
         [&](std::int64_t begin, std::int64_t end) {

@@ -14,7 +14,8 @@ struct ResampleTable {
     using Rows = void (*)(const T* const* rows, const T* weights, int taps, T* y, std::int64_t size);
     // y[i] = sum over t of weights[t * size + i] * x[sources[t * size + i]], i < size.
     template <typename T>
-    using Row = void (*)(const T* x, const std::int32_t* sources, const T* weights, int taps, T* y, std::int64_t size);
+    using Row = void (*)(const T* x, const std::int32_t* sources, const T* weights, int taps, T* y,
+                         std::int64_t size);
 
     // The same, where the sources of every `lanes` neighbours lie within 2 * lanes elements of x: a window, which
     // begins at starts[i / lanes], in registers. `places` are the sources counted from there. lanes 0: no such function.

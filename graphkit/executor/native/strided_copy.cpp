@@ -88,8 +88,8 @@ void fill_row(const std::byte* source, std::byte* target, std::int64_t size) {
 }
 
 constexpr std::int64_t kLine = 64;
-// Bytes of a block that is transposed in the first cache.
-constexpr std::int64_t kBuffer = 16384;
+// Elements along each side of a block that is transposed in a buffer, at most.
+constexpr std::int64_t kBufferSide = 128;
 
 }  // namespace
 
@@ -263,17 +263,19 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
     const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
     const bool buffered = stream_ && !direct;
     // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close together.
-    // Blocks that go through a buffer have long rows in the target, for only whole lines can go past the caches.
+    // Those that go through a buffer have long rows in the target too, for only whole lines can go past the caches.
     const bool long_rows = !buffered && column_.size * element_ > 1024;
-    const std::int64_t down = (long_rows ? 2048 : kLine) / element_;
-    const std::int64_t along = long_rows ? kLine / element_ : buffered ? kBuffer / kLine : 256 / element_;
+    const std::int64_t strip = kLine / element_;
+    const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);
+    const std::int64_t down = buffered ? side : long_rows ? 2048 / element_ : strip;
+    const std::int64_t along = buffered ? side : long_rows ? strip : 256 / element_;
     const std::int64_t blocks_down = (column_.size + down - 1) / down;
     const std::int64_t blocks_along = (row_.size + along - 1) / along;
     const std::int64_t blocks = blocks_down * blocks_along;
     const auto block_bytes = static_cast<double>(std::min(along, row_.size) * std::min(down, column_.size) * element_);
     parallel_for(threads, product(outer_) * blocks, 2 * nanoseconds(block_bytes) + 2,
                  [&](std::int64_t begin, std::int64_t end) {
-        alignas(kAlignment) std::byte buffer[kBuffer];
+        alignas(kAlignment) std::byte buffer[kBufferSide * 512];
         const auto move_block = [&](const std::byte* from, std::byte* to, std::int64_t block) {
             const std::int64_t a = block / blocks_along * down;
             const std::int64_t b = block % blocks_along * along;
@@ -285,7 +287,10 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
                 return tile(from, to, row_.source, column_.target, rows, columns, direct);
             }
             const std::int64_t pitch = along * element_;
-            tile(from, buffer, row_.source, pitch, rows, columns, false);
+            for (std::int64_t column = 0; column < columns; column += strip) {
+                tile(from + column * row_.source, buffer + column * element_, row_.source, pitch, rows,
+                     std::min(strip, columns - column), false);
+            }
             for (std::int64_t row = 0; row < rows; ++row) {
                 stream_bytes(to + row * column_.target, buffer + row * pitch, columns * element_);
             }
