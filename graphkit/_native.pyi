@@ -307,6 +307,152 @@ class Recurrent(Kernel):
         threads: int = 0,
     ) -> None: ...
 
+
+_Dims = Sequence[int]
+_Maps = Sequence[Sequence[int] | None]
+_Operand = tuple[Sequence[int], str]
+
+class StridedView(Kernel):
+    def __init__(
+        self, name: str, x: _Dims, y: _Dims, sizes: _Dims, strides: _Dims, offset: int, dtype: str, threads: int = 0
+    ) -> None: ...
+
+class StridedPlacement(Kernel):
+    def __init__(
+        self, name: str, x: _Dims, y: _Dims, strides: _Dims, offset: int, dtype: str, threads: int = 0
+    ) -> None: ...
+
+class Concat(Kernel):
+    def __init__(self, xs: Sequence[_Dims], axis: int, dtype: str, threads: int = 0) -> None: ...
+
+class Split(Kernel):
+    def __init__(self, x: _Dims, sizes: _Dims, axis: int, dtype: str, threads: int = 0) -> None: ...
+
+class Pad(Kernel):
+    def __init__(
+        self, x: _Dims, maps: _Maps, pads: _Dims, value: _Dims | None, dtype: str, threads: int = 0
+    ) -> None: ...
+
+class ResizeNearest(Kernel):
+    def __init__(self, x: _Dims, maps: _Maps, fill: bytes, dtype: str, threads: int = 0) -> None: ...
+
+class Resample(Kernel):
+    def __init__(
+        self,
+        name: str,
+        x: _Dims,
+        axes: Sequence[tuple[int, int, int, Sequence[int], Sequence[float], Sequence[int]]],
+        fill: float,
+        round: bool,
+        dtype: str,
+        threads: int = 0,
+    ) -> None: ...
+
+class Gather(Kernel):
+    def __init__(
+        self, x: _Dims, indices: _Dims, axis: int, dtype: str, index_dtype: str = "int64", threads: int = 0
+    ) -> None: ...
+
+class GatherElements(Kernel):
+    def __init__(
+        self, x: _Dims, indices: _Dims, axis: int, dtype: str, index_dtype: str = "int64", threads: int = 0
+    ) -> None: ...
+
+class GatherND(Kernel):
+    def __init__(self, x: _Dims, indices: _Dims, batch_dims: int, dtype: str, threads: int = 0) -> None: ...
+
+class GatherGrad(Kernel):
+    def __init__(
+        self,
+        x: _Dims,
+        x_dtype: str,
+        indices: _Dims,
+        axis: int,
+        dtype: str,
+        index_dtype: str = "int64",
+        threads: int = 0,
+    ) -> None: ...
+
+class ScatterElements(Kernel):
+    def __init__(
+        self,
+        x: _Dims,
+        indices: _Dims,
+        axis: int,
+        reduction: str,
+        dtype: str,
+        index_dtype: str = "int64",
+        threads: int = 0,
+    ) -> None: ...
+
+class ScatterND(Kernel):
+    def __init__(self, x: _Dims, indices: _Dims, reduction: str, dtype: str, threads: int = 0) -> None: ...
+
+class ReverseSequence(Kernel):
+    def __init__(self, x: _Dims, batch_first: bool, dtype: str, threads: int = 0) -> None: ...
+
+class CumSum(Kernel):
+    def __init__(self, x: _Dims, axis: int, exclusive: bool, reverse: bool, dtype: str, threads: int = 0) -> None: ...
+
+class Fill(Kernel):
+    def __init__(self, y: _Dims, value: bytes, dtype: str, threads: int = 0) -> None: ...
+
+class Range(Kernel):
+    def __init__(self, shapes: Sequence[_Dims], length: int, dtype: str, threads: int = 0) -> None: ...
+
+class EyeLike(Kernel):
+    def __init__(self, x: _Dims, x_dtype: str, k: int, one: bytes, dtype: str, threads: int = 0) -> None: ...
+
+class OneHot(Kernel):
+    def __init__(
+        self,
+        indices: _Dims,
+        depth_shape: _Dims,
+        depth: int,
+        axis: int,
+        dtype: str,
+        index_dtype: str = "int64",
+        depth_dtype: str = "int64",
+        threads: int = 0,
+    ) -> None: ...
+
+class Trilu(Kernel):
+    def __init__(self, x: _Dims, upper: bool, k: _Dims | None, dtype: str, threads: int = 0) -> None: ...
+
+class PhiloxSource:
+    def __init__(self, seed: int, step: int, stream: int, has_operand: bool) -> None: ...
+
+class RandomFill(Kernel):
+    def __init__(
+        self,
+        name: str,
+        normal: bool,
+        first: float,
+        second: float,
+        like: _Operand | None,
+        y: _Dims,
+        dtype: str,
+        source: PhiloxSource,
+        threads: int = 0,
+    ) -> None: ...
+
+class Bernoulli(Kernel):
+    def __init__(self, x: _Dims, x_dtype: str, dtype: str, source: PhiloxSource, threads: int = 0) -> None: ...
+
+class Dropout(Kernel):
+    def __init__(
+        self,
+        x: _Dims,
+        dtype: str,
+        ratio: _Operand | None,
+        training: _Operand | None,
+        source: PhiloxSource,
+        threads: int = 0,
+    ) -> None: ...
+
+class RngFoldIn(Kernel):
+    def __init__(self, index: _Dims, index_dtype: str) -> None: ...
+
 class Epilogue:
     def __init__(
         self,

@@ -147,7 +147,8 @@ void OneHot::run(const void* const* inputs, void* const* outputs, std::byte*) co
                 });
                 return;
             }
-            parallel_for(threads(), outer * depth, static_cast<double>(inner), [&](std::int64_t begin, std::int64_t end) {
+            const auto work = static_cast<double>(inner);
+            parallel_for(threads(), outer * depth, work, [&](std::int64_t begin, std::int64_t end) {
                 for (std::int64_t row = begin; row < end; ++row) {
                     const std::int64_t wanted = row % depth;
                     const auto* chosen = indices + row / depth * inner;

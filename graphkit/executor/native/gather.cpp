@@ -13,26 +13,33 @@ bool with_small_slice(std::int64_t bytes, Body&& body) {
     return true;
 }
 
-// Slice (row, column) of y = the slice of x number source(row, column).
+// Slice (row, column) of y = the slice of x number source(row, column). `source` holds what it needs by value: stores
+// of bytes might change what it refers to, and have it read again for each of them.
 template <typename Source>
 void copy_slices(int threads, const std::byte* x, std::byte* y, std::int64_t rows, std::int64_t columns,
-                 std::int64_t bytes, Source&& source) {
+                 std::int64_t bytes, Source source) {
     const double cost = static_cast<double>(bytes) / kBytesPerNanosecond + 2;
-    parallel_for(threads, rows * columns, cost, [&](std::int64_t begin, std::int64_t end) {
-        const auto each = [&](auto&& copy_slice) {
+    parallel_for(threads, rows * columns, cost, [=](std::int64_t begin, std::int64_t end) {
+        const auto each = [=](auto copy_slice) {
             for (std::int64_t row = begin / columns; row * columns < end; ++row) {
                 const std::int64_t first = std::max<std::int64_t>(begin - row * columns, 0);
                 const std::int64_t last = std::min(columns, end - row * columns);
                 for (std::int64_t column = first; column < last; ++column) {
-                    copy_slice(y + (row * columns + column) * bytes, x + source(row, column) * bytes);
+                    copy_slice(row * columns + column, source(row, column));
                 }
             }
         };
-        const bool small = with_small_slice(bytes, [&](auto slice) {
-            each([](std::byte* to, const std::byte* from) { store_element(to, load_element<decltype(slice)>(from)); });
+        const bool small = with_small_slice(bytes, [=](auto slice) {
+            using T = decltype(slice);
+            constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+            each([=](std::int64_t to, std::int64_t from) {
+                store_element(y + to * kSize, load_element<T>(x + from * kSize));
+            });
         });
         if (!small) {
-            each([&](std::byte* to, const std::byte* from) { copy_bytes(to, from, static_cast<std::size_t>(bytes)); });
+            each([=](std::int64_t to, std::int64_t from) {
+                copy_bytes(y + to * bytes, x + from * bytes, static_cast<std::size_t>(bytes));
+            });
         }
     });
 }
@@ -60,7 +67,7 @@ void Gather::run(const void* const* inputs, void* const* outputs, std::byte*) co
     with_index(inputs_[1].type, [&](auto index) {
         const auto* indices = static_cast<const decltype(index)*>(inputs[1]);
         check_indices(*this, indices, taken, axis_, size);
-        copy_slices(threads(), x, y, around_.outer, taken, bytes, [&](std::int64_t outer, std::int64_t i) {
+        copy_slices(threads(), x, y, around_.outer, taken, bytes, [=](std::int64_t outer, std::int64_t i) {
             return outer * size + from_front(indices[i], size);
         });
     });
@@ -130,7 +137,7 @@ void GatherND::run(const void* const* inputs, void* const* outputs, std::byte* s
     tuples_.resolve(*this, static_cast<const std::int64_t*>(inputs[1]), slices);
     const std::int64_t bytes = tuples_.slice * static_cast<std::int64_t>(size_of(inputs_[0].type));
     copy_slices(threads(), static_cast<const std::byte*>(inputs[0]), static_cast<std::byte*>(outputs[0]),
-                1, tuples_.tuples, bytes, [&](std::int64_t, std::int64_t i) { return slices[i]; });
+                1, tuples_.tuples, bytes, [=](std::int64_t, std::int64_t i) { return slices[i]; });
 }
 
 ReverseSequence::ReverseSequence(Dims x, bool batch_first, ElementType type, int threads)
@@ -155,17 +162,17 @@ void ReverseSequence::run(const void* const* inputs, void* const* outputs, std::
     }
     const std::int64_t bytes =
         count({shape.begin() + 2, shape.end()}) * static_cast<std::int64_t>(size_of(inputs_[0].type));
-    const auto reversed = [&](std::int64_t step, std::int64_t batch) {
+    const auto reversed = [=](std::int64_t step, std::int64_t batch) {
         return step < lengths[batch] ? lengths[batch] - 1 - step : step;
     };
     const auto* x = static_cast<const std::byte*>(inputs[0]);
     auto* y = static_cast<std::byte*>(outputs[0]);
     if (batch_first_) {
-        copy_slices(threads(), x, y, batches, steps, bytes, [&](std::int64_t batch, std::int64_t step) {
+        copy_slices(threads(), x, y, batches, steps, bytes, [=](std::int64_t batch, std::int64_t step) {
             return batch * steps + reversed(step, batch);
         });
     } else {
-        copy_slices(threads(), x, y, steps, batches, bytes, [&](std::int64_t step, std::int64_t batch) {
+        copy_slices(threads(), x, y, steps, batches, bytes, [=](std::int64_t step, std::int64_t batch) {
             return reversed(step, batch) * batches + batch;
         });
     }

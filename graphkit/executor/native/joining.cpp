@@ -20,12 +20,22 @@ Pieces make_pieces(const std::vector<TensorSpec>& parts, std::size_t axis) {
     return pieces;
 }
 
-// Calls body(piece, offset in it, offset in the whole, bytes) for all bytes, in parts that lie together on both sides.
+void copy_piece(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream) {
+    if (stream) {
+        stream_bytes(to, from, bytes);
+    } else {
+        copy_bytes(to, from, static_cast<std::size_t>(bytes));
+    }
+}
+
+// Calls body(piece, offset in it, offset in the whole, bytes, stream) for all bytes, in parts that lie together on both
+// sides; `stream` when the whole does not fit into the caches.
 template <typename Body>
 void for_parts(int threads, const Pieces& pieces, Body&& body) {
     const std::int64_t row = pieces.row();
-    const double cost = 1 / kBytesPerNanosecond +
-                        3 * static_cast<double>(pieces.ends.size()) / static_cast<double>(std::max<std::int64_t>(row, 1));
+    const double pieces_per_byte =
+        static_cast<double>(pieces.ends.size()) / static_cast<double>(std::max<std::int64_t>(row, 1));
+    const double cost = 1 / kBytesPerNanosecond + 3 * pieces_per_byte;
     parallel_for(
         threads, pieces.rows * row, cost,
         [&](std::int64_t begin, std::int64_t end) {
@@ -33,11 +43,12 @@ void for_parts(int threads, const Pieces& pieces, Body&& body) {
             std::int64_t inside = begin % row;
             std::size_t piece = static_cast<std::size_t>(
                 std::upper_bound(pieces.ends.begin(), pieces.ends.end(), inside) - pieces.ends.begin());
+            const bool stream = pieces.rows * row >= kStreamBytes;
             for (std::int64_t at = begin; at < end;) {
                 const std::int64_t start = piece == 0 ? 0 : pieces.ends[piece - 1];
                 const std::int64_t length = pieces.ends[piece] - start;
                 const std::int64_t bytes = std::min(end - at, start + length - inside);
-                body(piece, number * length + inside - start, at, static_cast<std::size_t>(bytes));
+                body(piece, number * length + inside - start, at, bytes, stream);
                 at += bytes;
                 inside += bytes;
                 if (++piece == pieces.ends.size()) {
@@ -45,6 +56,9 @@ void for_parts(int threads, const Pieces& pieces, Body&& body) {
                     inside = 0;
                     ++number;
                 }
+            }
+            if (stream) {
+                end_stream();
             }
         },
         kAlignment);
@@ -77,8 +91,8 @@ Concat::Concat(const std::vector<Dims>& xs, std::int64_t axis, ElementType type,
 
 void Concat::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     auto* y = static_cast<std::byte*>(outputs[0]);
-    for_parts(threads(), pieces_, [&](std::size_t piece, std::int64_t from, std::int64_t to, std::size_t bytes) {
-        copy_bytes(y + to, static_cast<const std::byte*>(inputs[piece]) + from, bytes);
+    for_parts(threads(), pieces_, [&](std::size_t piece, std::int64_t from, std::int64_t to, auto bytes, bool stream) {
+        copy_piece(y + to, static_cast<const std::byte*>(inputs[piece]) + from, bytes, stream);
     });
 }
 
@@ -100,9 +114,9 @@ Split::Split(Dims x, const Dims& sizes, std::int64_t axis, ElementType type, int
 
 void Split::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto* x = static_cast<const std::byte*>(inputs[0]);
-    for_parts(threads(), pieces_, [&](std::size_t piece, std::int64_t to, std::int64_t from, std::size_t bytes) {
+    for_parts(threads(), pieces_, [&](std::size_t piece, std::int64_t to, std::int64_t from, auto bytes, bool stream) {
         if (outputs[piece] != nullptr) {
-            copy_bytes(static_cast<std::byte*>(outputs[piece]) + to, x + from, bytes);
+            copy_piece(static_cast<std::byte*>(outputs[piece]) + to, x + from, bytes, stream);
         }
     });
 }

@@ -233,27 +233,34 @@ void Dropout::run(const void* const* inputs, void* const* outputs, std::byte*) c
     const double scale = ratio == 1 ? 0.0 : 1.0 / (1.0 - ratio);
     draw(*this, *table_, state_of(source_, inputs[3]), elements, 1, 1.5,
          [&](std::int64_t at, std::int64_t size, const std::uint32_t* words) {
+             std::uint64_t keep[kChunk];  // all bits, or none
+             for (std::int64_t i = 0; i < size; ++i) {
+                 keep[i] = std::uint64_t{0} - std::uint64_t{(words[i] >> 8) >= threshold};
+             }
              if (outputs[0] != nullptr) {
                  with_type(outputs_[0].type, [&](auto element) {
                      using T = decltype(element);
                      const T* x = static_cast<const T*>(inputs[0]) + at;
                      T* y = static_cast<T*>(outputs[0]) + at;
                      for (std::int64_t i = 0; i < size; ++i) {
-                         const bool kept = (words[i] >> 8) >= threshold;
                          if constexpr (std::is_same_v<T, Float16>) {
-                             y[i] = kept ? to_float16(to_float(x[i]) * static_cast<float>(scale)) : Float16{0};
+                             const Float16 scaled = to_float16(to_float(x[i]) * static_cast<float>(scale));
+                             y[i].bits = static_cast<std::uint16_t>(scaled.bits & keep[i]);
                          } else if constexpr (std::is_same_v<T, BFloat16>) {
-                             y[i] = kept ? to_bfloat16(to_float(x[i]) * static_cast<float>(scale)) : BFloat16{0};
-                         } else if constexpr (std::is_floating_point_v<T>) {
-                             const T scaled = x[i] * static_cast<T>(scale);
-                             y[i] = kept ? scaled : T{0};
+                             const BFloat16 scaled = to_bfloat16(to_float(x[i]) * static_cast<float>(scale));
+                             y[i].bits = static_cast<std::uint16_t>(scaled.bits & keep[i]);
+                         } else if constexpr (std::is_same_v<T, float>) {
+                             const auto scaled = bit_cast<std::uint32_t>(x[i] * static_cast<float>(scale));
+                             y[i] = bit_cast<float>(scaled & static_cast<std::uint32_t>(keep[i]));
+                         } else if constexpr (std::is_same_v<T, double>) {
+                             y[i] = bit_cast<double>(bit_cast<std::uint64_t>(x[i] * scale) & keep[i]);
                          }
                      }
                  });
              }
              if (mask != nullptr) {
                  for (std::int64_t i = 0; i < size; ++i) {
-                     mask[at + i] = (words[i] >> 8) >= threshold;
+                     mask[at + i] = keep[i] != 0;
                  }
              }
          });

@@ -116,7 +116,7 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     buffer_ = converts ? std::max(plane_in_, plane_out_) : 0;
     for (AxisTaps& a : axes) {
         const AroundAxis around(plane, static_cast<std::size_t>(a.axis) - first);
-        Pass pass{around.outer, around.size, around.inner, a.resized, a.taps, around.inner < kShortRow, {}, {}, {}};
+        Pass pass{around.outer, around.size, around.inner, a.resized, a.taps, around.inner < kShortRow, {}, {}, {}, {}, {}};
         if (!pass.within_rows && pass.taps > kMaxTaps) {
             pass.within_rows = true;
         }
@@ -136,6 +136,7 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
             pass.weights_f64 = std::move(weights);
         } else {
             pass.weights_f32.assign(weights.begin(), weights.end());
+            find_windows(pass);
         }
         plane[static_cast<std::size_t>(a.axis) - first] = a.resized;
         if (&a != &axes.back()) {
@@ -153,6 +154,39 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     slots_ = planes_ >= threads && threads > 1 ? threads : 1;
     slot_bytes_ = static_cast<std::size_t>(2 * buffer_) * (in_double_ ? sizeof(double) : sizeof(float));
     slot_bytes_ = (slot_bytes_ + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+void Resample::find_windows(Pass& pass) const {
+    const std::int64_t lanes = table_->lanes;
+    const std::int64_t size = pass.resized * pass.inner;
+    const std::int64_t given = pass.size * pass.inner;
+    if (!pass.within_rows || lanes == 0 || given < 2 * lanes || size < lanes || pass.taps == 0) {
+        return;
+    }
+    std::vector<std::int32_t> places(pass.sources.size());
+    std::vector<std::int32_t> starts;
+    for (std::int64_t first = 0; first + lanes <= size; first += lanes) {
+        const auto each = [&](auto&& body) {
+            for (int t = 0; t < pass.taps; ++t) {
+                for (std::int64_t i = first; i < first + lanes; ++i) {
+                    body(static_cast<std::size_t>(t * size + i));
+                }
+            }
+        };
+        auto start = static_cast<std::int32_t>(given - 2 * lanes);  // so that the window does not leave the row
+        each([&](std::size_t at) { start = std::min(start, pass.sources[at]); });
+        bool fits = true;
+        each([&](std::size_t at) {
+            places[at] = pass.sources[at] - start;
+            fits = fits && places[at] < 2 * lanes;
+        });
+        if (!fits) {
+            return;
+        }
+        starts.push_back(start);
+    }
+    pass.starts = std::move(starts);
+    pass.places = std::move(places);
 }
 
 void Resample::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
@@ -246,8 +280,17 @@ void Resample::run_pass(int threads, const Pass& pass, const C* x, C* y) const {
         parallel_for(threads, pass.outer, static_cast<double>(size * pass.taps) * 0.5,
                      [&](std::int64_t begin, std::int64_t end) {
                          for (std::int64_t o = begin; o < end; ++o) {
-                             row_of<C>(*table_)(x + o * pass.size * pass.inner, pass.sources.data(), weights,
-                                                pass.taps, y + o * size, size);
+                             const C* row = x + o * pass.size * pass.inner;
+                             if constexpr (std::is_same_v<C, float>) {
+                                 if (!pass.starts.empty()) {
+                                     const std::int64_t whole = size / table_->lanes * table_->lanes;
+                                     table_->windowed_f32(row, pass.starts.data(), pass.places.data(), weights,
+                                                          pass.taps, y + o * size, size);
+                                     sum_rest(pass, row, weights, y + o * size, whole);
+                                     continue;
+                                 }
+                             }
+                             row_of<C>(*table_)(row, pass.sources.data(), weights, pass.taps, y + o * size, size);
                          }
                      });
         return;
@@ -267,6 +310,18 @@ void Resample::run_pass(int threads, const Pass& pass, const C* x, C* y) const {
             rows_of<C>(*table_)(rows, factors, pass.taps, y + row * pass.inner, pass.inner);
         }
     });
+}
+
+// Elements `first` and beyond of one row.
+void Resample::sum_rest(const Pass& pass, const float* x, const float* weights, float* y, std::int64_t first) {
+    const std::int64_t size = pass.resized * pass.inner;
+    for (std::int64_t i = first; i < size; ++i) {
+        y[i] = 0;
+        for (int t = 0; t < pass.taps; ++t) {
+            const auto at = static_cast<std::size_t>(t * size + i);
+            y[i] += weights[at] * x[pass.sources[at]];
+        }
+    }
 }
 
 template <typename C>

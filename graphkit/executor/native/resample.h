@@ -14,12 +14,20 @@ struct ResampleTable {
     using Rows = void (*)(const T* const* rows, const T* weights, int taps, T* y, std::int64_t size);
     // y[i] = sum over t of weights[t * size + i] * x[sources[t * size + i]], i < size.
     template <typename T>
-    using Row = void (*)(const T* x, const std::int32_t* sources, const T* weights, int taps, T* y, std::int64_t size);
+    using Row = void (*)(const T* x, const std::int32_t* sources, const T* weights, int taps, T* y,
+                         std::int64_t size);
+
+    // The same, where the sources of every `lanes` neighbours lie within 2 * lanes elements of x: a window, which
+    // begins at starts[i / lanes], in registers. `places` are the sources counted from there. lanes 0: no such function.
+    using Windowed = void (*)(const float* x, const std::int32_t* starts, const std::int32_t* places,
+                              const float* weights, int taps, float* y, std::int64_t size);
 
     Rows<float> rows_f32;
     Row<float> row_f32;
     Rows<double> rows_f64;
     Row<double> row_f64;
+    int lanes;
+    Windowed windowed_f32;
 };
 
 // One axis: output element i is the sum of weights[t][i] * input element sources[t][i], t < taps. Elements marked in
@@ -53,7 +61,9 @@ class Resample final : public Kernel {
         int taps;
         bool within_rows;                   // sources and weights are for rows of resized * inner elements
         std::vector<std::int32_t> sources;  // [taps][...]
-        std::vector<float> weights_f32;     // the same; one of the two
+        std::vector<std::int32_t> starts;   // of the windows, where all sources lie in windows
+        std::vector<std::int32_t> places;
+        std::vector<float> weights_f32;     // as the sources; one of the two
         std::vector<double> weights_f64;
     };
     struct Outside {
@@ -62,12 +72,14 @@ class Resample final : public Kernel {
         std::vector<std::uint8_t> mask;
     };
 
+    void find_windows(Pass& pass) const;
     template <typename C>
     void run_in(const void* x, void* y, std::byte* scratch) const;
     template <typename C, typename T>
     void run_plane(int threads, const T* x, T* y, C* first, C* second) const;
     template <typename C>
     void run_pass(int threads, const Pass& pass, const C* x, C* y) const;
+    static void sum_rest(const Pass& pass, const float* x, const float* weights, float* y, std::int64_t first);
     template <typename C>
     void fill_outside(C* y) const;
 

@@ -234,7 +234,7 @@ void ScatterElements::apply(Element* y, const Update* updates, const Index* indi
             std::int64_t rest = at / columns;
             std::int64_t to = 0;
             std::int64_t from = 0;
-            for (std::size_t i = is_last ? shape.size() - 1 : shape.size() - 1; i-- > 0;) {
+            for (std::size_t i = shape.size() - 1; i-- > 0;) {
                 if (i != axis_) {
                     to += rest % shape[i] * strides_[i];
                     from += rest % shape[i] * steps[i];
@@ -319,7 +319,8 @@ void GatherGrad::run(const void* const* inputs, void* const* outputs, std::byte*
                 one(threads(), o);
             }
         } else {
-            parallel_for(threads(), outer, static_cast<double>(taken * inner), [&](std::int64_t begin, std::int64_t end) {
+            const auto work = static_cast<double>(taken * inner);
+            parallel_for(threads(), outer, work, [&](std::int64_t begin, std::int64_t end) {
                 for (std::int64_t o = begin; o < end; ++o) {
                     one(1, o);
                 }

@@ -2,11 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
+#include <bit>
 
 #include "elements.h"
 #include "isa.h"
@@ -92,18 +88,8 @@ void fill_row(const std::byte* source, std::byte* target, std::int64_t size) {
 }
 
 constexpr std::int64_t kLine = 64;
-
-// Copies whole cache lines with stores that go past the caches, where the processor has such stores.
-void stream_row(std::byte* target, const std::byte* source, std::int64_t bytes) {
-#if defined(__SSE2__)
-    for (std::int64_t i = 0; i < bytes; i += 16) {
-        _mm_stream_si128(reinterpret_cast<__m128i*>(target + i),
-                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
-    }
-#else
-    std::memcpy(target, source, static_cast<std::size_t>(bytes));
-#endif
-}
+// Elements along each side of a block that is transposed in a buffer, at most.
+constexpr std::int64_t kBufferSide = 128;
 
 }  // namespace
 
@@ -182,6 +168,12 @@ void StridedCopy::choose() {
     }
 }
 
+// Whether the outer loops go from one boundary of cache lines to another.
+bool StridedCopy::lines_stay_whole(const std::byte* target) const {
+    return reinterpret_cast<std::uintptr_t>(target) % kLine == 0 &&
+           std::all_of(outer_.begin(), outer_.end(), [](const CopyAxis& axis) { return axis.target % kLine == 0; });
+}
+
 double StridedCopy::nanoseconds(double bytes) const {
     return bytes / kBytesPerNanosecond;
 }
@@ -213,9 +205,7 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
     // Short rows far from each other are no pattern that the processor foresees.
     constexpr std::int64_t kAhead = 6;
     const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
-    const bool stream = stream_ && bytes % kLine == 0 && step.target % kLine == 0 &&
-                        reinterpret_cast<std::uintptr_t>(target) % kLine == 0 &&
-                        std::all_of(outer_.begin(), outer_.end(), [](const CopyAxis& a) { return a.target % kLine == 0; });
+    const bool stream_whole = stream_ && lines_stay_whole(target) && bytes % kLine == 0;
     parallel_for(threads, product(outer_), cost, [&](std::int64_t begin, std::int64_t end) {
         for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
             for (std::int64_t i = 0; i < rows; ++i) {
@@ -226,15 +216,17 @@ void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* targ
                         __builtin_prefetch(source_row + ahead + line);
                     }
                 }
-                if (stream) {
-                    stream_row(target_row, source_row, bytes);
+                if (stream_whole) {
+                    stream_lines(target_row, source_row, bytes);
+                } else if (stream_) {
+                    stream_bytes(target_row, source_row, bytes);
                 } else {
                     copy_bytes(target_row, source_row, static_cast<std::size_t>(bytes));
                 }
             }
         });
-        if (stream) {  // see run_tiles
-            std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (stream_) {
+            end_stream();
         }
     });
 }
@@ -267,35 +259,54 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
 }
 
 void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
-    const TransposeTable::Tile tile =
-        table_->tile[element_ == 1 ? 0 : element_ == 2 ? 1 : element_ == 4 ? 2 : 3];
+    const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
+    const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
+    const bool buffered = stream_ && !direct;
     // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close together.
-    const bool long_rows = column_.size * element_ > 1024;
-    const std::int64_t down = (long_rows ? 2048 : 64) / element_;
-    const std::int64_t along = (long_rows ? 64 : 256) / element_;
+    // Those that go through a buffer have long rows in the target too, for only whole lines can go past the caches.
+    const bool long_rows = !buffered && column_.size * element_ > 1024;
+    const std::int64_t strip = kLine / element_;
+    const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);
+    const std::int64_t down = buffered ? side : long_rows ? 2048 / element_ : strip;
+    const std::int64_t along = buffered ? side : long_rows ? strip : 256 / element_;
     const std::int64_t blocks_down = (column_.size + down - 1) / down;
     const std::int64_t blocks_along = (row_.size + along - 1) / along;
-    const bool stream = stream_ && column_.target % 64 == 0;
     const std::int64_t blocks = blocks_down * blocks_along;
-    const double cost = nanoseconds(static_cast<double>(std::min(along, row_.size) * std::min(down, column_.size) *
-                                                        element_)) * 2 + 2;
-    parallel_for(threads, product(outer_) * blocks, cost, [&](std::int64_t begin, std::int64_t end) {
+    const auto block_bytes = static_cast<double>(std::min(along, row_.size) * std::min(down, column_.size) * element_);
+    parallel_for(threads, product(outer_) * blocks, 2 * nanoseconds(block_bytes) + 2,
+                 [&](std::int64_t begin, std::int64_t end) {
+        alignas(kAlignment) std::byte buffer[kBufferSide * 512];
+        const auto move_block = [&](const std::byte* from, std::byte* to, std::int64_t block) {
+            const std::int64_t a = block / blocks_along * down;
+            const std::int64_t b = block % blocks_along * along;
+            const std::int64_t rows = std::min(down, column_.size - a);
+            const std::int64_t columns = std::min(along, row_.size - b);
+            from += a * element_ + b * row_.source;
+            to += a * column_.target + b * element_;
+            if (!buffered) {
+                return tile(from, to, row_.source, column_.target, rows, columns, direct);
+            }
+            const std::int64_t pitch = along * element_;
+            for (std::int64_t column = 0; column < columns; column += strip) {
+                tile(from + column * row_.source, buffer + column * element_, row_.source, pitch, rows,
+                     std::min(strip, columns - column), false);
+            }
+            for (std::int64_t row = 0; row < rows; ++row) {
+                stream_bytes(to + row * column_.target, buffer + row * pitch, columns * element_);
+            }
+        };
         for (std::int64_t at = begin; at < end;) {
             const std::int64_t first = at % blocks;
             const std::int64_t last = std::min(blocks, first + end - at);
             for_runs(outer_, at / blocks, at / blocks + 1, [&](std::int64_t from, std::int64_t to, std::int64_t) {
                 for (std::int64_t block = first; block < last; ++block) {
-                    const std::int64_t a = block / blocks_along * down;
-                    const std::int64_t b = block % blocks_along * along;
-                    tile(source + from + a * element_ + b * row_.source,
-                         target + to + a * column_.target + b * element_, row_.source, column_.target,
-                         std::min(down, column_.size - a), std::min(along, row_.size - b), stream);
+                    move_block(source + from, target + to, block);
                 }
             });
             at += last - first;
         }
-        if (stream) {  // such stores are not ordered with those that tell other threads about them
-            std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (stream_) {
+            end_stream();
         }
     });
 }

@@ -41,6 +41,7 @@ class StridedCopy {
     void run_rows(int threads, const std::byte* source, std::byte* target) const;
     void run_tiles(int threads, const std::byte* source, std::byte* target) const;
     void run_elements(int threads, const std::byte* source, std::byte* target) const;
+    bool lines_stay_whole(const std::byte* target) const;
     double nanoseconds(double bytes) const;
 
     Inner inner_ = Inner::nothing;
@@ -53,8 +54,5 @@ class StridedCopy {
     bool stream_ = false;  // the target does not fit into the caches
     const TransposeTable* table_ = nullptr;
 };
-
-// Bytes of output from which stores that go past the caches pay: with its source it fills them.
-constexpr std::int64_t kStreamBytes = std::int64_t{16} << 20;
 
 }  // namespace graphkit
