@@ -143,7 +143,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 def _one_line(error: BaseException, task: dict[str, Any]) -> str:
     """What happened, without line breaks and without the folder of the models, which is this machine's affair."""
-    text = " ".join(str(error).split()).replace(task.get("folder", "") + "/", "")
+    text = " ".join(str(error).split()).replace(f"{task.get('folder')}/", "")
     return f"{type(error).__name__}: {text[:300]}"
 
 
