@@ -40,7 +40,7 @@ def time_engines(task: dict[str, Any]) -> dict[str, Any]:
             runner = open_engine(name, model, task["threads"], feeds)
             outputs[name] = runner.fetch(runner.call())
         except Exception as error:  # noqa: BLE001 - the engines' exceptions have no common base; the row shows it
-            results[name] = {"error": _one_line(error)}
+            results[name] = {"error": _one_line(error, task)}
         else:
             runners[name] = runner
             results[name] = dict(runner.facts)
@@ -141,8 +141,9 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+def _one_line(error: BaseException, task: dict[str, Any]) -> str:
+    """What happened, without line breaks and without the folder of the models, which is this machine's affair."""
+    text = " ".join(str(error).split()).replace(f"{task.get('folder')}/", "")
     return f"{type(error).__name__}: {text[:300]}"
 
 
@@ -156,7 +157,7 @@ def main() -> int:
     try:
         result = TASKS[task["task"]](task)
     except Exception as error:  # noqa: BLE001 - whatever an engine raises is this task's result
-        result = {"error": _one_line(error)}
+        result = {"error": _one_line(error, task)}
     print(json.dumps(result))
     return 0
 

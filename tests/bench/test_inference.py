@@ -32,13 +32,13 @@ def test_engines_side_by_side(task) -> None:
 
 
 def test_an_engine_that_fails_leaves_the_others(task, monkeypatch) -> None:
-    def broken(*_):
-        raise RuntimeError("first line\nsecond line")
+    def broken(model, *_):
+        raise RuntimeError(f"first line\n{model.path}")
 
     monkeypatch.setitem(engines._OPEN, "openvino", broken)
     options = {"engines": ["openvino", "onnxruntime"], "rounds": 1, "seconds": 0, "seed": 0}
     measured = worker.time_engines(task | options)
-    assert measured["openvino"] == {"error": "RuntimeError: first line second line"}
+    assert measured["openvino"] == {"error": "RuntimeError: first line mlp-1.onnx"}
     assert measured["onnxruntime"]["rounds"]
 
 
