@@ -178,7 +178,9 @@ def _peeled(value: Value) -> _Operand:
         if factor is not None:
             value, scale = factor[0], scale * factor[1]
         elif inner is not None:
-            value, perm = first(value.node), tuple(inner[axis] for axis in perm)
+            source = value.node.inputs[0]
+            assert source is not None
+            value, perm = source, tuple(inner[axis] for axis in perm)
         else:
             break
     return _Operand(value, scale, perm)
