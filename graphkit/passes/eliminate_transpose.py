@@ -98,7 +98,7 @@ def _before(value: Value, perm: tuple[int, ...], node: Node) -> Value | None:
     found = producer(value, "Transpose")
     if found is not None:
         return first(found)
-    if value.rank == 0:
+    if value.shape in ((), (1,)):
         return value
     if value.rank != 1 or node.op.name == "Clip":
         return None

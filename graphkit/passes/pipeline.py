@@ -21,10 +21,12 @@ from graphkit.passes.fuse_layer_norm import fuse_layer_norm
 from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
+from graphkit.passes.simplify import simplify
 
-# After CLEANUP. Formulas before transposes move through them; attention before the products that it consists of;
+# After CLEANUP; what it has folded may simplify more. Formulas before transposes move through them; attention before the products that it consists of;
 # products with what follows them before regions take that.
 INFERENCE: tuple[tuple[str, Pass], ...] = (
+    ("simplify", simplify),
     ("fold_batch_norm", fold_batch_norm),
     ("eliminate_expand", eliminate_expand),
     ("fuse_layer_norm", fuse_layer_norm),
@@ -41,7 +43,7 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
 )
 
 # What becomes possible when the shapes of a prepared graph are known.
-BOUND: tuple[tuple[str, Pass], ...] = (("fuse_attention", fuse_attention),)
+BOUND: tuple[tuple[str, Pass], ...] = (("simplify", simplify), ("fuse_attention", fuse_attention))
 
 
 class Effect(NamedTuple):
