@@ -23,8 +23,8 @@ from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
 from graphkit.passes.simplify import simplify
 
-# After CLEANUP; what it has folded may simplify more. Formulas before transposes move through them; attention before the products that it consists of;
-# products with what follows them before regions take that.
+# After CLEANUP; what it has folded may simplify more. Formulas before transposes move through them; attention before
+# the products that it consists of; products with what follows them before regions take that.
 INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("simplify", simplify),
     ("fold_batch_norm", fold_batch_norm),
