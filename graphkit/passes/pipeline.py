@@ -24,10 +24,10 @@ from graphkit.passes.fuse_softmax import fuse_softmax
 from graphkit.passes.simplify import simplify
 
 # After CLEANUP; what it has folded may simplify more. Formulas before transposes move through them; attention before
-# the products that it consists of; products with what follows them before regions take that.
+# the products that it consists of; weights before products are fused, and late because the nodes that make them are
+# many; products with what follows them before regions take that.
 INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("simplify", simplify),
-    ("fold_batch_norm", fold_batch_norm),
     ("eliminate_expand", eliminate_expand),
     ("fuse_layer_norm", fuse_layer_norm),
     ("fuse_gelu", fuse_gelu),
@@ -36,6 +36,7 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("eliminate_transpose", eliminate_transpose),
     ("fuse_attention", fuse_attention),
     ("eliminate_reshape", eliminate_reshape),
+    ("fold_batch_norm", fold_batch_norm),
     ("fuse_matmul", fuse_matmul),
     ("fuse_conv", fuse_conv),
     *CLEANUP,
