@@ -171,16 +171,15 @@ def _peeled(value: Value) -> _Operand:
     scale = 1.0
     perm = tuple(range(value.rank or 0))
     for _ in range(_PEELED):
-        if value.node is None:
+        node = value.node
+        if node is None:
             break
-        factor = scaled(value.node)
-        inner = permutation(value.node) if is_op(value.node, "Transpose") else None
+        factor = scaled(node)
+        inner = permutation(node) if is_op(node, "Transpose") else None
         if factor is not None:
             value, scale = factor[0], scale * factor[1]
         elif inner is not None:
-            source = value.node.inputs[0]
-            assert source is not None
-            value, perm = source, tuple(inner[axis] for axis in perm)
+            value, perm = first(node), tuple(inner[axis] for axis in perm)
         else:
             break
     return _Operand(value, scale, perm)
