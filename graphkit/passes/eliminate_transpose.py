@@ -18,7 +18,7 @@ def eliminate_transpose(graph: Graph) -> Graph:
     vectors along the last axis. A transpose of a transpose becomes one, or none; one that exchanges the last two axes
     of a tensor whose other axes were flattened for it takes the tensor as it was. Linear.
     """
-    return fuse(graph, _rule)
+    return fuse(graph, _rule, needs=("Transpose",))
 
 
 def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -41,7 +41,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
             return _factor(node, readers, fixed)
         return None
 
-    return fuse(graph, rule)
+    return fuse(graph, rule, needs=("BatchNormalization", "Mul"))
 
 
 class _Product(NamedTuple):

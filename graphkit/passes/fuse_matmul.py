@@ -21,7 +21,7 @@ def fuse_matmul(graph: Graph) -> Graph:
     sum with a vector, an activation (see FusedMatMul), the sum with a tensor of the result's shape. A product of rows
     that were flattened before and are unflattened behind takes them as they were. Linear.
     """
-    return fuse(graph, _rule)
+    return fuse(graph, _rule, needs=("MatMul", "Gemm", "FusedMatMul"))
 
 
 def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
