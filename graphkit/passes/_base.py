@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from graphkit import config
@@ -17,6 +17,8 @@ from graphkit.ops import Op
 
 Rule: TypeAlias = Callable[[Node, list[Value | None]], Sequence[Value] | None]
 Pass: TypeAlias = Callable[[Graph], Graph]
+
+_CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 @uncollected
@@ -65,7 +67,7 @@ def map_bodies(node: Node, operands: Sequence[Value | None], transform: Pass) ->
     The branches of an If are such subgraphs; the body of a Loop or Scan is one when an iteration keeps the types of
     what it carries. Others stay as they are, so that a pass may rely on types.
     """
-    if node.op.domain or node.op.name not in ("If", "Loop", "Scan"):
+    if node.op.domain or node.op.name not in _CONTROL:
         return node.rebuilt(operands)
     if node.op.name != "If" and not _keeps_types(node, operands):
         return node.rebuilt(operands)
@@ -132,14 +134,17 @@ class Readers:
 FusionRule: TypeAlias = Callable[[Node, Readers], Sequence[Value] | None]
 
 
-def fuse(graph: Graph, rule: FusionRule, *, nested: bool = False) -> Graph:
+def fuse(graph: Graph, rule: FusionRule, *, needs: Iterable[str] = (), nested: bool = False) -> Graph:
     """One sweep of a local rule, subgraphs included (see `map_bodies`).
 
     `rule` gets each node on its operands in the new graph, and how often values there are read; it returns one
     value per output, or None to keep the node. What it replaced before is what later nodes see, so that a chain is
     absorbed link by link. Who reads only the shape of a value does not count where binding the inputs' dimensions
-    makes that shape a constant. Linear in nodes for a rule that looks a bounded number of nodes back.
+    makes that shape a constant. A graph without any operator called one of `needs` is returned as it is. Linear in
+    nodes for a rule that looks a bounded number of nodes back.
     """
+    if needs and {*needs, *_CONTROL}.isdisjoint(node.op.name for node in graph.nodes):
+        return graph
     counts = use_counts(graph)
     if not nested:
         counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
@@ -148,7 +153,7 @@ def fuse(graph: Graph, rule: FusionRule, *, nested: bool = False) -> Graph:
         readers.add(value, counts[value])
 
     def visit(node: Node, operands: list[Value | None]) -> Sequence[Value]:
-        rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, nested=True))
+        rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, nested=True))
         results = rule(rebuilt, readers) or rebuilt.outputs
         for old, new in zip(node.outputs, results, strict=True):
             readers.add(new, counts[old])

@@ -18,7 +18,7 @@ def eliminate_transpose(graph: Graph) -> Graph:
     vectors along the last axis. A transpose of a transpose becomes one, or none; one that exchanges the last two axes
     of a tensor whose other axes were flattened for it takes the tensor as it was. Linear.
     """
-    return fuse(graph, _rule)
+    return fuse(graph, _rule, needs=("Transpose",))
 
 
 def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -98,7 +98,7 @@ def _before(value: Value, perm: tuple[int, ...], node: Node) -> Value | None:
     found = producer(value, "Transpose")
     if found is not None:
         return first(found)
-    if value.rank == 0:
+    if value.shape in ((), (1,)):
         return value
     if value.rank != 1 or node.op.name == "Clip":
         return None

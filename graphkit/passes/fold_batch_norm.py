@@ -41,7 +41,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
             return _factor(node, readers, fixed)
         return None
 
-    return fuse(graph, rule)
+    return fuse(graph, rule, needs=("BatchNormalization", "Mul"))
 
 
 class _Product(NamedTuple):
@@ -70,8 +70,8 @@ def _batch_norm(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Va
     factor = F.div(scale, F.sqrt(F.add(var, scalar_like(op.epsilon, var))))
     product = _product(x, readers, fixed)
     if product is not None and (product.axis, product.channels) == (1, channels):
-        centred = F.neg(mean) if product.bias is None else F.sub(product.bias, mean)
-        return (product.rebuild(_scaled(product, factor), F.add(F.mul(centred, factor), shift), node),)
+        centred = mean if product.bias is None else F.sub(mean, product.bias)
+        return (product.rebuild(_scaled(product, factor), F.sub(shift, F.mul(centred, factor)), node),)
     column = ints(channels, *(1 for _ in range(x.rank - 2)))
     scaled = F.mul(x, F.reshape(factor, column), name=node.name)
     rest = F.reshape(F.sub(shift, F.mul(mean, factor)), column)

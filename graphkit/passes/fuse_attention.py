@@ -30,7 +30,7 @@ def fuse_attention(graph: Graph) -> Graph:
     factor; the mask is a term, or the condition of a Where. A transposition of all three operands, or of the result,
     becomes a layout; a constant lower-triangular mask becomes `causal`. Linear.
     """
-    return fuse(graph, _rule)
+    return fuse(graph, _rule, needs=("Softmax", "FusedAttention"))
 
 
 def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -171,14 +171,15 @@ def _peeled(value: Value) -> _Operand:
     scale = 1.0
     perm = tuple(range(value.rank or 0))
     for _ in range(_PEELED):
-        if value.node is None:
+        node = value.node
+        if node is None:
             break
-        factor = scaled(value.node)
-        inner = permutation(value.node) if is_op(value.node, "Transpose") else None
+        factor = scaled(node)
+        inner = permutation(node) if is_op(node, "Transpose") else None
         if factor is not None:
             value, scale = factor[0], scale * factor[1]
         elif inner is not None:
-            value, perm = first(value.node), tuple(inner[axis] for axis in perm)
+            value, perm = first(node), tuple(inner[axis] for axis in perm)
         else:
             break
     return _Operand(value, scale, perm)

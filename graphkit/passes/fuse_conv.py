@@ -22,7 +22,7 @@ def fuse_conv(graph: Graph) -> Graph:
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return absorb(node, readers, _form, _bias)
 
-    return fuse(graph, rule)
+    return fuse(graph, rule, needs=("Conv", "FusedConv"))
 
 
 def _form(value: Value) -> Product | None:

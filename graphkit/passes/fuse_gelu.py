@@ -36,7 +36,7 @@ def fuse_gelu(graph: Graph) -> Graph:
                     return (fused_node(op, (x,), (curve, node)),)
         return None
 
-    return fuse(graph, rule)
+    return fuse(graph, rule, needs=("Erf", "Tanh"))
 
 
 def _curves(root: Node) -> Iterator[Node]:

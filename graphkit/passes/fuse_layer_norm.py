@@ -26,7 +26,7 @@ def fuse_layer_norm(graph: Graph) -> Graph:
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return _standardised(node, readers) or _factor(node, readers) or _term(node, readers)
 
-    return fuse(graph, rule)
+    return fuse(graph, rule, needs=("ReduceMean", "LayerNormalization"))
 
 
 def _standardised(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F
 from graphkit.ops.fused import FusedMatMul
 from graphkit.passes._base import Readers, fuse, fused_node
@@ -21,7 +21,7 @@ def fuse_matmul(graph: Graph) -> Graph:
     sum with a vector, an activation (see FusedMatMul), the sum with a tensor of the result's shape. A product of rows
     that were flattened before and are unflattened behind takes them as they were. Linear.
     """
-    return fuse(graph, _rule)
+    return fuse(graph, _rule, needs=("MatMul", "Gemm", "FusedMatMul"))
 
 
 def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -136,20 +136,32 @@ def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 
 def _unflattened(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """Reshape(product(Reshape(x), b)) that only flattens and unflattens rows is a product of x."""
+    """Reshape(product(x, b)) that keeps the columns is a product of reshaped rows: what follows fits their shape."""
     y, x = node.output, first(node)
     product = _form(x) if x.node is not None and readers.sole(x) else None
     if product is None or product.residual is not None or product.op.transA or x.rank != 2:
         return None
-    flattening = producer(product.operands[0], "Reshape", "Flatten")
-    if flattening is None or not readers.sole(flattening.output):
+    left, right = product.operands[:2]
+    flattening = producer(left, "Reshape", "Flatten")
+    if left is None or right is None or right.rank != 2 or flattening is None or not readers.sole(left):
         return None
-    rows, right = first(flattening), product.operands[1]
-    assert right is not None
-    if rows.shape is None or y.shape is None or len(rows.shape) < 3 or rows.tensor.dtype is not DType.FLOAT32:
+    if y.shape is None or len(y.shape) < 3 or y.shape[-1] != x.tensor.known_shape[-1]:
         return None
-    flat = flattening.output.tensor.known_shape
-    columns = x.tensor.known_shape[-1]
-    if right.rank != 2 or rows.shape[-1] != flat[-1] or y.shape != (*rows.shape[:-1], columns):
+    rows = _rows(first(flattening), (*y.shape[:-1], left.tensor.known_shape[-1]), node)
+    if rows is None:
         return None
     return (fused_node(product.op, (rows, *product.operands[1:]), (product.node, node)),)
+
+
+def _rows(source: Value, shape: tuple[Dim, ...], node: Node) -> Value | None:
+    """`source` in the given shape, which has the leading dimensions that `node` reshapes to."""
+    if source.shape == shape:
+        return source
+    target = node.inputs[1]
+    known = None if target is None else target.tensor.value
+    # A 0 in the target copies a dimension of another operand; -1 stands for what the operand's size leaves.
+    if target is None or known is None or 0 in known or isinstance(shape[-1], DimExpr):
+        return None
+    leading = F.slice(target, ints(0), ints(len(shape) - 1), ints(0))
+    rows: Value = F.reshape(source, F.concat(leading, ints(shape[-1]), axis=0))
+    return rows if rows.shape == shape else None

@@ -96,37 +96,31 @@ def _fits(node: Node, region: _Region) -> bool:
 
 def _fused(region: _Region, built: dict[Value, Value]) -> Value:
     """The Fused node of a region; `built` has the values of the new graph."""
-    inner: dict[Value | None, Value | None] = {None: None}
+    root = region.root
+    body, operands = _body(region, built, embed=True)
+    if body.outputs[0].type != root.output.type:
+        # The result has axes that only the constants have.
+        body, operands = _body(region, built, embed=False)
+    meta: dict[str, Any] = {k: v for node in reversed(region.members) for k, v in node.meta.items()}
+    return Node(Fused(body=body), operands, root.name, meta, output_names=[root.output.name]).output
+
+
+def _body(region: _Region, built: dict[Value, Value], embed: bool) -> tuple[Graph, list[Value]]:
+    """The region as a graph, and its operands. With `embed`, constants of one element are 0-d constants inside."""
+    inner: dict[Value, Value] = {}
     inputs: list[Value] = []
     operands: list[Value] = []
     for node in reversed(region.members):
         for value in node.operands:
             if value in inner:
                 continue
-            outer = built[value]
-            constant = _scalar(value, node)
-            if constant is None:
-                inner[value] = Value(outer.type, value.name)
-                inputs.append(inner[value])  # type: ignore[arg-type]
-                operands.append(outer)
-            else:
-                inner[value] = constant
-        rebuilt = node.rebuilt([inner[v] for v in node.inputs])
-        inner[node.output] = rebuilt.output
-    root = region.root
-    result = inner[root.output]
-    assert result is not None
-    body = Graph(inputs, [result], name=root.name)
-    meta: dict[str, Any] = {k: v for node in reversed(region.members) for k, v in node.meta.items()}
-    return Node(Fused(body=body), operands, root.name, meta, output_names=[root.output.name]).output
-
-
-def _scalar(value: Value, reader: Node) -> Value | None:
-    """A constant of one element as a 0-d constant of the body, where the reader's shape does not need its axes."""
-    array = array_of(value)
-    if array is None or array.size != 1:
-        return None
-    others = [v.rank or 0 for v in reader.operands if v is not value]
-    if array.ndim and max(others, default=0) < array.ndim:
-        return None
-    return Node(Constant(value=Tensor(array.reshape(()))), (), output_names=[value.name]).output
+            array = array_of(value)
+            if array is not None and array.size == 1 and (embed or array.ndim == 0):
+                constant = Constant(value=Tensor(array.reshape(())))
+                inner[value] = Node(constant, (), output_names=[value.name]).output
+                continue
+            operands.append(built[value])
+            inputs.append(Value(built[value].type, value.name))
+            inner[value] = inputs[-1]
+        inner[node.output] = node.rebuilt([None if v is None else inner[v] for v in node.inputs]).output
+    return Graph(inputs, [inner[region.root.output]], name=region.root.name), operands

@@ -22,7 +22,7 @@ def fuse_softmax(graph: Graph) -> Graph:
             return _logarithm(node, readers)
         return _quotient(node, readers) if is_op(node, "Div") else None
 
-    return fuse(graph, rule)
+    return fuse(graph, rule, needs=("ReduceMax", "Softmax"))
 
 
 def _logarithm(node: Node, readers: Readers) -> Sequence[Value] | None:

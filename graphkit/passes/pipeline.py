@@ -22,12 +22,14 @@ from graphkit.passes.fuse_layer_norm import fuse_layer_norm
 from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
+from graphkit.passes.simplify import simplify
 from graphkit.passes.to_bfloat16 import to_bfloat16
 
-# After CLEANUP. Formulas before transposes move through them; attention before the products that it consists of;
-# products with what follows them before regions take that.
+# After CLEANUP; what it has folded may simplify more. Formulas before transposes move through them; attention before
+# the products that it consists of; weights before products are fused, and late because the nodes that make them are
+# many; products with what follows them before regions take that.
 INFERENCE: tuple[tuple[str, Pass], ...] = (
-    ("fold_batch_norm", fold_batch_norm),
+    ("simplify", simplify),
     ("eliminate_expand", eliminate_expand),
     ("fuse_layer_norm", fuse_layer_norm),
     ("fuse_gelu", fuse_gelu),
@@ -36,6 +38,7 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("eliminate_transpose", eliminate_transpose),
     ("fuse_attention", fuse_attention),
     ("eliminate_reshape", eliminate_reshape),
+    ("fold_batch_norm", fold_batch_norm),
     ("fuse_matmul", fuse_matmul),
     ("fuse_conv", fuse_conv),
     ("channels_last", channels_last),
@@ -53,7 +56,7 @@ def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
 
 
 # What becomes possible when the shapes of a prepared graph are known.
-BOUND: tuple[tuple[str, Pass], ...] = (("fuse_attention", fuse_attention),)
+BOUND: tuple[tuple[str, Pass], ...] = (("simplify", simplify), ("fuse_attention", fuse_attention))
 
 
 class Effect(NamedTuple):

@@ -159,6 +159,17 @@ def _slice(node: Node) -> Sequence[Value] | None:
     return (x,) if forward and _equal_shapes(x, node.output) else None
 
 
+@_rule("Where")
+def _where(node: Node) -> Sequence[Value] | None:
+    """A constant condition that is the same everywhere chooses one operand."""
+    condition, *choices = node.operands
+    array = array_of(condition)
+    if array is None or array.size == 0 or array.min() != array.max():
+        return None
+    chosen = choices[0 if array.flat[0] else 1]
+    return (chosen,) if _equal_shapes(chosen, node.output) else None
+
+
 def _equal_shapes(x: Value, y: Value) -> bool:
     """Whether both are tensors of one element type and provably one shape."""
     return isinstance(x.type, TensorType) and x.type.shape is not None and x.type == y.type

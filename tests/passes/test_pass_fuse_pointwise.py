@@ -90,6 +90,10 @@ def test_constants_of_one_element(apply: Any) -> None:
     # Here the constant's axis is the result's.
     z = F.exp(scalar * np.array([2.0], np.float32))
     assert apply([scalar], z, fuse_pointwise, keep=kept) == {"Fused": 1}
+    # And here that of one of its two readers.
+    row, matrix, two = data(4), data(1, 4, name="m"), F.constant(value=np.full((1, 1), 2, np.float32))
+    z = F.add(matrix * two, row * two)
+    assert apply([row, matrix], z, fuse_pointwise) == {"Fused": 1}
 
 
 def test_limits(apply: Any) -> None:

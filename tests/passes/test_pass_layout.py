@@ -44,6 +44,7 @@ VECTOR = np.arange(4, dtype=np.float32)
         (lambda x: nchw(F.tanh(nhwc(x) * 2.0)), ["Mul", "Tanh"]),
         (lambda x: nchw(F.add(nhwc(x), nhwc(F.neg(x)))), ["Add", "Neg"]),
         (lambda x: nchw(F.add(nhwc(x), VECTOR)), ["Add", "Unsqueeze"]),
+        (lambda x: nchw(F.add(nhwc(x), VECTOR[:1])), ["Add"]),
         (lambda x: nchw(F.clip(nhwc(x), np.float32(0), np.float32(1))), ["Clip"]),
         (lambda x: nchw(F.where(nhwc(x) > 0.0, nhwc(x), nhwc(F.exp(x)))), ["Exp", "Greater", "Where"]),
         # An operand that is not transposed alike.

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
+from graphkit.autodiff import gradient
 from graphkit.frontend import control
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
@@ -22,6 +23,7 @@ from graphkit.passes._base import operators, run_passes
 from graphkit.passes.bind import bind
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.pipeline import BOUND, INFERENCE, effects
+from graphkit.passes.to_training import to_training
 
 ALL = (*CLEANUP, *INFERENCE)
 
@@ -201,6 +203,24 @@ def test_prepared_graphs_bind_and_export(build: Any, sizes: dict[str, int], left
     (expected,) = evaluate(graph, arrays)
     for found in (evaluate(bound, arrays), evaluate(imported.graph, again)):
         np.testing.assert_allclose(found[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("build", [residual_network, transformer])
+def test_gradients_keep_what_they_read(apply: Any, build: Any) -> None:
+    """A graph with its gradients reads intermediate values: those stay, the results as well."""
+    inputs, (y,) = build()
+    parameters = [v for v in inputs if v.role == "parameter"]
+    gradients = [g for g in gradient([F.reduce_mean(F.mul(y, y))], parameters[:6]) if g is not None]
+    found = apply(inputs, [y, *gradients], prepared, N=2, T=4, tolerance=1e-3)
+    assert found.total() > 0
+
+
+def test_training_statistics_stay(apply: Any) -> None:
+    inputs, outputs = residual_network()
+    training = to_training(Graph(inputs, outputs))
+    after = operators(prepared(training))
+    assert after["BatchNormalization"] == operators(training)["BatchNormalization"]
+    apply(training.inputs, training.outputs, prepared, updates=training.updates, N=2, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("name", gk.models.names())

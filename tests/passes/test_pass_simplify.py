@@ -53,6 +53,8 @@ def ops_of(build: Callable[[Value], Any], *shape: Any) -> list[str]:
         lambda x: F.slice(x, ints(0), ints(3), ints(1)),
         lambda x: F.pad(x, ints(0, 0, 0, 0)),
         lambda x: F.tile(x, ints(1, 1)),
+        lambda x: F.where(np.array([True, True, True]), x, np.float32(0)),
+        lambda x: F.where(np.array(False), np.float32(0), x),
     ],
 )
 def test_nothing_is_left(build: Callable[[Value], Any]) -> None:
@@ -71,6 +73,8 @@ def test_nothing_is_left(build: Callable[[Value], Any]) -> None:
         (lambda x: F.slice(x, ints(-1), ints(-4), ints(1), ints(-1)), ["Slice"]),
         (lambda x: F.slice(x, ints(1), ints(3), ints(1)), ["Slice"]),
         (lambda x: F.dropout(x)[1], ["Dropout"]),
+        (lambda x: F.where(np.array([True, False, True]), x, np.float32(0)), ["Where"]),
+        (lambda x: F.where(np.array([[[True]]]), x, np.float32(0)), ["Where"]),
         (lambda x: F.pad(x, ints(0, 1, 0, 0)), ["Pad"]),
         (lambda x: F.reduce_to_shape_of(F.expand(x, ints(4, 1, 1)), x), ["Expand", "ReduceToShapeOf"]),
     ],
