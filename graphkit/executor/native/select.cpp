@@ -189,8 +189,7 @@ std::int64_t TopK::capacity() const {
 
 std::size_t TopK::scratch_bytes() const {
     return static_cast<std::size_t>(std::max(threads(), 1)) *
-           (aligned(static_cast<std::size_t>(geometry_.size) * size_of(type_)) +
-            aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>)));
+           aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
 }
 
 template <typename T>
@@ -202,27 +201,28 @@ void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* sc
     auto* values = static_cast<T*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
     const std::int64_t most = capacity();
-    const std::size_t key_bytes = aligned(static_cast<std::size_t>(g.size) * sizeof(T));
-    const std::size_t bytes = key_bytes + aligned(static_cast<std::size_t>(most) * sizeof(Candidate<std::uint64_t>));
+    const std::size_t bytes = aligned(static_cast<std::size_t>(most) * sizeof(Candidate<std::uint64_t>));
     const double cost = 50 + static_cast<double>(g.size) + 20 * static_cast<double>(k_);
     parallel_for(threads(), g.outer * g.inner, cost, [&](std::int64_t begin, std::int64_t end) {
-        std::byte* memory = scratch + static_cast<std::size_t>(thread_number()) * bytes;
-        auto* keys = reinterpret_cast<K*>(memory);
-        auto* candidates = reinterpret_cast<Candidate<K>*>(memory + key_bytes);
+        auto* candidates =
+            reinterpret_cast<Candidate<K>*>(scratch + static_cast<std::size_t>(thread_number()) * bytes);
         for (std::int64_t row = begin; row < end; ++row) {
             const T* from = x + row / g.inner * g.size * g.inner + row % g.inner;
-            functions.keys(from, g.inner, g.size, largest_, keys);
+            const auto candidate = [&](std::int64_t position) {
+                return Candidate<K>{functions.key(from[position * g.inner], largest_), position};
+            };
             std::int64_t found = 0;
             std::int64_t at = 0;
             for (; found < most; ++found, ++at) {
-                candidates[found] = {keys[at], at};
+                candidates[found] = candidate(at);
             }
             while (at < g.size) {  // `candidates` is full; from now on keys of the k-th best and above come too late
                 std::nth_element(candidates, candidates + k_ - 1, candidates + found);
                 const K limit = key_of(candidates[k_ - 1]);
                 found = k_;
-                while (found < most && (at = functions.next_below(keys, at, g.size, limit)) < g.size) {
-                    candidates[found++] = {keys[at], at};
+                while (found < most &&
+                       (at = functions.next_below(from, g.inner, at, g.size, largest_, limit)) < g.size) {
+                    candidates[found++] = candidate(at);
                     ++at;
                 }
             }

@@ -30,10 +30,11 @@ using Key = std::conditional_t<
 
 template <typename T>
 struct KeyFunctions {
-    // Keys of x[i * stride], from which smaller ones come first in the order of TopK; NaN is above all numbers.
-    void (*keys)(const T* x, std::int64_t stride, std::int64_t size, bool largest, Key<T>* to);
-    // A position from `at` on before which no key is below `limit`, at most `size`.
-    std::int64_t (*next_below)(const Key<T>* keys, std::int64_t at, std::int64_t size, Key<T> limit);
+    // The key of x; smaller ones come first in the order of TopK. NaN is above all numbers.
+    Key<T> (*key)(T x, bool largest);
+    // The first i from `at` on where the key of x[i * stride] is below `limit`, or size.
+    std::int64_t (*next_below)(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest,
+                               Key<T> limit);
 };
 
 template <typename T>
