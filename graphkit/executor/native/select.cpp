@@ -184,7 +184,7 @@ TopK::TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& 
 
 // Candidates that are collected before the k best of them are kept.
 std::int64_t TopK::capacity() const {
-    return std::min(geometry_.size, 2 * k_ + 64);
+    return std::min(geometry_.size, 2 * k_ + 16);
 }
 
 std::size_t TopK::scratch_bytes() const {
@@ -212,18 +212,30 @@ void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* sc
                 return Candidate<K>{functions.key(from[position * g.inner], largest_), position};
             };
             std::int64_t found = 0;
-            std::int64_t at = 0;
-            for (; found < most; ++found, ++at) {
-                candidates[found] = candidate(at);
+            for (; found < most; ++found) {
+                candidates[found] = candidate(found);
             }
-            while (at < g.size) {  // `candidates` is full; from now on keys of the k-th best and above come too late
-                std::nth_element(candidates, candidates + k_ - 1, candidates + found);
-                const K limit = key_of(candidates[k_ - 1]);
-                found = k_;
-                while (found < most &&
-                       (at = functions.next_below(from, g.inner, at, g.size, largest_, limit)) < g.size) {
-                    candidates[found++] = candidate(at);
-                    ++at;
+            if (found < g.size) {
+                // From the k-th best of what was seen on, equal keys come too late.
+                const auto keep_best = [&] {
+                    std::nth_element(candidates, candidates + k_ - 1, candidates + found);
+                    found = k_;
+                    return key_of(candidates[k_ - 1]);
+                };
+                K limit = keep_best();
+                K keys[kKeyBlock];
+                for (std::int64_t at = most;; at += kKeyBlock) {
+                    at = functions.next_block(from, g.inner, at, g.size, largest_, limit, keys);
+                    if (at >= g.size) {
+                        break;
+                    }
+                    const std::int64_t part = std::min(kKeyBlock, g.size - at);
+                    for (std::int64_t i = 0; i < part; ++i) {
+                        if (keys[i] < limit) {
+                            candidates[found++] = {keys[i], at + i};
+                            limit = found == most ? keep_best() : limit;
+                        }
+                    }
                 }
             }
             if (found > k_) {

@@ -10,7 +10,6 @@ namespace {
 
 // Elements of a row that are searched together.
 constexpr std::int64_t kSearchBlock = 512;
-constexpr std::int64_t kKeyBlock = 64;
 
 template <typename T>
 inline bool is_nan(T x) {
@@ -202,30 +201,35 @@ Key<T> key(T x, bool largest) {
 }
 
 template <typename T>
-std::int64_t next_below(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest,
-                        Key<T> limit) {
+std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest, Key<T> limit,
+                        Key<T>* keys) {
     const auto flip = static_cast<Key<T>>(largest ? -1 : 0);
-    if (stride == 1) {
-        for (; at + kKeyBlock <= size; at += kKeyBlock) {
-            auto least = static_cast<Key<T>>(-1);
+    for (; at < size; at += kKeyBlock) {
+        const std::int64_t part = size - at < kKeyBlock ? size - at : kKeyBlock;
+        auto least = static_cast<Key<T>>(-1);
+        const auto take = [&](std::int64_t i, T element) {
+            keys[i] = static_cast<Key<T>>(key_of(element) ^ flip);
+            least = keys[i] < least ? keys[i] : least;
+        };
+        if (stride == 1 && part == kKeyBlock) {
             for (std::int64_t i = 0; i < kKeyBlock; ++i) {
-                const auto found = static_cast<Key<T>>(key_of(x[at + i]) ^ flip);
-                least = found < least ? found : least;
+                take(i, x[at + i]);
             }
-            if (least < limit) {
-                break;
+        } else {
+            for (std::int64_t i = 0; i < part; ++i) {
+                take(i, x[(at + i) * stride]);
             }
         }
-    }
-    while (at < size && key(x[at * stride], largest) >= limit) {
-        ++at;
+        if (least < limit) {
+            break;
+        }
     }
     return at;
 }
 
 template <typename T>
 constexpr SelectFunctions<T> select_functions() {
-    return {{arg_row<T>, arg_columns<T>}, {key<T>, next_below<T>}};
+    return {{arg_row<T>, arg_columns<T>}, {key<T>, next_block<T>}};
 }
 
 constexpr SelectTable make_select_table() {
@@ -241,8 +245,8 @@ constexpr SelectTable make_select_table() {
             select_functions<std::uint64_t>(),
             rank_halves<Float16>,
             rank_halves<BFloat16>,
-            {key<Float16>, next_below<Float16>},
-            {key<BFloat16>, next_below<BFloat16>}};
+            {key<Float16>, next_block<Float16>},
+            {key<BFloat16>, next_block<BFloat16>}};
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ template <typename T>
 T exp_row(const T* x, T about, T* y, std::int64_t size) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        return exp_row(x, about, y, half) + exp_row(x + half, about, y + half, size - half);
+        const T first = exp_row(x, about, y, half);  // in the order of memory
+        return first + exp_row(x + half, about, y + half, size - half);
     }
     constexpr std::int64_t lanes = kLanes<T>;
     Vector<T> sums[4] = {};
@@ -130,7 +131,9 @@ void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
         for (std::int64_t row = 0; row < rows; ++row, x += size, y += size) {
             const T largest = largest_of_row(x, size);
             if constexpr (Log) {
-                const T log_sum = log_of(fold_row<ExpFold<T>, T>(x, size, largest));
+                const T log_sum = log_of(sum_row<T>(0, size, [&](auto&& read) {
+                    return exp<T, true>(read(x, Limit<T>::kLowest) - largest);
+                }));
                 map_row(y, size, [&](auto&& read) { return (read(x, T{0}) - largest) - log_sum; });
             } else {
                 const T factor = T{1} / exp_row(x, largest, y, size);
