@@ -85,14 +85,17 @@ def session(graph: Graph, threads: int) -> ort.InferenceSession:
 
 
 def best_times(calls: Sequence[Callable[[], object]], repeat: int) -> list[float]:
-    """The best time of each call, in seconds; the calls take turns, each twice so that caches are its own."""
+    """The best time of each call, in seconds. The calls take turns, several times each: the first runs give back caches
+    and cores that another one's threads still hold."""
     best = [float("inf")] * len(calls)
     for _ in range(repeat):
         for number, call in enumerate(calls):
             call()
-            start = time.perf_counter()
             call()
-            best[number] = min(best[number], time.perf_counter() - start)
+            for _ in range(3):
+                start = time.perf_counter()
+                call()
+                best[number] = min(best[number], time.perf_counter() - start)
     return best
 
 

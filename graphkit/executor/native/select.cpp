@@ -225,7 +225,8 @@ void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* sc
                 K limit = keep_best();
                 K keys[kKeyBlock];
                 for (std::int64_t at = most;; at += kKeyBlock) {
-                    at = functions.next_block(from, g.inner, at, g.size, largest_, limit, keys);
+                    const T worst = from[position_of(candidates[k_ - 1]) * g.inner];
+                    at = functions.next_block(from, g.inner, at, g.size, largest_, worst, keys);
                     if (at >= g.size) {
                         break;
                     }

@@ -36,9 +36,9 @@ struct KeyFunctions {
     // The key of x; smaller ones come first in the order of TopK. NaN is above all numbers.
     Key<T> (*key)(T x, bool largest);
     // The first of the blocks [at, at + kKeyBlock), [at + kKeyBlock, ...), ... of positions below `size` that has a key
-    // of x[position * stride] below `limit`; its keys are written. Not below `size` if there is none.
+    // of x[position * stride] below that of `worst`; its keys are written. Not below `size` if there is none.
     std::int64_t (*next_block)(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest,
-                               Key<T> limit, Key<T>* keys);
+                               T worst, Key<T>* keys);
 };
 
 template <typename T>

@@ -200,12 +200,37 @@ Key<T> key(T x, bool largest) {
     return static_cast<Key<T>>(key_of(x) ^ static_cast<Key<T>>(largest ? -1 : 0));
 }
 
+struct Or {
+    template <typename V>
+    static V combine(V a, V b) {
+        return a | b;
+    }
+};
+
+// Whether any of kKeyBlock elements may come before `worst`, or is NaN.
+template <bool Largest, typename T>
+bool may_precede(const T* x, T worst) {
+    using Bits = typename BitsOf<T>::type;
+    Vector<Bits> all = ~Vector<Bits>{};
+    for (std::int64_t i = 0; i < kKeyBlock; i += kLanes<T>) {
+        all &= Largest ? load(x + i) <= worst : load(x + i) >= worst;
+    }
+    return across<Or, Bits>(~all) != 0;
+}
+
 template <typename T>
-std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest, Key<T> limit,
+std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest, T worst,
                         Key<T>* keys) {
     const auto flip = static_cast<Key<T>>(largest ? -1 : 0);
+    const Key<T> limit = key(worst, largest);
     for (; at < size; at += kKeyBlock) {
         const std::int64_t part = size - at < kKeyBlock ? size - at : kKeyBlock;
+        if constexpr (std::is_floating_point_v<T>) {  // most blocks are done with after this
+            if (stride == 1 && part == kKeyBlock &&
+                !(largest ? may_precede<true>(x + at, worst) : may_precede<false>(x + at, worst))) {
+                continue;
+            }
+        }
         auto least = static_cast<Key<T>>(-1);
         const auto take = [&](std::int64_t i, T element) {
             keys[i] = static_cast<Key<T>>(key_of(element) ^ flip);
