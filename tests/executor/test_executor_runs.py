@@ -67,17 +67,21 @@ def test_planning_and_rewrites_change_nothing(seed: int) -> None:
     rng = np.random.default_rng(seed)
     feeds = {"x": rng.standard_normal((4, 6)).astype(np.float32), "y": rng.standard_normal((4, 6)).astype(np.float32)}
     expected = evaluate(graph, list(feeds.values()))
-    plain = Executor(graph, no_params(), optimize=False, inplace=False, share=False).run(feeds)
-    for found, wanted in zip(plain.values(), expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    # What is folded while the program is made comes from the references, and may differ from kernels in the last bit.
+    plain = {}
+    for optimize in (False, True):
+        plain[optimize] = Executor(graph, no_params(), optimize=optimize, inplace=False, share=False).run(feeds)
+        for found, wanted in zip(plain[optimize].values(), expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     arena = {}
     for switches in SWITCHES:
         exe = Executor(graph, no_params(), **switches)
         for _ in range(2):  # the second run meets what the first one left in the arena
             found = exe.run(feeds)
-            assert list(found) == list(plain)
+            wanted = plain[switches["optimize"]]
+            assert list(found) == list(wanted)
             for name, array in found.items():
-                np.testing.assert_array_equal(array, plain[name], err_msg=f"{name} with {switches}")
+                np.testing.assert_array_equal(array, wanted[name], err_msg=f"{name} with {switches}")
         arena[switches["inplace"], switches["share"]] = exe.plan.arena_bytes
     assert arena[True, True] <= min(arena.values())
     assert arena[False, False] == max(arena.values())
