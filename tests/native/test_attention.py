@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from graphkit.checks.samples import all_cases
 from graphkit.executor.cpu import native
+from graphkit.executor.kernels import KernelContext, make_kernel
+from graphkit.ir.types import DType
+from graphkit.ops import registry
+from graphkit.ops._base import DOMAIN
+from graphkit.ops.evaluate import run_node
 
 
 @pytest.fixture(params=["baseline", "avx2", "avx512"])
@@ -162,3 +168,14 @@ def test_shapes_that_do_not_go_together():
         native.Attention([2, 3, 4], [2, 3, 4], [2, 3, 4])
     with pytest.raises(native.Error, match="does not broadcast"):
         native.Attention([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [5, 3])
+
+
+def test_the_fused_operator_runs_natively(isa):
+    pytest.importorskip("graphkit.ops.fused")
+    cases = [case for case in all_cases(registry.get(DOMAIN, "FusedAttention")) if case.dtype is DType.FLOAT32]
+    assert len(cases) > 5
+    for case in cases:
+        node = case.graph().outputs[0].node
+        y = np.full(node.output.tensor.static_shape, 77, np.float32)
+        make_kernel("cpu", node, KernelContext(threads=2))(case.arrays, [y])
+        np.testing.assert_allclose(y, run_node(node, case.arrays)[0], rtol=1e-5, atol=2e-6, err_msg=case.name)

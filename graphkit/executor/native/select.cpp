@@ -184,13 +184,12 @@ TopK::TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& 
 
 // Candidates that are collected before the k best of them are kept.
 std::int64_t TopK::capacity() const {
-    return std::min(geometry_.size, 2 * k_ + 64);
+    return std::min(geometry_.size, 2 * k_ + 16);
 }
 
 std::size_t TopK::scratch_bytes() const {
     return static_cast<std::size_t>(std::max(threads(), 1)) *
-           (aligned(static_cast<std::size_t>(geometry_.size) * size_of(type_)) +
-            aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>)));
+           aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
 }
 
 template <typename T>
@@ -202,28 +201,42 @@ void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* sc
     auto* values = static_cast<T*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
     const std::int64_t most = capacity();
-    const std::size_t key_bytes = aligned(static_cast<std::size_t>(g.size) * sizeof(T));
-    const std::size_t bytes = key_bytes + aligned(static_cast<std::size_t>(most) * sizeof(Candidate<std::uint64_t>));
+    const std::size_t bytes = aligned(static_cast<std::size_t>(most) * sizeof(Candidate<std::uint64_t>));
     const double cost = 50 + static_cast<double>(g.size) + 20 * static_cast<double>(k_);
     parallel_for(threads(), g.outer * g.inner, cost, [&](std::int64_t begin, std::int64_t end) {
-        std::byte* memory = scratch + static_cast<std::size_t>(thread_number()) * bytes;
-        auto* keys = reinterpret_cast<K*>(memory);
-        auto* candidates = reinterpret_cast<Candidate<K>*>(memory + key_bytes);
+        auto* candidates =
+            reinterpret_cast<Candidate<K>*>(scratch + static_cast<std::size_t>(thread_number()) * bytes);
         for (std::int64_t row = begin; row < end; ++row) {
             const T* from = x + row / g.inner * g.size * g.inner + row % g.inner;
-            functions.keys(from, g.inner, g.size, largest_, keys);
+            const auto candidate = [&](std::int64_t position) {
+                return Candidate<K>{functions.key(from[position * g.inner], largest_), position};
+            };
             std::int64_t found = 0;
-            std::int64_t at = 0;
-            for (; found < most; ++found, ++at) {
-                candidates[found] = {keys[at], at};
+            for (; found < most; ++found) {
+                candidates[found] = candidate(found);
             }
-            while (at < g.size) {  // `candidates` is full; from now on keys of the k-th best and above come too late
-                std::nth_element(candidates, candidates + k_ - 1, candidates + found);
-                const K limit = key_of(candidates[k_ - 1]);
-                found = k_;
-                while (found < most && (at = functions.next_below(keys, at, g.size, limit)) < g.size) {
-                    candidates[found++] = {keys[at], at};
-                    ++at;
+            if (found < g.size) {
+                // From the k-th best of what was seen on, equal keys come too late.
+                const auto keep_best = [&] {
+                    std::nth_element(candidates, candidates + k_ - 1, candidates + found);
+                    found = k_;
+                    return key_of(candidates[k_ - 1]);
+                };
+                K limit = keep_best();
+                K keys[kKeyBlock];
+                for (std::int64_t at = most;; at += kKeyBlock) {
+                    const T worst = from[position_of(candidates[k_ - 1]) * g.inner];
+                    at = functions.next_block(from, g.inner, at, g.size, largest_, worst, keys);
+                    if (at >= g.size) {
+                        break;
+                    }
+                    const std::int64_t part = std::min(kKeyBlock, g.size - at);
+                    for (std::int64_t i = 0; i < part; ++i) {
+                        if (keys[i] < limit) {
+                            candidates[found++] = {keys[i], at + i};
+                            limit = found == most ? keep_best() : limit;
+                        }
+                    }
                 }
             }
             if (found > k_) {

@@ -12,6 +12,9 @@ namespace graphkit {
 // The widest tile that ArgFunctions::columns takes.
 constexpr std::int64_t kArgTile = 512;
 
+// Elements that are compared together with the worst one so far.
+constexpr std::int64_t kKeyBlock = 64;
+
 // Positions of extreme elements: the first of equal ones, or the `last`; NaN wins, half floats are given as ranks.
 template <typename T>
 struct ArgFunctions {
@@ -30,10 +33,12 @@ using Key = std::conditional_t<
 
 template <typename T>
 struct KeyFunctions {
-    // Keys of x[i * stride], from which smaller ones come first in the order of TopK; NaN is above all numbers.
-    void (*keys)(const T* x, std::int64_t stride, std::int64_t size, bool largest, Key<T>* to);
-    // A position from `at` on before which no key is below `limit`, at most `size`.
-    std::int64_t (*next_below)(const Key<T>* keys, std::int64_t at, std::int64_t size, Key<T> limit);
+    // The key of x; smaller ones come first in the order of TopK. NaN is above all numbers.
+    Key<T> (*key)(T x, bool largest);
+    // The first of the blocks [at, at + kKeyBlock), [at + kKeyBlock, ...), ... of positions below `size` that has a key
+    // of x[position * stride] below that of `worst`; its keys are written. Not below `size` if there is none.
+    std::int64_t (*next_block)(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest,
+                               T worst, Key<T>* keys);
 };
 
 template <typename T>

@@ -40,12 +40,14 @@ struct ExpConstants<double> {
                                              1.0 / 120,        1.0 / 24,        1.0 / 6,        0.5};
 };
 
-// exp(x) = 2^n * exp(r), where n is the integer next to x / ln(2).
-template <typename T>
+// exp(x) = 2^n * exp(r), where n is the integer next to x / ln(2). With NotPositive, x <= 0 or NaN.
+template <typename T, bool NotPositive = false>
 inline Vector<T> exp(Vector<T> x) {
     using C = ExpConstants<T>;
-    x = x < C::kLow ? splat(C::kLow) : x;
-    x = x > C::kHigh ? splat(C::kHigh) : x;
+    x = max_of<T>(x, splat(C::kLow));
+    if constexpr (!NotPositive) {
+        x = min_of<T>(x, splat(C::kHigh));
+    }
     const Vector<T> shifted = x * C::kLog2e + C::kRound;
     const Vector<T> n = shifted - C::kRound;
     const Vector<T> r = (x - n * C::kLn2High) - n * C::kLn2Low;

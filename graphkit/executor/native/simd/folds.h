@@ -102,7 +102,8 @@ template <typename Op, typename T>
 T fold_row(const T* x, std::int64_t size, T shift) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        return Op::combine(fold_row<Op, T>(x, half, shift), fold_row<Op, T>(x + half, size - half, shift));
+        const T first = fold_row<Op, T>(x, half, shift);  // in the order of memory
+        return Op::combine(first, fold_row<Op, T>(x + half, size - half, shift));
     }
     constexpr std::int64_t lanes = kLanes<T>;
     constexpr int ways = 8;
@@ -201,7 +202,8 @@ template <typename Op, typename Half>
 float fold_half_row(const Half* x, std::int64_t size, float shift) {
     if (size > kFoldTile) {
         const std::int64_t half = (size / 2 + kFoldTile - 1) / kFoldTile * kFoldTile;
-        return Op::combine(fold_half_row<Op>(x, half, shift), fold_half_row<Op>(x + half, size - half, shift));
+        const float first = fold_half_row<Op>(x, half, shift);
+        return Op::combine(first, fold_half_row<Op>(x + half, size - half, shift));
     }
     float wide[kFoldTile];
     widen(x, wide, size);

@@ -35,7 +35,8 @@ template <typename T, typename Map>
 inline T sum_row(std::int64_t begin, std::int64_t size, Map&& map) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        return sum_row<T>(begin, half, map) + sum_row<T>(begin + half, size - half, map);
+        const T first = sum_row<T>(begin, half, map);  // in the order of memory
+        return first + sum_row<T>(begin + half, size - half, map);
     }
     constexpr std::int64_t lanes = kLanes<T>;
     Vector<T> sums[4] = {};

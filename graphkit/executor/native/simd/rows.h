@@ -16,11 +16,24 @@ inline double root(double x) {
 
 template <typename T>
 inline Vector<T> root_of(Vector<T> x) {
-    Vector<T> y{};
-    for (std::int64_t i = 0; i < kLanes<T>; ++i) {
-        y[i] = root(x[i]);
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>) {
+        return bit_cast<Vector<T>>(_mm512_sqrt_ps(bit_cast<__m512>(x)));
+    } else {
+        return bit_cast<Vector<T>>(_mm512_sqrt_pd(bit_cast<__m512d>(x)));
     }
-    return y;
+#elif defined(__AVX2__)
+    if constexpr (std::is_same_v<T, float>) {
+        return bit_cast<Vector<T>>(_mm256_sqrt_ps(bit_cast<__m256>(x)));
+    } else {
+        return bit_cast<Vector<T>>(_mm256_sqrt_pd(bit_cast<__m256d>(x)));
+    }
+#else
+    for (std::int64_t i = 0; i < kLanes<T>; ++i) {
+        x[i] = root(x[i]);
+    }
+    return x;
+#endif
 }
 
 // y = (x - centre) * factor, times scale, plus bias where they are not null.

@@ -10,7 +10,6 @@ namespace {
 
 // Elements of a row that are searched together.
 constexpr std::int64_t kSearchBlock = 512;
-constexpr std::int64_t kKeyBlock = 64;
 
 template <typename T>
 inline bool is_nan(T x) {
@@ -94,8 +93,39 @@ std::int64_t arg_row(const T* x, std::int64_t size, bool largest, bool last) {
     return last ? arg_of_row<false, true>(x, size) : arg_of_row<false, false>(x, size);
 }
 
+// Floats, one vector of columns after the other.
 template <bool Largest, bool Last, typename T>
-void arg_of_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, std::int64_t* out) {
+void arg_of_float_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, std::int64_t* out) {
+    using Bits = typename BitsOf<T>::type;
+    constexpr std::int64_t lanes = kLanes<T>;
+    for (std::int64_t c = 0; c < width; c += lanes) {
+        const std::int64_t part = width - c < lanes ? width - c : lanes;
+        const auto read = [&](const T* from) { return part == lanes ? load(from) : load_part(from, part, T{0}); };
+        Vector<T> best = read(x + c);
+        Vector<Bits> found{};
+        for (std::int64_t row = 1; row < rows; ++row) {
+            const Vector<T> v = read(x + row * stride + c);
+            const Vector<Bits> taken = best != best;
+            const Vector<Bits> nan = v != v;
+            Vector<Bits> wins = Largest ? v > best : v < best;
+            if constexpr (Last) {
+                wins = wins | (v == best) | nan;
+            } else {
+                wins = wins | (nan & ~taken);
+            }
+            best = wins ? v : best;
+            found = wins ? (Vector<Bits>{} + static_cast<Bits>(row)) : found;
+        }
+        for (std::int64_t i = 0; i < lanes; ++i) {
+            if (i < part) {
+                out[c + i] = found[i];
+            }
+        }
+    }
+}
+
+template <bool Largest, bool Last, typename T>
+void arg_of_integer_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, std::int64_t* out) {
     T best[kArgTile];
     std::int32_t found[kArgTile];
     for (std::int64_t c = 0; c < width; ++c) {
@@ -116,13 +146,22 @@ void arg_of_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int
     }
 }
 
+template <bool Largest, bool Last, typename T>
+constexpr auto arg_of_columns() {
+    if constexpr (std::is_integral_v<T>) {
+        return arg_of_integer_columns<Largest, Last, T>;
+    } else {
+        return arg_of_float_columns<Largest, Last, T>;
+    }
+}
+
 template <typename T>
 void arg_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, bool largest, bool last,
                  std::int64_t* out) {
     if (largest) {
-        (last ? arg_of_columns<true, true, T> : arg_of_columns<true, false, T>)(x, rows, stride, width, out);
+        (last ? arg_of_columns<true, true, T>() : arg_of_columns<true, false, T>())(x, rows, stride, width, out);
     } else {
-        (last ? arg_of_columns<false, true, T> : arg_of_columns<false, false, T>)(x, rows, stride, width, out);
+        (last ? arg_of_columns<false, true, T>() : arg_of_columns<false, false, T>())(x, rows, stride, width, out);
     }
 }
 
@@ -157,39 +196,65 @@ inline Key<T> key_of(T x) {
 }
 
 template <typename T>
-void keys_of(const T* x, std::int64_t stride, std::int64_t size, bool largest, Key<T>* to) {
-    const auto flip = static_cast<Key<T>>(largest ? -1 : 0);
-    if (stride == 1) {
-        for (std::int64_t i = 0; i < size; ++i) {
-            to[i] = static_cast<Key<T>>(key_of(x[i]) ^ flip);
-        }
-        return;
+Key<T> key(T x, bool largest) {
+    return static_cast<Key<T>>(key_of(x) ^ static_cast<Key<T>>(largest ? -1 : 0));
+}
+
+struct Or {
+    template <typename V>
+    static V combine(V a, V b) {
+        return a | b;
     }
-    for (std::int64_t i = 0; i < size; ++i) {
-        to[i] = static_cast<Key<T>>(key_of(x[i * stride]) ^ flip);
+};
+
+// Whether any of kKeyBlock elements may come before `worst`, or is NaN.
+template <bool Largest, typename T>
+bool may_precede(const T* x, T worst) {
+    using Bits = typename BitsOf<T>::type;
+    Vector<Bits> all = ~Vector<Bits>{};
+    for (std::int64_t i = 0; i < kKeyBlock; i += kLanes<T>) {
+        all &= Largest ? load(x + i) <= worst : load(x + i) >= worst;
     }
+    return across<Or, Bits>(~all) != 0;
 }
 
 template <typename T>
-std::int64_t next_below(const Key<T>* keys, std::int64_t at, std::int64_t size, Key<T> limit) {
-    for (; at + kKeyBlock <= size; at += kKeyBlock) {
-        Key<T> least = keys[at];
-        for (std::int64_t i = 1; i < kKeyBlock; ++i) {
-            least = keys[at + i] < least ? keys[at + i] : least;
+std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest, T worst,
+                        Key<T>* keys) {
+    const auto flip = static_cast<Key<T>>(largest ? -1 : 0);
+    const Key<T> limit = key(worst, largest);
+    for (; at < size; at += kKeyBlock) {
+        const std::int64_t part = size - at < kKeyBlock ? size - at : kKeyBlock;
+        if constexpr (std::is_floating_point_v<T>) {  // most blocks are done with after this
+            if (stride == 1 && part == kKeyBlock &&
+                !(largest ? may_precede<true>(x + at, worst) : may_precede<false>(x + at, worst))) {
+                continue;
+            }
+        }
+        auto least = static_cast<Key<T>>(-1);
+        const auto take = [&](std::int64_t i, T element) {
+            keys[i] = static_cast<Key<T>>(key_of(element) ^ flip);
+            least = keys[i] < least ? keys[i] : least;
+        };
+        if (stride == 1 && part == kKeyBlock) {
+            for (std::int64_t i = 0; i < kKeyBlock; ++i) {
+                take(i, x[at + i]);
+            }
+        } else {
+            for (std::int64_t i = 0; i < part; ++i) {
+                take(i, x[(at + i) * stride]);
+            }
         }
         if (least < limit) {
             break;
         }
-    }
-    while (at < size && keys[at] >= limit) {
-        ++at;
     }
     return at;
 }
 
 template <typename T>
 constexpr SelectFunctions<T> select_functions() {
-    return {{arg_row<T>, arg_columns<T>}, {keys_of<T>, next_below<T>}};
+    return {{arg_row<T>, arg_columns<T>}, {key<T>, next_block<T>}};
 }
 
 constexpr SelectTable make_select_table() {
@@ -205,8 +270,8 @@ constexpr SelectTable make_select_table() {
             select_functions<std::uint64_t>(),
             rank_halves<Float16>,
             rank_halves<BFloat16>,
-            {keys_of<Float16>, next_below<Float16>},
-            {keys_of<BFloat16>, next_below<BFloat16>}};
+            {key<Float16>, next_block<Float16>},
+            {key<BFloat16>, next_block<BFloat16>}};
 }
 
 }  // namespace

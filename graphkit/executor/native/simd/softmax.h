@@ -16,12 +16,35 @@ inline double log_of(double x) {
     return __builtin_log(x);
 }
 
-// y = exp(x - about); returns the sum.
+// The largest number of a row. NaN need not show: it makes the sum NaN.
+template <typename T>
+inline T largest_of_row(const T* x, std::int64_t size) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    constexpr T lowest = Limit<T>::kLowest;
+    Vector<T> largest[4] = {splat(lowest), splat(lowest), splat(lowest), splat(lowest)};
+    std::int64_t at = 0;
+    for (; at + 4 * lanes <= size; at += 4 * lanes) {
+#pragma GCC unroll 4
+        for (int way = 0; way < 4; ++way) {
+            largest[way] = max_of<T>(largest[way], load(x + at + way * lanes));
+        }
+    }
+    for (; at + lanes <= size; at += lanes) {
+        largest[0] = max_of<T>(largest[0], load(x + at));
+    }
+    if (at < size) {
+        largest[1] = max_of<T>(largest[1], load_part(x + at, size - at, lowest));
+    }
+    return across<LargestNumber<T>, T>(max_of<T>(max_of<T>(largest[0], largest[1]), max_of<T>(largest[2], largest[3])));
+}
+
+// y = exp(x - about), where about is at least x; returns the sum.
 template <typename T>
 T exp_row(const T* x, T about, T* y, std::int64_t size) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        return exp_row(x, about, y, half) + exp_row(x + half, about, y + half, size - half);
+        const T first = exp_row(x, about, y, half);  // in the order of memory
+        return first + exp_row(x + half, about, y + half, size - half);
     }
     constexpr std::int64_t lanes = kLanes<T>;
     Vector<T> sums[4] = {};
@@ -29,18 +52,18 @@ T exp_row(const T* x, T about, T* y, std::int64_t size) {
     for (; at + 4 * lanes <= size; at += 4 * lanes) {
 #pragma GCC unroll 4
         for (int way = 0; way < 4; ++way) {
-            const Vector<T> raised = exp<T>(load(x + at + way * lanes) - about);
+            const Vector<T> raised = exp<T, true>(load(x + at + way * lanes) - about);
             store(y + at + way * lanes, raised);
             sums[way] += raised;
         }
     }
     for (; at + lanes <= size; at += lanes) {
-        const Vector<T> raised = exp<T>(load(x + at) - about);
+        const Vector<T> raised = exp<T, true>(load(x + at) - about);
         store(y + at, raised);
         sums[0] += raised;
     }
     if (at < size) {
-        const Vector<T> raised = exp<T>(load_part(x + at, size - at, Limit<T>::kLowest) - about);
+        const Vector<T> raised = exp<T, true>(load_part(x + at, size - at, Limit<T>::kLowest) - about);
         store_part(y + at, raised, size - at);
         sums[1] += raised;
     }
@@ -71,12 +94,12 @@ void softmax_short(const T* x, T* y, std::int64_t rows, std::int64_t size) {
             v[i] = load(x + i * lanes);
         }
         v[whole] = rest == lanes ? load(x + whole * lanes) : load_part(x + whole * lanes, rest, Limit<T>::kLowest);
-        const T largest = across<Largest, T>(combine_all<Largest, T, Count>(v));
+        const T largest = across<LargestNumber<T>, T>(combine_all<LargestNumber<T>, T, Count>(v));
         Vector<T> raised[Count];
 #pragma GCC unroll 8
         for (int i = 0; i < Count; ++i) {
             v[i] = v[i] - largest;
-            raised[i] = exp<T>(v[i]);
+            raised[i] = exp<T, true>(v[i]);
         }
         const T sum = across<Add, T>(combine_all<Add, T, Count>(raised));
         const T last = Log ? log_of(sum) : T{1} / sum;
@@ -106,9 +129,11 @@ void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
         }
     } else {
         for (std::int64_t row = 0; row < rows; ++row, x += size, y += size) {
-            const T largest = fold_row<LargestFold<T>, T>(x, size, T{0});
+            const T largest = largest_of_row(x, size);
             if constexpr (Log) {
-                const T log_sum = log_of(fold_row<ExpFold<T>, T>(x, size, largest));
+                const T log_sum = log_of(sum_row<T>(0, size, [&](auto&& read) {
+                    return exp<T, true>(read(x, Limit<T>::kLowest) - largest);
+                }));
                 map_row(y, size, [&](auto&& read) { return (read(x, T{0}) - largest) - log_sum; });
             } else {
                 const T factor = T{1} / exp_row(x, largest, y, size);
@@ -136,7 +161,7 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
     } else {
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
-            map_row(y + r * stride, width, [&](auto&& read) { return exp<T>(read(from, T{0}) - read(largest, T{0})); });
+            map_row(y + r * stride, width, [&](auto&& read) { return exp<T, true>(read(from, T{0}) - read(largest, T{0})); });
         }
         fold_columns<SumFold<T>, T>(y, rows, stride, width, nullptr, sums);
         map_row(sums, width, [&](auto&& read) { return T{1} / read(sums, T{1}); });

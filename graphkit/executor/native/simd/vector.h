@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -136,6 +137,45 @@ inline void store_part(T* to, Vector<T> v, std::int64_t count) {
 #endif
 }
 
+// a < b ? b : a and a > b ? b : a, element by element: `a` where one of them is NaN.
+template <typename T>
+inline Vector<T> max_of(Vector<T> a, Vector<T> b) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>) {
+        return bit_cast<Vector<T>>(_mm512_max_ps(bit_cast<__m512>(b), bit_cast<__m512>(a)));
+    } else {
+        return bit_cast<Vector<T>>(_mm512_max_pd(bit_cast<__m512d>(b), bit_cast<__m512d>(a)));
+    }
+#elif defined(__AVX2__)
+    if constexpr (std::is_same_v<T, float>) {
+        return bit_cast<Vector<T>>(_mm256_max_ps(bit_cast<__m256>(b), bit_cast<__m256>(a)));
+    } else {
+        return bit_cast<Vector<T>>(_mm256_max_pd(bit_cast<__m256d>(b), bit_cast<__m256d>(a)));
+    }
+#else
+    return a < b ? b : a;
+#endif
+}
+
+template <typename T>
+inline Vector<T> min_of(Vector<T> a, Vector<T> b) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>) {
+        return bit_cast<Vector<T>>(_mm512_min_ps(bit_cast<__m512>(b), bit_cast<__m512>(a)));
+    } else {
+        return bit_cast<Vector<T>>(_mm512_min_pd(bit_cast<__m512d>(b), bit_cast<__m512d>(a)));
+    }
+#elif defined(__AVX2__)
+    if constexpr (std::is_same_v<T, float>) {
+        return bit_cast<Vector<T>>(_mm256_min_ps(bit_cast<__m256>(b), bit_cast<__m256>(a)));
+    } else {
+        return bit_cast<Vector<T>>(_mm256_min_pd(bit_cast<__m256d>(b), bit_cast<__m256d>(a)));
+    }
+#else
+    return a > b ? b : a;
+#endif
+}
+
 struct Add {
     template <typename V>
     static V combine(V a, V b) {
@@ -164,6 +204,19 @@ struct Smallest {
     static V combine(V a, V b) {
         const V smaller = b < a ? b : a;
         return b != b ? b : smaller;
+    }
+};
+
+// NaN loses against numbers that are combined before it.
+template <typename T>
+struct LargestNumber {
+    template <typename V>
+    static V combine(V a, V b) {
+        if constexpr (sizeof(V) == kVectorBytes) {
+            return max_of<T>(a, b);
+        } else {
+            return a < b ? b : a;
+        }
     }
 };
 
