@@ -104,6 +104,46 @@ inline void store_part(T* to, Vector<T> v, std::int64_t count) {
 #endif
 }
 
+// The larger of x and `low`, of floats; NaN stays.
+template <typename T>
+inline Vector<T> at_least(Vector<T> x, T low) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        return bit_cast<Vector<T>>(_mm512_max_ps(_mm512_set1_ps(low), bit_cast<__m512>(x)));
+    } else {
+        return bit_cast<Vector<T>>(_mm512_max_pd(_mm512_set1_pd(low), bit_cast<__m512d>(x)));
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) {
+        return bit_cast<Vector<T>>(_mm256_max_ps(_mm256_set1_ps(low), bit_cast<__m256>(x)));
+    } else {
+        return bit_cast<Vector<T>>(_mm256_max_pd(_mm256_set1_pd(low), bit_cast<__m256d>(x)));
+    }
+#else
+    return x < low ? splat(low) : x;
+#endif
+}
+
+// The smaller of x and `high`, of floats; NaN stays.
+template <typename T>
+inline Vector<T> at_most(Vector<T> x, T high) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4) {
+        return bit_cast<Vector<T>>(_mm512_min_ps(_mm512_set1_ps(high), bit_cast<__m512>(x)));
+    } else {
+        return bit_cast<Vector<T>>(_mm512_min_pd(_mm512_set1_pd(high), bit_cast<__m512d>(x)));
+    }
+#elif defined(__AVX2__)
+    if constexpr (sizeof(T) == 4) {
+        return bit_cast<Vector<T>>(_mm256_min_ps(_mm256_set1_ps(high), bit_cast<__m256>(x)));
+    } else {
+        return bit_cast<Vector<T>>(_mm256_min_pd(_mm256_set1_pd(high), bit_cast<__m256d>(x)));
+    }
+#else
+    return x > high ? splat(high) : x;
+#endif
+}
+
 struct Add {
     template <typename V>
     static V combine(V a, V b) {
