@@ -166,7 +166,7 @@ inline Vector<T> log(Vector<T> x) {
     using C = LogConstants<T>;
     using E = ExpConstants<T>;
     using Bits = typename BitsOf<T>::type;
-    const Vector<T> lifted = x < C::kSmallest ? x * C::kLift : x;
+    const Vector<T> lifted = magnitude<T>(x < C::kSmallest ? x * C::kLift : x);
     const Vector<Bits> above = bit_cast<Vector<Bits>>(lifted) - C::kRootHalf;
     const Vector<Bits> exponent = (above >> E::kMantissa) - (x < C::kSmallest ? Vector<Bits>{} + Bits{E::kMantissa}
                                                                                : Vector<Bits>{});
