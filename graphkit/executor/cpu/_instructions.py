@@ -87,8 +87,10 @@ class Instructions:
         Raises native.Unsupported for element types that the machine does not have.
         """
         first = len(self._inputs)
-        self._join_products([t.number for t in outputs if t is not None])
-        renumbered = self._without_unread([t.number for t in outputs if t is not None])
+        results = [t.number for t in outputs if t is not None]
+        if len(self._code) > 1:
+            self._join_products(results)
+        renumbered = self._without_unread(results)
         return native.Pointwise(
             name,
             shape,

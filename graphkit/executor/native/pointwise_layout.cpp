@@ -123,14 +123,14 @@ Loops make_loops(const Dims& shape, const std::vector<Dims>& inputs) {
         throw Unsupported("broadcasting over more than " + std::to_string(kMaxAxes) + " axes");
     }
     const std::int64_t least = loops.row() % kEven == 0 ? kLongRow : kLongUnevenRow;
-    loops.by_rows_ = loops.sizes.size() > 1 && loops.row() >= least;
+    loops.by_rows = loops.sizes.size() > 1 && loops.row() >= least;
     const Dims whole = row_major(loops.sizes);
     for (const Dims& own : loops.strides) {
         if (std::all_of(own.begin(), own.end(), [](std::int64_t stride) { return stride == 0; })) {
             loops.access.push_back(Access::scalar);
         } else if (own == whole) {
             loops.access.push_back(Access::stream);
-        } else if (!loops.by_rows_) {
+        } else if (!loops.by_rows) {
             loops.access.push_back(Access::gathered);
         } else {
             loops.access.push_back(own.back() == 0 ? Access::row : Access::stream);
