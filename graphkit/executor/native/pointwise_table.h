@@ -26,7 +26,7 @@ namespace graphkit {
     X(neg, 1, 0.02) X(abs, 1, 0.02) X(sign, 1, 0.03)                                                        \
     X(floor, 1, 0.03) X(ceil, 1, 0.03) X(round, 1, 0.03) /* to even */                                      \
     X(sqrt, 1, 0.15) X(exp, 1, 0.15) X(expm1, 1, 0.2) /* of x <= 64 */ X(log, 1, 0.2)                       \
-    X(tanh, 1, 0.25) X(sigmoid, 1, 0.25) X(erf, 1, 0.3) X(gelu, 1, 0.35)                                    \
+    X(tanh, 1, 0.25) X(sigmoid, 1, 0.25) X(erf, 1, 0.3) X(gelu, 1, 0.35) X(gelu_tanh, 1, 0.3)               \
     X(softplus, 1, 0.5) X(mish, 1, 0.3)                                                                     \
     X(swish, 2, 0.25)    /* a sigmoid(a b) */                                                               \
     X(prelu, 2, 0.04)    /* a where a >= 0, else a b */                                                     \

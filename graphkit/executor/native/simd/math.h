@@ -194,6 +194,13 @@ inline Vector<T> softplus(Vector<T> x) {
     return positive + log_one_plus<T>(exp_of_negative<T>(-magnitude<T>(x)));
 }
 
+// x (1 + tanh(u)) / 2 = x sigmoid(2u) for u = sqrt(2 / pi) (x + 0.044715 x^3), without the cancellation.
+template <typename T>
+inline Vector<T> gelu_tanh(Vector<T> x) {
+    constexpr T kScale = T(0x1.9884533d43651p+0);  // 2 sqrt(2 / pi)
+    return x * sigmoid<T>(x * (x * x * (kScale * T(0.044715)) + kScale));
+}
+
 // x tanh(log(1 + e)) = x e (e + 2) / (e (e + 2) + 2) for e = exp(x). Beyond 20 the quotient is 1.
 template <typename T>
 inline Vector<T> mish(Vector<T> x) {

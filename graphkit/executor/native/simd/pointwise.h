@@ -370,6 +370,7 @@ struct TableBuilder {
         at<T>(Opcode::tanh) = &unary<functions::Tanh, T>;
         at<T>(Opcode::sigmoid) = &unary<functions::Sigmoid, T>;
         at<T>(Opcode::softplus) = &unary<functions::Softplus, T>;
+        at<T>(Opcode::gelu_tanh) = &unary<functions::GeluTanh, T>;
         at<T>(Opcode::mish) = &unary<functions::Mish, T>;
         at<T>(Opcode::swish) = &binary<functions::Swish, T>;
         at<T>(Opcode::tan) = &unary_scalar<functions::Tan, T>;
