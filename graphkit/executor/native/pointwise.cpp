@@ -1,6 +1,7 @@
 #include "pointwise.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "cpu_info.h"
@@ -196,8 +197,10 @@ class Pointwise::Walk {
                 places_[i] = {bases_[i] + position * element(i), -1};
             }
             for (int i = 0; i < steps_.outputs; ++i) {
-                const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
-                places_[steps_.output_place(i)] = {target(i) + position * bytes, -1};
+                if (output(i).value >= 0) {
+                    const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
+                    places_[steps_.output_place(i)] = {target(i) + position * bytes, -1};
+                }
             }
             run_block(position, size, size);
             position += size;
@@ -307,6 +310,9 @@ void Pointwise::run_part(const void* const* inputs, void* const* outputs, std::b
     alignas(kAlignment) std::byte local[kStackBytes];
     std::byte* memory = part_bytes_ > kStackBytes ? scratch + static_cast<std::size_t>(part) * part_bytes_ : local;
     Walk(*this, inputs, outputs, memory).run(begin, end);
+    if (stream_) {
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // stores past the caches are not ordered otherwise
+    }
 }
 
 void Pointwise::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {

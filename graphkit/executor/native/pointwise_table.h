@@ -74,7 +74,7 @@ struct PointwiseTable {
     std::array<std::array<BlockFunction, kElementTypes>, kElementTypes> casts{};  // [from][to]
     BlockFunction narrow_to_odd = nullptr;  // double to float; what is lost shows in the last bit, so that rounding
                                             // again to 16 bits is as if it were done once
-    // Copies whole, aligned lines past the caches.
+    // Copies whole, aligned lines past the caches; a fence has to follow before other threads may see them.
     void (*stream)(std::byte* y, const std::byte* x, std::int64_t bytes) = nullptr;
     // Writes one element of `size` bytes as often as a vector of 64 bytes holds it.
     void (*splat)(std::byte* y, const std::byte* x, std::size_t size) = nullptr;
