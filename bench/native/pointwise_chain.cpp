@@ -33,8 +33,7 @@ void share(std::int64_t size, int threads, Function function) {
 
 inline Vector<float> chain(Vector<float> x, Vector<float> y) {
     const Vector<float> a = x * y + 1.0F;
-    const Vector<float> g = a * graphkit::sigmoid<float>(a * (a * a * 0.0713548162726F + 1.595769121605F));
-    return graphkit::sigmoid<float>(g) * y - x;
+    return graphkit::sigmoid<float>(graphkit::gelu_tanh<float>(a)) * y - x;
 }
 
 }  // namespace

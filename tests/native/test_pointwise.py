@@ -399,6 +399,50 @@ def test_bodies(name, shapes, dtype, isa):
             np.testing.assert_allclose(got.astype(float), wanted.astype(float), rtol=tolerance, atol=tolerance)
 
 
+# Continuous functions whose results neither grow nor depend on rounding.
+RANDOM_STEPS = (
+    lambda a, b, c: (a + b) * 0.5,
+    lambda a, b, c: F.tanh(a * b + c),
+    lambda a, b, c: F.sub(a, b) * 0.25,
+    lambda a, b, c: F.where(a < b, a, b),
+    lambda a, b, c: F.where(F.or_(F.not_(a >= b), F.is_na_n(c)), b, a),
+    lambda a, b, c: F.max(a, b, c),
+    lambda a, b, c: F.sigmoid(a) - F.sqrt(F.abs(b * c)) * 0.5,
+    lambda a, b, c: F.cast(F.cast(a, to="float64"), to=a.dtype) / (F.abs(b) + 1.0),
+)
+
+
+def random_body(rng, operators):
+    """A function of symbols with three results, each of the shape that all of them broadcast to."""
+    picks = rng.integers(0, 1 << 30, (operators, 4))
+
+    def build(*symbols):
+        pool = list(symbols)
+        for kind, *positions in picks:
+            pool.append(RANDOM_STEPS[int(kind) % len(RANDOM_STEPS)](*(pool[int(p) % len(pool)] for p in positions)))
+        joint = pool[-1]
+        for symbol in symbols:
+            joint = joint + symbol * 0.0
+        return joint, F.neg(joint), pool[len(pool) // 2] + joint
+
+    return build
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_bodies(seed, isa):
+    rng = np.random.default_rng([seed, 8])
+    full = [int(n) for n in rng.choice([1, 2, 3, 7, 16, 65, 208, 801], rng.integers(1, 4))]
+    shapes = [tuple(n if rng.random() < 0.7 else 1 for n in full) for _ in range(rng.integers(1, 4))]
+    dtype = ("float32", "float64")[seed % 2]
+    arrays = [random_array(rng, shape, dtype) for shape in shapes]
+    node, graph = body_of(arrays, random_body(rng, int(rng.integers(1, 40))))
+    expected = evaluate(graph, arrays)
+    for threads in (1, 3):
+        for got, wanted in zip(run(body_kernel(node, graph, threads), node, arrays), expected, strict=True):
+            tolerance = 1e-5 if dtype == "float32" else 1e-13
+            np.testing.assert_allclose(got, wanted, rtol=tolerance * 10, atol=tolerance)
+
+
 def test_products_and_sums_are_joined_and_dead_code_is_dropped():
     x = np.ones(8, np.float32)
     node, graph = body_of([x, x, x], lambda a, b, c: a * b + c)
@@ -414,7 +458,7 @@ def test_results_do_not_depend_on_threads(isa):
 
 
 def test_an_output_that_nobody_reads():
-    x = np.arange(50, dtype=np.float32)
+    x = np.linspace(0, 50, 5000, dtype=np.float32)
     node, graph = body_of([x], lambda a: (a + 1.0, F.exp(a)))
     context = KernelContext(used_outputs=(False, True))
     kernel = chain_kernel("Body", node, graph.inputs, graph.outputs, context)

@@ -66,6 +66,11 @@ def gelu(x):
     return x / 2 * scipy.special.erfc(-x / np.sqrt(2.0))
 
 
+def gelu_tanh(x):
+    u = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    return x * sigmoid(2 * u)
+
+
 def softplus(x):
     return np.logaddexp(x, 0)
 
@@ -92,6 +97,8 @@ FLOAT_BOUNDS = [
     ("mish", mish, (-80, 80), 6),
     ("gelu", gelu, (-4, 40), 8),
     ("gelu", gelu, (-12, -4), 12),
+    ("gelu_tanh", gelu_tanh, (-1, 40), 4),
+    ("gelu_tanh", gelu_tanh, (-5, -1), 48),  # the exponential magnifies the rounding of its argument
     ("sqrt", np.sqrt, (0, 3.4e38), 0.5),
 ]
 

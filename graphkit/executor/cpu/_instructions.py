@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -40,11 +41,13 @@ class Instructions:
         return Term(position, tensor.dtype)
 
     def constant(self, value: Any, dtype: DType) -> Term:
-        """A number for all elements. Constants have negative numbers until all are known."""
+        """A number for all elements, of a half float type as float32 has it.
+
+        Constants have negative numbers until all are known.
+        """
         stored = DType.FLOAT32 if dtype in HALVES else dtype
         with np.errstate(over="ignore"):
-            element = np.asarray(value).astype(dtype.numpy).astype(stored.numpy)
-        key = (stored.value, element.tobytes())
+            key = (stored.value, np.asarray(value).astype(stored.numpy).tobytes())
         return Term(-1 - self._constants.setdefault(key, len(self._constants)), dtype)
 
     def value_of(self, term: Term) -> Any:
@@ -84,8 +87,10 @@ class Instructions:
         Raises native.Unsupported for element types that the machine does not have.
         """
         first = len(self._inputs)
-        self._join_products([t.number for t in outputs if t is not None])
-        renumbered = self._without_unread([t.number for t in outputs if t is not None])
+        results = [t.number for t in outputs if t is not None]
+        if len(self._code) > 1:
+            self._join_products(results)
+        renumbered = self._without_unread(results)
         return native.Pointwise(
             name,
             shape,
@@ -131,7 +136,7 @@ class Instructions:
                 read[index] = True
                 pending.extend(n - first for n in self._code[index][1] if n >= first)
         base = first + len(self._constants)
-        positions = np.cumsum([0, *read]).tolist()
+        positions = list(itertools.accumulate(read, initial=0))
 
         def renumbered(number: int) -> int:
             if number < 0:

@@ -235,11 +235,7 @@ def _hard_swish(code: Instructions, op: Any, x: Term) -> Term:
 
 @_rule("Gelu")
 def _gelu(code: Instructions, op: Any, x: Term) -> Term:
-    if op.approximate == "none":
-        return code.emit("gelu", x)
-    # (1 + tanh(u)) / 2 = sigmoid(2u), with u = x (scale + scale cube x^2).
-    scale, cube = 2.0 * math.sqrt(2.0 / math.pi), 0.044715
-    return code.emit("swish", x, code.emit("mul_add", code.emit("mul", x, x), scale * cube, scale))
+    return code.emit("gelu_tanh" if op.approximate == "tanh" else "gelu", x)
 
 
 @_rule("Swish")

@@ -1,6 +1,7 @@
 #include "pointwise.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "cpu_info.h"
@@ -88,7 +89,7 @@ Pointwise::Pointwise(PointwiseSource source, int threads)
     while (!single && block_ > kSmallestBlock && blocks * static_cast<std::size_t>(block_ * widest) > kBlocksBytes) {
         block_ /= 2;
     }
-    if (!loops_.by_rows() && loops_.sizes.size() > 1) {
+    if (!loops_.by_rows && loops_.sizes.size() > 1) {
         // Blocks of whole rows see the same part of every operand that repeats itself row by row.
         std::int64_t period = loops_.row();
         while (period % granule_ != 0 && period <= block_) {
@@ -96,7 +97,7 @@ Pointwise::Pointwise(PointwiseSource source, int threads)
         }
         block_ = period > 0 && period <= block_ ? block_ / period * period : block_;
     }
-    const std::int64_t longest = loops_.by_rows() ? loops_.row() : loops_.count;
+    const std::int64_t longest = loops_.by_rows ? loops_.row() : loops_.count;
     block_ = std::max(granule_, std::min(block_, round_up(longest, granule_)));
 
     const double nanoseconds = static_cast<double>(loops_.count) * steps_.nanoseconds * slowness();
@@ -143,14 +144,14 @@ class Pointwise::Walk {
         run_singles(steps_.once, begin);
         for (std::int64_t position = begin; position < end;) {
             std::int64_t row_end = end;
-            if (loops.by_rows()) {
+            if (loops.by_rows) {
                 row_end = std::min(end, (position / loops.row() + 1) * loops.row());
                 run_singles(steps_.row, position);
             }
             for (const int i : steps_.read) {
                 const auto at = static_cast<std::size_t>(i);
                 const std::int64_t shift =
-                    loops.by_rows() ? loops.row_offset(at, position) - position / loops.row() * loops.row() : 0;
+                    loops.by_rows ? loops.row_offset(at, position) - position / loops.row() * loops.row() : 0;
                 bases_[i] = source(i) + shift * element(i);
             }
             position = run_row(position, row_end);
@@ -196,8 +197,10 @@ class Pointwise::Walk {
                 places_[i] = {bases_[i] + position * element(i), -1};
             }
             for (int i = 0; i < steps_.outputs; ++i) {
-                const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
-                places_[steps_.output_place(i)] = {target(i) + position * bytes, -1};
+                if (output(i).value >= 0) {
+                    const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
+                    places_[steps_.output_place(i)] = {target(i) + position * bytes, -1};
+                }
             }
             run_block(position, size, size);
             position += size;
@@ -307,6 +310,9 @@ void Pointwise::run_part(const void* const* inputs, void* const* outputs, std::b
     alignas(kAlignment) std::byte local[kStackBytes];
     std::byte* memory = part_bytes_ > kStackBytes ? scratch + static_cast<std::size_t>(part) * part_bytes_ : local;
     Walk(*this, inputs, outputs, memory).run(begin, end);
+    if (stream_) {
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // stores past the caches are not ordered otherwise
+    }
 }
 
 void Pointwise::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {

@@ -43,7 +43,7 @@ class Pointwise final : public Kernel {
     const PointwiseTable& table_;
     bool stream_;
     Steps steps_;
-    std::vector<std::byte> constants_;  // kVectorBytes for each, full of equal elements
+    std::vector<std::byte> constants_;  // as many equal elements of each as the widest vector has lanes
     std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
     std::int64_t block_ = 1;
     int parts_ = 1;                     // of the output, one for a thread

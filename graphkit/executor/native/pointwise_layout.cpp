@@ -8,8 +8,11 @@ namespace graphkit {
 namespace {
 
 constexpr std::size_t kMaxAxes = 16;
-// Rows from this length on are walked one by one.
+// Rows from this length on are walked one by one: those of whole vectors, and those whose last vector, which needs a
+// block of its own, counts little.
 constexpr std::int64_t kLongRow = 192;
+constexpr std::int64_t kLongUnevenRow = 768;
+constexpr std::int64_t kEven = 16;
 
 Dims strides_of(const Dims& input, const Dims& shape) {
     if (input.size() > shape.size()) {
@@ -119,14 +122,15 @@ Loops make_loops(const Dims& shape, const std::vector<Dims>& inputs) {
     if (loops.sizes.size() > kMaxAxes) {
         throw Unsupported("broadcasting over more than " + std::to_string(kMaxAxes) + " axes");
     }
-    loops.by_rows_ = loops.sizes.size() > 1 && loops.row() >= kLongRow;
+    const std::int64_t least = loops.row() % kEven == 0 ? kLongRow : kLongUnevenRow;
+    loops.by_rows = loops.sizes.size() > 1 && loops.row() >= least;
     const Dims whole = row_major(loops.sizes);
     for (const Dims& own : loops.strides) {
         if (std::all_of(own.begin(), own.end(), [](std::int64_t stride) { return stride == 0; })) {
             loops.access.push_back(Access::scalar);
         } else if (own == whole) {
             loops.access.push_back(Access::stream);
-        } else if (!loops.by_rows_) {
+        } else if (!loops.by_rows) {
             loops.access.push_back(Access::gathered);
         } else {
             loops.access.push_back(own.back() == 0 ? Access::row : Access::stream);

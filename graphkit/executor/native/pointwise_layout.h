@@ -23,16 +23,13 @@ struct Loops {
     std::vector<Dims> strides;   // of each input, in elements; 0 where it is broadcast
     std::vector<Access> access;  // of each input
     std::int64_t count = 0;      // elements of an output
+    bool by_rows = false;        // whether blocks end at the ends of rows
 
     std::int64_t row() const { return sizes.back(); }
-    // Whether blocks end at the ends of rows.
-    bool by_rows() const { return by_rows_; }
     // Elements of input i that lie before the row which `position`, an output's element, is in.
     std::int64_t row_offset(std::size_t i, std::int64_t position) const;
     // Whether every row of input i is the same one.
     bool is_periodic(std::size_t i) const;
-
-    bool by_rows_ = false;
 };
 
 // Throws NativeError where an input does not broadcast to `shape`.

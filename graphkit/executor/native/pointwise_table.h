@@ -26,7 +26,7 @@ namespace graphkit {
     X(neg, 1, 0.02) X(abs, 1, 0.02) X(sign, 1, 0.03)                                                        \
     X(floor, 1, 0.03) X(ceil, 1, 0.03) X(round, 1, 0.03) /* to even */                                      \
     X(sqrt, 1, 0.15) X(exp, 1, 0.15) X(expm1, 1, 0.2) /* of x <= 64 */ X(log, 1, 0.2)                       \
-    X(tanh, 1, 0.25) X(sigmoid, 1, 0.25) X(erf, 1, 0.3) X(gelu, 1, 0.35)                                    \
+    X(tanh, 1, 0.25) X(sigmoid, 1, 0.25) X(erf, 1, 0.3) X(gelu, 1, 0.35) X(gelu_tanh, 1, 0.3)               \
     X(softplus, 1, 0.5) X(mish, 1, 0.3)                                                                     \
     X(swish, 2, 0.25)    /* a sigmoid(a b) */                                                               \
     X(prelu, 2, 0.04)    /* a where a >= 0, else a b */                                                     \
@@ -74,7 +74,7 @@ struct PointwiseTable {
     std::array<std::array<BlockFunction, kElementTypes>, kElementTypes> casts{};  // [from][to]
     BlockFunction narrow_to_odd = nullptr;  // double to float; what is lost shows in the last bit, so that rounding
                                             // again to 16 bits is as if it were done once
-    // Copies whole, aligned lines past the caches.
+    // Copies whole, aligned lines past the caches; a fence has to follow before other threads may see them.
     void (*stream)(std::byte* y, const std::byte* x, std::int64_t bytes) = nullptr;
     // Writes one element of `size` bytes as often as a vector of 64 bytes holds it.
     void (*splat)(std::byte* y, const std::byte* x, std::size_t size) = nullptr;

@@ -240,17 +240,17 @@ void raise_scores(std::int64_t keys, Workspace<Width>& work) {
 #pragma GCC unroll 2
             for (int way = 0; way < 2; ++way) {
                 float* at = scores + (key + way) * width;
-                const Lanes raised = exp<float, true>(load(at) - about);
+                const Lanes raised = exp_of_negative<float>(load(at) - about);
                 store(at, raised);
                 sums[way] += raised;
             }
         }
         if (key < keys) {
-            const Lanes raised = exp<float, true>(load(scores + key * width) - about);
+            const Lanes raised = exp_of_negative<float>(load(scores + key * width) - about);
             store(scores + key * width, raised);
             sums[0] += raised;
         }
-        work.correction[w] = exp<float, true>(before - about);
+        work.correction[w] = exp_of_negative<float>(before - about);
         work.sum[w] = work.sum[w] * work.correction[w] + (sums[0] + sums[1]);
         work.largest[w] = largest;
     }

@@ -97,7 +97,7 @@ inline Vector<T> exp_minus_one(Vector<T> x) {
     using C = ExpConstants<T>;
     using Bits = typename BitsOf<T>::type;
     constexpr T kLow = sizeof(T) == 4 ? T(-30) : T(-50);  // -1 to the last bit
-    const Vector<T> bounded = x < kLow ? splat(kLow) : x;
+    const Vector<T> bounded = at_least<T>(x, kLow);
     const Vector<T> shifted = bounded * C::kLog2e + C::kRound;
     const Vector<T> n = shifted - C::kRound;
     const Vector<T> r = (bounded - n * C::kLn2High) - n * C::kLn2Low;
@@ -112,14 +112,14 @@ template <typename T>
 inline Vector<T> tanh(Vector<T> x) {
     constexpr T kHigh = sizeof(T) == 4 ? T(20) : T(44);  // 1 to the last bit
     const Vector<T> twice = magnitude<T>(x) * T{2};
-    const Vector<T> e = exp_minus_one<T>(twice > kHigh ? splat(kHigh) : twice);
+    const Vector<T> e = exp_minus_one<T>(at_most<T>(twice, kHigh));
     return with_sign<T>(e / (e + T{2}), x);
 }
 
 // 1 / (1 + exp(-x)), by the exponential of -|x|, which does not overflow: at most 3 ulp off.
 template <typename T>
 inline Vector<T> sigmoid(Vector<T> x) {
-    const Vector<T> e = exp<T>(-magnitude<T>(x));
+    const Vector<T> e = exp_of_negative<T>(-magnitude<T>(x));
     return (x < T{0} ? e : splat(T{1})) / (e + T{1});
 }
 
@@ -166,7 +166,7 @@ inline Vector<T> log(Vector<T> x) {
     using C = LogConstants<T>;
     using E = ExpConstants<T>;
     using Bits = typename BitsOf<T>::type;
-    const Vector<T> lifted = x < C::kSmallest ? x * C::kLift : x;
+    const Vector<T> lifted = magnitude<T>(x < C::kSmallest ? x * C::kLift : x);
     const Vector<Bits> above = bit_cast<Vector<Bits>>(lifted) - C::kRootHalf;
     const Vector<Bits> exponent = (above >> E::kMantissa) - (x < C::kSmallest ? Vector<Bits>{} + Bits{E::kMantissa}
                                                                                : Vector<Bits>{});
@@ -191,13 +191,20 @@ inline Vector<T> log_one_plus(Vector<T> e) {
 template <typename T>
 inline Vector<T> softplus(Vector<T> x) {
     const Vector<T> positive = x < T{0} ? Vector<T>{} : x;
-    return positive + log_one_plus<T>(exp<T>(-magnitude<T>(x)));
+    return positive + log_one_plus<T>(exp_of_negative<T>(-magnitude<T>(x)));
+}
+
+// x (1 + tanh(u)) / 2 = x sigmoid(2u) for u = sqrt(2 / pi) (x + 0.044715 x^3), without the cancellation.
+template <typename T>
+inline Vector<T> gelu_tanh(Vector<T> x) {
+    constexpr T kScale = T(0x1.9884533d43651p+0);  // 2 sqrt(2 / pi)
+    return x * sigmoid<T>(x * (x * x * (kScale * T(0.044715)) + kScale));
 }
 
 // x tanh(log(1 + e)) = x e (e + 2) / (e (e + 2) + 2) for e = exp(x). Beyond 20 the quotient is 1.
 template <typename T>
 inline Vector<T> mish(Vector<T> x) {
-    const Vector<T> e = exp<T>(x > T{40} ? splat(T{40}) : x);
+    const Vector<T> e = exp<T>(at_most<T>(x, T{40}));
     const Vector<T> n = e * (e + T{2});
     return x * (n / (n + T{2}));
 }
@@ -232,8 +239,8 @@ inline Vector<float> erf(Vector<float> x) {
                                 0x1.ce2cf8p-4F,  -0x1.81273ep-2F,  0x1.20dd74p+0F};
     const Vector<float> y = magnitude<float>(x);
     const Vector<float> near = x * polynomial(x * x, kTerms);
-    const Vector<float> bounded = y > 4.0F ? splat(4.0F) : y;  // 1 to the last bit
-    const Vector<float> far = 1.0F - exp<float>(-bounded * bounded) * scaled_erfc(bounded);
+    const Vector<float> bounded = at_most<float>(y, 4.0F);  // 1 to the last bit
+    const Vector<float> far = 1.0F - exp_of_negative<float>(-bounded * bounded) * scaled_erfc(bounded);
     return y <= 1.0F ? near : with_sign<float>(x != x ? x : far, x);
 }
 
@@ -242,9 +249,9 @@ inline Vector<float> erf(Vector<float> x) {
 inline Vector<float> gelu(Vector<float> x) {
     constexpr float kRootHalf = 0x1.6a09e6p-1F;
     const Vector<float> y = magnitude<float>(x);
-    const Vector<float> bounded = y > 14.4F ? splat(14.4F) : y;
+    const Vector<float> bounded = at_most<float>(y, 14.4F);
     const Square square = exact_square(bounded);
-    const Vector<float> density = exp<float>(square.high * -0.5F) * (1.0F - square.low * 0.5F);
+    const Vector<float> density = exp_of_negative<float>(square.high * -0.5F) * (1.0F - square.low * 0.5F);
     const Vector<float> tail = density * scaled_erfc(bounded * kRootHalf) * 0.5F;
     return x * (x < 0.0F ? (y > 14.4F ? Vector<float>{} : tail) : 1.0F - tail);
 }

@@ -177,7 +177,7 @@ void cast_to_bool(std::byte* y, const BlockOperand* x, std::int64_t count) {
     }
 }
 
-// One value stands once in memory in `lanes` copies: a vector of them is enough.
+// A single value lies in memory as one vector of copies: no more may be read.
 inline std::int64_t needed(const BlockOperand& x, std::int64_t count) {
     return x.mask == 0 ? std::min<std::int64_t>(count, kLanes<float>) : count;
 }
@@ -240,13 +240,11 @@ inline void stream_lines(std::byte* y, const std::byte* x, std::int64_t bytes) {
     for (std::int64_t i = 0; i < bytes; i += 64) {
         _mm512_stream_si512(reinterpret_cast<__m512i*>(y + i), _mm512_loadu_si512(x + i));
     }
-    _mm_sfence();
 #elif defined(__AVX2__)
     for (std::int64_t i = 0; i < bytes; i += 32) {
         _mm256_stream_si256(reinterpret_cast<__m256i*>(y + i),
                             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)));
     }
-    _mm_sfence();
 #else
     __builtin_memcpy(y, x, static_cast<std::size_t>(bytes));
 #endif
@@ -370,6 +368,7 @@ struct TableBuilder {
         at<T>(Opcode::tanh) = &unary<functions::Tanh, T>;
         at<T>(Opcode::sigmoid) = &unary<functions::Sigmoid, T>;
         at<T>(Opcode::softplus) = &unary<functions::Softplus, T>;
+        at<T>(Opcode::gelu_tanh) = &unary<functions::GeluTanh, T>;
         at<T>(Opcode::mish) = &unary<functions::Mish, T>;
         at<T>(Opcode::swish) = &binary<functions::Swish, T>;
         at<T>(Opcode::tan) = &unary_scalar<functions::Tan, T>;

@@ -52,18 +52,18 @@ T exp_row(const T* x, T about, T* y, std::int64_t size) {
     for (; at + 4 * lanes <= size; at += 4 * lanes) {
 #pragma GCC unroll 4
         for (int way = 0; way < 4; ++way) {
-            const Vector<T> raised = exp<T, true>(load(x + at + way * lanes) - about);
+            const Vector<T> raised = exp_of_negative<T>(load(x + at + way * lanes) - about);
             store(y + at + way * lanes, raised);
             sums[way] += raised;
         }
     }
     for (; at + lanes <= size; at += lanes) {
-        const Vector<T> raised = exp<T, true>(load(x + at) - about);
+        const Vector<T> raised = exp_of_negative<T>(load(x + at) - about);
         store(y + at, raised);
         sums[0] += raised;
     }
     if (at < size) {
-        const Vector<T> raised = exp<T, true>(load_part(x + at, size - at, Limit<T>::kLowest) - about);
+        const Vector<T> raised = exp_of_negative<T>(load_part(x + at, size - at, Limit<T>::kLowest) - about);
         store_part(y + at, raised, size - at);
         sums[1] += raised;
     }
@@ -99,7 +99,7 @@ void softmax_short(const T* x, T* y, std::int64_t rows, std::int64_t size) {
 #pragma GCC unroll 8
         for (int i = 0; i < Count; ++i) {
             v[i] = v[i] - largest;
-            raised[i] = exp<T, true>(v[i]);
+            raised[i] = exp_of_negative<T>(v[i]);
         }
         const T sum = across<Add, T>(combine_all<Add, T, Count>(raised));
         const T last = Log ? log_of(sum) : T{1} / sum;
@@ -132,7 +132,7 @@ void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
             const T largest = largest_of_row(x, size);
             if constexpr (Log) {
                 const T log_sum = log_of(sum_row<T>(0, size, [&](auto&& read) {
-                    return exp<T, true>(read(x, Limit<T>::kLowest) - largest);
+                    return exp_of_negative<T>(read(x, Limit<T>::kLowest) - largest);
                 }));
                 map_row(y, size, [&](auto&& read) { return (read(x, T{0}) - largest) - log_sum; });
             } else {
@@ -161,7 +161,7 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
     } else {
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
-            map_row(y + r * stride, width, [&](auto&& read) { return exp<T, true>(read(from, T{0}) - read(largest, T{0})); });
+            map_row(y + r * stride, width, [&](auto&& read) { return exp_of_negative<T>(read(from, T{0}) - read(largest, T{0})); });
         }
         fold_columns<SumFold<T>, T>(y, rows, stride, width, nullptr, sums);
         map_row(sums, width, [&](auto&& read) { return T{1} / read(sums, T{1}); });

@@ -176,6 +176,18 @@ inline Vector<T> min_of(Vector<T> a, Vector<T> b) {
 #endif
 }
 
+// The larger of x and `low`, of floats; NaN stays.
+template <typename T>
+inline Vector<T> at_least(Vector<T> x, T low) {
+    return max_of<T>(x, splat(low));
+}
+
+// The smaller of x and `high`, of floats; NaN stays.
+template <typename T>
+inline Vector<T> at_most(Vector<T> x, T high) {
+    return min_of<T>(x, splat(high));
+}
+
 struct Add {
     template <typename V>
     static V combine(V a, V b) {
