@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -14,19 +17,29 @@ from graphkit.cli._output import log, print_json, print_table
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 
+if TYPE_CHECKING:
+    from graphkit.executor.profile import Profile
+    from graphkit.executor.session import Executor
+
 
 @click.command()
 @click.argument("model")
 @input_options
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the outputs to this .npz file.")
 @click.option("--output-name", "names", multiple=True, help="Only these outputs, or internal values by name; repeat.")
+@click.option(
+    "--profile",
+    "trace",
+    type=click.Path(dir_okay=False),
+    help="Write a trace for Perfetto or Chrome to this .json file, and print the time of each operator.",
+)
 @click.option("--check-finite", is_flag=True, help="Refuse inputs with NaN or infinity.")
 @device_options
 @external_root_option
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str | None, names: tuple[str, ...],
-    check_finite: bool, device: str, threads: int | None, external_root: str | None, as_json: bool,
+    trace: str | None, check_finite: bool, device: str, threads: int | None, external_root: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Run MODEL (.json, .onnx, a training folder, or - for stdin) and show its outputs.
 
@@ -36,6 +49,7 @@ def command(
     graphkit run net.onnx
     graphkit run net.onnx x:16,1,8,8 --fill ones -o out.npz
     graphkit run net.onnx x=image.npy
+    graphkit run net.onnx x:16,1,8,8 --profile trace.json
     """
     from graphkit.cli._inputs import feeds_for
 
@@ -46,9 +60,14 @@ def command(
         net = net.select(*names)
     feeds = feeds_for(net, inputs, fill, seed).arrays
     executor = net.compile(device, threads=threads, check_finite=check_finite)
-    start = time.perf_counter()
-    results = executor.run(feeds)
-    seconds = time.perf_counter() - start
+    recorded = None
+    if trace is None:
+        start = time.perf_counter()
+        results = executor.run(feeds)
+        seconds = time.perf_counter() - start
+    else:
+        results, recorded = _profiled(executor, feeds, trace)
+        seconds = recorded.seconds
     if output is not None:
         buffer = io.BytesIO()
         np.savez(buffer, **results)
@@ -60,9 +79,27 @@ def command(
             {"name": n, "dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 1000 else None}
             for n, a in results.items()
         ]
-        print_json("run", {"model": net.name, "seconds": seconds, "outputs": outputs})
+        result = {"model": net.name, "seconds": seconds, "outputs": outputs}
+        if recorded is not None:
+            result["operators"] = [asdict(o) for o in recorded.operators]
+        print_json("run", result)
         return
     print_table(f"{net.name}: {seconds * 1e3:.2f} ms", ["output", "dtype", "shape", "values"], rows)
+    if recorded is not None:
+        print_table("time by operator", *recorded.table())
+
+
+def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:
+    """Run twice, the second time recorded: the first one also pays for fresh memory and packed weights."""
+    from graphkit.executor.profile import profile
+
+    state = executor.rng
+    executor.run(feeds)
+    executor.rng = state
+    with profile(path) as recorded:
+        results = executor.run(feeds)
+    log(f"wrote {path}")
+    return results, recorded
 
 
 def _statistics(array: np.ndarray) -> str:

@@ -44,6 +44,7 @@ _PUBLIC = {
     "foreach": "graphkit.frontend.control",
     "fold": "graphkit.frontend.control",
     "gradient": "graphkit.autodiff",
+    "profile": "graphkit.executor.profile",
     "verify": "graphkit.checks.verify",
     "check_gradient": "graphkit.checks.gradcheck",
     "Trainer": "graphkit.train.trainer",

@@ -63,6 +63,10 @@ class RuntimeFailure(GraphkitError):
     """Execution failed: a kernel, a device, a rank, the disk."""
 
 
+class Cancelled(RuntimeFailure):
+    """An operation was taken back before it ran."""
+
+
 class MissingDependency(RuntimeFailure):
     """An optional package is needed and is not installed; the message says what to install."""
 

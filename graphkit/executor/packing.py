@@ -22,16 +22,16 @@ class PackedArrays:
         self._lock = threading.Lock()
         self._made: dict[tuple[int, str], tuple[int, weakref.ref[np.ndarray]]] = {}
 
-    def get(self, source: VersionedArray, kernel: Any) -> np.ndarray:
-        """The packed form of `source` that `kernel` reads."""
-        key = (id(source), kernel.packed_layout)
+    def get(self, source: VersionedArray, kernel: Any, position: int) -> np.ndarray:
+        """The packed form of `source` that `kernel` reads as its input at `position`."""
+        key = (id(source), kernel.packed_layout(position))
         with self._lock:
             version = source.version
             made, reference = self._made.get(key, (-1, None))
             packed = None if reference is None or made != version else reference()
             if packed is None:
-                packed = aligned_bytes(kernel.packed_bytes)
-                kernel.pack(source.array, packed)
+                packed = aligned_bytes(kernel.packed_bytes(position))
+                kernel.pack(position, source.array, packed)
                 self._made[key] = (version, weakref.ref(packed))
             return packed
 

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,17 @@ IDLE_INSTANCES = 4
 
 # Results of at least this many bytes are given out again once nobody holds them: fresh pages cost more than a copy.
 RECYCLED_BYTES = 1 << 16
+
+
+class Recorder(Protocol):
+    """What every run goes through while a profile is made."""
+
+    def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
+        """Call `run`, which runs the native instance of a program."""
+        ...
+
+
+recorder: Recorder | None = None
 
 
 class Program:
@@ -75,7 +86,10 @@ class Program:
             instance = self._idle.pop()
         except IndexError:
             instance = _Instance(self)
-        results = instance.run(inputs, buffers)
+        if recorder is None:
+            results = instance.run(inputs, buffers)
+        else:
+            results = recorder.run(self, instance.native, lambda: instance.run(inputs, buffers))
         # An instance whose run failed is left to the garbage collector: it may hold somebody's arrays.
         if len(self._idle) < IDLE_INSTANCES:
             self._idle.append(instance)
@@ -160,16 +174,17 @@ class _Instance:
         graph = program.graph
         # Arrays that the native part reads; sequences and optionals are for Python steps only.
         self._native_inputs = [i for i, v in enumerate(graph.inputs) if isinstance(v.type, TensorType)]
-        self._input_slots = [(i, slots) for i, v in enumerate(graph.inputs) if (slots := self._slots.get(v))]
         fixed = region.fixed
+        fed = [(i, v) for i, v in enumerate(graph.inputs) if v not in fixed]
+        self._input_slots = [(i, slots) for i, v in fed if (slots := self._slots.get(v))]
         self._fixed_slots = [(fixed[v], slots) for v, slots in self._slots.items() if v in fixed]
         self._forget = [slots for v, slots in self._slots.items() if v not in fixed]
         self._held: list[np.ndarray] = []
         self._stamp = -1
-        self._native: Any = None
+        self.native: Any = None
         if program.native is not None:
             native: Any = native_module()
-            self._native = native.Instance(program.native, self.arena)
+            self.native = native.Instance(program.native, self.arena)
 
     def _python_step(self, index: int) -> Callable[[], None]:
         program = self._program
@@ -233,7 +248,7 @@ class _Instance:
             for position, storage in self._owners:
                 if readers := self._slots.get(storage):
                     _fill(readers, _shaped(results[position], storage.tensor))
-        if self._native is None:
+        if self.native is None:
             for call in self._calls:
                 call()
         else:
@@ -252,7 +267,7 @@ class _Instance:
     def _run_native(self, arrays: list[Any]) -> None:
         native: Any = native_module()
         try:
-            self._native.run(arrays, self._call if self._calls else None)
+            self.native.run(arrays, self._call if self._calls else None)
         except native.Error as error:
             raise RuntimeFailure(str(error)) from error
 
@@ -263,11 +278,11 @@ class _Instance:
         """Read parameters and constants again; pack those that changed."""
         program = self._program
         held = []
-        for external, source, kernel in program.emitter.sources:
-            array = source.array if kernel is None else program.packed.get(source, kernel)
+        for external, source, kernel, position in program.emitter.sources:
+            array = source.array if kernel is None else program.packed.get(source, kernel, position)
             held.append(array)
-            if self._native is not None:
-                self._native.set(external, array)
+            if self.native is not None:
+                self.native.set(external, array)
         for source, slots in self._fixed_slots:
             _fill(slots, source.array)
         self._held = held

@@ -152,6 +152,18 @@ def test_inspect_forms(call, folder):
     assert facts["operators"]["Conv"] == 2
 
 
+def test_inspect_passes(call, folder):
+    code, out, _ = call("inspect", folder / "net.json", "--passes")
+    assert code == 0
+    (row,) = (line for line in out.splitlines() if line.startswith("fuse_conv"))
+    assert "Conv -2, FusedConv +2" in row
+    told = json.loads(call("inspect", folder / "net.onnx", "--passes", "--json")[1])
+    assert told["schema"] == "graphkit.passes"
+    names = [entry["name"] for entry in told["passes"]]
+    assert names.index("fold_batch_norm") < names.index("fuse_conv") < names.index("fuse_pointwise")
+    assert told["passes"][-1]["nodes"] < told["passes"][0]["nodes"]
+
+
 def test_plan_and_the_four_way_table(call, folder):
     code, out, _ = call("plan", folder / "net.json", "--batch", "64", "--compare", "--json")
     plan = json.loads(out)

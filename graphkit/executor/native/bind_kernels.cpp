@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <vector>
 
 #include "array.h"
 #include "bindings.h"
+#include "kernel_call.h"
 
 namespace graphkit {
 namespace {
@@ -24,7 +26,9 @@ std::vector<nb::object> items_of(nb::handle sequence, std::size_t wanted) {
     return items;
 }
 
-void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
+}  // namespace
+
+KernelCall open_call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
     const std::size_t in_count = kernel.inputs().size();
     const std::size_t out_count = kernel.outputs().size();
     const auto in = items_of(inputs, in_count);
@@ -36,12 +40,16 @@ void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
             throw nb::value_error((kernel.describe() + ": '" + spec.name + "' is missing").c_str());
         }
     };
+    const std::vector<int> packed_inputs = kernel.packed_inputs();
+    const auto is_packed = [&](std::size_t i) {
+        return std::find(packed_inputs.begin(), packed_inputs.end(), static_cast<int>(i)) != packed_inputs.end();
+    };
     for (std::size_t i = 0; i < in_count; ++i) {
         if (in[i].is_none()) {
             require(kernel.inputs()[i]);
-        } else if (static_cast<int>(i) == kernel.packed_input()) {
+        } else if (is_packed(i)) {
             const Array packed = open_array(in[i], "packed", false);
-            if (packed.bytes != kernel.packed_bytes()) {
+            if (packed.bytes != kernel.packed_bytes(static_cast<int>(i))) {
                 throw nb::value_error((kernel.describe() + ": the packed operand has another size").c_str());
             }
             sources[i] = packed.data;
@@ -56,29 +64,40 @@ void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
             targets[i] = open_array(out[i], kernel.outputs()[i], kernel, true);
         }
     }
-    nb::gil_scoped_release no_gil;
-    const std::size_t bytes = (kernel.scratch_bytes() + kAlignment) / kAlignment * kAlignment;
-    const std::unique_ptr<void, Free> scratch(std::aligned_alloc(kAlignment, bytes));
-    Team team(kernel.threads());
-    kernel.run(sources.data(), targets.data(), static_cast<std::byte*>(scratch.get()));
+    return {&kernel, std::move(sources), std::move(targets)};
 }
 
-void pack(const Kernel& kernel, nb::handle plain, nb::handle packed) {
-    if (kernel.packed_input() < 0) {
-        throw NativeError(kernel.describe() + ": has no operand that can be packed");
-    }
-    const TensorSpec& spec = kernel.inputs()[static_cast<std::size_t>(kernel.packed_input())];
+void KernelCall::run() const {
+    const std::size_t bytes = (kernel->scratch_bytes() + kAlignment) / kAlignment * kAlignment;
+    const std::unique_ptr<void, Free> scratch(std::aligned_alloc(kAlignment, bytes));
+    const Team team(kernel->threads());
+    kernel->run(inputs.data(), outputs.data(), static_cast<std::byte*>(scratch.get()));
+}
+
+namespace {
+
+void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
+    // The items of a sequence that is no list or tuple live no longer than the list made of them.
+    const nb::list in(inputs), out(outputs);
+    const KernelCall prepared = open_call(kernel, in, out);
+    const nb::gil_scoped_release no_gil;
+    prepared.run();
+}
+
+void pack(const Kernel& kernel, int input, nb::handle plain, nb::handle packed) {
+    const std::size_t bytes = kernel.packed_bytes(input);
+    const TensorSpec& spec = kernel.inputs()[static_cast<std::size_t>(input)];
     const Array from = open_array(plain, spec.name.c_str(), false);
     if (from.bytes != static_cast<std::size_t>(count(spec.shape)) * size_of(spec.type)) {
         throw nb::value_error((kernel.describe() + ": '" + spec.name + "' has another size").c_str());
     }
     const Array to = open_array(packed, "packed", true);
-    if (to.bytes != kernel.packed_bytes()) {
+    if (to.bytes != bytes) {
         throw nb::value_error((kernel.describe() + ": the memory for the packed operand has another size").c_str());
     }
     nb::gil_scoped_release no_gil;
     Team team(kernel.threads());
-    kernel.pack(from.data, to.data);
+    kernel.pack(input, from.data, to.data);
 }
 
 }  // namespace
@@ -87,10 +106,10 @@ void bind_kernels(nb::module_& m) {
     nb::class_<Kernel>(m, "Kernel", "Computes one operator for fixed shapes.")
         .def("__call__", &call, "inputs"_a, "outputs"_a,
              "Write the outputs, without the GIL. Extra arrays are ignored; ValueError for arrays that do not fit.")
-        .def("pack", &pack, "plain"_a, "packed"_a, "Write the packed form of input number `packed_input`.")
-        .def_prop_ro("packed_input", &Kernel::packed_input, "The input that has to be given packed, or -1.")
-        .def_prop_ro("packed_bytes", &Kernel::packed_bytes)
-        .def_prop_ro("packed_layout", &Kernel::packed_layout)
+        .def("pack", &pack, "input"_a, "plain"_a, "packed"_a, "Write the packed form of one of `packed_inputs`.")
+        .def_prop_ro("packed_inputs", &Kernel::packed_inputs, "The inputs that have to be given packed.")
+        .def("packed_bytes", &Kernel::packed_bytes, "input"_a)
+        .def("packed_layout", &Kernel::packed_layout, "input"_a)
         .def_prop_ro("input_count", [](const Kernel& kernel) { return kernel.inputs().size(); })
         .def_prop_ro("output_count", [](const Kernel& kernel) { return kernel.outputs().size(); })
         .def_prop_ro("inplace", &Kernel::inplace, "(input, output) pairs that may share memory.")

@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "kernel.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 #else
@@ -9,6 +11,9 @@ static int omp_get_max_threads() {
     return 1;
 }
 static void omp_set_num_threads(int) {}
+static int omp_get_thread_num() {
+    return 0;
+}
 #endif
 
 namespace graphkit {
@@ -16,6 +21,7 @@ namespace {
 
 std::mutex team_mutex;
 std::atomic<int> chosen_threads{0};
+thread_local bool alone = false;
 
 }  // namespace
 
@@ -32,8 +38,20 @@ int team_size() {
     return omp_get_max_threads();
 }
 
+int thread_number() {
+    return omp_get_thread_num();
+}
+
+void work_alone() {
+    alone = true;
+    omp_set_num_threads(1);
+}
+
 Team::Team(int threads) : previous_(omp_get_max_threads()) {
     const int wanted = threads > 0 ? threads : default_threads();
+    if (alone && wanted > 1) {
+        throw NativeError("a worker of an engine runs on one thread; compile with threads=1 what it shall run");
+    }
     if (wanted > 1) {
         lock_ = std::unique_lock(team_mutex);
     }

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Runs the native code under sanitizers: the extension, with tests/native and the tests of the engine, under
+# AddressSanitizer and UndefinedBehaviorSanitizer; the dependency engine, in a program of its own, under ThreadSanitizer.
+#
+#     bench/sanitize.sh [address|thread] [pytest arguments]
+#
+# Needs g++ and a Python (PYTHON, default python3) that has graphkit's build and test dependencies. Builds into
+# build/sanitize, again only what changed, and leaves the installed graphkit alone.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+work=$root/build/sanitize
+native=$root/graphkit/executor/native
+compiler=${CXX:-g++}
+mkdir -p "$work"
+
+address() {
+    local python site libraries
+    python=${PYTHON:-python3}
+    # An environment of its own, which finds everything but graphkit where the given Python finds it.
+    "$python" -m venv --without-pip --clear "$work/venv"
+    site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$python" -c 'import sys; print("\n".join(p for p in sys.path if "-packages" in p))' >"$site/base.pth"
+    "$python" -m pip --python "$work/venv/bin/python" install "$root" --quiet --no-deps --no-build-isolation \
+        --force-reinstall -C build-dir="$work/extension" -C install.strip=false \
+        -C cmake.define.GRAPHKIT_SANITIZE=address,undefined -C cmake.define.CMAKE_CXX_COMPILER="$compiler"
+    # The runtime has to come before the interpreter, and the C++ library before it resolves what it intercepts.
+    libraries="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)"
+    libraries="$libraries $("$compiler" -print-file-name=libstdc++.so)"
+    # Python never frees some of its memory; its small-object allocator would hide errors in the rest.
+    cd "$work" && LD_PRELOAD=$libraries PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 \
+        ASAN_OPTIONS=detect_leaks=0:strict_init_order=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+        "$work/venv/bin/python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q \
+        "${@:-$root/tests/native}" "$root/tests/executor/test_engine.py"
+}
+
+thread() {
+    # Without OpenMP, whose runtime ThreadSanitizer does not understand. The engine starts no parallel regions.
+    "$compiler" -std=c++20 -O1 -g -fsanitize=thread -Wall -Wextra -Wno-unknown-pragmas -I "$native" \
+        "$root/tests/native/engine_stress.cpp" "$native/engine.cpp" "$native/threads.cpp" -pthread -o "$work/stress"
+    TSAN_OPTIONS=halt_on_error=1 "$work/stress" 10
+}
+
+case ${1:-all} in
+address) shift && address "$@" ;;
+thread) thread ;;
+all) thread && address ;;
+*) echo "usage: bench/sanitize.sh [address|thread] [pytest arguments]" >&2 && exit 2 ;;
+esac
+echo "sanitizers: nothing found"
