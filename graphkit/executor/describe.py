@@ -161,11 +161,13 @@ def _packed(region: Region) -> dict[tuple[int, str], int]:
             control = chosen.control
             for inner in control.regions if isinstance(control, IfStep) else (control.body,):
                 found |= _packed(inner)
-        elif chosen.compiled and chosen.kernel.packed_input >= 0:
-            operand = node.inputs[chosen.kernel.packed_input]
+            continue
+        for position in chosen.kernel.packed_inputs if chosen.compiled else ():
+            operand = node.inputs[position]
             assert operand is not None
             array = region.fixed[region.placement.root[operand]]
-            found[id(array), chosen.kernel.packed_layout] = aligned(chosen.kernel.packed_bytes)
+            size = aligned(chosen.kernel.packed_bytes(position))
+            found[id(array), chosen.kernel.packed_layout(position)] = size
     return found
 
 
