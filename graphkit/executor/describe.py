@@ -166,8 +166,7 @@ def _packed(region: Region) -> dict[tuple[int, str], int]:
             operand = node.inputs[position]
             assert operand is not None
             array = region.fixed[region.placement.root[operand]]
-            size = aligned(chosen.kernel.packed_bytes(position))
-            found[id(array), chosen.kernel.packed_layout(position)] = size
+            found[id(array), chosen.kernel.packed_layout(position)] = aligned(chosen.kernel.packed_bytes(position))
     return found
 
 
