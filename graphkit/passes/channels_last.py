@@ -233,7 +233,8 @@ class _Sweep:
             axes = listed.tensor.constants
         else:
             length = others[0].tensor.known_shape[0] if others[0].rank == 1 else None
-            axes = None if not isinstance(length, int) else range(length if op.name == "Slice" else length // 2)
+            count = length if op.name == "Slice" or not isinstance(length, int) else length // 2
+            axes = tuple(range(count)) if isinstance(count, int) else None
         if axes is None:
             return None
         kind = np.int32 if listed is not None and listed.dtype is DType.INT32 else others[0].dtype.numpy

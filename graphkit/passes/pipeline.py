@@ -50,6 +50,8 @@ def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
         return INFERENCE
     at = len(INFERENCE) - 1 - len(CLEANUP)
     return (*INFERENCE[:at], ("to_bfloat16", to_bfloat16), *INFERENCE[at:])
+
+
 # What becomes possible when the shapes of a prepared graph are known.
 BOUND: tuple[tuple[str, Pass], ...] = (("fuse_attention", fuse_attention),)
 

@@ -67,7 +67,7 @@ def test_trace_file_and_table(tmp_path: Path) -> None:
     assert [e["args"]["node"] for e in steps] == [s.node for s in planned] * 3
     assert [e["name"] for e in steps] == [s.op for s in planned] * 3
     conv = next(e for e in steps if e["args"]["node"] == "conv1")
-    assert conv["args"]["inputs"][:2] == ["float32[2, 1, 8, 8]", "float32[4, 1, 3, 3]"]
+    assert conv["args"]["inputs"][:2] == ["float32[2, 8, 8, 1]", "float32[4, 1, 3, 3]"]
     assert conv["args"]["outputs"] == ["float32[2, 4, 8, 8]"]
     assert conv["args"]["bytes"] == 4 * (2 * 64 + 4 * 9 + 4 + 2 * 4 * 64)
     memory = [e["args"]["live bytes"] for e in events if e["ph"] == "C"]
@@ -181,5 +181,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "time by operator" in text
     assert "Conv" in text
     result = json.loads(graphkit("run", "net.onnx", "x:2,1,8,8", "--profile", "trace.json", "--json"))
-    assert {"Conv", "Gemm"} <= {o["operator"] for o in result["operators"]}
+    assert {"ChannelsLastConv", "Gemm"} <= {o["operator"] for o in result["operators"]}
     assert "operators" not in json.loads(graphkit("run", "net.onnx", "--json"))

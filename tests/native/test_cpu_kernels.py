@@ -5,7 +5,6 @@ import pytest
 
 from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.cpu import native
-from graphkit.executor.cpu.pointwise import OPERATORS as POINTWISE
 from graphkit.executor.kernels import KernelContext, has_factory, make_kernel
 from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore

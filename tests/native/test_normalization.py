@@ -71,7 +71,7 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("x, axis, scale, bias", LAYERS, ids=str)
+@pytest.mark.parametrize(("x", "axis", "scale", "bias"), LAYERS, ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 def test_layers(x, axis, scale, bias, name, isa):
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def test_layers(x, axis, scale, bias, name, isa):
     check("rms_normalization", arrays[:2], TOLERANCE[name], axis=axis, epsilon=1e-3)
 
 
-@pytest.mark.parametrize("x, axis, scale, bias", LAYERS, ids=str)
+@pytest.mark.parametrize(("x", "axis", "scale", "bias"), LAYERS, ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)
 def test_gradients_of_layers(x, axis, scale, bias, name, isa):
     rng = np.random.default_rng(1)
@@ -112,7 +112,8 @@ def test_nan_stays_in_its_row(isa):
     x[1, 99] = np.nan
     y = np.empty_like(x)
     native.LayerNorm(x.shape, -1, [100], None, "float32", 1e-5)([x, np.ones(100, np.float32)], [y])
-    assert np.isnan(y[1]).all() and not np.isnan(y[[0, 2]]).any()
+    assert np.isnan(y[1]).all()
+    assert not np.isnan(y[[0, 2]]).any()
 
 
 # --- channels and groups --------------------------------------------------------------------------
@@ -149,7 +150,7 @@ def test_batches(shape, name, vectors, isa):
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 5, 6), (1, 64, 30, 31), (2, 3), (1, 5, 1100), (2, 0, 3)], ids=str)
-@pytest.mark.parametrize("size, beta", [(5, 0.75), (4, 0.75), (1, 0.5), (9, 1.0)])
+@pytest.mark.parametrize(("size", "beta"), [(5, 0.75), (4, 0.75), (1, 0.5), (9, 1.0)])
 @pytest.mark.parametrize("name", TOLERANCE)
 def test_neighbouring_channels(shape, size, beta, name, isa):
     x = draw(np.random.default_rng(6), shape, name)

@@ -67,7 +67,7 @@ COVERED += [(f, t) for f in ALL for t in INTEGERS]
 COVERED += [(f, t) for f in ("Max", "Min") for t in ("int8", "uint8", "bool")]
 
 
-@pytest.mark.parametrize("function, name", COVERED)
+@pytest.mark.parametrize(("function", "name"), COVERED)
 def test_random_shapes_and_axes(function, name, isa):
     rng = np.random.default_rng([*function.encode(), *name.encode()])
     for _ in range(12):
@@ -88,7 +88,7 @@ def test_random_shapes_and_axes(function, name, isa):
 LARGE = [((300000,), (0,)), ((3, 100000), (1,)), ((100000, 3), (0,)), ((4000, 100), (0,)), ((50, 20, 700), (0, 2))]
 
 
-@pytest.mark.parametrize("shape, axes", [*LARGE, ((40, 3, 50, 60), (0, 2, 3)), ((7, 2000, 30), (1,))], ids=str)
+@pytest.mark.parametrize(("shape", "axes"), [*LARGE, ((40, 3, 50, 60), (0, 2, 3)), ((7, 2000, 30), (1,))], ids=str)
 @pytest.mark.parametrize("function", ["Sum", "Mean", "Max", "L2", "LogSumExp"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int32"])
 def test_large_arrays_are_accurate_and_do_not_depend_on_threads(shape, axes, function, name, isa):
@@ -109,7 +109,7 @@ def test_sums_are_pairwise(isa):
     np.testing.assert_allclose(reduced("Sum", columns, (0,)), [np.float32(0.1) * 2.0**20] * 4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape, axis", [((5, 37), 1), ((37, 5), 0), ((3, 1000), 1), ((1000, 33), 0)])
+@pytest.mark.parametrize(("shape", "axis"), [((5, 37), 1), ((37, 5), 0), ((3, 1000), 1), ((1000, 33), 0)])
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
 def test_nan_and_infinity_spread(shape, axis, name, isa):
     x = np.ones(shape, dtype_of(name))
@@ -169,7 +169,7 @@ SOFTMAX_SHAPES += [
 ]
 
 
-@pytest.mark.parametrize("shape, axis", SOFTMAX_SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), SOFTMAX_SHAPES, ids=str)
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("name", FLOATS)
 def test_softmax(shape, axis, log, name, isa):
@@ -216,7 +216,7 @@ def with_ties(rng, shape, name):
 SHAPES = [((9, 1), 1), ((5, 7), 1), ((4, 600), 1), ((2, 5000), 1), ((7, 5), 0), ((3, 9, 700), 1), ((1500, 2), 0)]
 
 
-@pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("name", NUMERIC)
@@ -232,7 +232,7 @@ def test_extreme_positions(shape, axis, largest, last, name, isa):
             np.testing.assert_array_equal(y, wanted)
 
 
-@pytest.mark.parametrize("shape, axis", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES, ids=str)
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("name", NUMERIC)
 def test_top_k(shape, axis, largest, name, isa):
