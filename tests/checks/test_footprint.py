@@ -29,6 +29,7 @@ def test_a_run_takes_about_what_was_planned():
     assert plan.result_bytes == 64 * MIB
     assert found.planned_bytes == plan.arena_bytes + plan.result_bytes + plan.packed_bytes
     assert found.measured_bytes == pytest.approx(found.planned_bytes, abs=24 * MIB)
+    assert found.first_bytes >= found.measured_bytes - 24 * MIB
 
 
 @needs_proc
