@@ -26,7 +26,7 @@ _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", Fa
 @click.option(
     "--html", type=click.Path(dir_okay=False), help="Write a page that draws time against address to this file."
 )
-@click.option("--run/--no-run", "measured", default=True, help="Run once and measure (the default), or only plan.")
+@click.option("--run/--no-run", "measured", default=True, help="Run and measure (the default), or only plan.")
 @device_options
 @external_root_option
 @json_option
@@ -92,7 +92,11 @@ def _measure(net: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) -> dic
     except UnsupportedError as error:
         log(f"not measured: {error}")
         return {}
-    return {"run_planned_bytes": found.planned_bytes, "run_measured_bytes": found.measured_bytes}
+    return {
+        "run_planned_bytes": found.planned_bytes,
+        "run_measured_bytes": found.measured_bytes,
+        "first_run_bytes": found.first_bytes,
+    }
 
 
 def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -115,5 +119,6 @@ def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
         rows += [
             ("a run, planned", human_bytes(result["run_planned_bytes"])),
             ("a run, measured", human_bytes(result["run_measured_bytes"])),
+            ("the first run, which prepares", human_bytes(result["first_run_bytes"])),
         ]
     return rows

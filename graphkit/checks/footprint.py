@@ -17,17 +17,19 @@ _RESET_PEAK = "5"  # proc(5): sets the peak of resident memory to its present si
 
 @dataclass(frozen=True)
 class Footprint:
-    """`planned_bytes`: arena, results and packed parameters. `measured_bytes`: how far a first run raised the peak of
-    resident memory: pages of the arena that nothing touches are missing from it, and what steps that run by reference
+    """`planned_bytes`: arena, results and packed parameters. The others: how far resident memory rose, at its highest,
+    above what it was before, in a first run, which also prepares parameters (`first_bytes`), and in the run after it
+    (`measured_bytes`). Pages of the arena that nothing touches are missing from both; what steps that run by reference
     allocate beside the arena is added.
     """
 
     planned_bytes: int
+    first_bytes: int
     measured_bytes: int
 
 
 def measure(executor: Any, feeds: Mapping[str, Any]) -> Footprint:
-    """Run a fresh Executor once and measure.
+    """Run a fresh Executor twice and measure.
 
     The kernel of Linux counts pages, so that differences below a few MiB mean nothing. Raises UnsupportedError where
     the peak cannot be measured, and for a run that would not fit into the memory that is free.
@@ -40,14 +42,19 @@ def measure(executor: Any, feeds: Mapping[str, Any]) -> Footprint:
     gc.collect()
     _return_freed_memory()
     before = _kilobytes(_STATUS, "VmRSS")
+    first = _peak_of_run(executor, feeds)
+    _return_freed_memory()
+    later = _peak_of_run(executor, feeds)
+    return Footprint(planned, max(first - before, 0), max(later - before, 0))
+
+
+def _peak_of_run(executor: Any, feeds: Mapping[str, Any]) -> int:
     try:
         _CLEAR.write_text(_RESET_PEAK)
     except OSError as error:
         raise UnsupportedError(f"the peak of resident memory cannot be reset: {error}") from error
-    results = executor.run(feeds)
-    after = _kilobytes(_STATUS, "VmHWM")
-    del results
-    return Footprint(planned, max(after - before, 0))
+    executor.run(feeds)
+    return _kilobytes(_STATUS, "VmHWM")
 
 
 def _kilobytes(path: Path, field: str) -> int:

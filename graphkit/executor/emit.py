@@ -97,12 +97,17 @@ class _Places:
         return self._bound[root]
 
     def inputs(self, node: Node, kernel: Any = None) -> list[Where]:
-        found = [ABSENT if v is None else self.of(v) for v in node.inputs]
-        for position in () if kernel is None else kernel.packed_inputs:
-            operand = node.inputs[position]
-            assert operand is not None
-            array = self._region.fixed[self._region.placement.root[operand]]
-            found[position] = self._emitter.fixed(array, kernel, position)
+        packed = () if kernel is None else kernel.packed_inputs
+        found: list[Where] = []
+        for position, operand in enumerate(node.inputs):
+            if operand is None:
+                found.append(ABSENT)
+            elif position in packed:
+                # Only the packed form: naming the plain array as well would keep it in memory.
+                array = self._region.fixed[self._region.placement.root[operand]]
+                found.append(self._emitter.fixed(array, kernel, position))
+            else:
+                found.append(self.of(operand))
         return found
 
     def outputs(self, node: Node) -> list[Where]:

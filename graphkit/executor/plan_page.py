@@ -58,7 +58,7 @@ def page(plan: Plan, title: str) -> str:
         "facts": _facts(plan),
         "addresses": "".join(f"<span>{text}</span>" for text in quarters),
         "arena": human(plan.arena_bytes),
-        "map": _svg("map", len(steps), [_HATCH, *rects]),
+        "map": _svg("map", len(steps), rects),
         "curve": _svg("curve", len(steps), [_curve(live, plan.arena_bytes), _bound(plan, len(steps))]),
         "legend": "".join(
             f'<span data-op="{escape(op)}"><i style="background:{_colour(op)}"></i>{escape(op)}</span>'
@@ -68,12 +68,6 @@ def page(plan: Plan, title: str) -> str:
         "data": embedded,
     }
     return template.substitute(fields)
-
-
-_HATCH = (
-    '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse">'
-    '<rect width="6" height="6" fill="#9994"/><path d="M0 6 6 0" stroke="#8889"/></pattern></defs>'
-)
 
 
 def _facts(plan: Plan) -> str:

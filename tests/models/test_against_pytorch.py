@@ -1,0 +1,123 @@
+"""Networks with PyTorch's weights give PyTorch's outputs. Left out where torch or torchvision is not installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+BLOCK = {"vocab": 50, "width": 32, "heads": 4, "layers": 2, "length": 12}
+
+
+def adopt(net, state):
+    """Take over arrays in order: both sides list parameters and running statistics layer by layer."""
+    arrays = [v.detach().numpy() for k, v in state.items() if not k.endswith("num_batches_tracked")]
+    names = list(net.params)
+    assert [net.params[n].shape for n in names] == [a.shape for a in arrays]
+    for name, array in zip(names, arrays, strict=True):
+        net.params[name] = array
+
+
+def assert_close(ours, theirs):
+    theirs = theirs.detach().numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+
+
+def shuffled_statistics(module):
+    """Running statistics that are not 0 and 1, so that they matter."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.BatchNorm2d):
+            part.running_mean.normal_(0, 0.1)
+            part.running_var.uniform_(0.5, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "function", "arguments"),
+    [
+        ("alexnet", {"classes": 7}, "alexnet", {"num_classes": 7}),
+        ("vgg", {"layers": 11, "classes": 7}, "vgg11", {"num_classes": 7}),
+        ("vgg", {"layers": 11, "classes": 7, "batch_norm": True}, "vgg11_bn", {"num_classes": 7}),
+        (
+            "googlenet", {"classes": 7}, "googlenet",
+            {"num_classes": 7, "aux_logits": False, "init_weights": False, "transform_input": False},
+        ),
+        ("mobilenetv2", {"classes": 7}, "mobilenet_v2", {"num_classes": 7}),
+        ("resnet", {"layers": 18, "classes": 7}, "resnet18", {"num_classes": 7}),
+        ("resnet", {"layers": 50, "classes": 7}, "resnet50", {"num_classes": 7}),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore")
+def test_image_networks_are_those_of_torchvision(name, options, function, arguments, unset_parameters):
+    torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
+    torch.manual_seed(0)
+    module = getattr(torchvision.models, function)(weights=None, **arguments).eval()
+    shuffled_statistics(module)
+    # AlexNet and VGG are alike at one size only: torchvision pools to the size of its first linear layer. An odd size
+    # tells apart how strides and poolings round.
+    for size in [224] if name in ("alexnet", "vgg") else [96, 81]:
+        net = gk.models.build(name, **options, image=(3, size, size))
+        adopt(net, module.state_dict())
+        x = torch.randn(1, 3, size, size)
+        with torch.no_grad():
+            assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
+
+
+def encoder_layer(prefix, net, *, epsilon, norm_first, activation):
+    """PyTorch's own transformer layer with the parameters of block `prefix`."""
+    width = net.params[f"{prefix}/qkv_weight"].shape[1]
+    layer = torch.nn.TransformerEncoderLayer(
+        width, BLOCK["heads"], 4 * width, activation=activation, layer_norm_eps=epsilon, batch_first=True,
+        norm_first=norm_first,
+    ).eval()  # fmt: skip
+    names = {
+        "self_attn.in_proj": "qkv", "self_attn.out_proj": "project", "linear1": "fc1", "linear2": "fc2",
+        "norm1": "norm1", "norm2": "norm2",
+    }  # fmt: skip
+    state = {}
+    for theirs, ours in names.items():
+        separator = "_" if theirs.endswith("in_proj") else "."
+        for part in ("weight", "bias"):
+            state[f"{theirs}{separator}{part}"] = torch.tensor(net.params[f"{prefix}/{ours}_{part}"])
+    layer.load_state_dict(state)
+    return layer
+
+
+def randomised(net):
+    rng = np.random.default_rng(0)
+    for n in net.params:
+        net.params[n] = (net.params[n] + 0.2 * rng.standard_normal(net.params[n].shape)).astype(np.float32)
+    return {n: torch.tensor(net.params[n]) for n in net.params}
+
+
+def test_the_language_model_is_a_stack_of_pre_norm_layers():
+    net = gk.models.build("transformer_lm", **BLOCK)
+    p = randomised(net)
+    x = torch.randint(0, BLOCK["vocab"], (3, 9))
+    h = p["token_weight"][x] + p["position_weight"][:9]
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(9)
+    for i in range(BLOCK["layers"]):
+        gelu = torch.nn.GELU(approximate="tanh")
+        layer = encoder_layer(f"block{i}", net, epsilon=1e-5, norm_first=True, activation=gelu)
+        h = layer(h, src_mask=mask)
+    h = torch.nn.functional.layer_norm(h, (BLOCK["width"],), p["norm_weight"], p["norm_bias"])
+    assert_close(net.compile(threads=1).run({"x": x.numpy()})["logits"], h @ p["token_weight"].T)
+
+
+def test_bert_is_a_stack_of_post_norm_layers():
+    net = gk.models.build("bert", **BLOCK, classes=5)
+    p = randomised(net)
+    x, segments = torch.randint(0, BLOCK["vocab"], (3, 9)), torch.randint(0, 2, (3, 9))
+    mask = torch.ones(3, 9, dtype=torch.int64)
+    mask[1, 6:] = 0
+    h = p["token_weight"][x] + p["segment_weight"][segments] + p["position_weight"][:9]
+    h = torch.nn.functional.layer_norm(h, (BLOCK["width"],), p["norm_weight"], p["norm_bias"], 1e-12)
+    for i in range(BLOCK["layers"]):
+        layer = encoder_layer(f"block{i}", net, epsilon=1e-12, norm_first=False, activation="gelu")
+        with torch.enable_grad():  # inference would take a path of its own for padded rows
+            h = layer(h, src_key_padding_mask=mask == 0)
+    pooled = torch.tanh(h[:, 0] @ p["pool_weight"].T + p["pool_bias"])
+    feeds = {"x": x.numpy(), "segments": segments.numpy(), "mask": mask.numpy()}
+    assert_close(net.compile(threads=1).run(feeds)["logits"], pooled @ p["fc_weight"].T + p["fc_bias"])
