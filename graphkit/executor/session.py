@@ -20,6 +20,7 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor import feeds as fed
+from graphkit.executor.device import make_program
 from graphkit.executor.kernels import VersionedArray, load_device
 from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
@@ -369,7 +370,8 @@ class Executor:
         for spec, value in zip(selection.inputs, graph.inputs, strict=True):
             if spec.stored and spec.name not in feeds:
                 fixed[value] = self._parameter_arrays[spec.name]
-        return Program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
+        made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
+        return made
 
 
 @contextlib.contextmanager

@@ -386,8 +386,6 @@ def test_what_is_not_there_is_refused() -> None:
     graph = Graph([x], [F.exp(x)])
     with pytest.raises(UnsupportedError, match="bf16"):
         Executor(graph, no_params(), precision="bf16")
-    with pytest.raises(UnsupportedError, match="cuda"):
-        Executor(graph, no_params(), device="cuda")
     with pytest.raises(UnsupportedError, match="did you mean 'cpu'"):
         Executor(graph, no_params(), device="cpi")
     with pytest.raises(UsageError, match="threads"):
