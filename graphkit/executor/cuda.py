@@ -71,8 +71,10 @@ def device() -> CudaDevice:
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
+        # CuPy's own message is a page about the environment; the cause is one line.
+        cause = error.__cause__ or error
         raise MissingDependency(
-            f"device 'cuda' needs CuPy ({error}): pip install 'graphkit[cuda]', or use device='cpu'"
+            f"device 'cuda' needs CuPy ({cause}): pip install 'graphkit[cuda]', or use device='cpu'"
         ) from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()

@@ -21,6 +21,7 @@ from graphkit.executor.params import ParamStore
 from graphkit.executor.session import Executor
 from graphkit.ir.types import TensorType
 from graphkit.ops import registry
+from graphkit.ops.xp import SHARED
 
 
 def why_not() -> str:
@@ -100,6 +101,13 @@ def test_the_command_line_says_it_in_one_line(
 def test_without_cupy_the_rest_works() -> None:
     assert network().run({"x": np.zeros((1, 4), np.float32)})["y"].shape == (1, 3)
     assert "cupy" not in sys.modules
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
+def test_cupy_has_what_references_may_use() -> None:
+    import cupy
+
+    assert sorted(name for name in SHARED if not hasattr(cupy, name)) == []
 
 
 def cases() -> list[Case | None]:
