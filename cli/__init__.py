@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": "Show what is in a model.",
     "plan": "Show the memory plan of a model.",
     "ops": "List operators, and how a model's operators are supported.",
+    "bench": "Time a model, side by side with ONNX Runtime.",
     "doctor": "Report on this installation and machine.",
 }
 

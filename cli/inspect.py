@@ -7,13 +7,16 @@ from collections import Counter
 import click
 
 from graphkit.cli._options import external_root_option, json_option, read_model
-from graphkit.cli._output import print_json
+from graphkit.cli._output import print_json, print_table
+from graphkit.model import Model
+from graphkit.passes.pipeline import effects
 
 
 @click.command()
 @click.argument("model")
 @click.option("--text", "form", flag_value="text", help="Print every node.")
 @click.option("--dot", "form", flag_value="dot", help="Print Graphviz source.")
+@click.option("--passes", "form", flag_value="passes", help="Print what each pass for inference does to the graph.")
 @click.option(
     "--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes (the default)."
 )
@@ -25,8 +28,12 @@ def command(model: str, form: str, external_root: str | None, as_json: bool) -> 
     \b
     graphkit inspect net.onnx
     graphkit inspect net.onnx --dot | dot -Tsvg > net.svg
+    graphkit inspect net.onnx --passes
     """
     net = read_model(model, external_root)
+    if form == "passes":
+        _print_passes(net, as_json)
+        return
     if as_json:
         print_json(
             "inspect",
@@ -43,3 +50,16 @@ def command(model: str, form: str, external_root: str | None, as_json: bool) -> 
         )
         return
     click.echo({"text": net.__str__, "dot": net.to_dot, "summary": net.summary}[form]())
+
+
+def _print_passes(net: Model, as_json: bool) -> None:
+    found = list(effects(net.graph))
+    if as_json:
+        print_json("passes", {"model": net.name, "passes": [e._asdict() for e in found]})
+        return
+    rows = [(e.name, e.nodes, e.fixed, e.change) for e in found]
+    print_table(
+        f"{net.name}: passes for inference (nodes on parameters alone run once, not with every input)",
+        ("pass", "nodes", "on parameters", "change"),
+        rows,
+    )

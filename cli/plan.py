@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
-from graphkit.cli._options import external_root_option, json_option, read_model
+from graphkit.cli._options import device_options, external_root_option, json_option, read_model
 from graphkit.cli._output import human_bytes, log, print_json, print_table
+from graphkit.errors import UnsupportedError
+from graphkit.ir.atomic import write_whole
 
 _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", False, True), ("both", True, True))
 
@@ -18,6 +23,11 @@ _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", Fa
 @click.option("--shape", "shapes", multiple=True, metavar="NAME:SHAPE", help="Shape of one input; repeat.")
 @click.option("--steps", is_flag=True, help="Print every step with its offsets.")
 @click.option("--compare", is_flag=True, help="Also without in-place and without sharing: the four-way table.")
+@click.option(
+    "--html", type=click.Path(dir_okay=False), help="Write a page that draws time against address to this file."
+)
+@click.option("--run/--no-run", "measured", default=True, help="Run once and measure (the default), or only plan.")
+@device_options
 @external_root_option
 @json_option
 def command(
@@ -26,6 +36,10 @@ def command(
     shapes: tuple[str, ...],
     steps: bool,
     compare: bool,
+    html: str | None,
+    measured: bool,
+    device: str,
+    threads: int | None,
     external_root: str | None,
     as_json: bool,
 ) -> None:
@@ -33,7 +47,8 @@ def command(
 
     \b
     graphkit plan net.onnx --batch 64
-    graphkit plan net.onnx --batch 64 --compare
+    graphkit plan net.onnx --batch 64 --compare --no-run
+    graphkit plan net.onnx --html memory.html
     """
     from graphkit.checks.inputs import concrete_shapes
     from graphkit.cli._inputs import parse_shapes
@@ -42,27 +57,63 @@ def command(
     bound, guesses = concrete_shapes(net, parse_shapes(shapes), batch)
     if guesses:
         log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
-    plan = net.compile(shapes=bound).plan
+    executor = net.compile(device, shapes=bound, threads=threads)
+    plan = executor.plan
+    title = f"{net.name}: " + ", ".join(f"{n}{list(s)}" for n, s in bound.items())
     result = plan.to_dict() | {"model": net.name, "inputs": {n: list(s) for n, s in bound.items()}}
     result["parameter_bytes"] = sum(net.params[n].nbytes for n in net.params)
+    if html is not None:
+        write_whole(Path(html), [plan.to_html(title).encode()])
+        log(f"wrote {html}")
     if compare:
         result["compare"] = {
-            label: net.compile(shapes=bound, inplace=inplace, share=share).plan.arena_bytes
+            label: net.compile(device, shapes=bound, threads=threads, inplace=inplace, share=share).plan.arena_bytes
             for label, inplace, share in _PLANNERS
         }
+    if measured:
+        result |= _measure(net, executor, bound)
     if as_json:
         print_json("plan", result)
         return
-    rows = [
-        ("parameters", human_bytes(result["parameter_bytes"])),
-        ("arena", human_bytes(plan.arena_bytes)),
-        ("lower bound of this schedule", human_bytes(plan.lower_bound)),
-        ("naive sum", human_bytes(plan.naive_bytes)),
-        ("peak at node", plan.peak_node),
-        ("steps", len(plan.steps)),
-    ]
-    print_table(f"{net.name}: " + ", ".join(f"{n}{list(s)}" for n, s in bound.items()), ["memory", ""], rows)
+    print_table(title, ["memory", ""], _rows(plan, result))
     if compare:
         print_table("arena with", ["planner", "bytes"], [(k, human_bytes(v)) for k, v in result["compare"].items()])
     if steps:
         click.echo(str(plan))
+
+
+def _measure(net: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """A real run on random inputs beside the plan; nothing, and why, where there is no measuring."""
+    from graphkit.checks.footprint import measure
+    from graphkit.checks.inputs import make_feeds
+
+    try:
+        found = measure(executor, make_feeds(net, shapes=shapes).arrays)
+    except UnsupportedError as error:
+        log(f"not measured: {error}")
+        return {}
+    return {"run_planned_bytes": found.planned_bytes, "run_measured_bytes": found.measured_bytes}
+
+
+def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
+    times = f" ({plan.naive_bytes / plan.arena_bytes:.1f} times the arena)" if plan.arena_bytes else ""
+    rows = [
+        ("parameters", human_bytes(result["parameter_bytes"])),
+        ("packed by kernels", human_bytes(plan.packed_bytes)),
+        ("results", human_bytes(plan.result_bytes)),
+        ("activations", human_bytes(plan.activation_bytes)),
+        ("working memory of a step", human_bytes(plan.scratch_bytes)),
+        ("arena", human_bytes(plan.arena_bytes)),
+        ("lower bound of this schedule", human_bytes(plan.lower_bound)),
+        ("lower bound of the plain order", human_bytes(plan.plain_lower_bound)),
+        ("naive sum", human_bytes(plan.naive_bytes) + times),
+        ("peak at node", plan.peak_node),
+        ("steps", len(plan.steps)),
+        ("steps by reference", len(plan.fallbacks)),
+    ]
+    if "run_measured_bytes" in result:
+        rows += [
+            ("a run, planned", human_bytes(result["run_planned_bytes"])),
+            ("a run, measured", human_bytes(result["run_measured_bytes"])),
+        ]
+    return rows

@@ -15,6 +15,7 @@ class Cancelled(Error): ...
 
 def compiler() -> str: ...
 def cpu_features() -> list[str]: ...
+def has_bfloat16() -> bool: ...
 def isa() -> str: ...
 def use_isa(name: str) -> None: ...
 def default_threads() -> int: ...
@@ -25,13 +26,11 @@ def onednn_isa() -> str: ...
 
 class Kernel:
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None: ...
-    def pack(self, plain: np.ndarray, packed: np.ndarray) -> None: ...
+    def pack(self, input: int, plain: np.ndarray, packed: np.ndarray) -> None: ...
     @property
-    def packed_input(self) -> int: ...
-    @property
-    def packed_bytes(self) -> int: ...
-    @property
-    def packed_layout(self) -> str: ...
+    def packed_inputs(self) -> list[int]: ...
+    def packed_bytes(self, input: int) -> int: ...
+    def packed_layout(self, input: int) -> str: ...
     @property
     def input_count(self) -> int: ...
     @property
@@ -116,6 +115,23 @@ class Instance:
     def trace(self, on: bool) -> None: ...
     def events(self) -> list[tuple[str, int, int]]: ...
 
+class Pointwise(Kernel):
+    def __init__(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        inputs: Sequence[tuple[Sequence[int], str] | None],
+        constants: Sequence[tuple[str, bytes]],
+        instructions: Sequence[tuple[str, Sequence[int], str]],
+        outputs: Sequence[tuple[int, str]],
+        threads: int = 0,
+    ) -> None: ...
+    @property
+    def registers(self) -> int: ...
+    @property
+    def block(self) -> int: ...
+
 class PoolWindow:
     def __init__(
         self,
@@ -144,6 +160,153 @@ class AveragePoolGrad(Kernel):
         self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
     ) -> None: ...
 
+class ChannelsLastPool(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        y: Sequence[int],
+        window: PoolWindow,
+        *,
+        maximum: bool,
+        include_pad: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
+class Reduce(Kernel):
+    def __init__(
+        self, op: str, x: Sequence[int], axes: Sequence[int], y: Sequence[int], type: str, threads: int = 0
+    ) -> None: ...
+
+class Softmax(Kernel):
+    def __init__(self, shape: Sequence[int], axis: int, type: str, log: bool = False, threads: int = 0) -> None: ...
+
+class ArgExtreme(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        axis: int,
+        y: Sequence[int],
+        type: str,
+        largest: bool = True,
+        last: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
+class TopK(Kernel):
+    def __init__(
+        self, x: Sequence[int], axis: int, k: int, type: str, largest: bool = True, threads: int = 0
+    ) -> None: ...
+
+class LayerNorm(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        axis: int,
+        scale: Sequence[int],
+        bias: Sequence[int] | None,
+        type: str,
+        epsilon: float,
+        about_mean: bool = True,
+        stash: str = "float32",
+        threads: int = 0,
+    ) -> None: ...
+
+class LayerNormGrad(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        axis: int,
+        scale: Sequence[int],
+        type: str,
+        epsilon: float,
+        about_mean: bool = True,
+        statistics: str = "float32",
+        threads: int = 0,
+    ) -> None: ...
+
+class GroupNorm(Kernel):
+    def __init__(self, x: Sequence[int], groups: int, type: str, epsilon: float, threads: int = 0) -> None: ...
+
+class BatchNorm(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        type: str,
+        scale_type: str,
+        mean_type: str,
+        epsilon: float,
+        training: bool = False,
+        momentum: float = 0.9,
+        threads: int = 0,
+    ) -> None: ...
+
+class BatchNormGrad(Kernel):
+    def __init__(self, x: Sequence[int], type: str, scale_type: str, epsilon: float, threads: int = 0) -> None: ...
+
+class LocalResponseNorm(Kernel):
+    def __init__(
+        self, x: Sequence[int], type: str, size: int, alpha: float, beta: float, bias: float, threads: int = 0
+    ) -> None: ...
+
+class ClassLoss(Kernel):
+    def __init__(
+        self,
+        scores: Sequence[int],
+        type: str,
+        label_type: str,
+        weights: bool,
+        reduction: str,
+        ignore_index: int | None,
+        softmax: bool,
+        threads: int = 0,
+    ) -> None: ...
+
+class SoftmaxCrossEntropyGrad(Kernel):
+    def __init__(
+        self,
+        scores: Sequence[int],
+        type: str,
+        label_type: str,
+        weights: bool,
+        reduction: str,
+        ignore_index: int | None,
+        threads: int = 0,
+    ) -> None: ...
+
+class Attention(Kernel):
+    def __init__(
+        self,
+        q: Sequence[int],
+        k: Sequence[int],
+        v: Sequence[int],
+        mask: Sequence[int] | None = None,
+        boolean_mask: bool = False,
+        scale: float = 1.0,
+        hidden_score: float = 0.0,
+        causal: bool = False,
+        heads_last: bool = False,
+        output_heads_last: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
+class Recurrent(Kernel):
+    def __init__(
+        self,
+        kind: str,
+        x: Sequence[int],
+        hidden: int,
+        *,
+        direction: str = "forward",
+        activations: Sequence[tuple[str, float, float]] = (),
+        clip: float | None = None,
+        linear_before_reset: bool = False,
+        input_forget: bool = False,
+        batch_first: bool = False,
+        pack_w: bool = False,
+        pack_r: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
 class Epilogue:
     def __init__(
         self,
@@ -167,6 +330,7 @@ class MatMul(Kernel):
         beta: float = 1.0,
         epilogue: Epilogue = ...,
         pack_b: bool = False,
+        dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
 
@@ -191,8 +355,8 @@ class Convolution(Kernel):
         bias: bool = False,
         epilogue: Epilogue = ...,
         pack_weights: bool = False,
-        block_x: int = 0,
-        block_y: int = 0,
+        channels_last: bool = False,
+        dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
 
@@ -207,8 +371,8 @@ class Deconvolution(Kernel):
         bias: bool = False,
         epilogue: Epilogue = ...,
         pack_weights: bool = False,
-        block_x: int = 0,
-        block_y: int = 0,
+        channels_last: bool = False,
+        dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
 

@@ -116,8 +116,7 @@ def verify(
     from graphkit.onnx_io.compare import OnnxRuntimeModel
     from graphkit.onnx_io.validate import opset_version
 
-    drawing = [model.graph.node_name(n) for n in model.graph.nodes if _draws(n)]
-    if drawing:
+    if drawing := random_nodes(model):
         raise UsageError(f"a model that draws random numbers cannot be compared: {', '.join(drawing[:5])}")
     feeds = make_feeds(model, fill, given=inputs or {}, shapes=shapes, seed=seed)
     proto = model.to_onnx(opset=opset) if against is None else against
@@ -126,6 +125,11 @@ def verify(
     reports = compare_outputs(mine, theirs, rtol, atol)
     version = opset_version(proto)
     return Report(reports, version, feeds.guesses)
+
+
+def random_nodes(model: Any) -> list[str]:
+    """Names of the nodes that draw random numbers, so that outputs cannot be compared with another engine's."""
+    return [model.graph.node_name(n) for n in model.graph.nodes if _draws(n)]
 
 
 def _draws(node: Any) -> bool:

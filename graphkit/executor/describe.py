@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from graphkit.executor.memory import Request, aligned
+from collections.abc import Iterable, Sequence
+
+from graphkit.executor.control import IfStep
+from graphkit.executor.memory import aligned
 from graphkit.executor.placement import has_fixed_size
-from graphkit.executor.plan import KernelKind, Operand, Plan, PlanStep
+from graphkit.executor.plan import Block, KernelKind, Operand, Plan, PlanStep
 from graphkit.executor.region import Region
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
@@ -25,12 +28,24 @@ class _Description:
         }
         self._steps: list[PlanStep] = []
         self._shown: set[Node] = set()
+        # Requests whose memory one of their readers took over in its step, and those that took it.
+        self._handed_on: set[int] = set()
+        self._taken: set[int] = set()
+        for j, request in enumerate(region.requests):
+            for i in request.inplace:
+                if request.size and region.requests[i].size and region.layout.offsets[i] == region.layout.offsets[j]:
+                    self._handed_on.add(i)
+                    self._taken.add(j)
 
     def plan(self) -> Plan:
         region = self._region
-        live = self._live_bytes()
+        scratch = set(region.scratch_of.values())
+        values = self._live_bytes([i for i in range(len(region.requests)) if i not in scratch])
+        working = self._live_bytes(scratch)
+        shown_at: list[int] = []  # by step of the region
         for step, index in enumerate(region.order):
-            self._show(self._nodes[index], live[step])
+            self._show(self._nodes[index], values[step] + working[step])
+            shown_at.append(len(self._steps) - 1)
         for node in region.graph.nodes:
             if node not in self._shown:
                 self._show_idle(node)
@@ -38,12 +53,16 @@ class _Description:
         peak = region.layout.peak_step
         return Plan(
             steps=tuple(self._steps),
+            blocks=self._blocks(shown_at),
+            activation_bytes=max(values),
+            scratch_bytes=max(working),
             arena_bytes=region.layout.arena_bytes,
             lower_bound=region.layout.lower_bound,
             plain_lower_bound=region.plain_lower_bound,
             naive_bytes=region.layout.naive_bytes,
             inplace_count=region.layout.inplace_count,
             parameter_bytes=sum(_bytes(v) for v in region.graph.inputs if place[v] == "parameter"),
+            packed_bytes=sum(_packed(region).values()),
             constant_bytes=sum(_bytes(v) for v, p in place.items() if p == "constant"),
             result_bytes=sum(_bytes(r.value) for r in region.placement.results),
             peak_node=region.graph.node_name(self._nodes[region.order[peak]]) if region.requests else "",
@@ -71,36 +90,42 @@ class _Description:
                 self._shown.add(done)
                 self._steps.append(self._step(done, _idle_kind(done), 0))
 
-    def _live_bytes(self) -> list[int]:
+    def _live_bytes(self, requests: Iterable[int]) -> list[int]:
+        """The bytes of `requests` that live at each step of the region; memory that is handed on counts once."""
         region = self._region
         changes = [0] * (len(region.order) + 1)
-        for i, request in enumerate(region.requests):
+        for i in requests:
+            request = region.requests[i]
             changes[request.first] += aligned(request.size)
-            handed_on = any(
-                request.last == other.first
-                and i in other.inplace
-                and region.layout.offsets[i] == region.layout.offsets[j]
-                for j, other in self._writers_at(request.last)
-            )
-            changes[request.last if handed_on else request.last + 1] -= aligned(request.size)
+            changes[request.last if i in self._handed_on else request.last + 1] -= aligned(request.size)
         live = 0
         return [live := live + change for change in changes]
 
-    def _writers_at(self, step: int) -> list[tuple[int, Request]]:
+    def _blocks(self, shown_at: Sequence[int]) -> tuple[Block, ...]:
         region = self._region
-        node = self._nodes[region.order[step]]
-        return [(j, region.requests[j]) for v in node.outputs if (j := region.request_of.get(v)) is not None]
+        names = {request: (region.graph.name_of(v), str(v.type)) for v, request in region.request_of.items()}
+        for index, request in region.scratch_of.items():
+            names[request] = region.graph.node_name(self._nodes[index]), ""
+        scratch = set(region.scratch_of.values())
+        return tuple(
+            Block(
+                *names[i],
+                "scratch" if i in scratch else "value",
+                region.layout.offsets[i],
+                aligned(request.size),
+                shown_at[request.first],
+                shown_at[request.last],
+                i in self._taken,
+            )
+            for i, request in enumerate(region.requests)
+            if request.size
+        )
 
     def _step(self, node: Node, kind: KernelKind, live_bytes: int) -> PlanStep:
         region = self._region
         domain = f"{node.op.domain}." if node.op.domain else ""
         used = region.placement.used
-        inplace = kind not in ("view", "constant") and any(
-            self._offset(v) is not None
-            and any(region.layout.offsets[s] == self._offset(v) for s in region.requests[region.request_of[v]].inplace)
-            for v in node.outputs
-            if v in used and _bytes(v)
-        )
+        inplace = any(region.request_of.get(v) in self._taken for v in node.outputs)
         return PlanStep(
             region.graph.node_name(node),
             domain + node.op.name,
@@ -126,6 +151,23 @@ class _Description:
 
 def _idle_kind(node: Node) -> KernelKind:
     return "constant" if isinstance(node.op, Constant) else "view"
+
+
+def _packed(region: Region) -> dict[tuple[int, str], int]:
+    """Bytes of every array that a kernel of the region, or of one inside it, reads in packed form."""
+    found: dict[tuple[int, str], int] = {}
+    for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
+        if chosen.control is not None:
+            control = chosen.control
+            for inner in control.regions if isinstance(control, IfStep) else (control.body,):
+                found |= _packed(inner)
+            continue
+        for position in chosen.kernel.packed_inputs if chosen.compiled else ():
+            operand = node.inputs[position]
+            assert operand is not None
+            array = region.fixed[region.placement.root[operand]]
+            found[id(array), chosen.kernel.packed_layout(position)] = aligned(chosen.kernel.packed_bytes(position))
+    return found
 
 
 def _bytes(value: Value) -> int:

@@ -24,7 +24,7 @@ class Emitter:
     """
 
     def __init__(self, externals: int):
-        self.sources: list[tuple[int, VersionedArray, Any]] = []
+        self.sources: list[tuple[int, VersionedArray, Any, int]] = []
         self.calls: list[int] = []
         self._count = externals
         self._known: dict[tuple[int, str], int] = {}
@@ -33,12 +33,12 @@ class Emitter:
         self._count += 1
         return self._count - 1
 
-    def fixed(self, array: VersionedArray, kernel: Any = None) -> Where:
-        """The memory of a parameter or constant, or of its packed form as `kernel` wants it."""
-        key = (id(array), "" if kernel is None else kernel.packed_layout)
+    def fixed(self, array: VersionedArray, kernel: Any = None, position: int = -1) -> Where:
+        """The memory of a parameter or constant, or of its packed form as `kernel` wants it at `position`."""
+        key = (id(array), "" if kernel is None else kernel.packed_layout(position))
         if key not in self._known:
             self._known[key] = self.new_external()
-            self.sources.append((self._known[key], array, kernel))
+            self.sources.append((self._known[key], array, kernel, position))
         return self._known[key], 0
 
     def region(
@@ -98,11 +98,11 @@ class _Places:
 
     def inputs(self, node: Node, kernel: Any = None) -> list[Where]:
         found = [ABSENT if v is None else self.of(v) for v in node.inputs]
-        if kernel is not None and kernel.packed_input >= 0:
-            operand = node.inputs[kernel.packed_input]
+        for position in () if kernel is None else kernel.packed_inputs:
+            operand = node.inputs[position]
             assert operand is not None
             array = self._region.fixed[self._region.placement.root[operand]]
-            found[kernel.packed_input] = self._emitter.fixed(array, kernel)
+            found[position] = self._emitter.fixed(array, kernel, position)
         return found
 
     def outputs(self, node: Node) -> list[Where]:

@@ -10,12 +10,12 @@ import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from graphkit.executor.first_fit import FirstFit
 
 ALIGNMENT = 64
 
-# Placing by size compares every pair of blocks; above this many blocks only the sweeps run.
-PAIRWISE_LIMIT = 1500
+# An arena within this factor of the lower bound is taken; the next strategy would cost time for nothing that matters.
+CLOSE_ENOUGH = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Layout:
     inplace_count: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Block:
     """Requests in one place: a chain of in-place results."""
 
@@ -56,29 +56,16 @@ class _Block:
 def plan_memory(requests: Sequence[Request], *, inplace: bool = True, share: bool = True) -> Layout:
     """Offsets such that requests which live at one step never overlap, unless one took the other's memory over.
 
-    Near-linear: two sweeps over time with a best-fit free list; for few blocks also first fit by falling size.
-    The smallest arena wins. Offsets are multiples of ALIGNMENT; an empty request has offset 0.
+    Two sweeps over time with a best-fit free list, n log n; where they leave gaps, first fit in several orders and a
+    search among their neighbours, both with a bounded amount of work. The smallest arena wins. Offsets are multiples of
+    ALIGNMENT; an empty request has offset 0.
     """
     owner, blocks = _blocks(requests, inplace)
     bound, peak = _peak(blocks)
-    if not share:
-        arena = 0
-        for block in blocks:
-            block.offset, arena = arena, arena + block.size
-    else:
-        arena = _sweep(blocks)
-        offsets = [b.offset for b in blocks]
-        for strategy in (_sweep_backwards, _by_size):
-            if arena == bound:
-                break
-            other = strategy(blocks)
-            if other is not None and other < arena:
-                arena, offsets = other, [b.offset for b in blocks]
-        for block, offset in zip(blocks, offsets, strict=True):
-            block.offset = offset
+    offsets = _shared(blocks, bound, peak) if share else _side_by_side(blocks)
     return Layout(
-        offsets=tuple(blocks[owner[i]].offset if r.size else 0 for i, r in enumerate(requests)),
-        arena_bytes=arena,
+        offsets=tuple(offsets[owner[i]] if r.size else 0 for i, r in enumerate(requests)),
+        arena_bytes=max((o + b.size for o, b in zip(offsets, blocks, strict=True)), default=0),
         lower_bound=bound,
         naive_bytes=sum(aligned(r.size) for r in requests),
         peak_step=peak,
@@ -100,7 +87,8 @@ def _blocks(requests: Sequence[Request], inplace: bool) -> tuple[list[int], list
         request = requests[index]
         for candidate in request.inplace if inplace and request.size else ():
             source = requests[candidate]
-            if candidate not in taken and source.last == request.first > source.first and source.size >= request.size:
+            fits = source.size and blocks[owner[candidate]].size >= request.size
+            if fits and candidate not in taken and source.last == request.first > source.first:
                 taken.add(candidate)
                 owner[index] = owner[candidate]
                 blocks[owner[index]].last = request.last
@@ -125,6 +113,27 @@ def _peak(blocks: Iterable[_Block]) -> tuple[int, int]:
     return bound, peak
 
 
+def _side_by_side(blocks: Sequence[_Block]) -> list[int]:
+    """The offset of every block when none shares memory with another."""
+    end = 0
+    return [(end := end + b.size) - b.size for b in blocks]
+
+
+def _shared(blocks: Sequence[_Block], bound: int, peak: int) -> list[int]:
+    """The offset of every block: the best that the strategies find before one is close enough to `bound`."""
+    best = _sweep(blocks)
+    offsets = [b.offset for b in blocks]
+    if best <= CLOSE_ENOUGH * bound:
+        return offsets
+    if (arena := _sweep(blocks, backwards=True)) < best:
+        best, offsets = arena, [b.offset for b in blocks]
+    if best <= CLOSE_ENOUGH * bound:
+        return offsets
+    spans = [(b.size, b.first, b.last) for b in blocks]
+    found = FirstFit(spans, peak).search(round(CLOSE_ENOUGH * bound), best)
+    return offsets if found is None else found
+
+
 def _sweep(blocks: Sequence[_Block], backwards: bool = False) -> int:
     """Allocate in order of time from the tightest free range that fits; return the arena's size."""
     keyed = [(-b.last, -b.first, b) if backwards else (b.first, b.last, b) for b in blocks if b.size]
@@ -138,10 +147,6 @@ def _sweep(blocks: Sequence[_Block], backwards: bool = False) -> int:
             done += 1
         block.offset = free.take(block.size)
     return free.end
-
-
-def _sweep_backwards(blocks: Sequence[_Block]) -> int:
-    return _sweep(blocks, backwards=True)
 
 
 class _FreeRanges:
@@ -187,24 +192,3 @@ class _FreeRanges:
         del self._offset_before[offset + size]
         del self._by_size[bisect.bisect_left(self._by_size, (size, offset))]
         return size
-
-
-def _by_size(blocks: Sequence[_Block]) -> int | None:
-    """Largest first, each at the lowest place that is free all its life; None when there are too many blocks."""
-    order = sorted((b for b in blocks if b.size), key=lambda b: (-b.size, b.first))
-    if len(order) > PAIRWISE_LIMIT:
-        return None
-    first, last, low, high = np.zeros((4, len(order)), dtype=np.int64)
-    arena = 0
-    for count, block in enumerate(order):
-        overlaps = (first[:count] <= block.last) & (last[:count] >= block.first)
-        starts, ends = low[:count][overlaps], high[:count][overlaps]
-        by_start = np.argsort(starts, kind="stable")
-        # The gap before each placed neighbour reaches from the end of all lower ones to its start.
-        starts, reach = starts[by_start], np.maximum.accumulate(np.concatenate([[0], ends[by_start]]))
-        fits = np.flatnonzero(starts - reach[:-1] >= block.size)
-        block.offset = int(reach[fits[0]] if fits.size else reach[-1])
-        end = block.offset + block.size
-        first[count], last[count], low[count], high[count] = block.first, block.last, block.offset, end
-        arena = max(arena, end)
-    return arena

@@ -23,15 +23,15 @@ class PackedArrays:
         self._lock = threading.Lock()
         self._made: dict[tuple[int, str], tuple[int, weakref.ref[Any]]] = {}
 
-    def get(self, source: VersionedArray, kernel: Any) -> np.ndarray:
-        """The packed form of `source` that `kernel` reads."""
+    def get(self, source: VersionedArray, kernel: Any, position: int) -> np.ndarray:
+        """The packed form of `source` that `kernel` reads as its input at `position`."""
 
         def pack(source: VersionedArray) -> np.ndarray:
-            packed = aligned_bytes(kernel.packed_bytes)
-            kernel.pack(source.array, packed)
+            packed = aligned_bytes(kernel.packed_bytes(position))
+            kernel.pack(position, source.array, packed)
             return packed
 
-        packed: np.ndarray = self.made(source, kernel.packed_layout, pack)
+        packed: np.ndarray = self.made(source, kernel.packed_layout(position), pack)
         return packed
 
     def made(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:

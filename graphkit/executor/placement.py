@@ -10,6 +10,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op
 from graphkit.ops.constants import Constant
+from graphkit.ops.layout import Transpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def _view_sources(
     node: Node, used: set[Value], root: dict[Value, Value], place: dict[Value, Place]
 ) -> dict[Value, Value] | None:
     """The storage of each used output when all of them are views of operands of known size; None otherwise."""
-    pairs = getattr(node.op, "views", ())
+    pairs = ((0, 0),) if _keeps_order(node) else getattr(node.op, "views", ())
     if not pairs:
         return None
     operand_of = {output: node.inputs[operand] for operand, output in pairs}
@@ -102,3 +103,15 @@ def _view_sources(
             return None
         sources[value] = root[operand]
     return sources
+
+
+def _keeps_order(node: Node) -> bool:
+    """Whether a transposition only moves axes of one element."""
+    if not isinstance(node.op, Transpose) or not has_fixed_size(node.output):
+        return False
+    x = node.inputs[0]
+    assert x is not None
+    shape = x.tensor.static_shape
+    perm = node.op.perm if node.op.perm is not None else range(len(shape))[::-1]
+    long = [axis for axis in perm if shape[axis] != 1]
+    return long == sorted(long)

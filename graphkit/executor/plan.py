@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 KernelKind = Literal["native", "reference", "view", "constant"]
 Place = Literal["arena", "input", "parameter", "constant", "result", "dynamic"]
+BlockKind = Literal["value", "scratch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +40,45 @@ class PlanStep:
     inplace: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Bytes `offset` to `offset + bytes` of the arena from step `first` (written) to step `last` (read) of `steps`.
+
+    "value" is the output `name` of step `first`, "scratch" the working memory of the step called `name`. `inplace`: the
+    memory was taken over from an operand whose last step is `first`.
+    """
+
+    name: str
+    type: str
+    kind: BlockKind
+    offset: int
+    bytes: int
+    first: int
+    last: int
+    inplace: bool
+
+
 @dataclass(frozen=True)
 class Plan:
     """The memory plan of one program. All sizes in bytes, each tensor rounded up to the alignment.
 
-    `lower_bound` is the peak of live bytes in the chosen order: no layout of it is smaller. `plain_lower_bound`
-    is the peak in the plain topological order, `naive_bytes` what the tensors take side by side.
+    The arena holds `blocks`: values, of which `activation_bytes` live at one step at most, and working memory, of at
+    most `scratch_bytes` a step. `lower_bound` is the peak of both in the chosen order: no layout of it is smaller.
+    `plain_lower_bound` is the peak in the plain topological order, `naive_bytes` what the blocks take side by side.
+    `packed_bytes` is what kernels keep of parameters and constants in layouts of their own.
     """
 
     steps: tuple[PlanStep, ...]
+    blocks: tuple[Block, ...]
+    activation_bytes: int
+    scratch_bytes: int
     arena_bytes: int
     lower_bound: int
     plain_lower_bound: int
     naive_bytes: int
     inplace_count: int
     parameter_bytes: int
+    packed_bytes: int
     constant_bytes: int
     result_bytes: int
     peak_node: str
@@ -66,6 +91,12 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return asdict(self)
+
+    def to_html(self, title: str = "memory plan") -> str:
+        """A page on its own that draws time against address; point at a block to see what it is."""
+        from graphkit.executor.plan_page import page
+
+        return page(self, title)
 
     def __str__(self) -> str:
         rows = [
@@ -89,12 +120,13 @@ class Plan:
         saved = f", {self.naive_bytes / self.arena_bytes:.1f} times the arena" if self.arena_bytes else ""
         lines = [
             f"steps        {len(self.steps)}: " + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
-            f"arena        {human(self.arena_bytes)}, {self.inplace_count} results in place",
+            f"arena        {human(self.arena_bytes)}: activations up to {human(self.activation_bytes)}, "
+            f"working memory up to {human(self.scratch_bytes)}; {self.inplace_count} results in place",
             f"lower bound  {human(self.lower_bound)} (at {self.peak_node or 'no step'}); "
             f"in plain topological order {human(self.plain_lower_bound)}",
             f"naive        {human(self.naive_bytes)}{saved}",
-            f"beside it    parameters {human(self.parameter_bytes)}, constants {human(self.constant_bytes)}, "
-            f"results {human(self.result_bytes)}",
+            f"beside it    parameters {human(self.parameter_bytes)} (packed {human(self.packed_bytes)}), "
+            f"constants {human(self.constant_bytes)}, results {human(self.result_bytes)}",
         ]
         return "\n".join(lines)
 

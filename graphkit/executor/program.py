@@ -174,8 +174,9 @@ class _Instance:
         graph = program.graph
         # Arrays that the native part reads; sequences and optionals are for Python steps only.
         self._native_inputs = [i for i, v in enumerate(graph.inputs) if isinstance(v.type, TensorType)]
-        self._input_slots = [(i, slots) for i, v in enumerate(graph.inputs) if (slots := self._slots.get(v))]
         fixed = region.fixed
+        fed = [(i, v) for i, v in enumerate(graph.inputs) if v not in fixed]
+        self._input_slots = [(i, slots) for i, v in fed if (slots := self._slots.get(v))]
         self._fixed_slots = [(fixed[v], slots) for v, slots in self._slots.items() if v in fixed]
         self._forget = [slots for v, slots in self._slots.items() if v not in fixed]
         self._held: list[np.ndarray] = []
@@ -277,8 +278,8 @@ class _Instance:
         """Read parameters and constants again; pack those that changed."""
         program = self._program
         held = []
-        for external, source, kernel in program.emitter.sources:
-            array = source.array if kernel is None else program.packed.get(source, kernel)
+        for external, source, kernel, position in program.emitter.sources:
+            array = source.array if kernel is None else program.packed.get(source, kernel, position)
             held.append(array)
             if self.native is not None:
                 self.native.set(external, array)

@@ -97,13 +97,19 @@ class Region:
         buffer_of = {v: i for i, v in enumerate(written)}
         sizes = [v.tensor.nbytes if place[v] == "arena" else 0 for v in written]
         reads = [[root[v] for i in read_positions(n) if (v := n.inputs[i]) is not None] for n in nodes]
+        pairs = [
+            tuple((buffer_of[source], buffer_of[target]) for source, target in self._inplace_pairs(node, chosen))
+            for node, chosen in zip(nodes, self.chosen, strict=True)
+        ]
         tasks = [
             Task(
                 tuple(dict.fromkeys(buffer_of[r] for r in operands if r in buffer_of)),
                 tuple(buffer_of[v] for v in node.outputs if v in used),
                 tuple(buffer_of[root[v]] for v in node.inputs if v is not None and root[v] in buffer_of),
+                permitted if self.settings.inplace else (),
+                aligned(chosen.scratch_bytes),
             )
-            for node, operands in zip(nodes, reads, strict=True)
+            for node, operands, permitted, chosen in zip(nodes, reads, pairs, self.chosen, strict=True)
         ]
         order = schedule(tasks, [aligned(size) for size in sizes])
         self.order = order.order
@@ -123,10 +129,9 @@ class Region:
         request_of = {buffer: i for i, buffer in enumerate(in_arena)}
         candidates: dict[int, list[int]] = {}
         for step, index in enumerate(self.order):
-            for source, target in self._inplace_pairs(nodes[index], self.chosen[index]):
-                buffer = buffer_of[source]
-                if buffer in request_of and last[buffer] == step and buffer_of[target] in request_of:
-                    candidates.setdefault(buffer_of[target], []).append(request_of[buffer])
+            for source, target in tasks[index].inplace:
+                if source in request_of and last[source] == step and target in request_of:
+                    candidates.setdefault(target, []).append(request_of[source])
         self.requests = [Request(sizes[b], first[b], last[b], tuple(candidates.get(b, ()))) for b in in_arena]
         self.request_of = {written[buffer]: i for buffer, i in request_of.items()}
         self.scratch_of: dict[int, int] = {}  # step in `placement.steps` -> its request for working memory

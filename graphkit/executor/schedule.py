@@ -12,11 +12,14 @@ class Task:
     """One step: the buffers that it reads, those that it writes, and the buffers whose writers it has to follow.
 
     Every buffer is written by one task. `after` is `reads` plus the operands of which only the shape is read.
+    `inplace` lists (read, written) pairs of buffers that may be the same memory, `scratch` is working memory in bytes.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     after: tuple[int, ...] = ()
+    inplace: tuple[tuple[int, int], ...] = ()
+    scratch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,30 +32,64 @@ class Schedule:
 
 
 def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
-    """Greedy list scheduling: of the ready tasks, the one that allocates least beyond what it frees.
+    """The best of three orders by its peak: the given one, and two greedy ones.
 
-    `tasks` are in a topological order already, which is kept where the greedy one is not better. `sizes` are the
-    buffers' bytes (0: not in the arena). Takes n log n time.
+    `tasks` are in a topological order already, which is kept where nothing is better. `sizes` are the buffers' bytes
+    (0: not in the arena). List scheduling picks among the ready tasks the one that allocates least beyond what it
+    frees; or, eagerly, any that frees as much as it allocates, and else the next one of the given order. The first
+    suits graphs whose branches differ in size, the second training steps, whose updates should not wait. n log n.
     """
     plain = tuple(range(len(tasks)))
-    plain_peak = peak_bytes(tasks, sizes, plain)
-    order = _greedy(tasks, sizes)
-    peak = peak_bytes(tasks, sizes, order)
-    return Schedule(order, peak, plain_peak) if peak < plain_peak else Schedule(plain, plain_peak, plain_peak)
+    best = plain_peak = peak_bytes(tasks, sizes, plain)
+    chosen = plain
+    if best > _least(tasks, sizes):
+        for eager in (False, True):
+            order = _greedy(tasks, sizes, eager)
+            peak = peak_bytes(tasks, sizes, order)
+            if peak < best:
+                best, chosen = peak, order
+    return Schedule(chosen, best, plain_peak)
+
+
+def _least(tasks: Sequence[Task], sizes: Sequence[int]) -> int:
+    """The operands, results and working memory of one task: no order has a lower peak."""
+    least = 0
+    for task in tasks:
+        reads = {*task.reads}
+        targets = {target for source, target in task.inplace if source in reads}
+        bytes_ = sum(sizes[b] for b in reads) + sum(sizes[b] for b in task.writes if b not in targets)
+        least = max(least, bytes_ + task.scratch)
+    return least
 
 
 def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> int:
-    """The largest sum of live bytes: a buffer lives from the task that writes it to the last one that reads it."""
+    """The largest sum of live bytes: a buffer lives from the task that writes it to the last one that reads it.
+
+    Where a buffer may take over the memory of one that dies at the task which writes it, it does, as in plan_memory.
+    """
     last = {buffer: task for task in order for buffer in (*tasks[task].writes, *tasks[task].reads)}
+    held: dict[int, int] = {}  # buffer -> bytes of the memory that it is in
     live = peak = 0
-    for task in order:
-        live += sum(sizes[b] for b in tasks[task].writes)
-        peak = max(peak, live)
-        live -= sum(sizes[b] for b in {*tasks[task].writes, *tasks[task].reads} if last[b] == task)
+    for index in order:
+        task = tasks[index]
+        dying = {b for b in task.reads if last[b] == index}
+        taken: set[int] = set()
+        for source, target in task.inplace:
+            fits = source in dying and source not in taken and target not in held
+            if fits and 0 < sizes[target] <= held.get(source, 0):
+                held[target] = held[source]
+                taken.add(source)
+        for buffer in task.writes:
+            if buffer not in held:
+                held[buffer] = sizes[buffer]
+                live += sizes[buffer]
+        peak = max(peak, live + task.scratch)
+        live -= sum(held.get(b, 0) for b in dying - taken)
+        live -= sum(held[b] for b in task.writes if last[b] == index)
     return peak
 
 
-def _greedy(tasks: Sequence[Task], sizes: Sequence[int]) -> tuple[int, ...]:
+def _greedy(tasks: Sequence[Task], sizes: Sequence[int], eager: bool) -> tuple[int, ...]:
     writer = {buffer: index for index, task in enumerate(tasks) for buffer in task.writes}
     readers: dict[int, set[int]] = {}
     followers: list[list[int]] = [[] for _ in tasks]
@@ -65,13 +102,14 @@ def _greedy(tasks: Sequence[Task], sizes: Sequence[int]) -> tuple[int, ...]:
         for earlier in before:
             followers[earlier].append(index)
 
-    def growth(index: int) -> int:
+    def rank(index: int) -> int:
         task = tasks[index]
         freed = sum(sizes[b] for b in set(task.reads) if b in writer and len(readers[b]) == 1)
-        return sum(sizes[b] for b in task.writes) - freed
+        growth = sum(sizes[b] for b in task.writes) - freed
+        return int(growth > 0) if eager else growth
 
-    # An entry is stale when its task is done or has a smaller entry; a task's growth only falls while it waits.
-    heap = [(growth(i), i) for i, count in enumerate(waiting) if count == 0]
+    # An entry is stale when its task is done or has a smaller entry; a task's rank only falls while it waits.
+    heap = [(rank(i), i) for i, count in enumerate(waiting) if count == 0]
     heapq.heapify(heap)
     done = [False] * len(tasks)
     order: list[int] = []
@@ -87,9 +125,9 @@ def _greedy(tasks: Sequence[Task], sizes: Sequence[int]) -> tuple[int, ...]:
             if len(left) == 1 and sizes[buffer]:
                 (only,) = left
                 if waiting[only] == 0:
-                    heapq.heappush(heap, (growth(only), only))
+                    heapq.heappush(heap, (rank(only), only))
         for follower in followers[index]:
             waiting[follower] -= 1
             if waiting[follower] == 0:
-                heapq.heappush(heap, (growth(follower), follower))
+                heapq.heappush(heap, (rank(follower), follower))
     return tuple(order)

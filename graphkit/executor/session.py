@@ -12,7 +12,6 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,17 +20,20 @@ from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor import feeds as fed
 from graphkit.executor.device import make_program
-from graphkit.executor.kernels import VersionedArray, load_device
+from graphkit.executor.hoist import DerivedArray, hoist
+from graphkit.executor.kernels import VersionedArray, load_device, native_module
 from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
 from graphkit.executor.plan import Plan
 from graphkit.executor.program import Program
 from graphkit.executor.region import Settings
+from graphkit.executor.selection import Repeat, RunInput, Selection, signature
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.passes._base import run_passes
 from graphkit.passes.bind import bind
 from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.pipeline import BOUND, inference_passes
 from graphkit.passes.randomness import bind_rng
 
 # Programs kept for input shapes seen before, the most recently used ones.
@@ -56,41 +58,16 @@ class ParameterArray:
         return self._store.version(self._name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """A graph input as a run sees it. `needed`: the selected outputs or the updates depend on it."""
-
-    name: str
-    value: Value
-    needed: bool
-
-    @property
-    def stored(self) -> bool:
-        return self.value.role in ("parameter", "state")
-
-    @property
-    def sized(self) -> bool:
-        """Whether the declared type says the size, so that it is no part of the signature."""
-        return isinstance(self.value.type, TensorType) and self.value.type.is_static
-
-
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """The graph of some of the outputs, and all updates, with the names that runs need."""
-
-    graph: Graph
-    inputs: tuple[_Input, ...]
-    outputs: tuple[str, ...]
-    states: tuple[str, ...]
-
-
 class Executor:
     """Runs a graph with the arrays of `params` on a device.
 
     Inputs of role parameter and state are read from `params` by name (they may be fed as well); updates are
     written there after a run, all together. An input of role rng is fed from `rng`, which then advances a step.
-    `optimize=False` skips the rewrites, `inplace` and `share` switch the two techniques of the memory planner;
-    none of them changes a result. `check_finite=True` raises InputError for NaN or infinity in fed data.
+    `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
+    techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
+    products and convolutions to bfloat16 (each by a relative error of at most 2^-8) and sums in float32;
+    `deterministic=True` gives the same bits for any number of threads. `check_finite=True` raises InputError for
+    NaN or infinity in fed data.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
@@ -112,18 +89,21 @@ class Executor:
         precision: str = "f32",
         check_finite: bool = False,
     ):
-        if precision != "f32":
-            raise UnsupportedError(f"precision {precision!r} is not supported, only 'f32': the types of the graph")
         if threads is not None and threads < 1:
             raise UsageError(f"threads={threads}: expected a positive number")
         load_device(device)
+        _check_precision(precision, optimize, device)
         self.params = params
         self._settings = Settings(device, threads or config.num_threads(), deterministic, inplace, share, optimize)
         self._optimize = optimize
+        # Whether there are native kernels, which fused operators are made for.
+        self._compiled = device == "cpu" and native_module() is not None
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         with _collector_paused():
             self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
+            if optimize and self._compiled:
+                self._graph = run_passes(self._graph, inference_passes(precision))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
@@ -131,14 +111,22 @@ class Executor:
                 raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
         self._packed = PackedArrays()
-        self._selections: dict[tuple[str, ...] | None, _Selection] = {}
+        self._hoisted, self._derived = self._hoist() if optimize else (self._graph, {})
+        self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
         self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
         self._latest: Program | None = None
+        self._repeat: Repeat | None = None
         self._lock = threading.RLock()
         # One run at a time where updates are written; `_spares` are buffers of their new values, by state.
         self._turn = threading.Lock()
         self._written: dict[str, np.ndarray] = {}
         self._spares: dict[str, np.ndarray] = {}
+
+    def _hoist(self) -> tuple[Graph, dict[str, DerivedArray]]:
+        written = {state for state, _ in self._graph.updates}
+        named = zip(self._input_names, self._graph.inputs, strict=True)
+        kept = {v: self._parameter_arrays[n] for n, v in named if n in self.params and v not in written}
+        return hoist(self._graph, kept)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -160,7 +148,12 @@ class Executor:
         does not fit, UsageError for an unknown output, TypeMismatch when fed shapes contradict each other
         inside the graph, RuntimeFailure when a kernel fails.
         """
-        selection = self._select(outputs)
+        if outputs is None and out is None and (repeat := self._repeat) is not None:
+            results = repeat.run(feeds)
+            if results is not None:
+                return results
+        # Values derived from parameters do not follow a parameter that is fed.
+        selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
             return self._run(selection, feeds, out)
         with self._turn:
@@ -175,10 +168,10 @@ class Executor:
         return tuple(results.values())
 
     def _run(
-        self, selection: _Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None
+        self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None
     ) -> dict[str, Any]:
         arrays = self._collect(selection, feeds)
-        program = self._specialise(selection, _signature(selection, arrays, feeds), feeds, arrays)
+        program = self._specialise(selection, signature(selection, arrays, feeds), feeds, arrays)
         if config.STRICT.get() and program.fallbacks:
             listed = ", ".join(program.fallbacks)
             raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
@@ -198,6 +191,8 @@ class Executor:
                 buffers[position] = target
         results = program.run(arrays, buffers)
         named = dict(zip(selection.outputs, results[count:], strict=True))
+        if out is None and not self._check_finite:
+            self._repeat = Repeat.of(self._selections.get((None, True)), selection, program, feeds, arrays)
         for name, target in (out or {}).items():
             in_place = count + selection.outputs.index(name) in buffers
             named[name] = target if in_place else _delivered(name, named[name], target)
@@ -207,12 +202,14 @@ class Executor:
             self._commit(new)
         return named
 
-    def _collect(self, selection: _Selection, feeds: Mapping[str, Any]) -> list[Any]:
+    def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
         """One array per graph input, converted and checked; None for those that nothing needs."""
         arrays: list[Any] = []
         found = 0
         for spec in selection.inputs:
-            if spec.name in feeds:
+            if spec.derived:
+                arrays.append(None)
+            elif spec.name in feeds:
                 found += 1
                 array = fed.convert(spec.name, spec.value.type, feeds[spec.name])
                 if self._check_finite:
@@ -225,13 +222,13 @@ class Executor:
             else:
                 arrays.append(None)
         if found != len(feeds):
-            known = [spec.name for spec in selection.inputs]
+            known = [spec.name for spec in selection.inputs if not spec.derived]
             unknown = next(name for name in feeds if name not in known)
             raise InputError(f"no input {unknown!r}{did_you_mean(unknown, known)}")
         return arrays
 
-    def _missing(self, selection: _Selection, feeds: Mapping[str, Any]) -> None:
-        known = [spec.name for spec in selection.inputs]
+    def _missing(self, selection: Selection, feeds: Mapping[str, Any]) -> None:
+        known = [spec.name for spec in selection.inputs if not spec.derived]
         missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
         unknown = [name for name in feeds if name not in known]
         if unknown:
@@ -239,7 +236,7 @@ class Executor:
         listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
         raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
 
-    def _with_rng(self, selection: _Selection, arrays: list[Any]) -> list[Any]:
+    def _with_rng(self, selection: Selection, arrays: list[Any]) -> list[Any]:
         """The arrays with the generator's state where it was not fed; then the step advances."""
         waiting = [i for i, s in enumerate(selection.inputs) if s.value.role == "rng" and arrays[i] is None]
         if not waiting:
@@ -296,8 +293,8 @@ class Executor:
 
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
         """Make the program for the given shapes of inputs (others keep their declared ones) without running it."""
-        selection = self._select(outputs)
-        known = [spec.name for spec in selection.inputs]
+        selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
+        known = [spec.name for spec in selection.inputs if not spec.derived]
         for name in shapes:
             if name not in known:
                 raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
@@ -321,32 +318,38 @@ class Executor:
             array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
             stand_ins[spec.name] = array
             arrays.append(array)
-        return self._specialise(selection, _signature(selection, arrays, stand_ins), stand_ins, arrays).plan
+        return self._specialise(selection, signature(selection, arrays, stand_ins), stand_ins, arrays).plan
 
-    def _select(self, outputs: Sequence[str] | None) -> _Selection:
-        key = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
+        names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        key = (names, derived)
         found = self._selections.get(key)
         if found is not None:
             return found
-        graph = self._graph
-        if key is not None:
+        graph = self._hoisted if derived else self._graph
+        if names is not None:
             by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
-            for name in key:
+            for name in names:
                 if name not in by_name:
                     raise UsageError(f"no output {name!r}{did_you_mean(name, by_name)}")
-            graph = graph.replace(outputs=[by_name[name] for name in key], output_names=key)
+            graph = graph.replace(outputs=[by_name[name] for name in names], output_names=names)
         read = {v for node in graph.nodes for v in node.inputs} | {*graph.outputs, *(new for _, new in graph.updates)}
-        named = zip(self._input_names, graph.inputs, strict=True)
-        inputs = tuple(_Input(name, value, value in read or key is None) for name, value in named)
+        fixed: Mapping[str, VersionedArray] = {**self._parameter_arrays, **(self._derived if derived else {})}
+        inputs = []
+        for name, value in zip((*self._input_names, *self._derived), graph.inputs, strict=False):
+            stored = value.role in ("parameter", "state")
+            sized = isinstance(value.type, TensorType) and value.type.is_static
+            inputs.append(RunInput(name, value, value in read or names is None, stored, name in self._derived, sized))
         name_of = {spec.value: spec.name for spec in inputs}
         states = tuple(name_of[state] for state, _ in graph.updates)
-        return self._selections.setdefault(key, _Selection(graph, inputs, graph.output_names, states))
+        made = Selection(graph, fixed, tuple(inputs), graph.output_names, states)
+        return self._selections.setdefault(key, made)
 
     def _specialise(
-        self, selection: _Selection, signature: tuple[Any, ...], feeds: Mapping[str, Any], arrays: Sequence[Any]
+        self, selection: Selection, key: tuple[Any, ...], feeds: Mapping[str, Any], arrays: Sequence[Any]
     ) -> Program:
         with self._lock:
-            program = self._programs.get(signature)
+            program = self._programs.get(key)
             if program is None:
                 shapes = {
                     selection.graph.name_of(spec.value): array.shape
@@ -354,24 +357,38 @@ class Executor:
                     if array is not None and isinstance(spec.value.type, TensorType) and not spec.sized
                 }
                 with _collector_paused():
-                    program = self._programs[signature] = self._make_program(selection, shapes, feeds)
+                    program = self._programs[key] = self._make_program(selection, shapes, feeds)
                 while len(self._programs) > PROGRAM_LIMIT:
                     self._programs.popitem(last=False)
             else:
-                self._programs.move_to_end(signature)
+                self._programs.move_to_end(key)
             self._latest = program
             return program
 
-    def _make_program(self, selection: _Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
+    def _make_program(self, selection: Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
         graph = bind(selection.graph, shapes)
         if self._optimize and graph is not selection.graph:
-            graph = run_passes(graph, CLEANUP)
+            graph = run_passes(graph, (*CLEANUP, *BOUND) if self._compiled else CLEANUP)
         fixed: dict[Value, VersionedArray] = {}
         for spec, value in zip(selection.inputs, graph.inputs, strict=True):
             if spec.stored and spec.name not in feeds:
-                fixed[value] = self._parameter_arrays[spec.name]
+                fixed[value] = selection.fixed[spec.name]
         made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
         return made
+
+
+def _check_precision(precision: str, optimize: bool, device: str) -> None:
+    if precision not in ("f32", "bf16"):
+        raise UsageError(f"precision {precision!r}: expected 'f32' or 'bf16'")
+    if precision == "f32":
+        return
+    if not optimize:
+        raise UsageError("precision 'bf16' is a rewrite of the graph, which optimize=False forbids")
+    if device != "cpu":
+        raise UnsupportedError(f"precision 'bf16' is not there on device {device!r}; use 'f32'")
+    native = native_module()
+    if native is None or not native.has_bfloat16():
+        raise UnsupportedError("precision 'bf16': this processor does not multiply matrices of bfloat16; use 'f32'")
 
 
 @contextlib.contextmanager
@@ -384,17 +401,6 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _signature(selection: _Selection, arrays: Sequence[Any], feeds: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a program depends on: the selection, which parameters are fed, and the shapes that types leave open."""
-    return (
-        id(selection),
-        *(
-            (spec.name in feeds if spec.stored else None) if spec.sized else getattr(array, "shape", None)
-            for spec, array in zip(selection.inputs, arrays, strict=True)
-        ),
-    )
 
 
 def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:

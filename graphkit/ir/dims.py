@@ -11,7 +11,7 @@ import ast
 import itertools
 import keyword
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeAlias, Union
 
 from graphkit.errors import TypeMismatch
@@ -31,12 +31,13 @@ _ANONYMOUS = "__anonymous_"
 class DimExpr:
     """A dimension that is not a plain integer. Immutable; arithmetic with ints and other expressions."""
 
-    __slots__ = ("terms", "_hash", "_text")
+    __slots__ = ("terms", "_hash", "_text", "_symbols")
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]):
         self.terms = terms
         self._hash = hash(terms)
         self._text: str | None = None
+        self._symbols: frozenset[str] | None = None
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, DimExpr) and self.terms == other.terms)
@@ -82,9 +83,10 @@ class DimExpr:
     @property
     def symbols(self) -> frozenset[str]:
         """The names that the expression mentions."""
-        found: set[str] = set()
-        _collect_symbols(self, found)
-        return frozenset(found)
+        # Expressions share their parts: each part is walked once.
+        if self._symbols is None:
+            self._symbols = frozenset(_symbols(self.terms))
+        return self._symbols
 
 
 def symbol(name: str) -> DimExpr:
@@ -332,15 +334,15 @@ def evaluate(dim: Dim, bindings: Mapping[str, int]) -> int:
     return value
 
 
-def _collect_symbols(dim: Dim, found: set[str]) -> None:
-    if isinstance(dim, DimExpr):
-        for monomial, _ in dim.terms:
-            for atom in monomial:
-                if atom[0] == "sym":
-                    found.add(atom[1])
-                else:
-                    for operand in atom[1:]:
-                        _collect_symbols(operand, found)
+def _symbols(terms: tuple[tuple[Monomial, int], ...]) -> Iterator[str]:
+    for monomial, _ in terms:
+        for atom in monomial:
+            if atom[0] == "sym":
+                yield atom[1]
+            else:
+                for operand in atom[1:]:
+                    if isinstance(operand, DimExpr):
+                        yield from operand.symbols
 
 
 # --- text ---------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def _lowered(node: Node, operands: list[Value | None], target: int, depth: int) 
     """Results in place of `node`, themselves lowered; None when the node stays as it is."""
     if depth > _MAX_DEPTH:
         raise UnsupportedError(f"{node.describe()}: its expansion does not end")
-    if node.op.subgraphs():
+    if node.op.subgraphs() and node.op.domain != DOMAIN:
         return map_subgraphs(node, operands, lambda g: lower(g, target)).outputs
     results = _replacement(node, operands, target)
     if results is None:

@@ -138,6 +138,7 @@ class Op:
     of allowed dtypes, or to the name of an earlier input that has the same dtype), `onnx`, `inplace` (pairs
     (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
     `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
+    `pointwise` (an element of the output depends on the elements at its place of the operands, which broadcast),
     `samples` (a tuple of Sample, or a function that returns one).
     """
 
@@ -152,6 +153,7 @@ class Op:
     views: ClassVar[tuple[tuple[int, int], ...]] = ()
     shape_only: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
+    pointwise: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()
 

@@ -17,6 +17,7 @@ class Unary(Op):
 
     inputs = ("x",)
     types = {"x": FLOATS}
+    pointwise = True
     inplace = ((0, 0),)
     samples: ClassVar[Any] = (Sample((2, 3)), Sample(()), Sample((0, 2)))
 
@@ -29,6 +30,7 @@ class Binary(Op):
 
     inputs = ("a", "b")
     types = {"a": NUMERIC, "b": "a"}
+    pointwise = True
     inplace: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0), (1, 0))
     samples: ClassVar[Any] = (
         Sample((2, 3), (2, 3)),

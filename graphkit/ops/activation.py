@@ -305,6 +305,7 @@ class PRelu(Op):
     """x where x >= 0, slope * x elsewhere. slope broadcasts to x's shape. He et al. 2015, arXiv:1502.01852."""
 
     inputs = ("x", "slope")
+    pointwise = True
     types = {"x": FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}, "slope": "x"}
     onnx = Onnx("PRelu", since=16)
     inplace = ((0, 0),)
@@ -363,6 +364,7 @@ class Clip(Op):
     """
 
     inputs = ("x", "min?", "max?")
+    pointwise = True
     types = {"x": NUMERIC, "min": "x", "max": "x"}
     onnx = Onnx("Clip", since=13)
     inplace = ((0, 0),)

@@ -159,6 +159,7 @@ class Cast(_Conversion):
     to: DType
     inputs = ("x",)
     types = {"x": ANY}
+    pointwise = True
     onnx = Onnx("Cast", since=28)
     samples = _TO
 

@@ -128,6 +128,7 @@ class _Test(Op):
 
     inputs = ("x",)
     types = {"x": FLOATS}
+    pointwise = True
     samples = (Sample((2, 3)), Sample(np.array([0.0, np.nan, np.inf, -np.inf], np.float32)))
 
     def infer(self, x: TensorType) -> TensorType:

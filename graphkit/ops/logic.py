@@ -28,6 +28,7 @@ class _Comparison(Op):
 
     inputs = ("a", "b")
     types = {"a": NUMERIC, "b": "a"}
+    pointwise = True
     samples: ClassVar[tuple[Sample, ...]] = _ORDERED
     # The rule for two known elements: 1, 0, or None where it depends on the names.
     known: ClassVar[Any]
@@ -155,6 +156,7 @@ class Not(Op):
 
     inputs = ("x",)
     types = {"x": BOOLS}
+    pointwise = True
     inplace = ((0, 0),)
     onnx = Onnx("Not", since=1)
     samples = (Sample(np.array([[True], [False]])), Sample(np.array(True)), Sample(np.zeros((0, 2), bool)))
@@ -174,6 +176,7 @@ class _Bits(Op):
 
     inputs = ("a", "b")
     types = {"a": INTEGERS, "b": "a"}
+    pointwise = True
     inplace = ((0, 0), (1, 0))
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(np.array([5, -3, 12, 0]), np.array([3, 6, -1, 9])),
@@ -224,6 +227,7 @@ class BitwiseNot(Op):
 
     inputs = ("x",)
     types = {"x": INTEGERS}
+    pointwise = True
     inplace = ((0, 0),)
     onnx = Onnx("BitwiseNot", since=18)
     samples = (Sample(np.array([5, -3, 0])), Sample(np.array(200, np.uint8)), Sample(np.zeros((0, 2), np.int32)))

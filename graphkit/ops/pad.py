@@ -30,7 +30,7 @@ from graphkit.ops._shapes import (
 _MODES = ("constant", "reflect", "edge", "wrap")
 
 
-def _widths(rank: int, pads: Any, axes: Any) -> list[tuple[int, int]]:
+def pad_widths(rank: int, pads: Any, axes: Any) -> list[tuple[int, int]]:
     """(before, after) for every axis, from concrete operands."""
     values = pads.tolist()
     where = normal_axes(range(rank) if axes is None else axes.tolist(), rank)
@@ -42,7 +42,7 @@ def _widths(rank: int, pads: Any, axes: Any) -> list[tuple[int, int]]:
     return widths
 
 
-def _sources(xp: Any, size: int, before: int, after: int, mode: str) -> Any:
+def pad_sources(xp: Any, size: int, before: int, after: int, mode: str) -> Any:
     """For each position of a padded axis the one that it copies; a negative pad crops before the rest is padded."""
     low, high = max(-before, 0), size + min(after, 0)
     kept = high - low
@@ -142,11 +142,11 @@ class Pad(Op):
         return TensorType(x.dtype, _shape(x, pads, axes))
 
     def reference(self, xp: Any, x: Any, pads: Any, constant_value: Any = None, axes: Any = None) -> Any:
-        widths = _widths(x.ndim, pads, axes)
+        widths = pad_widths(x.ndim, pads, axes)
         if self.mode != "constant":
             for axis, (before, after) in enumerate(widths):
                 if before or after:
-                    x = xp.take(x, _sources(xp, x.shape[axis], before, after, self.mode), axis=axis)
+                    x = xp.take(x, pad_sources(xp, x.shape[axis], before, after, self.mode), axis=axis)
             return contiguous(xp, x)
         shape = tuple(n + before + after for n, (before, after) in zip(x.shape, widths, strict=True))
         if any(n < 0 for n in shape):
@@ -196,7 +196,7 @@ class PadGrad(Op):
         made = []
         for mode in _MODES[1:]:
             for shape, pads, *axes in (*_SAMPLES[:6], ((3, 1), i64(4, 2, 0, 2))):
-                widths = _widths(len(shape), pads, *(axes or [None]))
+                widths = pad_widths(len(shape), pads, *(axes or [None]))
                 padded = tuple(n + before + after for n, (before, after) in zip(shape, widths, strict=True))
                 made.append(Sample(padded, shape, pads, *axes, mode=mode))
         return tuple(made)
@@ -207,11 +207,11 @@ class PadGrad(Op):
         return TensorType(dy.dtype, x.shape)
 
     def reference(self, xp: Any, dy: Any, x: Any, pads: Any, axes: Any = None) -> Any:
-        for axis, (before, after) in enumerate(_widths(x.ndim, pads, axes)):
+        for axis, (before, after) in enumerate(pad_widths(x.ndim, pads, axes)):
             if before or after:
                 shape = (*dy.shape[:axis], x.shape[axis], *dy.shape[axis + 1 :])
                 result = xp.zeros(shape, dtype=dy.dtype)
-                source = _sources(xp, x.shape[axis], before, after, self.mode)
+                source = pad_sources(xp, x.shape[axis], before, after, self.mode)
                 xp.scatter_add(result, (*(slice(None),) * axis, source), dy)
                 dy = result
         return contiguous(xp, dy)

@@ -23,6 +23,7 @@ class Where(Op):
 
     inputs = ("condition", "a", "b")
     types = {"condition": BOOLS, "a": ANY, "b": "a"}
+    pointwise = True
     inplace = ((1, 0), (2, 0))
     onnx = Onnx("Where", since=16)
     samples = (

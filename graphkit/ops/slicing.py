@@ -66,7 +66,7 @@ def _offset(size: Dim, bound: Dim) -> Dim | None:
     return size + bound if never_below(-1, bound) else None
 
 
-def _index(shape: Sequence[int], starts: Any, ends: Any, axes: Any, steps: Any) -> tuple[slice, ...]:
+def slice_index(shape: Sequence[int], starts: Any, ends: Any, axes: Any, steps: Any) -> tuple[slice, ...]:
     """The numpy index of a slice with concrete operands."""
     rank = len(shape)
     first, last = starts.tolist(), ends.tolist()
@@ -142,7 +142,7 @@ class Slice(Op):
         return TensorType(x.dtype, shape, value)
 
     def reference(self, xp: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
-        return contiguous(xp, x[_index(x.shape, starts, ends, axes, steps)])
+        return contiguous(xp, x[slice_index(x.shape, starts, ends, axes, steps)])
 
     def grad(self, node: Node, dy: Any) -> Any:
         x, *bounds = node.inputs
@@ -163,7 +163,7 @@ class SliceGrad(Op):
         made = []
         for shape, *operands in _SAMPLES:
             absent = [None] * (4 - len(operands))
-            taken = np.empty(shape)[_index(shape, *operands, *absent)].shape
+            taken = np.empty(shape)[slice_index(shape, *operands, *absent)].shape
             made.append(Sample(taken, shape, *operands))
         return tuple(made)
 
@@ -172,7 +172,7 @@ class SliceGrad(Op):
 
     def reference(self, xp: Any, dy: Any, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
         result = xp.zeros(x.shape, dtype=dy.dtype)
-        result[_index(x.shape, starts, ends, axes, steps)] = dy
+        result[slice_index(x.shape, starts, ends, axes, steps)] = dy
         return result
 
     def grad(self, node: Node, dy: Any) -> Any:
@@ -191,7 +191,7 @@ class SliceGrad(Op):
         arrays = [index_array(b) for b in bounds]
         if not x.is_static or any(a is None and b is not None for a, b in zip(arrays, bounds, strict=True)):
             return None
-        index = _index(x.static_shape, *arrays, *[None] * (4 - len(arrays)))
+        index = slice_index(x.static_shape, *arrays, *[None] * (4 - len(arrays)))
         spans = [range(size)[part] for size, part in zip(x.static_shape, index, strict=True)]
         if any(s.step != 1 for s in spans):
             return None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN
 from graphkit.passes._base import rewrite
 from graphkit.passes.fold import array_of, map_branches
@@ -19,6 +19,15 @@ Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
 
 # Operators that keep the elements in order: a reshape of one is a reshape of its operand.
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+
+# Types that hold every value of another one.
+_WIDER = {
+    DType.BFLOAT16: (DType.FLOAT32, DType.FLOAT64),
+    DType.FLOAT16: (DType.FLOAT32, DType.FLOAT64),
+    DType.FLOAT32: (DType.FLOAT64,),
+    DType.BOOL: (DType.UINT8, DType.INT8, DType.INT32, DType.INT64),
+    DType.INT32: (DType.INT64, DType.FLOAT64),
+}
 
 # How many of them a reshape looks through; shorter chains have been merged already when it gets its turn.
 _CHAIN = 8
@@ -56,12 +65,25 @@ def _identity(node: Node) -> Sequence[Value] | None:
     return (_first(node),)
 
 
-@_rule("Cast", "CastLike", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile")
+@_rule("CastLike", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile")
 @_rule("ReduceToShapeOf", domain=DOMAIN)
 def _same_type(node: Node) -> Sequence[Value] | None:
     """Operators that change nothing when element type and shape stay."""
     x = _first(node)
     return (x,) if _equal_shapes(x, node.output) else None
+
+
+@_rule("Cast")
+def _cast(node: Node) -> Sequence[Value] | None:
+    """A cast back from a wider type that holds every value."""
+    same = _same_type(node)
+    if same is not None:
+        return same
+    x = _first(node)
+    if x.node is None or x.node.op.name != "Cast" or x.node.op.domain:
+        return None
+    source = _first(x.node)
+    return (source,) if _equal_shapes(source, node.output) and x.dtype in _WIDER.get(source.dtype, ()) else None
 
 
 @_rule("Reshape")

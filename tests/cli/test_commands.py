@@ -152,6 +152,18 @@ def test_inspect_forms(call, folder):
     assert facts["operators"]["Conv"] == 2
 
 
+def test_inspect_passes(call, folder):
+    code, out, _ = call("inspect", folder / "net.json", "--passes")
+    assert code == 0
+    (row,) = (line for line in out.splitlines() if line.startswith("fuse_conv"))
+    assert "Conv -2, FusedConv +2" in row
+    told = json.loads(call("inspect", folder / "net.onnx", "--passes", "--json")[1])
+    assert told["schema"] == "graphkit.passes"
+    names = [entry["name"] for entry in told["passes"]]
+    assert names.index("fold_batch_norm") < names.index("fuse_conv") < names.index("fuse_pointwise")
+    assert told["passes"][-1]["nodes"] < told["passes"][0]["nodes"]
+
+
 def test_plan_and_the_four_way_table(call, folder):
     code, out, _ = call("plan", folder / "net.json", "--batch", "64", "--compare", "--json")
     plan = json.loads(out)
@@ -161,6 +173,21 @@ def test_plan_and_the_four_way_table(call, folder):
     text = call("plan", folder / "net.json", "--batch", "64", "--steps")[1]
     assert "conv1" in text
     assert "peak at node" in text
+
+
+def test_plan_measures_a_run_and_writes_a_page(call, folder, tmp_path):
+    page = tmp_path / "memory.html"
+    code, out, err = call("plan", folder / "net.json", "--batch", "8", "--html", page, "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert f"wrote {page}" in err
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert plan["run_planned_bytes"] == plan["arena_bytes"] + plan["result_bytes"] + plan["packed_bytes"]
+    assert 0 <= plan["run_measured_bytes"] < 1 << 30
+    text = call("plan", folder / "net.json", "--batch", "8")[1]
+    for row in ("activations", "working memory of a step", "naive sum", "a run, measured", "lower bound of the plain"):
+        assert row in text
+    assert "measured" not in call("plan", folder / "net.json", "--batch", "8", "--no-run")[1]
 
 
 def test_ops_of_everything_and_of_a_model(call, folder):

@@ -93,7 +93,7 @@ def test_dist_sync_over_three_processes():
         """,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["done"] * 3
+    assert done.stdout.count("done") == 3  # lines of several processes may run together
 
 
 def test_a_failing_rank_ends_the_job_with_its_exit_code():

@@ -24,6 +24,7 @@ from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, SequenceType, TensorType
 from graphkit.ops import F, registry
+from graphkit.ops.evaluate import evaluate
 from graphkit.ops.xp import Namespace
 
 
@@ -159,7 +160,7 @@ def run(graph: Graph, feeds: list[Any], device: str) -> list[Any]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_every_operator(case: Case, card: Card) -> None:
-    """What the CPU computes; a type that the device has no arrays of is an error that says so."""
+    """What the reference computes; a type that the device has no arrays of is an error that says so."""
     graph = case.graph()
     # What lies between constants is folded before the device is asked.
     kinds = {v.dtype for v in (*graph.inputs, *graph.outputs) if isinstance(v.type, TensorType)}
@@ -167,7 +168,10 @@ def test_every_operator(case: Case, card: Card) -> None:
         with pytest.raises(UnsupportedError, match="has no arrays of these types"):
             run(graph, case.feeds(), "cuda")
         return
-    for found, expected in zip(run(graph, case.feeds(), "cuda"), run(graph, case.feeds(), "cpu"), strict=True):
+    # Where no state is fed, both executors draw from the same one.
+    drawn = case.op.random and not any(a is not None and a.dtype == "uint64" for a in case.arrays)
+    wanted = run(graph, case.feeds(), "cpu") if drawn else evaluate(graph, case.feeds())
+    for found, expected in zip(run(graph, case.feeds(), "cuda"), wanted, strict=True):
         if isinstance(expected, np.ndarray):
             assert type(found) is np.ndarray
             report = compare(case.name, found, expected)
@@ -216,7 +220,7 @@ def test_the_same_plan_whatever_the_planner_shares(seed: int, card: Card) -> Non
         exe = Executor(graph, ParamStore({}), device="cuda", inplace=inplace, share=share)
         for _ in range(2):
             for name, array in exe.run(feeds).items():
-                np.testing.assert_allclose(array, plain[name], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(array, plain[name], rtol=1e-4, atol=1e-5)
         arenas[inplace, share] = exe.plan.arena_bytes
         assert exe.plan.arena_bytes in card.allocated
     assert arenas[True, True] <= arenas[False, False]

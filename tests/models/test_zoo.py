@@ -18,16 +18,6 @@ def output_type(net):
     return str(net.output_types["logits"])
 
 
-@pytest.mark.parametrize("name", gk.models.names())
-def test_every_network_builds_by_default_and_names_its_ends(name):
-    net = gk.models.build(name)
-    assert net.inputs == ("x",)
-    assert net.outputs == ("logits",)
-    assert net.input_types["x"].shape[0] == net.output_types["logits"].shape[0]
-    assert str(net.input_types["x"].shape[0]) == "N"
-    assert gk.models.describe(name)
-
-
 @pytest.mark.parametrize("layers", RESNETS)
 def test_resnet_parameter_counts_are_the_published_ones(layers):
     net = gk.models.build("resnet", layers=layers)

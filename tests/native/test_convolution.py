@@ -63,11 +63,11 @@ class Example:
 
 
 def packed(kernel, plain):
-    """The operand at `packed_input` as the kernel reads it."""
-    if kernel.packed_input < 0:
+    """The weights, input 1, as the kernel reads them."""
+    if not kernel.packed_inputs:
         return plain
-    memory = aligned_bytes(kernel.packed_bytes)
-    kernel.pack(plain, memory)
+    memory = aligned_bytes(kernel.packed_bytes(1))
+    kernel.pack(1, plain, memory)
     return memory
 
 
@@ -96,36 +96,29 @@ def test_forward(case):
     check(kernel, [e.x, packed(kernel, e.w), e.bias], expected)
 
 
-def to_blocks(x: np.ndarray, block: int) -> np.ndarray:
-    """[N, C, spatial] -> [N, ceil(C/block), spatial, block], zeros where there is no channel."""
-    if block == 0:
-        return x
-    n, c, *spatial = x.shape
-    padded = np.zeros((n, -(-c // block) * block, *spatial), x.dtype)
-    padded[:, :c] = x
-    return np.ascontiguousarray(np.moveaxis(padded.reshape(n, -1, block, *spatial), 2, -1))
+def channels_last(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
 
 
-@pytest.mark.parametrize("blocks", [(0, 16), (16, 0), (16, 16), (8, 8)], ids=str)
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
-def test_blocked_data_and_residuals(case, blocks):
+def test_layouts_and_residuals(case, last):
     e = Example(*case)
     if 0 in e.x.shape or 0 in e.y.shape:
-        pytest.skip("blocks of nothing")
+        pytest.skip("a residual of nothing")
     shapes = (e.x.shape, e.w.shape, e.y.shape)
+    place = channels_last if last else np.asarray
     residual = np.random.default_rng(3).standard_normal(e.y.shape, dtype=np.float32)
-    for last in (False, True):
-        epilogue = native.Epilogue("relu", residual=True, residual_last=last)
-        kernel = native.Convolution(
-            *shapes, e.window, epilogue=epilogue, pack_weights=True, block_x=blocks[0], block_y=blocks[1]
-        )
-        expected = np.maximum(e.y, 0) + residual if last else np.maximum(e.y + residual, 0)
-        inputs = [to_blocks(e.x, blocks[0]), packed(kernel, e.w), None, to_blocks(residual, blocks[1])]
-        check(kernel, inputs, to_blocks(expected, blocks[1]))
+    for behind in (False, True):
+        epilogue = native.Epilogue("relu", residual=True, residual_last=behind)
+        kernel = native.Convolution(*shapes, e.window, epilogue=epilogue, pack_weights=True, channels_last=last)
+        expected = np.maximum(e.y, 0) + residual if behind else np.maximum(e.y + residual, 0)
+        inputs = [place(e.x), packed(kernel, e.w), None, place(residual)]
+        check(kernel, inputs, place(expected))
         assert kernel.inplace == [(3, 0)]
         out = inputs[3].copy()
         kernel([*inputs[:3], out], [out])
-        np.testing.assert_allclose(out, to_blocks(expected, blocks[1]), atol=1e-4)
+        np.testing.assert_allclose(out, place(expected), atol=1e-4)
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)

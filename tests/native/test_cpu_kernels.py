@@ -5,6 +5,7 @@ import pytest
 
 from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.cpu import native
+from graphkit.executor.cpu.pointwise import OPERATORS as POINTWISE
 from graphkit.executor.kernels import KernelContext, has_factory, make_kernel
 from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
@@ -16,8 +17,14 @@ from graphkit.ops.evaluate import run_node
 
 needs_onednn = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
 
-ACCELERATED = [cls for cls in registry if has_factory("cpu", cls.domain, cls.name)]
-CASES = [case for cls in ACCELERATED for case in all_cases(cls) if case.dtype in (DType.FLOAT32, DType.FLOAT64)]
+# Products and pools; the other families have tests of their own.
+CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", "FusedConv"}
+LAST = {"ChannelsLastConv", "ChannelsLastConvTranspose"}
+PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", *CONVOLUTIONS, *LAST}
+POOLS = {"MaxPool", "MaxPoolGrad", "AveragePool", "AveragePoolGrad", "ChannelsLastMaxPool", "ChannelsLastAveragePool"}
+ACCELERATED = [c for c in registry if c.name in POOLS | PRODUCTS and has_factory("cpu", c.domain, c.name)]
+CASES = [case for cls in ACCELERATED for case in all_cases(cls)]
+TOLERANCE = {DType.BFLOAT16: 2**-6, DType.FLOAT16: 2e-3, DType.FLOAT64: 1e-12}
 
 
 class Held:
@@ -44,24 +51,35 @@ def run(kernel, node, arrays):
 
 def test_the_operators_that_training_needs_are_accelerated():
     names = {cls.name for cls in ACCELERATED}
-    assert {"MaxPool", "MaxPoolGrad", "AveragePool", "AveragePoolGrad"} <= names
-    convolutions = {"Conv", "ConvTranspose", "ConvGradInput", "ConvGradWeight"}
-    assert ({"MatMul", "Gemm", *convolutions} <= names) == native.has_onednn()
+    assert names == (POOLS | PRODUCTS if native.has_onednn() else POOLS)
 
 
-@pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_native_equals_reference(case: Case, threads: int):
+def test_native_equals_reference(case: Case):
     (node,) = case.graph(all_inputs=True).nodes
     arrays = list(case.arrays)
-    kernel = make_kernel("cpu", node, KernelContext(threads=threads, used_outputs=(True,) * len(node.outputs)))
-    covered = node.inputs[0].dtype is DType.FLOAT32 and not has_rows_beyond_windows(case)
-    assert (kernel is not None) == covered
-    if kernel is None:
-        return
-    for got, expected in zip(run(kernel, node, arrays), run_node(node, arrays), strict=True):
-        assert got.dtype == expected.dtype
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    tolerance = TOLERANCE.get(case.dtype, 1e-5)
+    for threads in (1, 3):
+        kernel = make_kernel("cpu", node, KernelContext(threads=threads, used_outputs=(True,) * len(node.outputs)))
+        if kernel is None:
+            return
+        for got, expected in zip(run(kernel, node, arrays), run_node(node, arrays), strict=True):
+            assert got.dtype == expected.dtype
+            exact = got.dtype.kind in "biu"
+            rtol, atol = (0, 0) if exact else (tolerance, tolerance)
+            wide = (got, expected) if exact else (got.astype(np.float64), expected.astype(np.float64))
+            np.testing.assert_allclose(*wide, rtol=rtol, atol=atol)
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.dtype is DType.FLOAT32 and c.op.name in PRODUCTS - LAST], ids=lambda case: case.name
+)
+def test_every_product_in_single_precision_is_native(case: Case):
+    (node,) = case.graph(all_inputs=True).nodes
+    kernel = make_kernel("cpu", node, KernelContext(used_outputs=(True,) * len(node.outputs)))
+    single = all(a is None or a.dtype == np.float32 for a in case.arrays)
+    assert (kernel is not None) == (single and not has_rows_beyond_windows(case))
 
 
 def example(shape=(16, 64), weights=(64, 48)):
@@ -84,8 +102,8 @@ def test_packed_copies_follow_versions(kind):
     held, packed = Held(weights), PackedArrays()
     kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
     for version in range(3):
-        operand = packed.get(held, kernel) if kernel.packed_input == 1 else held.array
-        assert kernel.packed_input != 1 or packed.get(held, kernel) is operand
+        operand = packed.get(held, kernel, 1) if kernel.packed_inputs else held.array
+        assert not kernel.packed_inputs or packed.get(held, kernel, 1) is operand
         got = run(kernel, node, [data, operand])[0]
         np.testing.assert_allclose(got, run_node(node, [data, held.array])[0], atol=1e-3)
         # The same memory with other contents: the version says so.

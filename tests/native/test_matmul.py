@@ -14,11 +14,11 @@ def operands(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[np.ndar
 
 
 def packed(kernel, plain):
-    """The operand at `packed_input` as the kernel reads it."""
-    if kernel.packed_input < 0:
+    """The weights, input 1, as the kernel reads them."""
+    if not kernel.packed_inputs:
         return plain
-    memory = aligned_bytes(kernel.packed_bytes)
-    kernel.pack(plain, memory)
+    memory = aligned_bytes(kernel.packed_bytes(1))
+    kernel.pack(1, plain, memory)
     return memory
 
 
@@ -168,15 +168,15 @@ def test_residual_beside_a_bias_that_is_a_matrix():
 def test_layouts_that_agree_share_a_packed_copy():
     kernels = [native.MatMul((m, 64), (64, 48), pack_b=True) for m in (128, 256)]
     other = native.MatMul((128, 48), (48, 64), pack_b=True)
-    assert kernels[0].packed_layout == kernels[1].packed_layout
-    if other.packed_input < 0:
+    assert kernels[0].packed_layout(1) == kernels[1].packed_layout(1)
+    if not other.packed_inputs:
         pytest.skip("oneDNN takes these weights as they are")
     b = np.ones((64, 48), np.float32)
-    assert kernels[0].packed_layout != other.packed_layout
+    assert kernels[0].packed_layout(1) != other.packed_layout(1)
     with pytest.raises(ValueError, match="packed operand has another size"):
         other([np.ones((128, 48), np.float32), aligned_bytes(8)], [np.empty((128, 64), np.float32)])
     with pytest.raises(ValueError, match="'b' has another size"):
-        other.pack(b[:1], aligned_bytes(other.packed_bytes))
+        other.pack(1, b[:1], aligned_bytes(other.packed_bytes(1)))
 
 
 def test_unknown_activation():

@@ -113,9 +113,9 @@ def test_arguments_that_are_no_arrays():
 
 def test_step_without_weights_has_nothing_to_pack():
     step = pool()
-    assert step.packed_input == -1
-    with pytest.raises(native.Error, match="no operand that can be packed"):
-        step.pack(X, X.copy())
+    assert step.packed_inputs == []
+    with pytest.raises(native.Error, match="input 0 is not packed"):
+        step.pack(0, X, X.copy())
 
 
 @needs_onednn
@@ -124,8 +124,8 @@ def test_one_step_called_from_many_threads():
     a = rng.standard_normal((8, 40, 30), dtype=np.float32)
     w = rng.standard_normal((30, 20), dtype=np.float32)
     step = native.MatMul(a[0].shape, w.shape, pack_b=True, threads=2)
-    packed = aligned_bytes(step.packed_bytes)
-    step.pack(w, packed)
+    packed = aligned_bytes(step.packed_bytes(1))
+    step.pack(1, w, packed)
     failures = []
 
     def work(i: int) -> None:

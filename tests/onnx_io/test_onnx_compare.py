@@ -45,6 +45,14 @@ def test_element_types_that_numpy_lacks(dtype):
     assert (y == x).all()
 
 
+def test_a_bound_call():
+    x = np.ones((3, 2), np.float32)
+    (y,) = OnnxRuntimeModel(model(), threads=1).bound({"x": x})()
+    np.testing.assert_array_equal(y, x)
+    with pytest.raises(InputError, match="numpy's own element types"):
+        OnnxRuntimeModel(model("bfloat16")).bound({"x": x.astype(ml_dtypes.bfloat16)})
+
+
 def test_without_onnxruntime(monkeypatch):
     real = builtins.__import__
 

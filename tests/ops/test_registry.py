@@ -86,7 +86,7 @@ def assert_default(ours: object, theirs: object, key: str) -> None:
     if isinstance(theirs, float):
         assert ours == pytest.approx(theirs, rel=1e-6), key
     elif isinstance(theirs, list):
-        assert list(ours) == theirs, key
+        assert list(ours) == [item.decode() if isinstance(item, bytes) else item for item in theirs], key
     else:
         assert ours == theirs, key
 

@@ -88,10 +88,45 @@ def shape(value: Value | None) -> tuple[int, ...]:
     return value.tensor.static_shape
 
 
-def all_float32(node: Node) -> bool:
-    """Whether every operand and result is float32."""
-    values = (v for v in (*node.inputs, *node.outputs) if v is not None)
-    return all(isinstance(v.type, TensorType) and v.type.dtype is DType.FLOAT32 for v in values)
+def constants(value: Value | None) -> tuple[int, ...] | None:
+    """The elements of an integer operand, where they are known; None for an absent one too."""
+    return None if value is None else value.tensor.constants
+
+
+def library_dtype(node: Node) -> str | None:
+    """The one element type of all operands and results, when oneDNN computes in it here; else None."""
+    kinds = {v.type.dtype if isinstance(v.type, TensorType) else None for v in (*node.operands, *node.outputs)}
+    if kinds == {DType.FLOAT32}:
+        return "float32"
+    return "bfloat16" if kinds == {DType.BFLOAT16} and native.has_bfloat16() else None
+
+
+# The native names of the activations of fused operators. A fixed pair replaces the operator's alpha and beta.
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
+    "Relu": ("relu", (0, 0)),
+    "LeakyRelu": ("relu", None),
+    "Elu": ("elu", None),
+    "Sigmoid": ("sigmoid", (0, 0)),
+    "Tanh": ("tanh", (0, 0)),
+    "HardSwish": ("hard_swish", (1 / 6, 0.5)),
+    "HardSigmoid": ("hard_sigmoid", None),
+    "Clip": ("clip", None),
+    "Gelu": ("gelu", (0, 0)),
+    "GeluTanh": ("gelu_tanh", (0, 0)),
+    "Silu": ("swish", (1, 0)),
+}
+
+
+def epilogue(node: Node, residual: int) -> Any:
+    """What a fused operator does to its product; `residual` is the position of that operand."""
+    op: Any = node.op
+    adds = operand(node, residual) is not None
+    activation = getattr(op, "activation", "")
+    if not activation:
+        return native.Epilogue(residual=adds)
+    name, fixed = _ACTIVATIONS[activation]
+    alpha, beta = fixed or (op.activation_alpha, op.activation_beta)
+    return native.Epilogue(name, alpha, beta, residual=adds, residual_last=op.residual_last)
 
 
 def library_threads(context: KernelContext) -> int:

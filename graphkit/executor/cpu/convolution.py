@@ -1,14 +1,15 @@
-"""Convolutions and their gradients through oneDNN."""
+"""Convolutions, plain and fused, and their gradients through oneDNN."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.cpu._base import all_float32, kernel, library_threads, native, operand, shape
+from graphkit.executor.cpu._base import epilogue, kernel, library_dtype, library_threads, native, operand, shape
 from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN
+from graphkit.ops.channels_last import to_first
 
 
 def window_of(geometry: Any) -> Any:
@@ -22,12 +23,14 @@ def window_of(geometry: Any) -> Any:
     return native.Window(geometry.strides, geometry.dilations, geometry.begin, end, geometry.group)
 
 
-def _forward(kind: Any, node: Node, context: KernelContext) -> Any:
-    if not all_float32(node):
+def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) -> Any:
+    dtype = library_dtype(node)
+    if dtype is None:
         return None
     op: Any = node.op
-    x, w, y = shape(node.inputs[0]), shape(node.inputs[1]), shape(node.output)
-    window = window_of(op.geometry(x, w))
+    x, y = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
+    w = shape(node.inputs[1])
+    window = window_of((op.standard() if last else op).geometry(x, w))
     if window is None:
         return None
     return kind(
@@ -36,9 +39,17 @@ def _forward(kind: Any, node: Node, context: KernelContext) -> Any:
         y,
         window,
         bias=operand(node, 2) is not None,
+        epilogue=epilogue(node, residual=3),
         pack_weights=1 in context.constant_inputs,
+        channels_last=last,
+        dtype=dtype,
         threads=library_threads(context),
     )
+
+
+def _standard(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
+    """A shape with the channels at axis 1."""
+    return tuple(shape[i] for i in to_first(len(shape))) if last else shape
 
 
 @kernel("Conv", onednn=True)
@@ -49,6 +60,21 @@ def _conv(node: Node, context: KernelContext) -> Any:
 @kernel("ConvTranspose", onednn=True)
 def _conv_transpose(node: Node, context: KernelContext) -> Any:
     return _forward(native.Deconvolution, node, context)
+
+
+@kernel("FusedConv", DOMAIN, onednn=True)
+def _fused_conv(node: Node, context: KernelContext) -> Any:
+    return _forward(native.Convolution, node, context)
+
+
+@kernel("ChannelsLastConv", DOMAIN, onednn=True)
+def _channels_last_conv(node: Node, context: KernelContext) -> Any:
+    return _forward(native.Convolution, node, context, last=True)
+
+
+@kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)
+def _channels_last_conv_transpose(node: Node, context: KernelContext) -> Any:
+    return _forward(native.Deconvolution, node, context, last=True)
 
 
 @kernel("ConvGradInput", DOMAIN, onednn=True)

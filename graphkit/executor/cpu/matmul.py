@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.cpu._base import all_float32, kernel, library_threads, native, operand, shape
+from graphkit.executor.cpu._base import epilogue, kernel, library_dtype, library_threads, native, operand, shape
 from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import DOMAIN
 
 
 @kernel("MatMul", onednn=True)
 def _mat_mul(node: Node, context: KernelContext) -> Any:
-    if not all_float32(node):
+    dtype = library_dtype(node)
+    if dtype is None:
         return None
     a, b = (shape(v) for v in node.inputs)
-    return native.MatMul(a, b, pack_b=1 in context.constant_inputs, threads=library_threads(context))
+    return native.MatMul(a, b, pack_b=1 in context.constant_inputs, dtype=dtype, threads=library_threads(context))
 
 
 @kernel("Gemm", onednn=True)
 def _gemm(node: Node, context: KernelContext) -> Any:
-    if not all_float32(node):
+    dtype = library_dtype(node)
+    if dtype is None:
         return None
     op: Any = node.op
     a, b = (shape(v) for v in node.inputs[:2])
@@ -34,5 +37,28 @@ def _gemm(node: Node, context: KernelContext) -> Any:
         alpha=op.alpha,
         beta=op.beta if bias is not None else 1.0,
         pack_b=1 in context.constant_inputs,
+        dtype=dtype,
+        threads=library_threads(context),
+    )
+
+
+@kernel("FusedMatMul", DOMAIN, onednn=True)
+def _fused_mat_mul(node: Node, context: KernelContext) -> Any:
+    dtype = library_dtype(node)
+    if dtype is None:
+        return None
+    op: Any = node.op
+    a, b = (shape(v) for v in node.inputs[:2])
+    bias = operand(node, 2)
+    return native.MatMul(
+        a,
+        b,
+        transpose_a=op.transA,
+        transpose_b=op.transB,
+        bias=None if bias is None else shape(bias),
+        alpha=op.alpha,
+        epilogue=epilogue(node, residual=3),
+        pack_b=1 in context.constant_inputs,
+        dtype=dtype,
         threads=library_threads(context),
     )

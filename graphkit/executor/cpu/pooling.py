@@ -9,6 +9,7 @@ from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN
+from graphkit.ops.channels_last import to_first
 
 
 def _is_covered(node: Node) -> bool:
@@ -60,3 +61,23 @@ def _average_pool_grad(node: Node, context: KernelContext) -> Any:
     dy, dx = shape(node.inputs[0]), shape(node.output)
     window = _pool_window(op, dx[2:])
     return window and native.AveragePoolGrad(dy, dx, window, op.count_include_pad, context.threads)
+
+
+@kernel("ChannelsLastMaxPool", DOMAIN)
+def _channels_last_max_pool(node: Node, context: KernelContext) -> Any:
+    return _channels_last(node, context, maximum=True)
+
+
+@kernel("ChannelsLastAveragePool", DOMAIN)
+def _channels_last_average_pool(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    return _channels_last(node, context, maximum=False, include_pad=op.count_include_pad)
+
+
+def _channels_last(node: Node, context: KernelContext, **mode: bool) -> Any:
+    if not _is_covered(node):
+        return None
+    op: Any = node.op
+    x, y = (tuple(s[i] for i in to_first(len(s))) for s in (shape(node.inputs[0]), shape(node.output)))
+    window = _pool_window(op, x[2:])
+    return window and native.ChannelsLastPool(x, y, window, **mode, threads=context.threads)

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -39,12 +40,16 @@ KernelCall open_call(const Kernel& kernel, nb::handle inputs, nb::handle outputs
             throw nb::value_error((kernel.describe() + ": '" + spec.name + "' is missing").c_str());
         }
     };
+    const std::vector<int> packed_inputs = kernel.packed_inputs();
+    const auto is_packed = [&](std::size_t i) {
+        return std::find(packed_inputs.begin(), packed_inputs.end(), static_cast<int>(i)) != packed_inputs.end();
+    };
     for (std::size_t i = 0; i < in_count; ++i) {
         if (in[i].is_none()) {
             require(kernel.inputs()[i]);
-        } else if (static_cast<int>(i) == kernel.packed_input()) {
+        } else if (is_packed(i)) {
             const Array packed = open_array(in[i], "packed", false);
-            if (packed.bytes != kernel.packed_bytes()) {
+            if (packed.bytes != kernel.packed_bytes(static_cast<int>(i))) {
                 throw nb::value_error((kernel.describe() + ": the packed operand has another size").c_str());
             }
             sources[i] = packed.data;
@@ -79,22 +84,20 @@ void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
     prepared.run();
 }
 
-void pack(const Kernel& kernel, nb::handle plain, nb::handle packed) {
-    if (kernel.packed_input() < 0) {
-        throw NativeError(kernel.describe() + ": has no operand that can be packed");
-    }
-    const TensorSpec& spec = kernel.inputs()[static_cast<std::size_t>(kernel.packed_input())];
+void pack(const Kernel& kernel, int input, nb::handle plain, nb::handle packed) {
+    const std::size_t bytes = kernel.packed_bytes(input);
+    const TensorSpec& spec = kernel.inputs()[static_cast<std::size_t>(input)];
     const Array from = open_array(plain, spec.name.c_str(), false);
     if (from.bytes != static_cast<std::size_t>(count(spec.shape)) * size_of(spec.type)) {
         throw nb::value_error((kernel.describe() + ": '" + spec.name + "' has another size").c_str());
     }
     const Array to = open_array(packed, "packed", true);
-    if (to.bytes != kernel.packed_bytes()) {
+    if (to.bytes != bytes) {
         throw nb::value_error((kernel.describe() + ": the memory for the packed operand has another size").c_str());
     }
     nb::gil_scoped_release no_gil;
     Team team(kernel.threads());
-    kernel.pack(from.data, to.data);
+    kernel.pack(input, from.data, to.data);
 }
 
 }  // namespace
@@ -103,10 +106,10 @@ void bind_kernels(nb::module_& m) {
     nb::class_<Kernel>(m, "Kernel", "Computes one operator for fixed shapes.")
         .def("__call__", &call, "inputs"_a, "outputs"_a,
              "Write the outputs, without the GIL. Extra arrays are ignored; ValueError for arrays that do not fit.")
-        .def("pack", &pack, "plain"_a, "packed"_a, "Write the packed form of input number `packed_input`.")
-        .def_prop_ro("packed_input", &Kernel::packed_input, "The input that has to be given packed, or -1.")
-        .def_prop_ro("packed_bytes", &Kernel::packed_bytes)
-        .def_prop_ro("packed_layout", &Kernel::packed_layout)
+        .def("pack", &pack, "input"_a, "plain"_a, "packed"_a, "Write the packed form of one of `packed_inputs`.")
+        .def_prop_ro("packed_inputs", &Kernel::packed_inputs, "The inputs that have to be given packed.")
+        .def("packed_bytes", &Kernel::packed_bytes, "input"_a)
+        .def("packed_layout", &Kernel::packed_layout, "input"_a)
         .def_prop_ro("input_count", [](const Kernel& kernel) { return kernel.inputs().size(); })
         .def_prop_ro("output_count", [](const Kernel& kernel) { return kernel.outputs().size(); })
         .def_prop_ro("inplace", &Kernel::inplace, "(input, output) pairs that may share memory.")

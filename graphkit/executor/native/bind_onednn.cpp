@@ -20,12 +20,12 @@ void bind_convolution(nb::module_& m, const char* name) {
     nb::class_<Kind, Kernel>(m, name).def(
         "__init__",
         [](Kind* self, Dims x, Dims w, Dims y, const Window& window, bool bias, const Epilogue& last,
-           bool pack_weights, int block_x, int block_y, int threads) {
+           bool pack_weights, bool channels_last, const std::string& dtype, int threads) {
             new (self) Kind(std::move(x), std::move(w), std::move(y), window,
-                            {bias, last, pack_weights, block_x, block_y}, threads);
+                            {bias, last, pack_weights, element_type(dtype), channels_last}, threads);
         },
         "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-        "pack_weights"_a = false, "block_x"_a = 0, "block_y"_a = 0, "threads"_a = 0, NoGil());
+        "pack_weights"_a = false, "channels_last"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
 }
 
 }  // namespace
@@ -42,12 +42,12 @@ void bind_onednn(nb::module_& m) {
         .def(
             "__init__",
             [](MatMul* self, Dims a, Dims b, bool transpose_a, bool transpose_b, std::optional<Dims> bias, float alpha,
-               float beta, const Epilogue& last, bool pack_b, int threads) {
+               float beta, const Epilogue& last, bool pack_b, const std::string& dtype, int threads) {
                 new (self) MatMul(std::move(a), std::move(b),
-                                  {transpose_a, transpose_b, std::move(bias), alpha, beta, last, pack_b}, threads);
+                                  {transpose_a, transpose_b, std::move(bias), alpha, beta, element_type(dtype), last, pack_b}, threads);
             },
             "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
-            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false, "threads"_a = 0, NoGil());
+            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
 
     nb::class_<Window>(m, "Window")
         .def(nb::init<Dims, Dims, Dims, Dims, std::int64_t>(), "strides"_a, "dilations"_a, "pads_begin"_a, "pads_end"_a,

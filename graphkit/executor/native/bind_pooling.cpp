@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "pooling.h"
+#include "pooling_last.h"
 
 namespace graphkit {
 
@@ -17,6 +18,17 @@ void bind_pooling(nb::module_& m) {
     nb::class_<AveragePoolGrad, Kernel>(m, "AveragePoolGrad")
         .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
              "threads"_a = 0);
+    nb::class_<ChannelsLastPool, Kernel>(m, "ChannelsLastPool")
+        .def(
+            "__init__",
+            [](ChannelsLastPool* self, Dims x, Dims y, const PoolWindow& window, bool maximum, bool include_pad,
+               int threads) {
+                const auto mode = maximum      ? PoolMode::maximum
+                                  : include_pad ? PoolMode::mean_with_padding
+                                                : PoolMode::mean;
+                new (self) ChannelsLastPool(std::move(x), std::move(y), window, mode, threads);
+            },
+            "x"_a, "y"_a, "window"_a, nb::kw_only(), "maximum"_a, "include_pad"_a = false, "threads"_a = 0);
 }
 
 }  // namespace graphkit

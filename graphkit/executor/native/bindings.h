@@ -22,6 +22,14 @@ void bind_kernels(nb::module_& m);  // Kernel itself, before all others
 void bind_program(nb::module_& m);
 void bind_engine(nb::module_& m, const nb::object& error);  // `error` is the class of NativeError
 void bind_pooling(nb::module_& m);
+void bind_pointwise(nb::module_& m);
+void bind_movement(nb::module_& m);
+void bind_random(nb::module_& m);
+void bind_reduce(nb::module_& m);
+void bind_normalization(nb::module_& m);
+void bind_loss(nb::module_& m);
+void bind_attention(nb::module_& m);
+void bind_recurrent(nb::module_& m);
 void bind_onednn(nb::module_& m);
 
 }  // namespace graphkit

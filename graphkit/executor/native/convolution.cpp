@@ -9,6 +9,8 @@ using dnnl::algorithm;
 using dnnl::memory;
 using dnnl::prop_kind;
 
+constexpr auto kF32 = ElementType::f32;
+
 Dims library_dilations(const Window& window) {
     Dims dilations = window.dilations;
     std::transform(dilations.begin(), dilations.end(), dilations.begin(), [](std::int64_t d) { return d - 1; });
@@ -31,7 +33,7 @@ struct SwappedWeights {
     Dims dims;
     memory::desc given;
 
-    SwappedWeights(const Dims& w, std::int64_t groups) {
+    SwappedWeights(const Dims& w, std::int64_t groups, ElementType type) {
         const std::int64_t kernel = count(Dims(w.begin() + 2, w.end()));
         dims = {w[1], w[0] / groups};
         Dims strides{kernel, w[1] * kernel};
@@ -45,7 +47,7 @@ struct SwappedWeights {
             dims.push_back(w[i]);
             strides.push_back(step);
         }
-        given = memory::desc(dims, memory::data_type::f32, strides);
+        given = memory::desc(dims, library_type(type), strides);
     }
 };
 
@@ -98,7 +100,7 @@ void add_weights(Operation& operation, bool packed, const memory::desc& given, c
 dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims& w, const Dims& y,
                                                        const Window& window) {
     return {engine(),       prop_kind::forward_training,    algorithm::convolution_direct,
-            any(x),         any(grouped(w, window.groups)), any(y),
+            any(x, kF32),   any(grouped(w, window.groups), kF32), any(y, kF32),
             window.strides, library_dilations(window),      window.pads_begin,
             window.pads_end};
 }
@@ -107,13 +109,17 @@ dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims
 
 Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
     : LibraryKernel("Convolution", threads) {
-    inputs_ = {{"x", physical(x, options.block_x)}, {"w", w}};
-    outputs_ = {{"y", physical(y, options.block_y)}};
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    inputs_ = {{"x", x, type}, {"w", w, type}};
+    outputs_ = {{"y", y, type}};
     check(*this, x, w, y, window);
-    inputs_.push_back({"bias", {w[0]}, ElementType::f32, !options.bias});
+    inputs_[0].shape = last ? channels_last(x) : x;
+    outputs_[0].shape = last ? channels_last(y) : y;
+    inputs_.push_back({"bias", {w[0]}, type, !options.bias});
     if (options.epilogue.residual) {
         operation_.accumulate(3);
-        inputs_.push_back({"residual", outputs_[0].shape});
+        inputs_.push_back({"residual", outputs_[0].shape, type});
     }
     empty_ = count(y) == 0;
     if (empty_) {
@@ -124,20 +130,19 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
         dnnl::post_ops chain;
         append(chain, options.epilogue);
         const Dims weights = grouped(w, window.groups);
-        const memory::desc bias = options.bias ? plain({w[0]}) : memory::desc();
-        const memory::desc x_layout = options.block_x == 0 ? any(x) : blocked(x, options.block_x);
-        const bool free = options.block_y == 0 && !options.epilogue.residual;
-        const memory::desc y_layout = free ? any(y) : blocked(y, options.block_y);
+        const memory::desc bias = options.bias ? plain({w[0]}, type) : memory::desc();
+        const memory::desc x_layout = last ? laid_out(x, last, type) : any(x, type);
+        const memory::desc y_layout = last || options.epilogue.residual ? laid_out(y, last, type) : any(y, type);
         const dnnl::convolution_forward::primitive_desc descriptor(
-            engine(), prop_kind::forward_inference, algorithm::convolution_direct, x_layout, any(weights), bias,
+            engine(), prop_kind::forward_inference, algorithm::convolution_direct, x_layout, any(weights, type), bias,
             y_layout, window.strides, library_dilations(window), window.pads_begin, window.pads_end,
             Operation::attributes(chain));
-        operation_.input(DNNL_ARG_SRC, 0, blocked(x, options.block_x), descriptor.src_desc());
-        add_weights(operation_, options.pack_weights, plain(weights), descriptor.weights_desc());
+        operation_.input(DNNL_ARG_SRC, 0, laid_out(x, last, type), descriptor.src_desc());
+        add_weights(operation_, options.pack_weights, plain(weights, type), descriptor.weights_desc());
         if (options.bias) {
             operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
         }
-        operation_.output(DNNL_ARG_DST, 0, blocked(y, options.block_y), descriptor.dst_desc());
+        operation_.output(DNNL_ARG_DST, 0, laid_out(y, last, type), descriptor.dst_desc());
         operation_.finish(descriptor, dnnl::convolution_forward(descriptor));
     });
 }
@@ -156,12 +161,12 @@ ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const
         Team team(threads);
         const Dims weights = grouped(w, window.groups);
         const dnnl::convolution_backward_data::primitive_desc descriptor(
-            engine(), algorithm::convolution_direct, any(dx), any(weights), any(dy), window.strides,
+            engine(), algorithm::convolution_direct, any(dx, kF32), any(weights, kF32), any(dy, kF32), window.strides,
             library_dilations(window), window.pads_begin, window.pads_end, forward_hint(dx, w, dy, window),
             Operation::attributes());
-        operation_.input(DNNL_ARG_DIFF_DST, 0, plain(dy), descriptor.diff_dst_desc());
-        add_weights(operation_, pack_weights, plain(weights), descriptor.weights_desc());
-        operation_.output(DNNL_ARG_DIFF_SRC, 0, plain(dx), descriptor.diff_src_desc());
+        operation_.input(DNNL_ARG_DIFF_DST, 0, plain(dy, kF32), descriptor.diff_dst_desc());
+        add_weights(operation_, pack_weights, plain(weights, kF32), descriptor.weights_desc());
+        operation_.output(DNNL_ARG_DIFF_SRC, 0, plain(dx, kF32), descriptor.diff_src_desc());
         operation_.finish(descriptor, dnnl::convolution_backward_data(descriptor));
     });
 }
@@ -182,14 +187,14 @@ ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw,
     guarded(*this, [&] {
         Team team(threads);
         const Dims weights = grouped(dw, window.groups);
-        const memory::desc bias_layout = bias ? plain({dw[0]}) : memory::desc();
+        const memory::desc bias_layout = bias ? plain({dw[0]}, kF32) : memory::desc();
         const dnnl::convolution_backward_weights::primitive_desc descriptor(
-            engine(), algorithm::convolution_direct, any(x), any(weights), bias_layout, any(dy), window.strides,
+            engine(), algorithm::convolution_direct, any(x, kF32), any(weights, kF32), bias_layout, any(dy, kF32), window.strides,
             library_dilations(window), window.pads_begin, window.pads_end, forward_hint(x, dw, dy, window),
             Operation::attributes());
-        operation_.input(DNNL_ARG_SRC, 0, plain(x), descriptor.src_desc());
-        operation_.input(DNNL_ARG_DIFF_DST, 1, plain(dy), descriptor.diff_dst_desc());
-        operation_.output(DNNL_ARG_DIFF_WEIGHTS, 0, plain(weights), descriptor.diff_weights_desc());
+        operation_.input(DNNL_ARG_SRC, 0, plain(x, kF32), descriptor.src_desc());
+        operation_.input(DNNL_ARG_DIFF_DST, 1, plain(dy, kF32), descriptor.diff_dst_desc());
+        operation_.output(DNNL_ARG_DIFF_WEIGHTS, 0, plain(weights, kF32), descriptor.diff_weights_desc());
         if (bias) {
             operation_.output(DNNL_ARG_DIFF_BIAS, 1, bias_layout, descriptor.diff_bias_desc());
         }
@@ -200,14 +205,18 @@ ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw,
 Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options,
                              int threads)
     : LibraryKernel("Deconvolution", threads) {
-    inputs_ = {{"x", x}, {"w", w}};
-    outputs_ = {{"y", y}};
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    inputs_ = {{"x", x, type}, {"w", w, type}};
+    outputs_ = {{"y", y, type}};
     check(*this, y, w, x, window);
+    inputs_[0].shape = last ? channels_last(x) : x;
+    outputs_[0].shape = last ? channels_last(y) : y;
     if (options.bias) {
-        inputs_.push_back({"bias", {y[1]}});
+        inputs_.push_back({"bias", {y[1]}, type});
     }
-    if (options.block_x != 0 || options.block_y != 0 || options.epilogue.residual) {
-        throw Unsupported(describe() + ": blocked data and residuals");
+    if (options.epilogue.residual) {
+        throw Unsupported(describe() + ": a residual");
     }
     if (count(x) == 0 && count(y) != 0) {
         throw Unsupported(describe() + ": an empty input and a result that is not empty");
@@ -220,18 +229,18 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
         Team team(threads);
         dnnl::post_ops chain;
         append(chain, options.epilogue);
-        const SwappedWeights weights(w, window.groups);
-        const memory::desc bias = options.bias ? plain({y[1]}) : memory::desc();
+        const SwappedWeights weights(w, window.groups, type);
+        const memory::desc bias = options.bias ? plain({y[1]}, type) : memory::desc();
         const dnnl::deconvolution_forward::primitive_desc descriptor(
-            engine(), prop_kind::forward_inference, algorithm::deconvolution_direct, any(x), any(weights.dims), bias,
-            any(y), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
+            engine(), prop_kind::forward_inference, algorithm::deconvolution_direct, last ? laid_out(x, last, type) : any(x, type),
+            any(weights.dims, type), bias, last ? laid_out(y, last, type) : any(y, type), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
             Operation::attributes(chain));
-        operation_.input(DNNL_ARG_SRC, 0, plain(x), descriptor.src_desc());
+        operation_.input(DNNL_ARG_SRC, 0, laid_out(x, last, type), descriptor.src_desc());
         add_weights(operation_, options.pack_weights, weights.given, descriptor.weights_desc());
         if (options.bias) {
             operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
         }
-        operation_.output(DNNL_ARG_DST, 0, plain(y), descriptor.dst_desc());
+        operation_.output(DNNL_ARG_DST, 0, laid_out(y, last, type), descriptor.dst_desc());
         operation_.finish(descriptor, dnnl::deconvolution_forward(descriptor));
     });
 }

@@ -1,4 +1,4 @@
-// Convolution, its two gradients, and transposed convolution: float32, one to three spatial dimensions.
+// Convolution, its two gradients, and transposed convolution: one to three spatial dimensions. Gradients are float32.
 #pragma once
 
 #include "onednn.h"
@@ -18,13 +18,12 @@ struct ConvolutionOptions {
     bool bias = false;
     Epilogue epilogue;
     bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
-    // The data lie in blocks of so many channels, [N, ceil(C/block), spatial, block]; 0: row-major.
-    int block_x = 0;
-    int block_y = 0;
+    ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
+    bool channels_last = false;  // x, y and residual lie in memory as [N, spatial, C]
 };
 
 // y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M, spatial];
-// the shapes given are those without blocks. The residual is the last input.
+// the shapes given are these in any layout. The residual is the last input.
 // All classes here throw NativeError for shapes that do not fit, Unsupported for an empty kernel or channel dimension.
 class Convolution final : public LibraryKernel {
   public:

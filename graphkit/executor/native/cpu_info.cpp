@@ -1,6 +1,11 @@
 #include "cpu_info.h"
 
+#include <algorithm>
 #include <cstdint>
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
@@ -78,6 +83,23 @@ std::vector<std::string> cpu_features() {
     return {};
 }
 #endif
+
+bool has_bfloat16() {
+    const std::vector<std::string> features = cpu_features();
+    return std::any_of(features.begin(), features.end(),
+                       [](const std::string& name) { return name == "avx512_bf16" || name == "amx_bf16"; });
+}
+
+std::int64_t last_level_cache() {
+    static const std::int64_t bytes = [] {
+        std::int64_t found = 0;
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+        found = static_cast<std::int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE));
+#endif
+        return found > 0 ? found : std::int64_t{32} << 20;
+    }();
+    return bytes;
+}
 
 std::string compiler() {
 #if defined(__clang__)

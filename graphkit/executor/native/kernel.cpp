@@ -1,5 +1,6 @@
 #include "kernel.h"
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <numeric>
@@ -50,8 +51,25 @@ std::size_t size_of(ElementType type) {
     return info(type).size;
 }
 
-void Kernel::pack(const void*, void*) const {
-    throw NativeError(describe() + ": has no operand that can be packed");
+std::size_t Kernel::packed_bytes(int input) const {
+    require_packed(input);
+    return 0;
+}
+
+std::string Kernel::packed_layout(int input) const {
+    require_packed(input);
+    return {};
+}
+
+void Kernel::pack(int input, const void*, void*) const {
+    require_packed(input);
+}
+
+void Kernel::require_packed(int input) const {
+    const std::vector<int> packed = packed_inputs();
+    if (std::find(packed.begin(), packed.end(), input) == packed.end()) {
+        throw NativeError(describe() + ": input " + std::to_string(input) + " is not packed");
+    }
 }
 
 std::string Kernel::describe() const {

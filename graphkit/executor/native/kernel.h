@@ -58,12 +58,14 @@ class Kernel {
     // each of them owns the team (see threads.h) when threads() > 1.
     virtual void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const = 0;
 
-    // The input that has to be given in packed form, as `pack` makes it, or -1. Kernels whose layouts agree have equal
-    // packed_layout strings, and may share one packed copy.
-    virtual int packed_input() const { return -1; }
-    virtual std::size_t packed_bytes() const { return 0; }
-    virtual std::string packed_layout() const { return {}; }
-    virtual void pack(const void* plain, void* packed) const;
+    // The inputs that have to be given in packed form, as `pack` makes it. Kernels whose layouts of an input agree have
+    // equal packed_layout strings for it, and may share one packed copy.
+    virtual std::vector<int> packed_inputs() const { return {}; }
+    virtual std::size_t packed_bytes(int input) const;
+    virtual std::string packed_layout(int input) const;
+    virtual void pack(int input, const void* plain, void* packed) const;
+    // Throws NativeError for an input that is not packed.
+    void require_packed(int input) const;
 
     // (input, output) pairs that may share memory: each element is read where, and before, it is written.
     virtual std::vector<std::pair<int, int>> inplace() const { return {}; }

@@ -15,7 +15,7 @@ struct Matrices {
     std::int64_t columns = 1;
     bool transposed = false;
 
-    memory::desc descriptor() const {
+    memory::desc descriptor(ElementType type) const {
         Dims dims = batch;
         Dims strides(batch.size());
         std::int64_t step = rows * columns;
@@ -25,13 +25,13 @@ struct Matrices {
         }
         dims.insert(dims.end(), {rows, columns});
         strides.insert(strides.end(), {transposed ? 1 : columns, transposed ? rows : 1});
-        return {dims, memory::data_type::f32, strides};
+        return {dims, library_type(type), strides};
     }
 
-    memory::desc any_layout() const {
+    memory::desc any_layout(ElementType type) const {
         Dims dims = batch;
         dims.insert(dims.end(), {rows, columns});
-        return any(dims);
+        return any(dims, type);
     }
 };
 
@@ -107,13 +107,14 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     if (b_shape.size() > 1) {
         y_shape.push_back(y.columns);
     }
-    inputs_ = {{"a", a_shape}, {"b", b_shape}};
-    outputs_ = {{"y", y_shape}};
+    const ElementType type = options.type;
+    inputs_ = {{"a", a_shape, type}, {"b", b_shape, type}};
+    outputs_ = {{"y", y_shape, type}};
 
     simplify(a, b, y);
     bool library_bias = false;
     if (options.bias) {
-        inputs_.push_back({"bias", *options.bias});
+        inputs_.push_back({"bias", *options.bias, type});
         const std::int64_t size = count(*options.bias);
         const std::int64_t last = options.bias->empty() ? 1 : options.bias->back();
         const std::int64_t before = options.bias->size() < 2 ? 1 : (*options.bias)[options.bias->size() - 2];
@@ -124,6 +125,9 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
         }
         library_bias = before == 1 && last == y.columns && options.alpha == 1 && options.beta == 1;
         prefill_ = !library_bias;
+        if (prefill_ && type != ElementType::f32) {
+            throw Unsupported(shapes + ": bias " + to_string(*options.bias) + " in " + name_of(type));
+        }
         rows_ = count(y.batch) * y.rows;
         columns_ = y.columns;
         row_step_ = before == 1 ? 0 : last;
@@ -133,9 +137,9 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
         if (prefill_) {
             throw Unsupported(shapes + ": a residual and a bias that is not one row");
         }
-        inputs_.resize(3, {"bias", {y.columns}, ElementType::f32, true});
+        inputs_.resize(3, {"bias", {y.columns}, type, true});
         operation_.accumulate(3);
-        inputs_.push_back({"residual", y_shape});
+        inputs_.push_back({"residual", y_shape, type});
     }
     empty_ = count(y_shape) == 0;
     if (empty_) {
@@ -157,22 +161,22 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
         }
         append(chain, options.epilogue);
         const dnnl::primitive_attr attributes = Operation::attributes(chain);
-        const memory::desc b_layout = options.pack_b && zeros_ == 0 ? b.any_layout() : b.descriptor();
+        const memory::desc b_layout = options.pack_b && zeros_ == 0 ? b.any_layout(type) : b.descriptor(type);
         Dims bias_dims(y.batch.size() + 1, 1);
         bias_dims.push_back(y.columns);
-        const memory::desc bias_layout = library_bias ? plain(bias_dims) : memory::desc();
-        const dnnl::matmul::primitive_desc descriptor(engine(), a.descriptor(), b_layout, bias_layout, y.descriptor(),
+        const memory::desc bias_layout = library_bias ? plain(bias_dims, type) : memory::desc();
+        const dnnl::matmul::primitive_desc descriptor(engine(), a.descriptor(type), b_layout, bias_layout, y.descriptor(type),
                                                       attributes);
-        operation_.input(DNNL_ARG_SRC, 0, a.descriptor(), descriptor.src_desc());
+        operation_.input(DNNL_ARG_SRC, 0, a.descriptor(type), descriptor.src_desc());
         if (options.pack_b && zeros_ == 0) {
-            operation_.packed_input(DNNL_ARG_WEIGHTS, 1, b.descriptor(), descriptor.weights_desc());
+            operation_.packed_input(DNNL_ARG_WEIGHTS, 1, b.descriptor(type), descriptor.weights_desc());
         } else {
-            operation_.input(DNNL_ARG_WEIGHTS, 1, b.descriptor(), descriptor.weights_desc());
+            operation_.input(DNNL_ARG_WEIGHTS, 1, b.descriptor(type), descriptor.weights_desc());
         }
         if (library_bias) {
             operation_.input(DNNL_ARG_BIAS, 2, bias_layout, bias_layout);
         }
-        operation_.output(DNNL_ARG_DST, 0, y.descriptor(), descriptor.dst_desc());
+        operation_.output(DNNL_ARG_DST, 0, y.descriptor(type), descriptor.dst_desc());
         operation_.finish(descriptor, dnnl::matmul(descriptor));
     });
 }

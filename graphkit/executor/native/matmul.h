@@ -1,4 +1,4 @@
-// Matrix products in ONNX's (numpy's) sense, float32.
+// Matrix products in ONNX's (numpy's) sense.
 #pragma once
 
 #include "onednn.h"
@@ -11,6 +11,7 @@ struct MatMulOptions {
     std::optional<Dims> bias;  // shape of a third input, added after scaling; broadcasts to the result
     float alpha = 1;           // result = alpha * a b + beta * bias, then the epilogue
     float beta = 1;
+    ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
     Epilogue epilogue;         // its residual is the last input, of the result's shape
     bool pack_b = false;  // b is constant: it comes in oneDNN's layout
 };

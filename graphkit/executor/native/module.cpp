@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
     m.attr("version") = GRAPHKIT_VERSION;
     m.def("compiler", &compiler, "Name and version of the compiler that built this module.");
     m.def("cpu_features", &cpu_features, "Instruction sets that processor and operating system offer.");
+    m.def("has_bfloat16", &has_bfloat16, "Whether the processor multiplies matrices of bfloat16.");
     m.def("isa", &isa_name, "The instruction set of kernels made from now on.");
     m.def("use_isa", &use_isa, "name"_a, "Choose it: 'baseline', 'avx2' or 'avx512'; '' for the processor's best.");
     m.def("default_threads", &default_threads, "Threads of kernels made with threads=0.");
@@ -25,6 +26,14 @@ NB_MODULE(_native, m) {
     bind_program(m);
     bind_engine(m, error);
     bind_pooling(m);
+    bind_pointwise(m);
+    bind_movement(m);
+    bind_random(m);
+    bind_reduce(m);
+    bind_normalization(m);
+    bind_loss(m);
+    bind_attention(m);
+    bind_recurrent(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });
     m.def("onednn_version", &onednn_version);

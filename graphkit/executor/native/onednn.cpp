@@ -118,36 +118,40 @@ const dnnl::engine& engine() {
     return only;
 }
 
-memory::desc plain(const Dims& dims) {
-    return {dims, memory::data_type::f32, row_major(dims)};
+memory::data_type library_type(ElementType type) {
+    switch (type) {
+        case ElementType::f32:
+            return memory::data_type::f32;
+        case ElementType::bf16:
+            return memory::data_type::bf16;
+        default:
+            throw Unsupported(std::string("oneDNN kernels of ") + name_of(type));
+    }
 }
 
-memory::desc any(const Dims& dims) {
-    return {dims, memory::data_type::f32, memory::format_tag::any};
+memory::desc plain(const Dims& dims, ElementType type) {
+    return {dims, library_type(type), row_major(dims)};
 }
 
-memory::desc blocked(const Dims& dims, int block) {
-    using tag = memory::format_tag;
-    if (block == 0) {
-        return plain(dims);
-    }
-    static constexpr tag kBlocks8[] = {tag::nCw8c, tag::nChw8c, tag::nCdhw8c};
-    static constexpr tag kBlocks16[] = {tag::nCw16c, tag::nChw16c, tag::nCdhw16c};
-    if ((block != 8 && block != 16) || dims.size() < 3 || dims.size() > 5) {
-        throw NativeError("there is no layout with blocks of " + std::to_string(block) + " channels for " +
-                          to_string(dims));
-    }
-    return {dims, memory::data_type::f32, (block == 8 ? kBlocks8 : kBlocks16)[dims.size() - 3]};
+memory::desc any(const Dims& dims, ElementType type) {
+    return {dims, library_type(type), memory::format_tag::any};
 }
 
-Dims physical(const Dims& dims, int block) {
-    if (block == 0) {
-        return dims;
+Dims channels_last(const Dims& dims) {
+    Dims moved{dims[0]};
+    moved.insert(moved.end(), dims.begin() + 2, dims.end());
+    moved.push_back(dims[1]);
+    return moved;
+}
+
+memory::desc laid_out(const Dims& dims, bool last, ElementType type) {
+    if (!last) {
+        return plain(dims, type);
     }
-    Dims shape = dims;
-    shape[1] = (dims[1] + block - 1) / block;
-    shape.push_back(block);
-    return shape;
+    Dims strides = row_major(channels_last(dims));
+    strides.insert(strides.begin() + 1, strides.back());
+    strides.pop_back();
+    return {dims, library_type(type), strides};
 }
 
 dnnl::primitive_attr Operation::attributes(const dnnl::post_ops& chain) {
@@ -217,7 +221,7 @@ std::string Operation::packed_layout() const {
         return {};
     }
     // Descriptors are compared by everything that says where an element lies.
-    std::string text;
+    std::string text = std::to_string(static_cast<int>(packed_to_.get_data_type()));
     for (const Dims& dims : {packed_to_.get_dims(), packed_to_.get_padded_dims(), packed_to_.get_strides(),
                              packed_to_.get_inner_blks(), packed_to_.get_inner_idxs(), packed_from_.get_strides()}) {
         text += to_string(dims);
@@ -307,17 +311,30 @@ std::vector<std::pair<int, int>> LibraryKernel::residual_inplace() const {
 void LibraryKernel::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     if (empty_) {
         for (std::size_t i = 0; i < outputs_.size(); ++i) {
-            std::memset(outputs[i], 0, static_cast<std::size_t>(count(outputs_[i].shape)) * sizeof(float));
+            std::memset(outputs[i], 0, static_cast<std::size_t>(count(outputs_[i].shape)) * size_of(outputs_[i].type));
         }
         return;
     }
     guarded(*this, [&] { operation_.run(inputs, outputs, scratch); });
 }
 
-void LibraryKernel::pack(const void* plain, void* packed) const {
-    if (packed_input() < 0) {
-        Kernel::pack(plain, packed);
-    }
+std::vector<int> LibraryKernel::packed_inputs() const {
+    const int input = operation_.packed_input();
+    return input < 0 ? std::vector<int>{} : std::vector<int>{input};
+}
+
+std::size_t LibraryKernel::packed_bytes(int input) const {
+    require_packed(input);
+    return operation_.packed_bytes();
+}
+
+std::string LibraryKernel::packed_layout(int input) const {
+    require_packed(input);
+    return operation_.packed_layout();
+}
+
+void LibraryKernel::pack(int input, const void* plain, void* packed) const {
+    require_packed(input);
     guarded(*this, [&] { operation_.pack(plain, packed); });
 }
 

@@ -37,14 +37,16 @@ void append(dnnl::post_ops& chain, const Epilogue& epilogue);
 
 const dnnl::engine& engine();
 
-// A float32 row-major tensor.
-dnnl::memory::desc plain(const Dims& dims);
-// A float32 tensor in the layout that a primitive likes best.
-dnnl::memory::desc any(const Dims& dims);
-// A float32 tensor [N, C, spatial] that lies in memory as [N, ceil(C/block), spatial, block]; block 0 means row-major.
-dnnl::memory::desc blocked(const Dims& dims, int block);
-// The shape of that memory.
-Dims physical(const Dims& dims, int block);
+// Throws Unsupported for a type other than f32 and bf16.
+dnnl::memory::data_type library_type(ElementType type);
+// A row-major tensor.
+dnnl::memory::desc plain(const Dims& dims, ElementType type);
+// A tensor in the layout that a primitive likes best.
+dnnl::memory::desc any(const Dims& dims, ElementType type);
+// [N, C, spatial] as [N, spatial, C].
+Dims channels_last(const Dims& dims);
+// A tensor [N, C, spatial] that lies in memory row-major, as [N, spatial, C] when `last`.
+dnnl::memory::desc laid_out(const Dims& dims, bool last, ElementType type);
 
 // Throws what a library error means for a kernel: Unsupported when there is no implementation, else NativeError.
 [[noreturn]] void rethrow(const Kernel& kernel, const dnnl::error& error);
@@ -142,10 +144,10 @@ class LibraryKernel : public Kernel {
     using Kernel::Kernel;
     std::size_t scratch_bytes() const override { return operation_.scratch_bytes(); }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-    int packed_input() const override { return operation_.packed_input(); }
-    std::size_t packed_bytes() const override { return operation_.packed_bytes(); }
-    std::string packed_layout() const override { return operation_.packed_layout(); }
-    void pack(const void* plain, void* packed) const override;
+    std::vector<int> packed_inputs() const override;
+    std::size_t packed_bytes(int input) const override;
+    std::string packed_layout(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
     std::string implementation() const override { return empty_ ? "empty" : operation_.implementation(); }
 
   protected:

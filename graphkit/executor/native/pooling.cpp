@@ -21,7 +21,68 @@ Span span_of(std::int64_t position, std::int64_t stride, std::int64_t kernel, st
     return {start, std::min(before(0), last), last, before(size + end)};
 }
 
-PoolGeometry make_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window) {
+// Calls body(offset of the output row, depth, height) for every row of windows in a plane.
+template <typename Body>
+void for_each_row(const PoolGeometry& g, Body&& body) {
+    std::int64_t at = 0;
+    for (const Span& depth : g.windows[0]) {
+        for (const Span& height : g.windows[1]) {
+            body(at, depth, height);
+            at += g.row();
+        }
+    }
+}
+
+// Calls body(offset of an input row, tap) for every element of the kernel, for a row of windows.
+template <typename Body>
+void for_each_tap(const PoolGeometry& g, const Span& depth, const Span& height, Body&& body) {
+    for (std::int64_t d = depth.first; d < depth.last; ++d) {
+        const std::int64_t plane = (depth.start + d * g.dilation[0]) * g.input[1];
+        for (std::int64_t h = height.first; h < height.last; ++h) {
+            const std::int64_t row = (plane + height.start + h * g.dilation[1]) * g.input[2];
+            for (const Tap& tap : g.taps) {
+                body(row + tap.offset, tap);
+            }
+        }
+    }
+}
+
+// The position in x nearest to where a window starts.
+std::int64_t inside(const PoolGeometry& g, int axis, const Span& span) {
+    return std::clamp<std::int64_t>(span.start, 0, std::max<std::int64_t>(g.input[axis] - 1, 0));
+}
+
+std::int64_t to_column_major(const PoolGeometry& g, std::int64_t offset) {
+    const std::int64_t w = offset % g.input[2];
+    const std::int64_t h = offset / g.input[2] % g.input[1];
+    const std::int64_t d = offset / (g.input[2] * g.input[1]);
+    return (w * g.input[1] + h) * g.input[0] + d;
+}
+
+// One step of a row of maxima: `best` and `where` take the tap's elements that are greater, or NaN over a number.
+void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::int64_t stride, float* best,
+                  std::int32_t* where) {
+#pragma omp simd
+    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+        const std::int64_t offset = row + w * stride;
+        const float value = values[offset];
+        const bool better = !(value <= best[w]) & !std::isnan(best[w]);
+        best[w] = better ? value : best[w];
+        where[w] = better ? static_cast<std::int32_t>(offset) : where[w];
+    }
+}
+
+std::int64_t work(const PoolGeometry& g) {
+    return g.planes * (g.output_size() * g.kernel_size() + g.input_size());
+}
+
+int team_for(int threads, std::int64_t operations) {
+    return threads_for(threads, 0.3 * static_cast<double>(operations));
+}
+
+}  // namespace
+
+PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window) {
     const auto fail = [&](const std::string& what) { throw NativeError(kernel.describe() + ": " + what); };
     if (x.size() < 3 || x.size() > 5 || y.size() != x.size()) {
         fail("one to three spatial dimensions on both sides are expected");
@@ -71,77 +132,16 @@ PoolGeometry make_geometry(const Kernel& kernel, const Dims& x, const Dims& y, c
     return g;
 }
 
-// Calls body(offset of the output row, depth, height) for every row of windows in a plane.
-template <typename Body>
-void for_each_row(const PoolGeometry& g, Body&& body) {
-    std::int64_t at = 0;
-    for (const Span& depth : g.windows[0]) {
-        for (const Span& height : g.windows[1]) {
-            body(at, depth, height);
-            at += g.row();
-        }
-    }
-}
-
-// Calls body(offset of an input row, tap) for every element of the kernel, for a row of windows.
-template <typename Body>
-void for_each_tap(const PoolGeometry& g, const Span& depth, const Span& height, Body&& body) {
-    for (std::int64_t d = depth.first; d < depth.last; ++d) {
-        const std::int64_t plane = (depth.start + d * g.dilation[0]) * g.input[1];
-        for (std::int64_t h = height.first; h < height.last; ++h) {
-            const std::int64_t row = (plane + height.start + h * g.dilation[1]) * g.input[2];
-            for (const Tap& tap : g.taps) {
-                body(row + tap.offset, tap);
-            }
-        }
-    }
-}
-
-// The position in x nearest to where a window starts.
-std::int64_t inside(const PoolGeometry& g, int axis, const Span& span) {
-    return std::clamp<std::int64_t>(span.start, 0, std::max<std::int64_t>(g.input[axis] - 1, 0));
-}
-
-std::int64_t to_column_major(const PoolGeometry& g, std::int64_t offset) {
-    const std::int64_t w = offset % g.input[2];
-    const std::int64_t h = offset / g.input[2] % g.input[1];
-    const std::int64_t d = offset / (g.input[2] * g.input[1]);
-    return (w * g.input[1] + h) * g.input[0] + d;
-}
-
-float divisor(bool include_pad, const Span& depth, const Span& height, const Span& width) {
+float pool_divisor(bool include_pad, const Span& depth, const Span& height, const Span& width) {
     const auto extent = [&](const Span& span) { return include_pad ? span.padded : span.count(); };
     return static_cast<float>(extent(depth) * extent(height) * extent(width));
 }
-
-// One step of a row of maxima: `best` and `where` take the tap's elements that are greater, or NaN over a number.
-void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::int64_t stride, float* best,
-                  std::int32_t* where) {
-#pragma omp simd
-    for (std::int64_t w = tap.first; w < tap.last; ++w) {
-        const std::int64_t offset = row + w * stride;
-        const float value = values[offset];
-        const bool better = !(value <= best[w]) & !std::isnan(best[w]);
-        best[w] = better ? value : best[w];
-        where[w] = better ? static_cast<std::int32_t>(offset) : where[w];
-    }
-}
-
-std::int64_t work(const PoolGeometry& g) {
-    return g.planes * (g.output_size() * g.kernel_size() + g.input_size());
-}
-
-int team_for(int threads, std::int64_t operations) {
-    return threads_for(threads, 0.3 * static_cast<double>(operations));
-}
-
-}  // namespace
 
 MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, int threads)
     : Kernel("MaxPool", threads), column_major_(column_major) {
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y, ElementType::f32, true}, {"indices", y, ElementType::i64, true}};
-    geometry_ = make_geometry(*this, x, y, window);
+    geometry_ = pool_geometry(*this, x, y, window);
     if (geometry_.input_size() > std::numeric_limits<std::int32_t>::max()) {
         throw Unsupported(describe() + ": planes of 2^31 elements and more");
     }
@@ -223,7 +223,7 @@ AveragePool::AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_
     : Kernel("AveragePool", threads), include_pad_(include_pad) {
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y}};
-    geometry_ = make_geometry(*this, x, y, window);
+    geometry_ = pool_geometry(*this, x, y, window);
 }
 
 void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
@@ -243,7 +243,7 @@ void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte
                 }
             });
             for (std::int64_t w = 0; w < g.row(); ++w) {
-                total[w] /= divisor(include_pad_, depth, height, g.windows[2][static_cast<std::size_t>(w)]);
+                total[w] /= pool_divisor(include_pad_, depth, height, g.windows[2][static_cast<std::size_t>(w)]);
             }
         });
     }
@@ -253,7 +253,7 @@ AveragePoolGrad::AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, boo
     : Kernel("AveragePoolGrad", threads), include_pad_(include_pad) {
     inputs_ = {{"dy", dy}};
     outputs_ = {{"dx", dx}};
-    geometry_ = make_geometry(*this, dx, dy, window);
+    geometry_ = pool_geometry(*this, dx, dy, window);
 }
 
 void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
@@ -270,7 +270,7 @@ void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::
             for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
                 const float* values = dy + plane * g.output_size() + at;
                 for (std::size_t w = 0; w < share.size(); ++w) {
-                    share[w] = values[w] / divisor(include_pad_, depth, height, g.windows[2][w]);
+                    share[w] = values[w] / pool_divisor(include_pad_, depth, height, g.windows[2][w]);
                 }
                 for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
                     for (std::int64_t w = tap.first; w < tap.last; ++w) {

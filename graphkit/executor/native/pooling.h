@@ -50,6 +50,12 @@ struct PoolGeometry {
     std::int64_t kernel_size() const { return kernel[0] * kernel[1] * kernel[2]; }
 };
 
+// Checks the shapes, [N, C, spatial], too.
+PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window);
+
+// What the sum over a window is divided by for its mean.
+float pool_divisor(bool include_pad, const Span& depth, const Span& height, const Span& width);
+
 // y = max over each window, and where it was: the flat position in x, or with `column_major` (ONNX's storage_order=1)
 // that with the spatial dimensions counted first-fastest. The first of equal values wins; NaN wins over numbers.
 class MaxPool final : public Kernel {

@@ -11,6 +11,9 @@ static int omp_get_max_threads() {
     return 1;
 }
 static void omp_set_num_threads(int) {}
+static int omp_get_thread_num() {
+    return 0;
+}
 #endif
 
 namespace graphkit {
@@ -33,6 +36,10 @@ void set_default_threads(int threads) {
 
 int team_size() {
     return omp_get_max_threads();
+}
+
+int thread_number() {
+    return omp_get_thread_num();
 }
 
 void work_alone() {

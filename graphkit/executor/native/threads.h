@@ -7,6 +7,10 @@
 #include <exception>
 #include <mutex>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 namespace graphkit {
 
 // Threads of kernels that do not say how many: the cores allowed, until it is set.
@@ -15,6 +19,9 @@ void set_default_threads(int threads);
 
 // Threads of a parallel region that starts now.
 int team_size();
+
+// The calling thread's number in its parallel region, below the region's thread count; 0 outside.
+int thread_number();
 
 // From now on this thread works beside the one that owns the team: its parallel regions have one thread, and a Team of
 // more throws NativeError.
@@ -67,6 +74,22 @@ void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& bo
             body(begin, end);
         }
     }
+}
+
+// Calls body(part, parts) once for each part, all at the same time, so that parts may wait for one another. There may be
+// fewer parts than asked for. The body must not throw.
+template <typename Body>
+void together(int parts, Body&& body) {
+    if (parts <= 1) {
+        body(0, 1);
+        return;
+    }
+#ifdef _OPENMP
+#pragma omp parallel num_threads(parts)
+    body(omp_get_thread_num(), omp_get_num_threads());
+#else
+    body(0, 1);
+#endif
 }
 
 }  // namespace graphkit

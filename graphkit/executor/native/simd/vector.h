@@ -68,6 +68,18 @@ inline void store(T* to, Vector<T> v) {
     __builtin_memcpy(to, &v, sizeof v);
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// All bits of the first `count` lanes of Bytes bytes each.
+template <int Bytes>
+inline __m256i first_lanes(std::int64_t count) {
+    if constexpr (Bytes == 4) {
+        return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    } else {
+        return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3));
+    }
+}
+#endif
+
 // The first `count` lanes from memory, which is not read beyond them; `fill` in the others.
 template <typename T>
 inline Vector<T> load_part(const T* from, std::int64_t count, T fill) {
@@ -79,10 +91,21 @@ inline Vector<T> load_part(const T* from, std::int64_t count, T fill) {
         const auto mask = static_cast<__mmask8>((1U << count) - 1U);
         return bit_cast<Vector<T>>(_mm512_mask_loadu_pd(bit_cast<__m512d>(splat(fill)), mask, from));
     }
+#elif defined(__AVX2__)
+    const __m256i mask = first_lanes<sizeof(T)>(count);
+    if constexpr (sizeof(T) == 4) {
+        const __m256 read = _mm256_maskload_ps(reinterpret_cast<const float*>(from), mask);
+        return bit_cast<Vector<T>>(_mm256_blendv_ps(bit_cast<__m256>(splat(fill)), read, bit_cast<__m256>(mask)));
+    } else {
+        const __m256d read = _mm256_maskload_pd(reinterpret_cast<const double*>(from), mask);
+        return bit_cast<Vector<T>>(_mm256_blendv_pd(bit_cast<__m256d>(splat(fill)), read, bit_cast<__m256d>(mask)));
+    }
 #else
     Vector<T> v = splat(fill);
-    for (std::int64_t i = 0; i < count; ++i) {
-        v[i] = from[i];
+    for (std::int64_t i = 0; i < kLanes<T>; ++i) {
+        if (i < count) {
+            v[i] = from[i];
+        }
     }
     return v;
 #endif
@@ -97,9 +120,18 @@ inline void store_part(T* to, Vector<T> v, std::int64_t count) {
     } else {
         _mm512_mask_storeu_pd(to, static_cast<__mmask8>((1U << count) - 1U), bit_cast<__m512d>(v));
     }
+#elif defined(__AVX2__)
+    const __m256i mask = first_lanes<sizeof(T)>(count);
+    if constexpr (sizeof(T) == 4) {
+        _mm256_maskstore_ps(reinterpret_cast<float*>(to), mask, bit_cast<__m256>(v));
+    } else {
+        _mm256_maskstore_pd(reinterpret_cast<double*>(to), mask, bit_cast<__m256d>(v));
+    }
 #else
-    for (std::int64_t i = 0; i < count; ++i) {
-        to[i] = v[i];
+    for (std::int64_t i = 0; i < kLanes<T>; ++i) {
+        if (i < count) {
+            to[i] = v[i];
+        }
     }
 #endif
 }

@@ -1,0 +1,117 @@
+"""From the measurements of many processes to the rows of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from workloads import WORKLOADS
+
+from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
+
+# Outputs that differ by more than this, relative to the largest element, count as wrong.
+TOLERANCE = 1e-4
+
+
+def time_row(
+    name: str,
+    threads: int,
+    processes: Sequence[Mapping[str, Any]],
+    cost: Mapping[str, int],
+    ceiling: Mapping[str, Any],
+    cache_bytes: int,
+) -> dict[str, Any]:
+    """One workload at one number of threads, from what `worker.time_engines` returned in each process.
+
+    Times are medians over the rounds of all processes; `ratio` is, by peer, its time over graphkit's, so that more than
+    1 means that graphkit is faster.
+    """
+    engines = {engine: _engine(engine, processes) for engine in processes[0]}
+    limits = {"arithmetic": cost["flops"] / ceiling["flops"]}
+    if cost["bytes"] > cache_bytes:
+        # What fits into the last-level cache does not come from memory in repeated runs.
+        limits["memory"] = cost["bytes"] / ceiling["bytes"]
+    for result in engines.values():
+        if "seconds" in result:
+            result["percent"] = {limit: 100 * seconds / result["seconds"]["p50"] for limit, seconds in limits.items()}
+    ratios = {}
+    ran = [engine for engine, result in engines.items() if "seconds" in result]
+    for peer in ran if "graphkit" in ran else ():
+        if peer != "graphkit":
+            groups = quotients(processes, peer, "graphkit")
+            ratios[peer] = {**paired_ratio(groups).as_dict(), "groups": groups}
+    return {
+        "workload": name, "title": WORKLOADS[name].title, "threads": threads, "cost": dict(cost), "engines": engines,
+        "ratio": ratios, "limits": limits,
+    }  # fmt: skip
+
+
+def quotients(processes: Sequence[Mapping[str, Any]], numerator: str, denominator: str) -> Groups:
+    """Per process, per round: the time of one engine over that of the other."""
+    return [[a / b for a, b in zip(p[numerator]["rounds"], p[denominator]["rounds"], strict=True)] for p in processes]
+
+
+def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    results = [p[name] for p in processes]
+    failed = next((r for r in results if "error" in r), None)
+    if failed is not None:
+        return {"error": failed["error"]}
+    merged: dict[str, Any] = {k: v for k, v in results[0].items() if k not in ("seconds", "rounds", "difference")}
+    merged["rounds"] = [r["rounds"] for r in results]
+    tails = {k: float(np.median([r["seconds"][k] for r in results])) for k in ("p90", "p99")}
+    merged["seconds"] = {
+        "runs": sum(r["seconds"]["runs"] for r in results),
+        "best": min(r["seconds"]["best"] for r in results),
+        "p50": float(np.median([t for r in results for t in r["rounds"]])),
+        **tails,
+    }
+    if "difference" in results[0]:
+        merged["difference"] = max(r["difference"] for r in results)
+        merged["correct"] = merged["difference"] <= TOLERANCE
+    return merged
+
+
+def means(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Geometric means of the ratios by number of threads and peer, with the workloads that they leave out."""
+    for threads in sorted({row["threads"] for row in rows}):
+        chosen = [row for row in rows if row["threads"] == threads]
+        for peer in dict.fromkeys(peer for row in chosen for peer in row["ratio"]):
+            mean = geometric_mean([row["ratio"][peer]["groups"] for row in chosen if peer in row["ratio"]])
+            left_out = [row["workload"] for row in chosen if peer not in row["ratio"]]
+            yield {"threads": threads, "peer": peer, **mean.as_dict(), "left_out": left_out}
+
+
+def creation_row(name: str, threads: int, processes: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Session creation of each engine: medians over processes, and the paired ratio of graphkit to ONNX Runtime."""
+    engines: dict[str, Any] = {}
+    for engine, results in processes.items():
+        failed = next((r for r in results if "error" in r), None)
+        if failed is not None:
+            engines[engine] = {"error": failed["error"]}
+            continue
+        engines[engine] = {k: float(np.median([r[k] for r in results])) for k in ("create", "first_result")}
+    row = {"workload": name, "title": WORKLOADS[name].title, "threads": threads, "engines": engines, "ratio": {}}
+    if all("create" in engines.get(e, {}) for e in ("graphkit", "onnxruntime")):
+        for key in ("create", "first_result"):
+            pairs = zip(processes["graphkit"], processes["onnxruntime"], strict=True)
+            row["ratio"][key] = paired_ratio([[ours[key] / theirs[key]] for ours, theirs in pairs]).as_dict()
+    return row
+
+
+def all_rows(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows of every table."""
+    return [row for part in ("rows", "memory", "creation", "resize") for row in result[part]]
+
+
+def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Engines that did not run a workload or computed something else, one line each."""
+    lines: dict[str, None] = {}
+    for row in rows:
+        for engine, result in row["engines"].items():
+            if "error" in result:
+                lines[f"{row['workload']}, {engine}: {result['error']}"] = None
+            elif not result.get("correct", True):
+                difference = f"{result['difference']:.1e}"
+                lines[f"{row['workload']}, {engine}: outputs differ by {difference} of the largest"] = None
+    return list(lines)

@@ -1,0 +1,70 @@
+"""What a run takes in memory, planned and measured."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphkit.errors import UnsupportedError
+
+_STATUS, _CLEAR, _MEMORY = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
+_RESET_PEAK = "5"  # proc(5): sets the peak of resident memory to its present size
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """`planned_bytes`: arena, results and packed parameters. `measured_bytes`: how far a first run raised the peak of
+    resident memory: pages of the arena that nothing touches are missing from it, and what steps that run by reference
+    allocate beside the arena is added.
+    """
+
+    planned_bytes: int
+    measured_bytes: int
+
+
+def measure(executor: Any, feeds: Mapping[str, Any]) -> Footprint:
+    """Run a fresh Executor once and measure.
+
+    The kernel of Linux counts pages, so that differences below a few MiB mean nothing. Raises UnsupportedError where
+    the peak cannot be measured, and for a run that would not fit into the memory that is free.
+    """
+    plan = executor.specialise({name: array.shape for name, array in feeds.items() if hasattr(array, "shape")})
+    planned = plan.arena_bytes + plan.result_bytes + plan.packed_bytes
+    free = _kilobytes(_MEMORY, "MemAvailable")
+    if planned > free:
+        raise UnsupportedError(f"a run takes {planned:,} bytes, and {free:,} are free")
+    gc.collect()
+    _return_freed_memory()
+    before = _kilobytes(_STATUS, "VmRSS")
+    try:
+        _CLEAR.write_text(_RESET_PEAK)
+    except OSError as error:
+        raise UnsupportedError(f"the peak of resident memory cannot be reset: {error}") from error
+    results = executor.run(feeds)
+    after = _kilobytes(_STATUS, "VmHWM")
+    del results
+    return Footprint(planned, max(after - before, 0))
+
+
+def _kilobytes(path: Path, field: str) -> int:
+    """A field of a file of /proc, in bytes."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UnsupportedError(f"resident memory cannot be read: {error}") from error
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise UnsupportedError(f"{path} has no field {field}")
+
+
+def _return_freed_memory() -> None:
+    """Give freed memory back, or a run could use it without raising the peak. Only glibc keeps that much."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

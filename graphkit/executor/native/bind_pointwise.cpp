@@ -1,0 +1,59 @@
+#include "bindings.h"
+#include "pointwise.h"
+
+namespace graphkit {
+namespace {
+
+using Input = std::optional<std::tuple<Dims, std::string>>;
+using Constant = std::tuple<std::string, nb::bytes>;
+using Instruction = std::tuple<std::string, std::vector<int>, std::string>;
+using Output = std::tuple<int, std::string>;
+
+PointwiseSource source_of(std::string name, Dims shape, const std::vector<Input>& inputs,
+                          const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
+                          const std::vector<Output>& outputs) {
+    PointwiseSource source;
+    source.name = std::move(name);
+    source.shape = std::move(shape);
+    for (const Input& input : inputs) {
+        if (input) {
+            source.inputs.push_back({std::get<0>(*input), element_type(std::get<1>(*input))});
+        } else {
+            source.inputs.push_back({{}, ElementType::f32, true});
+        }
+    }
+    for (const auto& [type, bytes] : constants) {
+        source.constants.push_back({element_type(type), std::string(bytes.c_str(), bytes.size())});
+    }
+    for (const auto& [opcode, operands, type] : instructions) {
+        source.instructions.push_back({opcode, operands, type.empty() ? ElementType::f32 : element_type(type)});
+    }
+    for (const auto& [value, type] : outputs) {
+        source.outputs.push_back({value, element_type(type)});
+    }
+    return source;
+}
+
+}  // namespace
+
+void bind_pointwise(nb::module_& m) {
+    nb::class_<Pointwise, Kernel>(m, "Pointwise",
+                                  "Elementwise operations in one pass over memory. Values are numbered: inputs (shape, "
+                                  "element type), constants (element type, bytes of one element), results of "
+                                  "instructions (opcode, operands, element type of a cast's result). Half floats are "
+                                  "float32 values inside. Outputs are (value or -1, element type), all of one shape.")
+        .def(
+            "__init__",
+            [](Pointwise* self, std::string name, Dims shape, const std::vector<Input>& inputs,
+               const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
+               const std::vector<Output>& outputs, int threads) {
+                new (self) Pointwise(
+                    source_of(std::move(name), std::move(shape), inputs, constants, instructions, outputs), threads);
+            },
+            "name"_a, "shape"_a, nb::kw_only(), "inputs"_a.none(), "constants"_a, "instructions"_a, "outputs"_a,
+            "threads"_a = 0)
+        .def_prop_ro("registers", &Pointwise::registers, "Blocks of intermediate results that are alive at once.")
+        .def_prop_ro("block", &Pointwise::block, "Elements of a block.");
+}
+
+}  // namespace graphkit

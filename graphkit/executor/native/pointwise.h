@@ -1,0 +1,53 @@
+// Chains of elementwise operations in one pass over memory.
+//
+// A block of each operand at a time goes through all instructions: intermediate results stay in registers of the size
+// of a block, which the first-level cache holds, and the cost of choosing an instruction is shared by a block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernel.h"
+#include "pointwise_layout.h"
+#include "pointwise_steps.h"
+#include "pointwise_table.h"
+
+namespace graphkit {
+
+class Pointwise final : public Kernel {
+  public:
+    // `threads`: 0 for the default number.
+    Pointwise(PointwiseSource source, int threads);
+
+    std::size_t scratch_bytes() const override {
+        return part_bytes_ > kStackBytes ? static_cast<std::size_t>(parts_) * part_bytes_ : 0;
+    }
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<std::pair<int, int>> inplace() const override { return steps_.inplace; }
+
+    // Registers that hold blocks, and elements of a block.
+    int registers() const { return steps_.registers; }
+    std::int64_t block() const { return block_; }
+
+  private:
+    class Walk;
+    // Working memory up to this size lies on the threads' stacks.
+    static constexpr std::size_t kStackBytes = std::size_t{16} << 10;
+
+    void run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const;
+
+    PointwiseSource source_;
+    Loops loops_;
+    const PointwiseTable& table_;
+    bool stream_;
+    Steps steps_;
+    std::vector<std::byte> constants_;  // kVectorBytes for each, full of equal elements
+    std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
+    std::int64_t block_ = 1;
+    int parts_ = 1;                     // of the output, one for a thread
+    std::size_t part_bytes_ = 0;        // of working memory for one of them
+};
+
+}  // namespace graphkit

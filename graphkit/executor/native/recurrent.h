@@ -1,0 +1,100 @@
+// The recurrent layers of ONNX (RNN, GRU, LSTM), float32.
+#pragma once
+
+#include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernel.h"
+#include "simd/recurrent_table.h"
+
+namespace graphkit {
+
+struct RecurrentOptions {
+    std::string direction = "forward";  // "reverse", "bidirectional"
+    // (name in lower case, alpha, beta) of each function: one for an RNN, two for a GRU, three for an LSTM, and as many
+    // again for the other direction. Empty: the standard's.
+    std::vector<std::tuple<std::string, float, float>> activations;
+    float clip = std::numeric_limits<float>::infinity();
+    bool linear_before_reset = false;
+    bool input_forget = false;
+    bool batch_first = false;
+    bool pack_w = false;  // the matrices are constant: they come in panels
+    bool pack_r = false;
+};
+
+// Inputs x, w, r, b, sequence_lens, initial_h, (initial_c, p); outputs y, y_h, (y_c): as ONNX has them.
+//
+// The whole layer is one parallel region. Either the threads own sequences, and never meet; or they own blocks of hidden
+// units, and meet after each step. The input's product with w is computed for some steps at a time, by the owner of the
+// results. Sums do not depend on who owns what: any number of threads gives the same bits.
+class Recurrent final : public Kernel {
+  public:
+    // kind: "RNN", "GRU", "LSTM"; x as given. Throws NativeError for shapes or options that are none.
+    Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden, const RecurrentOptions& options, int threads);
+
+    std::size_t scratch_bytes() const override { return scratch_bytes_; }
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+    std::vector<int> packed_inputs() const override;
+    std::size_t packed_bytes(int input) const override;
+    std::string packed_layout(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
+    std::string implementation() const override;
+
+  private:
+    struct Run;
+    struct Part;
+
+    void read_options(const RecurrentOptions& options);
+    void choose_parts();
+    void lay_out_scratch();
+    std::size_t reserve(std::int64_t bytes);
+    std::int64_t items() const { return directions_ * blocks_; }
+    std::int64_t panel_size(int input) const;
+    void pack_item(int input, std::int64_t item, const float* plain, float* packed) const;
+    std::int64_t groups() const;
+    Part part_of(int chunk) const;
+    void prepare(const Run& run, int chunk) const;
+    void project(const Run& run, const Part& part, std::int64_t first) const;
+    void step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const;
+    void write_states(const Run& run, const Part& part) const;
+    void walk_sequences(const Run& run, const Part& part) const;
+    void walk(const Run& run, int thread, int threads) const;
+
+    const RecurrentTable& table_;
+    std::int64_t steps_ = 0;
+    std::int64_t batch_ = 0;
+    std::int64_t features_ = 0;
+    std::int64_t hidden_;
+    std::int64_t gates_ = 0;
+    std::int64_t directions_ = 1;
+    std::int64_t blocks_ = 0;  // of hidden units, one vector each
+    std::int64_t padded_ = 0;  // hidden units with those that fill whole cache lines
+    std::int64_t chunk_ = 0;   // steps whose input products are computed at a time
+    bool reversed_[2] = {false, false};
+    bool batch_first_;
+    bool has_cell_ = false;
+    bool input_forget_;
+    bool packed_[2];
+    CellKind kind_ = CellKind::rnn;
+    GateActivation functions_[2][3];
+    float clip_;
+    int parts_ = 1;
+    int chunks_ = 1;            // of each phase's work, several for each thread
+    bool by_sequence_ = false;  // threads own sequences, not units
+
+    std::size_t scratch_bytes_ = 0;
+    std::size_t h_at_[2] = {0, 0};  // of this step and the next, in turn
+    std::size_t c_at_ = 0;
+    std::size_t reset_at_ = 0;
+    std::size_t projected_at_ = 0;
+    std::size_t start_at_ = 0;
+    std::size_t recurrent_bias_at_ = 0;
+    std::size_t peepholes_at_ = 0;
+    std::size_t panels_at_[2] = {0, 0};
+    std::size_t lockstep_at_ = 0;
+};
+
+}  // namespace graphkit

@@ -1,0 +1,88 @@
+// Weighted sums along axes: Resize by interpolation, the gradients of Resize and of Pad.
+#pragma once
+
+#include <optional>
+
+#include "kernel.h"
+
+namespace graphkit {
+
+// Sums of a few rows, and of a few elements of one row. One table for each instruction set.
+struct ResampleTable {
+    // y[j] = sum over t of weights[t] * rows[t][j], j < size.
+    template <typename T>
+    using Rows = void (*)(const T* const* rows, const T* weights, int taps, T* y, std::int64_t size);
+    // y[i] = sum over t of weights[t * size + i] * x[sources[t * size + i]], i < size.
+    template <typename T>
+    using Row = void (*)(const T* x, const std::int32_t* sources, const T* weights, int taps, T* y, std::int64_t size);
+
+    Rows<float> rows_f32;
+    Row<float> row_f32;
+    Rows<double> rows_f64;
+    Row<double> row_f64;
+};
+
+// One axis: output element i is the sum of weights[t][i] * input element sources[t][i], t < taps. Elements marked in
+// `outside` (empty: none) take a given value instead.
+struct AxisTaps {
+    std::int64_t axis = 0;
+    std::int64_t resized = 0;
+    int taps = 0;
+    std::vector<std::int32_t> sources;  // [taps][resized]
+    std::vector<double> weights;        // the same
+    std::vector<std::uint8_t> outside;  // [resized]
+};
+
+// Sums along several axes, one after the other. float64 and integers of 32 and 64 bits are computed in double,
+// everything else in float; integers are rounded to even or cut off, and saturate.
+class Resample final : public Kernel {
+  public:
+    Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double fill, bool round, ElementType type,
+             int threads);
+
+    std::size_t scratch_bytes() const override { return static_cast<std::size_t>(slots_) * slot_bytes_; }
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    // A pass over a plane, seen as [outer, size, inner].
+    struct Pass {
+        std::int64_t outer;
+        std::int64_t size;
+        std::int64_t inner;
+        std::int64_t resized;
+        int taps;
+        bool within_rows;                   // sources and weights are for rows of resized * inner elements
+        std::vector<std::int32_t> sources;  // [taps][...]
+        std::vector<float> weights_f32;     // the same; one of the two
+        std::vector<double> weights_f64;
+    };
+    struct Outside {
+        std::int64_t outer;
+        std::int64_t inner;
+        std::vector<std::uint8_t> mask;
+    };
+
+    template <typename C>
+    void run_in(const void* x, void* y, std::byte* scratch) const;
+    template <typename C, typename T>
+    void run_plane(int threads, const T* x, T* y, C* first, C* second) const;
+    template <typename C>
+    void run_pass(int threads, const Pass& pass, const C* x, C* y) const;
+    template <typename C>
+    void fill_outside(C* y) const;
+
+    std::vector<Pass> passes_;
+    std::vector<Outside> outside_;
+    double fill_;
+    bool round_;
+    bool in_double_;
+    std::int64_t planes_ = 1;
+    std::int64_t plane_in_ = 1;   // elements
+    std::int64_t plane_out_ = 1;
+    std::int64_t buffer_ = 0;     // elements of each of two buffers
+    int slots_ = 1;               // planes that are worked on at the same time
+    std::size_t slot_bytes_ = 0;
+    const ResampleTable* table_;
+};
+
+}  // namespace graphkit

@@ -1,0 +1,311 @@
+// Elementary functions of vectors, without branches on data unless said.
+//
+// Errors are measured against float64 (float) and 80-bit or multiprecision results (double); infinities, NaN, signed
+// zeros and subnormal numbers come out as IEEE 754 says. Ranges and bounds are with each function; tests/native/
+// test_pointwise_math.py checks them.
+#pragma once
+
+#include <cmath>
+
+#include "simd/exp.h"
+#include "simd/vector.h"
+
+namespace graphkit {
+namespace {
+
+template <typename T>
+using BitsVector = Vector<typename BitsOf<T>::type>;
+
+template <typename T>
+constexpr typename BitsOf<T>::type kSignBit = std::numeric_limits<typename BitsOf<T>::type>::min();
+
+template <typename T>
+inline Vector<T> magnitude(Vector<T> x) {
+    return bit_cast<Vector<T>>(bit_cast<BitsVector<T>>(x) & ~kSignBit<T>);
+}
+
+// |x| with the sign of `sign`.
+template <typename T>
+inline Vector<T> with_sign(Vector<T> x, Vector<T> sign) {
+    return bit_cast<Vector<T>>((bit_cast<BitsVector<T>>(x) & ~kSignBit<T>) |
+                               (bit_cast<BitsVector<T>>(sign) & kSignBit<T>));
+}
+
+// One lane after the other, for functions of which the C library's version is good enough.
+template <typename T, typename Function>
+inline Vector<T> each_lane(Vector<T> x, Function function) {
+    for (int i = 0; i < static_cast<int>(kLanes<T>); ++i) {
+        x[i] = function(x[i]);
+    }
+    return x;
+}
+
+template <typename T, int Terms>
+inline Vector<T> polynomial(Vector<T> x, const T (&coefficients)[Terms]) {
+    Vector<T> p = splat(coefficients[0]);
+#pragma GCC unroll 16
+    for (int i = 1; i < Terms; ++i) {
+        p = p * x + coefficients[i];
+    }
+    return p;
+}
+
+inline Vector<float> square_root(Vector<float> x) {
+#if defined(__AVX512F__)
+    return bit_cast<Vector<float>>(_mm512_sqrt_ps(bit_cast<__m512>(x)));
+#elif defined(__AVX2__)
+    return bit_cast<Vector<float>>(_mm256_sqrt_ps(bit_cast<__m256>(x)));
+#else
+    return each_lane<float>(x, [](float v) { return __builtin_sqrtf(v); });
+#endif
+}
+
+inline Vector<double> square_root(Vector<double> x) {
+#if defined(__AVX512F__)
+    return bit_cast<Vector<double>>(_mm512_sqrt_pd(bit_cast<__m512d>(x)));
+#elif defined(__AVX2__)
+    return bit_cast<Vector<double>>(_mm256_sqrt_pd(bit_cast<__m256d>(x)));
+#else
+    return each_lane<double>(x, [](double v) { return __builtin_sqrt(v); });
+#endif
+}
+
+// The nearest integer, to even at ties. Where |x| < 2^(mantissa bits), adding and taking away 2^(mantissa bits)
+// rounds; larger numbers are integers already. The sign of zero stays.
+template <typename T>
+inline Vector<T> round_even(Vector<T> x) {
+    constexpr T kShift = ExpConstants<T>::kRound / T(1.5);
+    const Vector<T> shifted = magnitude<T>(x) + kShift;
+    return magnitude<T>(x) < kShift ? with_sign<T>(shifted - kShift, x) : x;
+}
+
+template <typename T>
+inline Vector<T> round_down(Vector<T> x) {
+    const Vector<T> near = round_even<T>(x);
+    return with_sign<T>(near > x ? near - T{1} : near, x);
+}
+
+template <typename T>
+inline Vector<T> round_up(Vector<T> x) {
+    const Vector<T> near = round_even<T>(x);
+    return with_sign<T>(near < x ? near + T{1} : near, x);
+}
+
+// exp(x) - 1 for x <= 64: at most 2 ulp off.
+template <typename T>
+inline Vector<T> exp_minus_one(Vector<T> x) {
+    using C = ExpConstants<T>;
+    using Bits = typename BitsOf<T>::type;
+    constexpr T kLow = sizeof(T) == 4 ? T(-30) : T(-50);  // -1 to the last bit
+    const Vector<T> bounded = x < kLow ? splat(kLow) : x;
+    const Vector<T> shifted = bounded * C::kLog2e + C::kRound;
+    const Vector<T> n = shifted - C::kRound;
+    const Vector<T> r = (bounded - n * C::kLn2High) - n * C::kLn2Low;
+    const Vector<T> p = (polynomial(r, C::kPolynomial) * r) * r + r;
+    const Vector<Bits> integer = bit_cast<Vector<Bits>>(shifted) - bit_cast<Bits>(C::kRound);
+    const auto power = bit_cast<Vector<T>>((integer + C::kBias) << C::kMantissa);
+    return power * p + (power - T{1});
+}
+
+// tanh = e / (e + 2) for e = exp(2x) - 1: at most 3 ulp off.
+template <typename T>
+inline Vector<T> tanh(Vector<T> x) {
+    constexpr T kHigh = sizeof(T) == 4 ? T(20) : T(44);  // 1 to the last bit
+    const Vector<T> twice = magnitude<T>(x) * T{2};
+    const Vector<T> e = exp_minus_one<T>(twice > kHigh ? splat(kHigh) : twice);
+    return with_sign<T>(e / (e + T{2}), x);
+}
+
+// 1 / (1 + exp(-x)), by the exponential of -|x|, which does not overflow: at most 3 ulp off.
+template <typename T>
+inline Vector<T> sigmoid(Vector<T> x) {
+    const Vector<T> e = exp<T>(-magnitude<T>(x));
+    return (x < T{0} ? e : splat(T{1})) / (e + T{1});
+}
+
+template <typename T>
+struct LogConstants;
+
+template <>
+struct LogConstants<float> {
+    static constexpr std::int32_t kRootHalf = 0x3f3504f3;  // the bits of sqrt(1/2)
+    static constexpr float kSmallest = 0x1p-126F;          // the smallest normal number
+    static constexpr float kLift = 0x1p23F;
+};
+
+template <>
+struct LogConstants<double> {
+    static constexpr std::int64_t kRootHalf = 0x3fe6a09e667f3bcd;
+    static constexpr double kSmallest = 0x1p-1022;
+    static constexpr double kLift = 0x1p52;
+};
+
+// log(m) for f = m - 1 in [sqrt(1/2) - 1, sqrt(2) - 1], with low * 1 added before the last rounding.
+inline Vector<float> log_mantissa(Vector<float> f, Vector<float> high, Vector<float> low) {
+    // The minimax polynomial of (log(1 + f) - f + f^2 / 2) / f^3.
+    constexpr float kTerms[] = {0x1.1456bap-4F,  -0x1.de3bd6p-4F, 0x1.e6f0b6p-4F,  -0x1.fc2216p-4F, 0x1.233764p-3F,
+                                -0x1.555c4cp-3F, 0x1.99a4b6p-3F,  -0x1.000006p-2F, 0x1.555548p-2F};
+    const Vector<float> square = f * f;
+    return ((polynomial(f, kTerms) * f * square + low) - square * 0.5F) + f + high;
+}
+
+inline Vector<double> log_mantissa(Vector<double> f, Vector<double> high, Vector<double> low) {
+    // log(1 + f) = 2 artanh(s) for s = f / (2 + f), by the Taylor series of artanh.
+    constexpr double kTerms[] = {2.0 / 25, 2.0 / 23, 2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15,
+                                 2.0 / 13, 2.0 / 11, 2.0 / 9,  2.0 / 7,  2.0 / 5,  2.0 / 3};
+    const Vector<double> s = f / (f + 2.0);
+    const Vector<double> z = s * s;
+    const Vector<double> rest = polynomial(z, kTerms) * z;
+    const Vector<double> half_square = f * f * 0.5;
+    return high - ((half_square - (s * (half_square + rest) + low)) - f);
+}
+
+// log(x) = e log(2) + log(m) for x = 2^e m: at most 1 ulp off (double: 2).
+template <typename T>
+inline Vector<T> log(Vector<T> x) {
+    using C = LogConstants<T>;
+    using E = ExpConstants<T>;
+    using Bits = typename BitsOf<T>::type;
+    const Vector<T> lifted = x < C::kSmallest ? x * C::kLift : x;
+    const Vector<Bits> above = bit_cast<Vector<Bits>>(lifted) - C::kRootHalf;
+    const Vector<Bits> exponent = (above >> E::kMantissa) - (x < C::kSmallest ? Vector<Bits>{} + Bits{E::kMantissa}
+                                                                               : Vector<Bits>{});
+    constexpr Bits kFraction = (Bits{1} << E::kMantissa) - 1;
+    const Vector<T> f = bit_cast<Vector<T>>((above & kFraction) + C::kRootHalf) - T{1};
+    const Vector<T> e = __builtin_convertvector(exponent, Vector<T>);
+    Vector<T> y = log_mantissa(f, e * E::kLn2High, e * E::kLn2Low);
+    constexpr T kInfinity = std::numeric_limits<T>::infinity();
+    y = x == T{0} ? splat(-kInfinity) : y;
+    y = x < T{0} ? splat(std::numeric_limits<T>::quiet_NaN()) : y;
+    return (x == kInfinity) | (x != x) ? x : y;
+}
+
+// log(1 + e) for e in [0, 1]: at most 3 ulp off. What rounding 1 + e lost comes back as a correction.
+template <typename T>
+inline Vector<T> log_one_plus(Vector<T> e) {
+    const Vector<T> sum = e + T{1};
+    return log<T>(sum) + (e - (sum - T{1})) / sum;
+}
+
+// log(1 + exp(x)), by the exponential of -|x|.
+template <typename T>
+inline Vector<T> softplus(Vector<T> x) {
+    const Vector<T> positive = x < T{0} ? Vector<T>{} : x;
+    return positive + log_one_plus<T>(exp<T>(-magnitude<T>(x)));
+}
+
+// x tanh(log(1 + e)) = x e (e + 2) / (e (e + 2) + 2) for e = exp(x). Beyond 20 the quotient is 1.
+template <typename T>
+inline Vector<T> mish(Vector<T> x) {
+    const Vector<T> e = exp<T>(x > T{40} ? splat(T{40}) : x);
+    const Vector<T> n = e * (e + T{2});
+    return x * (n / (n + T{2}));
+}
+
+// The square of y in two parts: the rounded one, and what rounding left of it.
+struct Square {
+    Vector<float> high;
+    Vector<float> low;
+};
+
+inline Square exact_square(Vector<float> y) {
+    // The upper 12 bits of the mantissa have an exact square (Dekker 1971).
+    const auto upper = bit_cast<Vector<float>>(bit_cast<Vector<std::int32_t>>(y) & ~0xfff);
+    const Vector<float> lower = y - upper;
+    Vector<float> high = y * y;
+    asm("" : "+m"(high));  // rounded here, not contracted into the differences below
+    return {high, ((upper * upper - high) + upper * lower * 2.0F) + lower * lower};
+}
+
+// exp(y^2) erfc(y) for y >= 0: a minimax polynomial in t = 1 / (1 + 0.4 y), good for y <= 10.2.
+inline Vector<float> scaled_erfc(Vector<float> y) {
+    constexpr float kTerms[] = {-0x1.de856cp-6F, 0x1.9137c2p-3F, -0x1.f9b602p-2F, 0x1.14e79cp-1F, -0x1.1d90c2p-2F,
+                                0x1.13938ap-2F,  0x1.0babc4p-3F, 0x1.b7b51p-3F,   0x1.ccc168p-3F, 0x1.ce3eb8p-3F};
+    const Vector<float> t = 1.0F / (y * 0.4F + 1.0F);
+    return polynomial(t, kTerms) * t;
+}
+
+// The error function: at most 3 ulp off.
+inline Vector<float> erf(Vector<float> x) {
+    // The minimax polynomial of erf(x) / x in x^2 for |x| <= 1.
+    constexpr float kTerms[] = {0x1.496a1cp-14F, -0x1.a3f6f8p-11F, 0x1.5405b0p-8F, -0x1.b7f90cp-6F,
+                                0x1.ce2cf8p-4F,  -0x1.81273ep-2F,  0x1.20dd74p+0F};
+    const Vector<float> y = magnitude<float>(x);
+    const Vector<float> near = x * polynomial(x * x, kTerms);
+    const Vector<float> bounded = y > 4.0F ? splat(4.0F) : y;  // 1 to the last bit
+    const Vector<float> far = 1.0F - exp<float>(-bounded * bounded) * scaled_erfc(bounded);
+    return y <= 1.0F ? near : with_sign<float>(x != x ? x : far, x);
+}
+
+// x times the normal distribution function, x erfc(-x / sqrt(2)) / 2. Relative errors stay below 2^-21 down to
+// subnormal results: the exponential is taken of the exact square.
+inline Vector<float> gelu(Vector<float> x) {
+    constexpr float kRootHalf = 0x1.6a09e6p-1F;
+    const Vector<float> y = magnitude<float>(x);
+    const Vector<float> bounded = y > 14.4F ? splat(14.4F) : y;
+    const Square square = exact_square(bounded);
+    const Vector<float> density = exp<float>(square.high * -0.5F) * (1.0F - square.low * 0.5F);
+    const Vector<float> tail = density * scaled_erfc(bounded * kRootHalf) * 0.5F;
+    return x * (x < 0.0F ? (y > 14.4F ? Vector<float>{} : tail) : 1.0F - tail);
+}
+
+// --- functions of float computed in double ----------------------------------------------------------------------
+
+// Half a vector of floats: as many as a vector of doubles has lanes.
+using HalfFloats = VectorOf<float, kVectorBytes / 2>::type;
+
+inline Vector<double> widen(HalfFloats x) {
+    return __builtin_convertvector(x, Vector<double>);
+}
+
+inline HalfFloats narrow(Vector<double> x) {
+    return __builtin_convertvector(x, HalfFloats);
+}
+
+// sin(x + quarters * pi / 2) of floats, rounded from a double: at most 1 ulp off for all x. Beyond 2^20 the C library
+// computes them.
+inline Vector<double> sine(Vector<double> x, std::int64_t quarters) {
+    constexpr double kLargest = 0x1p20;
+    constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
+    constexpr double kHalfPiHigh = 0x1.921fb544p+0;  // 33 bits, so that its multiples are exact
+    constexpr double kHalfPiLow = 0x1.0b4611a626331p-34;
+    constexpr double kSine[] = {-1.0 / 39916800, 1.0 / 362880, -1.0 / 5040, 1.0 / 120, -1.0 / 6};
+    constexpr double kCosine[] = {1.0 / 479001600, -1.0 / 3628800, 1.0 / 40320, -1.0 / 720, 1.0 / 24, -0.5};
+    const Vector<std::int64_t> large = magnitude<double>(x) > kLargest;
+    std::int64_t any_large = 0;
+    for (int i = 0; i < static_cast<int>(kLanes<double>); ++i) {
+        any_large |= large[i];
+    }
+    const Vector<double> shifted = x * kTwoOverPi + ExpConstants<double>::kRound;
+    const Vector<double> n = shifted - ExpConstants<double>::kRound;
+    const Vector<double> r = (x - n * kHalfPiHigh) - n * kHalfPiLow;
+    const Vector<std::int64_t> quadrant = bit_cast<Vector<std::int64_t>>(shifted) + quarters;
+    const Vector<double> z = r * r;
+    const Vector<double> s = x == 0.0 ? x : polynomial(z, kSine) * z * r + r;
+    const Vector<double> c = polynomial(z, kCosine) * z + 1.0;
+    const Vector<double> y = (quadrant & 1) != 0 ? c : s;
+    const auto result = bit_cast<Vector<double>>(bit_cast<Vector<std::int64_t>>(y) ^ ((quadrant & 2) << 62));
+    if (any_large == 0) {
+        return result;
+    }
+    return large ? each_lane<double>(x, [&](double v) { return quarters == 0 ? std::sin(v) : std::cos(v); }) : result;
+}
+
+// a ** b of floats, as exp(b log|a|) in double: at most 1 ulp off. Special cases as C's pow has them.
+inline Vector<double> power(Vector<double> a, Vector<double> b) {
+    using Bits = Vector<std::int64_t>;
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    const Vector<double> size = magnitude<double>(a);
+    Vector<double> y = exp<double>(b * log<double>(size));
+    y = (b == 0.0) | (a == 1.0) | ((size == 1.0) & (magnitude<double>(b) == kInfinity)) ? splat(1.0) : y;
+    // Floats from 2^24 are even integers; bounded, they convert.
+    const Vector<double> bounded = magnitude<double>(b) > 0x1p25 ? splat(0x1p25) : b;
+    const Bits integer = __builtin_convertvector(bounded, Bits);
+    const Bits is_integer = __builtin_convertvector(integer, Vector<double>) == bounded;
+    const Bits is_odd = is_integer & ((integer & 1) != 0);
+    y = (a < 0.0) & (a != -kInfinity) & ~is_integer & (b == b) ? splat(std::numeric_limits<double>::quiet_NaN()) : y;
+    return bit_cast<Vector<double>>(bit_cast<Bits>(y) ^ (bit_cast<Bits>(a) & kSignBit<double> & is_odd));
+}
+
+}  // namespace
+}  // namespace graphkit

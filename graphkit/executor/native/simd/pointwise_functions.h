@@ -1,0 +1,268 @@
+// The functions of elements and vectors that the pointwise machine applies to blocks.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
+#include "simd/half_convert.h"
+#include "simd/math.h"
+
+namespace graphkit {
+namespace {
+
+// The type whose arithmetic wraps around as T's does: unsigned for integers.
+template <typename T, bool = std::is_integral_v<T>>
+struct UnsignedOf {
+    using type = T;
+};
+template <typename T>
+struct UnsignedOf<T, true> {
+    using type = std::make_unsigned_t<T>;
+};
+
+// Unsigned integers of T's size.
+template <typename T>
+struct UnsignedBitsOf {
+    using type = typename UnsignedOf<T>::type;
+};
+template <>
+struct UnsignedBitsOf<float> {
+    using type = std::uint32_t;
+};
+template <>
+struct UnsignedBitsOf<double> {
+    using type = std::uint64_t;
+};
+
+namespace functions {
+
+#define GRAPHKIT_UNARY(Name, expression)             \
+    struct Name {                                    \
+        template <typename T>                        \
+        static inline Vector<T> apply(Vector<T> a) { \
+            return expression;                       \
+        }                                            \
+    };
+#define GRAPHKIT_BINARY(Name, expression)                         \
+    struct Name {                                                 \
+        template <typename T>                                     \
+        static inline Vector<T> apply(Vector<T> a, Vector<T> b) { \
+            return expression;                                    \
+        }                                                         \
+    };
+#define GRAPHKIT_TERNARY(Name, expression)                                     \
+    struct Name {                                                              \
+        template <typename T>                                                  \
+        static inline Vector<T> apply(Vector<T> a, Vector<T> b, Vector<T> c) { \
+            return expression;                                                 \
+        }                                                                      \
+    };
+// A comparison's result has all bits set where it holds.
+#define GRAPHKIT_COMPARISON(Name, expression)                \
+    struct Name {                                            \
+        template <typename T>                                \
+        static inline auto apply(Vector<T> a, Vector<T> b) { \
+            return expression;                               \
+        }                                                    \
+    };
+// Functions of one element, in the C library.
+#define GRAPHKIT_LIBRARY(Name, expression) \
+    struct Name {                          \
+        template <typename T>              \
+        static inline T apply(T a) {       \
+            return expression;             \
+        }                                  \
+    };
+
+GRAPHKIT_BINARY(Add, a + b)
+GRAPHKIT_BINARY(Sub, a - b)
+GRAPHKIT_BINARY(Mul, a* b)
+GRAPHKIT_BINARY(Div, a / b)
+GRAPHKIT_TERNARY(MulAdd, a* b + c)
+GRAPHKIT_TERNARY(MulSub, a* b - c)
+GRAPHKIT_TERNARY(NegMulAdd, c - a * b)
+GRAPHKIT_BINARY(BitAnd, a& b)
+GRAPHKIT_BINARY(BitOr, a | b)
+GRAPHKIT_BINARY(BitXor, a ^ b)
+GRAPHKIT_BINARY(Minimum, Smallest::combine(a, b))
+GRAPHKIT_BINARY(Maximum, Largest::combine(a, b))
+GRAPHKIT_BINARY(Swish, a* sigmoid<T>(a* b))
+GRAPHKIT_COMPARISON(Equal, a == b)
+GRAPHKIT_COMPARISON(NotEqual, a != b)
+GRAPHKIT_COMPARISON(Less, a < b)
+GRAPHKIT_COMPARISON(LessEqual, a <= b)
+GRAPHKIT_UNARY(Neg, -a)
+GRAPHKIT_UNARY(Floor, round_down<T>(a))
+GRAPHKIT_UNARY(Ceil, round_up<T>(a))
+GRAPHKIT_UNARY(Round, round_even<T>(a))
+GRAPHKIT_UNARY(Sqrt, square_root(a))
+GRAPHKIT_UNARY(Exp, exp<T>(a))
+GRAPHKIT_UNARY(Expm1, exp_minus_one<T>(a))
+GRAPHKIT_UNARY(Log, log<T>(a))
+GRAPHKIT_UNARY(Tanh, tanh<T>(a))
+GRAPHKIT_UNARY(Sigmoid, sigmoid<T>(a))
+GRAPHKIT_UNARY(Softplus, softplus<T>(a))
+GRAPHKIT_UNARY(Mish, mish<T>(a))
+GRAPHKIT_UNARY(Erf, erf(a))
+GRAPHKIT_UNARY(Gelu, gelu(a))
+GRAPHKIT_LIBRARY(Tan, std::tan(a))
+GRAPHKIT_LIBRARY(Asin, std::asin(a))
+GRAPHKIT_LIBRARY(Acos, std::acos(a))
+GRAPHKIT_LIBRARY(Atan, std::atan(a))
+GRAPHKIT_LIBRARY(Sinh, std::sinh(a))
+GRAPHKIT_LIBRARY(Cosh, std::cosh(a))
+GRAPHKIT_LIBRARY(Asinh, std::asinh(a))
+GRAPHKIT_LIBRARY(Acosh, std::acosh(a))
+GRAPHKIT_LIBRARY(Atanh, std::atanh(a))
+GRAPHKIT_LIBRARY(DoubleErf, std::erf(a))
+GRAPHKIT_LIBRARY(DoubleGelu, 0.5 * a * std::erfc(a * -0x1.6a09e667f3bcdp-1))
+GRAPHKIT_LIBRARY(DoubleSin, std::sin(a))
+GRAPHKIT_LIBRARY(DoubleCos, std::cos(a))
+
+#undef GRAPHKIT_UNARY
+#undef GRAPHKIT_BINARY
+#undef GRAPHKIT_TERNARY
+#undef GRAPHKIT_COMPARISON
+#undef GRAPHKIT_LIBRARY
+
+struct Abs {
+    template <typename T>
+    static inline Vector<T> apply(Vector<T> a) {
+        if constexpr (std::is_floating_point_v<T>) {
+            return magnitude<T>(a);
+        } else if constexpr (std::is_signed_v<T>) {
+            using U = std::make_unsigned_t<T>;
+            return a < T{0} ? bit_cast<Vector<T>>(-bit_cast<Vector<U>>(a)) : a;
+        } else {
+            return a;
+        }
+    }
+};
+
+// -1, 0 or 1; NaN stays.
+struct Sign {
+    template <typename T>
+    static inline Vector<T> apply(Vector<T> a) {
+        const Vector<T> up = a > T{0} ? splat(T{1}) : Vector<T>{};
+        if constexpr (std::is_unsigned_v<T>) {
+            return up;
+        } else {
+            const Vector<T> sign = a < T{0} ? splat(static_cast<T>(-1)) : up;
+            return a != a ? a : sign;
+        }
+    }
+};
+
+struct PRelu {
+    template <typename T>
+    static inline Vector<T> apply(Vector<T> a, Vector<T> b) {
+        using U = typename UnsignedOf<T>::type;
+        const auto scaled = bit_cast<Vector<T>>(bit_cast<Vector<U>>(a) * bit_cast<Vector<U>>(b));
+        return a >= T{0} ? a : scaled;
+    }
+};
+
+// Shifts by a negative count, or one not below the width, leave only the sign.
+struct ShiftLeft {
+    template <typename T>
+    static inline Vector<T> apply(Vector<T> a, Vector<T> b) {
+        using U = std::make_unsigned_t<T>;
+        const auto bits = bit_cast<Vector<U>>(b);
+        constexpr U kWidth = sizeof(T) * 8;
+        const auto inside = bits < kWidth;
+        const Vector<U> shifted = bit_cast<Vector<U>>(a) << (inside ? bits : Vector<U>{});
+        return bit_cast<Vector<T>>(inside ? shifted : Vector<U>{});
+    }
+};
+
+struct ShiftRight {
+    template <typename T>
+    static inline Vector<T> apply(Vector<T> a, Vector<T> b) {
+        using U = std::make_unsigned_t<T>;
+        const auto bits = bit_cast<Vector<U>>(b);
+        constexpr U kWidth = sizeof(T) * 8;
+        const auto inside = bits < kWidth;
+        const Vector<T> shifted = a >> (inside ? bit_cast<Vector<T>>(bits) : Vector<T>{});
+        const Vector<T> sign = a < T{0} ? splat(static_cast<T>(~T{0})) : Vector<T>{};
+        return inside ? shifted : sign;
+    }
+};
+
+struct TruncatedQuotient {
+    template <typename T>
+    static inline T apply(T a, T b) {
+        if (b == 0) {
+            return 0;
+        }
+        if constexpr (std::is_signed_v<T>) {
+            if (b == -1) {  // the smallest integer has no counterpart
+                return static_cast<T>(std::make_unsigned_t<T>{0} - static_cast<std::make_unsigned_t<T>>(a));
+            }
+        }
+        return static_cast<T>(a / b);
+    }
+};
+
+struct TruncatedRemainder {
+    template <typename T>
+    static inline T apply(T a, T b) {
+        if constexpr (std::is_floating_point_v<T>) {
+            return std::fmod(a, b);
+        } else {
+            const bool trivial = b == 0 || (std::is_signed_v<T> && b == static_cast<T>(-1));
+            return trivial ? T{0} : static_cast<T>(a % b);
+        }
+    }
+};
+
+struct FlooredRemainder {
+    template <typename T>
+    static inline T apply(T a, T b) {
+        const T rest = TruncatedRemainder::apply(a, b);
+        if constexpr (std::is_floating_point_v<T>) {
+            return rest == 0 ? std::copysign(rest, b) : ((rest < 0) != (b < 0) ? rest + b : rest);
+        } else if constexpr (std::is_signed_v<T>) {
+            return rest != 0 && (rest < 0) != (b < 0) ? static_cast<T>(rest + b) : rest;
+        } else {
+            return rest;
+        }
+    }
+};
+
+// Wraps around; a negative exponent gives the reciprocal, towards zero (0 for the base 0).
+struct IntegerPower {
+    template <typename T>
+    static inline T apply(T a, T b) {
+        using U = std::make_unsigned_t<T>;
+        if constexpr (std::is_signed_v<T>) {
+            if (b < 0) {
+                return a == 1 ? T{1} : (a == -1 ? static_cast<T>((b & 1) != 0 ? -1 : 1) : T{0});
+            }
+        }
+        std::uint64_t result = 1;
+        auto base = static_cast<std::uint64_t>(a);
+        for (auto rest = static_cast<U>(b); rest != 0; rest = static_cast<U>(rest >> 1)) {
+            result *= (rest & 1U) != 0 ? base : 1;
+            base *= base;
+        }
+        return static_cast<T>(result);
+    }
+};
+
+struct DoublePower {
+    static inline double apply(double a, double b) { return std::pow(a, b); }
+};
+
+struct FloatPower {
+    static inline Vector<double> apply(Vector<double> a, Vector<double> b) { return power(a, b); }
+};
+
+template <std::int64_t Quarters>
+struct Sine {
+    static inline Vector<double> apply(Vector<double> a) { return sine(a, Quarters); }
+};
+
+}  // namespace functions
+}  // namespace
+}  // namespace graphkit

@@ -1,0 +1,9 @@
+#ifdef GRAPHKIT_X86_KERNELS
+#include "simd/pooling.h"
+
+namespace graphkit {
+
+constinit const PoolFunctions kAvx2Pools = kPoolFunctions;
+
+}  // namespace graphkit
+#endif

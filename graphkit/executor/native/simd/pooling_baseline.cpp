@@ -1,0 +1,7 @@
+#include "simd/pooling.h"
+
+namespace graphkit {
+
+constinit const PoolFunctions kBaselinePools = kPoolFunctions;
+
+}  // namespace graphkit

@@ -1,0 +1,7 @@
+#include "simd/recurrent.h"
+
+namespace graphkit {
+
+constinit const RecurrentTable recurrent_baseline = kRecurrent;
+
+}  // namespace graphkit

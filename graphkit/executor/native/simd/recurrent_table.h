@@ -1,0 +1,88 @@
+// The vector part of recurrent layers: what simd/recurrent.h computes, and how it is called.
+//
+// Hidden units come in blocks of one vector. The matrices of a block are a panel [depth][vectors][lanes]: for each row
+// of the product's left side, `vectors` vectors of results (one for each gate) stay in registers over the whole depth.
+#pragma once
+
+#include <cstdint>
+
+namespace graphkit {
+
+enum class GateFunction : std::uint8_t {
+    sigmoid, tanh, relu, affine, leaky_relu, thresholded_relu, scaled_tanh, hard_sigmoid, elu, softsign, softplus
+};
+
+struct GateActivation {
+    GateFunction kind = GateFunction::sigmoid;
+    float alpha = 0;
+    float beta = 0;
+};
+
+enum class CellKind : std::uint8_t {
+    rnn,
+    lstm,
+    gru_linear,  // the reset gate multiplies what the matrix gave
+    gru_gates,   // update gate and reset h; gru_output finishes the step when they are there for all units
+    gru_output,
+};
+
+// How often a sum over the depth is split, to hide the latency of few chains. It decides the order of additions.
+constexpr int kMaxSplit = 2;
+
+// Part of the input's product with one block of w: target[row] (+)= x[row] @ panel. Rows are (step, sequence) pairs;
+// row number i is sequence `batch_begin + i % batch` at step `i / batch`.
+struct ProjectionBlock {
+    const float* x;             // of step 0
+    std::int64_t x_step;        // negative for a walk from the end
+    std::int64_t x_sequence;
+    std::int64_t batch_begin;
+    std::int64_t batch;
+    std::int64_t rows;
+    std::int64_t depth;
+    const float* panel;
+    const float* start;         // [vectors][lanes] that sums start from; null: from what the target holds
+    float* target;              // of step 0, sequence 0
+    std::int64_t target_step;   // between steps; sequences lie [vectors][lanes] apart
+    int vectors;
+    int split;
+};
+
+// One step of one block of units, for the sequences [begin, end). Pointers are to sequence 0, steps between sequences.
+struct CellBlock {
+    CellKind kind;
+    bool input_forget;
+    int split;
+    GateActivation functions[3];
+    float clip;                   // infinity: none
+    std::int64_t begin;
+    std::int64_t end;
+    std::int64_t depth;           // hidden units
+    const float* panel;
+    const float* left;            // all units' h (gru_output: reset h)
+    const float* projected;       // this block's part of the input's product
+    std::int64_t projected_step;
+    const float* bias;            // GRU: of the recurrent matrix's last gate [lanes]
+    const float* peepholes;       // LSTM: [3][lanes] of i, o, f, or null
+    std::int64_t state_step;
+    const float* h;               // this block's units, as the following
+    float* h_next;
+    float* c;                     // LSTM's state; GRU's update gate between its two halves
+    float* reset;                 // GRU: reset h
+    float* y;                     // null when nobody reads it
+    std::int64_t y_step;
+    std::int64_t units;           // that exist, at most `lanes`
+    const std::int32_t* lengths;  // null: all sequences go on
+    std::int64_t time;
+};
+
+struct RecurrentTable {
+    std::int64_t lanes;
+    void (*project)(const ProjectionBlock& block);
+    void (*step)(const CellBlock& block);
+};
+
+extern const RecurrentTable recurrent_baseline;
+extern const RecurrentTable recurrent_avx2;
+extern const RecurrentTable recurrent_avx512;
+
+}  // namespace graphkit

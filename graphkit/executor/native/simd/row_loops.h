@@ -1,0 +1,60 @@
+// Loops over a row: element by element, and sums. Included by simd/<family>_<isa>.cpp only.
+#pragma once
+
+#include "simd/vector.h"
+
+namespace graphkit {
+namespace {
+
+// Sums of rows longer than a block are sums of halves: the rounding error of a sum grows with the logarithm of the
+// number of elements.
+constexpr std::int64_t kRowBlock = 4096;
+
+// y[i] = map(read), where read(p, fill) is the vector at p + i; the lanes behind the end hold `fill`.
+template <typename T, typename Map>
+inline void map_row(T* y, std::int64_t size, Map&& map) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    std::int64_t at = 0;
+    for (; at + 2 * lanes <= size; at += 2 * lanes) {
+        const Vector<T> first = map([&](const T* from, T) { return load(from + at); });
+        const Vector<T> second = map([&](const T* from, T) { return load(from + at + lanes); });
+        store(y + at, first);
+        store(y + at + lanes, second);
+    }
+    for (; at + lanes <= size; at += lanes) {
+        store(y + at, map([&](const T* from, T) { return load(from + at); }));
+    }
+    if (at < size) {
+        const std::int64_t rest = size - at;
+        store_part(y + at, map([&](const T* from, T fill) { return load_part(from + at, rest, fill); }), rest);
+    }
+}
+
+// The sum of map(read) over [begin, begin + size) of a row; map gives 0 for lanes of `fill`.
+template <typename T, typename Map>
+inline T sum_row(std::int64_t begin, std::int64_t size, Map&& map) {
+    if (size > kRowBlock) {
+        const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
+        return sum_row<T>(begin, half, map) + sum_row<T>(begin + half, size - half, map);
+    }
+    constexpr std::int64_t lanes = kLanes<T>;
+    Vector<T> sums[4] = {};
+    std::int64_t at = begin;
+    const std::int64_t end = begin + size;
+    for (; at + 4 * lanes <= end; at += 4 * lanes) {
+#pragma GCC unroll 4
+        for (int way = 0; way < 4; ++way) {
+            sums[way] += map([&](const T* from, T) { return load(from + at + way * lanes); });
+        }
+    }
+    for (; at + lanes <= end; at += lanes) {
+        sums[0] += map([&](const T* from, T) { return load(from + at); });
+    }
+    if (at < end) {
+        sums[1] += map([&](const T* from, T fill) { return load_part(from + at, end - at, fill); });
+    }
+    return across<Add, T>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+}  // namespace
+}  // namespace graphkit

@@ -1,0 +1,7 @@
+#include "simd/select.h"
+
+namespace graphkit {
+
+constinit const SelectTable kSelectBaseline = make_select_table();
+
+}  // namespace graphkit

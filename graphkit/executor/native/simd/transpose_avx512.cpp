@@ -1,0 +1,11 @@
+#ifdef GRAPHKIT_X86_KERNELS
+#include "simd/transpose.h"
+
+#include "simd/transpose_tables.h"
+
+namespace graphkit {
+
+constinit const TransposeTable kTransposeAvx512 = kTransposes;
+
+}  // namespace graphkit
+#endif

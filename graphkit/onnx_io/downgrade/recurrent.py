@@ -1,0 +1,31 @@
+"""RNN, GRU, LSTM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkit.ir.graph import Value
+from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, rewrites, spells
+from graphkit.ops import F
+
+
+@spells("RNN", "GRU", "LSTM", below=ALWAYS)
+def _hidden_size(spelling: Spelling) -> None:
+    # Optional in the standard; ONNX Runtime refuses a node without it.
+    recurrent = spelling.input(2)
+    if recurrent is not None and recurrent.tensor.shape is not None and isinstance(recurrent.tensor.shape[2], int):
+        spelling.attrs.setdefault("hidden_size", recurrent.tensor.shape[2])
+
+
+@rewrites("RNN", "GRU", "LSTM", below=14)
+def _batch_first(site: Site) -> Sequence[Value] | None:
+    # Until 14 time came first in every tensor.
+    if not site.op.layout:
+        return None
+    operands = list(site.inputs)
+    for position in (0, 5, 6):
+        value = site.input(position)
+        if value is not None:
+            operands[position] = F.transpose(value, perm=(1, 0, 2))
+    y, *states = site.node.rebuilt(operands, site.op.replace(layout=0)).outputs
+    return [F.transpose(y, perm=(2, 0, 1, 3)), *(F.transpose(s, perm=(1, 0, 2)) for s in states)]

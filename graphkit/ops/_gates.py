@@ -1,0 +1,96 @@
+"""The arithmetic of recurrent cells, on arrays and on graph values: one text of a cell is reference and expansion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from graphkit.ops._base import F
+from graphkit.ops._pointwise import scalar_like
+from graphkit.ops.activation import keep_where, stable_sigmoid, stable_softplus
+
+
+class Function(NamedTuple):
+    """A function of a gate: of arrays (xp, x, alpha, beta), and of values (x, alpha, beta).
+
+    `defaults` are those of alpha and beta, as many as the function takes; None must be given.
+    """
+
+    array: Callable[[Any, Any, float, float], Any]
+    value: Callable[[Any, float, float], Any]
+    defaults: tuple[float | None, ...] = ()
+
+
+# The standard's functions, by lower-case name.
+FUNCTIONS: Mapping[str, Function] = {
+    "relu": Function(lambda xp, x, a, b: xp.maximum(x, 0), lambda x, a, b: F.relu(x)),
+    "tanh": Function(lambda xp, x, a, b: xp.tanh(x), lambda x, a, b: F.tanh(x)),
+    "sigmoid": Function(lambda xp, x, a, b: stable_sigmoid(xp, x), lambda x, a, b: F.sigmoid(x)),
+    "affine": Function(lambda xp, x, a, b: x * a + b, lambda x, a, b: x * a + b, (None, None)),
+    "leakyrelu": Function(
+        lambda xp, x, a, b: xp.where(x >= 0, x, x * a), lambda x, a, b: F.leaky_relu(x, alpha=a), (0.01,)
+    ),
+    "thresholdedrelu": Function(
+        lambda xp, x, a, b: xp.where(x >= a, x, xp.zeros_like(x)), lambda x, a, b: keep_where(x >= a, x), (1.0,)
+    ),
+    "scaledtanh": Function(lambda xp, x, a, b: a * xp.tanh(x * b), lambda x, a, b: F.tanh(x * b) * a, (None, None)),
+    "hardsigmoid": Function(
+        lambda xp, x, a, b: xp.clip(x * a + b, 0, 1),
+        lambda x, a, b: F.hard_sigmoid(x, alpha=a, beta=b),
+        (0.2, 0.5),
+    ),
+    "elu": Function(
+        lambda xp, x, a, b: xp.where(x >= 0, x, a * xp.expm1(xp.minimum(x, 0))),
+        lambda x, a, b: F.elu(x, alpha=a),
+        (1.0,),
+    ),
+    "softsign": Function(lambda xp, x, a, b: x / (1 + xp.abs(x)), lambda x, a, b: F.softsign(x)),
+    "softplus": Function(lambda xp, x, a, b: stable_softplus(xp, x), lambda x, a, b: F.softplus(x)),
+}
+
+
+class Activation(NamedTuple):
+    """One of the standard's functions, in lower case, with its parameters (0 where it has none)."""
+
+    name: str
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+class ArrayMath(NamedTuple):
+    """Cells on numpy or CuPy arrays."""
+
+    xp: Any
+
+    def product(self, h: Any, r: Any) -> Any:
+        """h: [N, H] by the transpose of r: [M, H]."""
+        return self.xp.matmul(h, r.T)
+
+    def split(self, x: Any, parts: int, axis: int = -1) -> Any:
+        return self.xp.split(x, parts, axis=axis)
+
+    def clip(self, x: Any, bound: float) -> Any:
+        return self.xp.clip(x, -bound, bound)
+
+    def apply(self, function: Activation, x: Any) -> Any:
+        return FUNCTIONS[function.name].array(self.xp, x, function.alpha, function.beta)
+
+
+class GraphMath:
+    """The same on graph values."""
+
+    @staticmethod
+    def product(h: Any, r: Any) -> Any:
+        return F.gemm(h, r, transB=True)
+
+    @staticmethod
+    def split(x: Any, parts: int, axis: int = -1) -> Any:
+        return F.split(x, num_outputs=parts, axis=axis)
+
+    @staticmethod
+    def clip(x: Any, bound: float) -> Any:
+        return F.clip(x, scalar_like(-bound, x), scalar_like(bound, x))
+
+    @staticmethod
+    def apply(function: Activation, x: Any) -> Any:
+        return FUNCTIONS[function.name].value(x, function.alpha, function.beta)

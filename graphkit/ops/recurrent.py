@@ -1,0 +1,163 @@
+"""Recurrent layers: RNN, GRU, LSTM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.ops._base import Onnx, Sample, op
+from graphkit.ops._recurrence import PARAMETERS, Recurrence, Weights
+
+_LENGTHS = np.array([3, 1, 4], np.int32)
+
+
+def _case(*operands: Any, **attributes: Any) -> Sample:
+    """A sample with five hidden units. grad=False: they are differentiated as Scan, which has no gradient rule yet."""
+    return Sample(*operands, hidden_size=5, grad=False, **attributes)
+
+
+def _plus(x: Any, bias: Any) -> Any:
+    return x if bias is None else x + bias
+
+
+@op
+class RNN(Recurrence):
+    """h' = f(W x + R h + Wb + Rb), for each step of a sequence.
+
+    See Recurrence for the operands. Results: h of every step [T, D, N, H] ([N, T, D, H] with layout=1), and the last h.
+    """
+
+    activations: tuple[str, ...] = ("Tanh", "Tanh")
+    gates = 1
+    functions = ("Tanh",)
+    inputs = ("x", "w", "r", "b?", "sequence_lens?", "initial_h?")
+    types = PARAMETERS
+    outputs = ("y", "y_h")
+    onnx = Onnx("RNN", since=22)
+    samples = (
+        _case((4, 3, 2), (1, 5, 2), (1, 5, 5)),
+        _case((4, 3, 2), (1, 5, 2), (1, 5, 5), (1, 10), None, (1, 3, 5), direction="reverse"),
+        _case((4, 3, 2), (2, 5, 2), (2, 5, 5), (2, 10), None, (2, 3, 5), direction="bidirectional"),
+        _case((3, 4, 2), (1, 5, 2), (1, 5, 5), (1, 10), None, (3, 1, 5), layout=1),
+        _case((4, 3, 2), (2, 5, 2), (2, 5, 5), (2, 10), _LENGTHS, (2, 3, 5), direction="bidirectional"),
+        _case((4, 3, 2), (1, 5, 2), (1, 5, 5), (1, 10), clip=0.5, activations=("Relu",)),
+        _case(
+            (4, 3, 2), (1, 5, 2), (1, 5, 5),
+            activations=("Affine",), activation_alpha=(0.5,), activation_beta=(0.25,),
+        ),
+        _case(
+            (4, 3, 2), (2, 5, 2), (2, 5, 5), direction="bidirectional",
+            activations=("LeakyRelu", "ScaledTanh"), activation_alpha=(0.25, 1.5), activation_beta=(0.5,),
+        ),
+        _case((4, 3, 2), (2, 5, 2), (2, 5, 5), direction="bidirectional", activations=("HardSigmoid", "Elu")),
+        _case((4, 3, 2), (2, 5, 2), (2, 5, 5), direction="bidirectional", activations=("Softsign", "Softplus")),
+        _case((4, 3, 2), (1, 5, 2), (1, 5, 5), activations=("ThresholdedRelu",), activation_alpha=(0.5,)),
+    )  # fmt: skip
+
+    def functions_named(self) -> tuple[str, ...]:
+        # The default has a function for a second direction that there may not be.
+        return self.activations[: self.directions] if self.activations == ("Tanh", "Tanh") else self.activations
+
+    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        (h,) = state
+        (f,) = weights.functions
+        gate = _plus(x + math.product(h, weights.r), weights.bias)
+        return (math.apply(f, self.clipped(math, gate)),)
+
+
+@op
+class GRU(Recurrence):
+    """z, r = f(W x + R h + Wb + Rb); n = g(Wn x + Rn (r h) + Wbn + Rbn); h' = (1 - z) n + z h, for each step.
+
+    With linear_before_reset n = g(Wn x + r (Rn h + Rbn) + Wbn). Gates lie in the order z, r, n. See Recurrence for the
+    operands. Results: h of every step [T, D, N, H] ([N, T, D, H] with layout=1), and the last h.
+    """
+
+    linear_before_reset: bool = False
+    gates = 3
+    functions = ("Sigmoid", "Tanh")
+    inputs = ("x", "w", "r", "b?", "sequence_lens?", "initial_h?")
+    types = PARAMETERS
+    outputs = ("y", "y_h")
+    onnx = Onnx("GRU", since=22)
+    samples = (
+        _case((4, 3, 2), (1, 15, 2), (1, 15, 5)),
+        _case((4, 3, 2), (1, 15, 2), (1, 15, 5), (1, 30), None, (1, 3, 5), direction="reverse"),
+        _case((4, 3, 2), (1, 15, 2), (1, 15, 5), (1, 30), None, (1, 3, 5), linear_before_reset=True),
+        _case((4, 3, 2), (2, 15, 2), (2, 15, 5), (2, 30), None, (2, 3, 5), direction="bidirectional"),
+        _case((3, 4, 2), (1, 15, 2), (1, 15, 5), (1, 30), None, (3, 1, 5), layout=1, linear_before_reset=True),
+        _case((4, 3, 2), (2, 15, 2), (2, 15, 5), (2, 30), _LENGTHS, (2, 3, 5), direction="bidirectional"),
+        _case((4, 3, 2), (1, 15, 2), (1, 15, 5), (1, 30), _LENGTHS, direction="reverse", linear_before_reset=True),
+        _case((4, 3, 2), (1, 15, 2), (1, 15, 5), (1, 30), clip=0.5),
+        _case(
+            (4, 3, 2), (2, 15, 2), (2, 15, 5), direction="bidirectional", activation_alpha=(0.25, 0.5),
+            activation_beta=(0.25,), activations=("HardSigmoid", "Relu", "Sigmoid", "LeakyRelu"),
+        ),
+    )  # fmt: skip
+
+    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        (h,) = state
+        f, g = weights.functions
+        of_update, of_reset, of_new = math.split(weights.r, 3, axis=0)
+        bias = (None,) * 3 if weights.bias is None else math.split(weights.bias, 3)
+        x_update, x_reset, x_new = math.split(x, 3)
+        update = math.apply(f, self.clipped(math, _plus(x_update + math.product(h, of_update), bias[0])))
+        reset = math.apply(f, self.clipped(math, _plus(x_reset + math.product(h, of_reset), bias[1])))
+        if self.linear_before_reset:
+            recurrent = reset * _plus(math.product(h, of_new), bias[2])
+        else:
+            recurrent = _plus(math.product(reset * h, of_new), bias[2])
+        new = math.apply(g, self.clipped(math, x_new + recurrent))
+        return ((1 - update) * new + update * h,)
+
+
+@op
+class LSTM(Recurrence):
+    """Long short-term memory: c' = f c + i g, h' = o h(c'), for each step.
+
+    i = f(W x + R h + P c + Wb + Rb), and f likewise; o likewise from c'; g = g(W x + R h + Wb + Rb). With input_forget
+    f = 1 - i. Gates lie in the order i, o, f, g, peepholes p: [D, 3 * H] in the order i, o, f. `clip` bounds the inputs
+    of f and g, not of h. See Recurrence for the other operands. Results: h of every step [T, D, N, H] ([N, T, D, H]
+    with layout=1), the last h, the last c.
+    """
+
+    input_forget: bool = False
+    gates = 4
+    states = 2
+    functions = ("Sigmoid", "Tanh", "Tanh")
+    inputs = ("x", "w", "r", "b?", "sequence_lens?", "initial_h?", "initial_c?", "p?")
+    types = {**PARAMETERS, "initial_c": "x", "p": "x"}
+    outputs = ("y", "y_h", "y_c")
+    onnx = Onnx("LSTM", since=22)
+    samples = (
+        _case((4, 3, 2), (1, 20, 2), (1, 20, 5)),
+        _case((4, 3, 2), (1, 20, 2), (1, 20, 5), (1, 40), None, (1, 3, 5), (1, 3, 5), direction="reverse"),
+        _case((4, 3, 2), (1, 20, 2), (1, 20, 5), (1, 40), None, None, None, (1, 15)),
+        _case((4, 3, 2), (2, 20, 2), (2, 20, 5), (2, 40), None, (2, 3, 5), (2, 3, 5), direction="bidirectional"),
+        _case((3, 4, 2), (1, 20, 2), (1, 20, 5), (1, 40), None, (3, 1, 5), (3, 1, 5), layout=1),
+        _case(
+            (4, 3, 2), (2, 20, 2), (2, 20, 5), (2, 40), _LENGTHS, (2, 3, 5), (2, 3, 5), (2, 15),
+            direction="bidirectional",
+        ),
+        _case((4, 3, 2), (1, 20, 2), (1, 20, 5), (1, 40), input_forget=True),
+        _case((4, 3, 2), (1, 20, 2), (1, 20, 5), (1, 40), clip=0.5),
+        _case(
+            (4, 3, 2), (2, 20, 2), (2, 20, 5), (2, 40), direction="bidirectional", activation_alpha=(0.25, 0.5),
+            activation_beta=(0.25,), activations=("HardSigmoid", "Relu", "Elu", "Sigmoid", "Softsign", "Tanh"),
+        ),
+    )  # fmt: skip
+
+    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        h, c = state
+        f, g, output = weights.functions
+        i, o, forget, new = math.split(_plus(x + math.product(h, weights.r), weights.bias), 4)
+        p_i, p_o, p_f = (None,) * 3 if weights.peepholes is None else math.split(weights.peepholes, 3)
+        i = math.apply(f, self.clipped(math, i if p_i is None else i + p_i * c))
+        if self.input_forget:
+            kept = 1 - i
+        else:
+            kept = math.apply(f, self.clipped(math, forget if p_f is None else forget + p_f * c))
+        c = kept * c + i * math.apply(g, self.clipped(math, new))
+        o = math.apply(f, self.clipped(math, o if p_o is None else o + p_o * c))
+        return o * math.apply(output, c), c

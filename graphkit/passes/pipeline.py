@@ -1,0 +1,73 @@
+"""The passes that prepare a graph for inference, in their order, and what each of them does to a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from graphkit.ir.graph import Graph
+from graphkit.passes._base import Pass, effect, is_constant
+from graphkit.passes._match import FixedValues
+from graphkit.passes.channels_last import channels_last
+from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.eliminate_expand import eliminate_expand
+from graphkit.passes.eliminate_reshape import eliminate_reshape
+from graphkit.passes.eliminate_transpose import eliminate_transpose
+from graphkit.passes.fold_batch_norm import fold_batch_norm
+from graphkit.passes.fuse_activation import fuse_activation
+from graphkit.passes.fuse_attention import fuse_attention
+from graphkit.passes.fuse_conv import fuse_conv
+from graphkit.passes.fuse_gelu import fuse_gelu
+from graphkit.passes.fuse_layer_norm import fuse_layer_norm
+from graphkit.passes.fuse_matmul import fuse_matmul
+from graphkit.passes.fuse_pointwise import fuse_pointwise
+from graphkit.passes.fuse_softmax import fuse_softmax
+from graphkit.passes.to_bfloat16 import to_bfloat16
+
+# After CLEANUP. Formulas before transposes move through them; attention before the products that it consists of;
+# products with what follows them before regions take that.
+INFERENCE: tuple[tuple[str, Pass], ...] = (
+    ("fold_batch_norm", fold_batch_norm),
+    ("eliminate_expand", eliminate_expand),
+    ("fuse_layer_norm", fuse_layer_norm),
+    ("fuse_gelu", fuse_gelu),
+    ("fuse_activation", fuse_activation),
+    ("fuse_softmax", fuse_softmax),
+    ("eliminate_transpose", eliminate_transpose),
+    ("fuse_attention", fuse_attention),
+    ("eliminate_reshape", eliminate_reshape),
+    ("fuse_matmul", fuse_matmul),
+    ("fuse_conv", fuse_conv),
+    ("channels_last", channels_last),
+    *CLEANUP,
+    ("fuse_pointwise", fuse_pointwise),
+)
+
+
+def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
+    """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in."""
+    if precision == "f32":
+        return INFERENCE
+    at = len(INFERENCE) - 1 - len(CLEANUP)
+    return (*INFERENCE[:at], ("to_bfloat16", to_bfloat16), *INFERENCE[at:])
+# What becomes possible when the shapes of a prepared graph are known.
+BOUND: tuple[tuple[str, Pass], ...] = (("fuse_attention", fuse_attention),)
+
+
+class Effect(NamedTuple):
+    """A graph after a pass: nodes that a run computes, nodes on constants and parameters alone, and what changed."""
+
+    name: str
+    nodes: int
+    fixed: int
+    change: str
+
+
+def effects(graph: Graph, passes: Sequence[tuple[str, Pass]] = (*CLEANUP, *INFERENCE)) -> Iterator[Effect]:
+    """Apply passes in order and tell what each does; constants are not counted, nor are nodes of subgraphs."""
+    for name, transform in passes:
+        before, graph = graph, transform(graph)
+        values = FixedValues(graph)
+        nodes = [node for node in graph.nodes if not is_constant(node)]
+        fixed = sum(all(v in values for v in node.outputs) for node in nodes)
+        yield Effect(name, len(nodes) - fixed, fixed, effect(before, graph))

@@ -1,0 +1,64 @@
+"""What transformers share: multi-head attention and the feed-forward layers of one block."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.frontend import layers as nn
+from graphkit.ir.graph import Value
+from graphkit.ops import F
+
+# In place of minus infinity: a row whose positions are all masked gives equal weights instead of NaN.
+_MASKED = float(np.finfo(np.float32).min)
+
+
+def head_width(network: str, width: int, heads: int) -> int:
+    """Channels of one head; UsageError when they do not divide."""
+    if width % heads:
+        raise UsageError(f"{network}: width {width} does not divide into {heads} heads")
+    return width // heads
+
+
+def attention(x: Value, heads: int, visible: Value, *, init: Any, project_init: Any) -> Value:
+    """Self-attention (Vaswani et al. 2017): softmax(Q K^T / sqrt(d)) V, by head, then a projection.
+
+    x: [N, T, width]; visible: bool that broadcasts to [N, heads, T, T], False where a query must not look.
+    """
+    width = x.tensor.known_shape[-1]
+    assert isinstance(width, int)
+    joint = nn.linear(x, 3 * width, init=init, bias_init="zeros", name="qkv")
+    q, k, v = F.split(joint, np.array([width] * 3), axis=-1)
+    keys = F.transpose(_split_heads(k, heads), perm=(0, 2, 3, 1))
+    queries, values = (F.transpose(_split_heads(part, heads), perm=(0, 2, 1, 3)) for part in (q, v))
+    scores = F.mul(F.mat_mul(queries, keys), 1.0 / math.sqrt(width // heads))
+    weights = F.softmax(F.where(visible, scores, np.float32(_MASKED)), axis=-1)
+    mixed = F.transpose(F.mat_mul(weights, values), perm=(0, 2, 1, 3))
+    joined = F.reshape(mixed, np.array([0, 0, width]))
+    return nn.linear(joined, width, init=project_init, bias_init="zeros", name="project")
+
+
+def _split_heads(x: Value, heads: int) -> Value:
+    return F.reshape(x, np.array([0, 0, heads, -1]))
+
+
+def feed_forward(x: Value, hidden: int, *, approximate: str, init: Any, project_init: Any) -> Value:
+    """linear, GELU, linear. `approximate`: "none" or "tanh", as in ONNX's Gelu."""
+    width = x.tensor.known_shape[-1]
+    assert isinstance(width, int)
+    h = F.gelu(nn.linear(x, hidden, init=init, bias_init="zeros", name="fc1"), approximate=approximate, name="gelu")
+    return nn.linear(h, width, init=project_init, bias_init="zeros", name="fc2")
+
+
+def steps(x: Value) -> Value:
+    """int64 [T], 0 to T - 1, for x: [N, T]."""
+    size = F.squeeze(F.slice(F.shape(x), np.array([1]), np.array([2])), np.array([0]))
+    return F.range(np.int64(0), size, np.int64(1), name="steps")
+
+
+def drop(x: Value, ratio: float) -> Value:
+    """Dropout, in training; nothing at all for a ratio of 0."""
+    return nn.dropout(x, ratio) if ratio else x

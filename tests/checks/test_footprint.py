@@ -1,0 +1,47 @@
+"""What a run takes: the measurement against arrays of known size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.checks import footprint
+from graphkit.errors import UnsupportedError
+
+MIB = 1 << 20
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="resident memory is read from /proc")
+
+
+@needs_proc
+def test_a_run_takes_about_what_was_planned():
+    # Matrix products have native kernels that write straight into the arena and the result.
+    x = gk.input("x", ["N", 1024])
+    h = gk.nn.linear(x, 1024, bias=False, name="fc1")
+    net = gk.Model({"y": gk.nn.linear(h, 1024, bias=False, name="fc2")})
+    exe = net.compile(threads=1)
+    found = footprint.measure(exe, {"x": np.ones((16384, 1024), np.float32)})
+    plan = exe.plan
+    assert plan.arena_bytes >= 64 * MIB
+    assert plan.result_bytes == 64 * MIB
+    assert found.planned_bytes == plan.arena_bytes + plan.result_bytes + plan.packed_bytes
+    assert found.measured_bytes == pytest.approx(found.planned_bytes, abs=24 * MIB)
+
+
+@needs_proc
+def test_a_run_that_does_not_fit_is_not_tried():
+    x = gk.input("x", ["N"])
+    exe = gk.Model({"y": gk.exp(gk.neg(x))}).compile(threads=1)
+    huge = np.broadcast_to(np.float32(1), (1 << 42,))
+    with pytest.raises(UnsupportedError, match=r"a run takes [\d,]+ bytes, and [\d,]+ are free"):
+        footprint.measure(exe, {"x": huge})
+
+
+def test_where_nothing_can_be_read_it_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(footprint, "_MEMORY", tmp_path / "none")
+    net = gk.models.build("mlp", inputs=4, hidden=())
+    with pytest.raises(UnsupportedError, match="cannot be read"):
+        footprint.measure(net.compile(threads=1), {"x": np.ones((1, 4), np.float32)})

@@ -1,0 +1,205 @@
+"""Every network of the zoo: its ends, its published number of parameters, and at a small size one training step,
+export, and comparison with ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit import cli
+from graphkit.checks.inputs import make_feeds
+from graphkit.errors import UsageError
+from graphkit.models.vae import negative_elbo
+from graphkit.train.losses import with_loss
+
+INPUTS = {"bert": ("x", "segments", "mask"), "matrix_factorization": ("user", "item"), "vae": ("x", "noise")}
+OUTPUTS = {"matrix_factorization": ("rating",), "vae": ("logits", "mean", "log_variance")}
+
+PUBLISHED = [
+    # torchvision's documentation, "num_params" of the weights of each network
+    ("alexnet", {}, 61_100_840),
+    ("googlenet", {}, 6_624_904),
+    ("mobilenetv2", {}, 3_504_872),
+    ("vgg", {"layers": 11}, 132_863_336),
+    ("vgg", {"layers": 13}, 133_047_848),
+    ("vgg", {"layers": 16}, 138_357_544),
+    ("vgg", {"layers": 19}, 143_667_240),
+    ("vgg", {"layers": 11, "batch_norm": True}, 132_868_840),
+    ("vgg", {"layers": 16, "batch_norm": True}, 138_365_992),
+    # Caffe's bvlc_googlenet without its auxiliary classifiers: table 1 of the paper, with biases
+    ("googlenet", {"batch_norm": False}, 6_998_552),
+    # Hugging Face's GPT2Model("gpt2") and BertModel("bert-base-uncased"), the latter with a classifier of 768 * 2 + 2
+    ("transformer_lm", {"vocab": 50257, "width": 768, "heads": 12, "layers": 12, "length": 1024}, 124_439_808),
+    ("bert", {}, 109_482_240 + 1_538),
+    # torch.hub's mateuszbuda/brain-segmentation-pytorch
+    ("unet", {"image": (3, 256, 256), "classes": 1, "width": 32, "batch_norm": True}, 7_763_041),
+    # figure 1 of the paper: 23 convolutions with biases, four of them transposed
+    ("unet", {}, 31_030_658),
+    # pytorch/examples, vae: 784-400-(20, 20)-400-784
+    ("vae", {}, 652_824),
+    # the MovieLens 100K sizes: a vector and a bias per user and item, and the mean
+    ("matrix_factorization", {"factors": 10}, (943 + 1682) * 11 + 1),
+]
+
+SMALL = {
+    "alexnet": {"image": (3, 64, 64), "classes": 7, "hidden": 24},
+    "bert": {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3},
+    "googlenet": {"image": (3, 32, 32), "classes": 5},
+    "lenet": {"image": (1, 8, 8)},
+    "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
+    "mlp": {"inputs": 12},
+    "mobilenetv2": {"image": (3, 32, 32), "classes": 5},
+    "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
+    "transformer_lm": {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8},
+    "unet": {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1},
+    "vae": {"image": (1, 6, 6), "hidden": 12, "latent": 3},
+    "vgg": {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24},
+}
+TOKENS = 6  # in a small sequence; shorter than its `length`
+
+PIXELS = {"target": gk.TensorType("float32", ["N", 1, 6, 6])}
+LOSSES = {
+    "matrix_factorization": ("mse", None),
+    "unet": ("sigmoid_binary_cross_entropy", None),
+    "vae": (negative_elbo, PIXELS),
+}
+
+
+@pytest.mark.parametrize("name", gk.models.names())
+def test_every_network_builds_by_default_and_names_its_ends(name, unset_parameters):
+    net = gk.models.build(name)
+    assert net.inputs == INPUTS.get(name, ("x",))
+    assert net.outputs == OUTPUTS.get(name, ("logits",))
+    for kind in (*net.input_types.values(), *net.output_types.values()):
+        assert str(kind.shape[0]) == "N"
+    assert gk.models.describe(name)
+    assert all(option.default is not inspect.Parameter.empty for option in gk.models.options(name))
+    assert name in SMALL
+
+
+@pytest.mark.parametrize(("name", "options", "count"), PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name, options, count, unset_parameters):
+    assert gk.models.build(name, **options).num_parameters == count
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_command_line_builds_it(name, tmp_path):
+    texts = {k: "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for k, v in SMALL[name].items()}
+    options = [word for key, text in texts.items() for word in ("--option", f"{key}={text}")]
+    assert cli.invoke(["build", name, *options, "-o", str(tmp_path / "net.json")]) == 0
+    assert gk.load(tmp_path / "net.json").num_parameters == gk.models.build(name, **SMALL[name]).num_parameters
+
+
+def test_the_guide_lists_every_network_with_its_options():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", text, re.MULTILINE))
+    assert sorted(rows) == gk.models.names()
+    for name, listed in rows.items():
+        assert re.findall(r"`(\w+)=", listed) == [option.name for option in gk.models.options(name)], name
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_one_step_of_training_then_onnx_runtime_agrees(name):
+    net = gk.models.build(name, **SMALL[name])
+    loss, targets = LOSSES.get(name, ("softmax_cross_entropy", None))
+    graph = with_loss(net, loss, targets)
+    shapes = {n: _shape(t) for n, t in graph.input_types.items()}
+    feeds = make_feeds(graph, shapes=shapes, seed=1).arrays
+    feeds = {n: np.abs(a) / (1 + np.abs(a)) if a.dtype == np.float32 else a for n, a in feeds.items()}
+    target = feeds.pop("target")
+    # Biases before a normalisation have no gradient, so only weights have to move.
+    before = {n: net.params[n].copy() for n in net.trainable if net.params[n].ndim > 1}
+    trainer = gk.Trainer(net, loss, gk.optim.SGD(1e-3), targets=targets, threads=2, seed=0)
+    losses = [float(trainer.step(feeds, target)) for _ in range(2)]
+    assert all(map(math.isfinite, losses))
+    still = [n for n, a in before.items() if np.array_equal(net.params[n], a)]
+    assert not still, f"no gradient reached {still}"
+    report = gk.verify(net, feeds, threads=2)
+    assert report.passed, str(report)
+    assert [o.name for o in report.outputs] == list(net.outputs)
+    assert {o.shape[0] for o in report.outputs} == {2}
+
+
+def _shape(kind):
+    return (2, *(d if isinstance(d, int) else TOKENS for d in kind.shape[1:]))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+def test_sequences_of_any_length_up_to_the_limit(tokens):
+    net = gk.models.build("transformer_lm", **SMALL["transformer_lm"])
+    (logits,) = net.compile(threads=1).run({"x": np.zeros((2, tokens), np.int64)}).values()
+    assert logits.shape == (2, tokens, 40)
+
+
+def test_a_causal_model_does_not_look_ahead():
+    net = gk.models.build("transformer_lm", **SMALL["transformer_lm"])
+    exe = net.compile(threads=1)
+    x = np.random.default_rng(0).integers(0, 40, (1, 8))
+    changed = x.copy()
+    changed[0, 5] = (x[0, 5] + 1) % 40
+    a, b = exe.run({"x": x})["logits"], exe.run({"x": changed})["logits"]
+    np.testing.assert_array_equal(a[:, :5], b[:, :5])
+    assert (np.abs(a[:, 5:] - b[:, 5:]).max(axis=-1) > 0).all()
+
+
+def test_masked_tokens_do_not_matter():
+    net = gk.models.build("bert", **SMALL["bert"])
+    exe = net.compile(threads=1)
+    x = np.random.default_rng(0).integers(0, 50, (2, 8))
+    mask = np.ones_like(x)
+    mask[:, 6:] = 0
+    other = x.copy()
+    other[:, 6:] = 49 - x[:, 6:]
+    feeds = {"segments": np.zeros_like(x), "mask": mask}
+    np.testing.assert_array_equal(exe.run({"x": x, **feeds})["logits"], exe.run({"x": other, **feeds})["logits"])
+    assert (exe.run({"x": x, **feeds, "mask": mask | 1})["logits"] != exe.run({"x": other, **feeds})["logits"]).all()
+
+
+def test_matrix_factorization_is_its_equation():
+    net = gk.models.build("matrix_factorization", **SMALL["matrix_factorization"])
+    rng = np.random.default_rng(0)
+    for n in net.params:
+        net.params[n] = rng.standard_normal(net.params[n].shape).astype(np.float32)
+    p = net.params
+    user, item = np.array([0, 5, 2]), np.array([8, 1, 1])
+    wanted = p["mean"] + p["user_bias_weight"][user, 0] + p["item_bias_weight"][item, 0]
+    wanted += (p["user_weight"][user] * p["item_weight"][item]).sum(axis=1)
+    np.testing.assert_allclose(net.compile(threads=1).run({"user": user, "item": item})["rating"], wanted, rtol=1e-5)
+
+
+def test_the_elbo_is_minus_log_likelihood_plus_divergence():
+    rng = np.random.default_rng(0)
+    logits, mean, log_variance = (rng.standard_normal(s) for s in ((2, 1, 6, 6), (2, 3), (2, 3)))
+    target = rng.random((2, 1, 6, 6))
+    values = [
+        gk.input(n, a.shape, "float64") for n, a in zip("lmvt", (logits, mean, log_variance, target), strict=True)
+    ]
+    (loss,) = gk.Model(negative_elbo(*values)).compile(threads=1)(logits, mean, log_variance, target)
+    probability = 1 / (1 + np.exp(-logits))
+    likelihood = target * np.log(probability) + (1 - target) * np.log(1 - probability)
+    # KL between normal distributions, coordinate by coordinate.
+    divergence = (np.exp(log_variance) + mean**2 - 1 - log_variance) / 2
+    np.testing.assert_allclose(loss, (divergence.sum() - likelihood.sum()) / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("alexnet", {"image": (3, 62, 64)}, "at least 63 pixels a side"),
+        ("vgg", {"layers": 12}, "layers is one of 11, 13, 16, 19, not 12"),
+        ("vgg", {"image": (3, 31, 32)}, "at least 32 pixels a side"),
+        ("unet", {"image": (1, 24, 32)}, r"divisible by 16 \(2\^depth\)"),
+        ("transformer_lm", {"heads": 3}, "width 256 does not divide into 3 heads"),
+        ("bert", {"layers": 0}, "layers must be a positive integer"),
+    ],
+)
+def test_wrong_options(name, options, message):
+    with pytest.raises(UsageError, match=message):
+        gk.models.build(name, **options)
