@@ -302,6 +302,8 @@ def test_errors(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     exe = Executor(Graph([x], [F.exp(x, name="narrow")]), ParamStore({}), device="cuda")
     with pytest.raises(UnsupportedError, match=r"'cuda' has no arrays of these types \(bfloat16: x, narrow"):
         _ = exe.plan
+    with pytest.raises(UnsupportedError, match="precision 'bf16' is not there on device 'cuda'"):
+        network().compile("cuda", precision="bf16")
     with pytest.raises(UnsupportedError, match="profiling needs the native engine: device 'cpu'"), gk.profile():
         network().compile("cuda").run({"x": np.zeros((1, 1, 8, 8), np.float32)})
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
