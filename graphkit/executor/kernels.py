@@ -87,12 +87,14 @@ def load_device(device: str) -> bool:
     """Load a device's kernels; return whether its native part is there.
 
     A source tree that was never installed has no native part and runs by reference. Raises MissingDependency when
-    an installed graphkit lacks it, UnsupportedError for a device that graphkit does not know.
+    an installed graphkit lacks it, or CuPy is missing; UnsupportedError for a device that graphkit does not know, or
+    that this machine does not have.
     """
     if device not in DEVICES:
         raise UnsupportedError(f"no device {device!r}{did_you_mean(device, DEVICES)}")
     if device == "cuda":
-        raise UnsupportedError("device 'cuda': this graphkit has no CUDA kernels; use device='cpu'")
+        importlib.import_module("graphkit.executor.cuda").load()
+        return True
     try:
         importlib.import_module("graphkit.executor.cpu")
     except ImportError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,18 +21,28 @@ class PackedArrays:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[tuple[int, str], tuple[int, weakref.ref[np.ndarray]]] = {}
+        self._made: dict[tuple[int, str], tuple[int, weakref.ref[Any]]] = {}
 
     def get(self, source: VersionedArray, kernel: Any, position: int) -> np.ndarray:
         """The packed form of `source` that `kernel` reads as its input at `position`."""
-        key = (id(source), kernel.packed_layout(position))
+
+        def pack(source: VersionedArray) -> np.ndarray:
+            packed = aligned_bytes(kernel.packed_bytes(position))
+            kernel.pack(position, source.array, packed)
+            return packed
+
+        packed: np.ndarray = self.made(source, kernel.packed_layout(position), pack)
+        return packed
+
+    def made(self, source: VersionedArray, layout: str, make: Callable[[VersionedArray], Any]) -> Any:
+        """What `make` makes of `source`, known by the name of its layout."""
+        key = (id(source), layout)
         with self._lock:
             version = source.version
             made, reference = self._made.get(key, (-1, None))
             packed = None if reference is None or made != version else reference()
             if packed is None:
-                packed = aligned_bytes(kernel.packed_bytes(position))
-                kernel.pack(position, source.array, packed)
+                packed = make(source)
                 self._made[key] = (version, weakref.ref(packed))
             return packed
 

@@ -80,9 +80,7 @@ class Profile:
     def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
         """Call `run`, and record what the native instance does meanwhile."""
         if native is None:
-            raise UnsupportedError(
-                "profiling needs the native engine: device 'cpu', and graphkit built (pip install .)"
-            )
+            raise UnsupportedError("profiling needs the native engine, which was not built here: pip install .")
         native.trace(True)
         start = time.monotonic_ns()
         try:

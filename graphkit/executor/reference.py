@@ -10,13 +10,17 @@ from graphkit.errors import RuntimeFailure
 from graphkit.executor.kernels import Kernel
 from graphkit.ir.graph import Node
 from graphkit.ops.evaluate import run_node
+from graphkit.ops.xp import Namespace, numpy_xp
 
 
-def reference_kernel(node: Node) -> Kernel:
-    """A kernel that runs `node` by reference; RuntimeFailure, naming the node, when a result has another shape."""
+def reference_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
+    """A kernel that runs `node` by reference, on arrays of `xp`.
+
+    It raises RuntimeFailure, naming the node, when a result has another shape than was inferred.
+    """
 
     def run(inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
-        results = run_node(node, inputs)
+        results = run_node(node, inputs, xp)
         if len(results) > 1:
             # Writing the first output may overwrite an operand that the second is a view of.
             results = tuple(r if r.base is None and all(r is not x for x in inputs) else r.copy() for r in results)
@@ -28,6 +32,6 @@ def reference_kernel(node: Node) -> Kernel:
                     f"{node.describe()}: result {position} is {result.dtype}{list(result.shape)};"
                     f" {output.dtype}{list(output.shape)} was inferred"
                 )
-            np.copyto(output, result)
+            xp.copyto(output, result)
 
     return run

@@ -19,6 +19,7 @@ import numpy as np
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor import feeds as fed
+from graphkit.executor.device import make_program
 from graphkit.executor.hoist import DerivedArray, hoist
 from graphkit.executor.kernels import VersionedArray, load_device, native_module
 from graphkit.executor.packing import PackedArrays
@@ -91,15 +92,17 @@ class Executor:
         if threads is not None and threads < 1:
             raise UsageError(f"threads={threads}: expected a positive number")
         load_device(device)
-        _check_precision(precision, optimize)
+        _check_precision(precision, optimize, device)
         self.params = params
         self._settings = Settings(device, threads or config.num_threads(), deterministic, inplace, share, optimize)
         self._optimize = optimize
+        # Whether there are native kernels, which fused operators are made for.
+        self._compiled = device == "cpu" and native_module() is not None
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         with _collector_paused():
             self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
-            if optimize and native_module() is not None:
+            if optimize and self._compiled:
                 self._graph = run_passes(self._graph, inference_passes(precision))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
@@ -365,21 +368,24 @@ class Executor:
     def _make_program(self, selection: Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
         graph = bind(selection.graph, shapes)
         if self._optimize and graph is not selection.graph:
-            graph = run_passes(graph, CLEANUP if native_module() is None else (*CLEANUP, *BOUND))
+            graph = run_passes(graph, (*CLEANUP, *BOUND) if self._compiled else CLEANUP)
         fixed: dict[Value, VersionedArray] = {}
         for spec, value in zip(selection.inputs, graph.inputs, strict=True):
             if spec.stored and spec.name not in feeds:
                 fixed[value] = selection.fixed[spec.name]
-        return Program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
+        made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
+        return made
 
 
-def _check_precision(precision: str, optimize: bool) -> None:
+def _check_precision(precision: str, optimize: bool, device: str) -> None:
     if precision not in ("f32", "bf16"):
         raise UsageError(f"precision {precision!r}: expected 'f32' or 'bf16'")
     if precision == "f32":
         return
     if not optimize:
         raise UsageError("precision 'bf16' is a rewrite of the graph, which optimize=False forbids")
+    if device != "cpu":
+        raise UnsupportedError(f"precision 'bf16' is not there on device {device!r}; use 'f32'")
     native = native_module()
     if native is None or not native.has_bfloat16():
         raise UnsupportedError("precision 'bf16': this processor does not multiply matrices of bfloat16; use 'f32'")

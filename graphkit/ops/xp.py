@@ -19,7 +19,7 @@ SHARED = frozenset(
     argpartition argsort around array asarray ascontiguousarray atleast_1d atleast_2d bincount bitwise_and bitwise_or
     bitwise_xor bool_ broadcast_arrays broadcast_shapes broadcast_to ceil clip complex128 complex64 concatenate
     conj copysign copyto cos cosh count_nonzero cumprod cumsum diag diagonal divide dot e einsum empty empty_like
-    equal errstate exp expand_dims expm1 eye fft fill_diagonal finfo flip float16 float32 float64 floor floor_divide
+    equal exp expand_dims expm1 eye fft fill_diagonal finfo flip float16 float32 float64 floor floor_divide
     fmax fmin fmod full full_like greater greater_equal hypot identity iinfo imag indices inf int16 int32 int64 int8
     interp invert isfinite isinf isnan left_shift less less_equal linspace log log10 log1p log2 logaddexp logical_and
     logical_not logical_or logical_xor matmul max maximum mean meshgrid min minimum mod moveaxis multiply nan

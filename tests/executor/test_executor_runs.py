@@ -392,8 +392,6 @@ def test_what_is_not_there_is_refused() -> None:
         Executor(graph, no_params(), precision="f16")
     with pytest.raises(UsageError, match="optimize=False"):
         Executor(graph, no_params(), precision="bf16", optimize=False)
-    with pytest.raises(UnsupportedError, match="cuda"):
-        Executor(graph, no_params(), device="cuda")
     with pytest.raises(UnsupportedError, match="did you mean 'cpu'"):
         Executor(graph, no_params(), device="cpi")
     with pytest.raises(UsageError, match="threads"):

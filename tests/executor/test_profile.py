@@ -22,7 +22,7 @@ def network() -> tuple[gk.Model, Executor]:
     x = gk.input("x", ["N", 1, 8, 8])
     hidden = gk.relu(gk.nn.conv2d(x, 4, kernel=3, pad=1, name="conv1"))
     net = gk.Model({"y": gk.nn.linear(gk.flatten(hidden), 10, name="fc")}, name="small")
-    return net, net.compile(threads=1)
+    return net, net.compile(threads=1, optimize=False)
 
 
 X = np.ones((2, 1, 8, 8), np.float32)
@@ -182,4 +182,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "Conv" in text
     result = json.loads(graphkit("run", "net.onnx", "x:2,1,8,8", "--profile", "trace.json", "--json"))
     assert {"ai.graphkit.ChannelsLastConv", "Gemm"} <= {o["operator"] for o in result["operators"]}
+    assert sum(o["share"] for o in result["operators"]) == pytest.approx(1)
     assert "operators" not in json.loads(graphkit("run", "net.onnx", "--json"))

@@ -33,6 +33,8 @@ int fork_count() {
     return forks.load(std::memory_order_relaxed);
 }
 
+std::atomic<std::uint64_t> engines{0};  // made so far; each has its number
+
 // The number of the engine whose worker this thread is; kNever is none's.
 thread_local std::uint64_t current = kNever;
 
@@ -75,6 +77,7 @@ class Variable {
     Variable& operator=(const Variable&) = delete;
 
     const std::uint64_t engine;
+    std::uint64_t named_by = kNever;  // the last operation that was pushed with it
     int readers = 0;
     bool writing = false;
     Claim* first = nullptr;  // those who wait, in order; whoever has been let in is only counted
@@ -86,18 +89,15 @@ class Variable {
 
 class Engine::State : public std::enable_shared_from_this<Engine::State> {
   public:
-    explicit State(int workers) : workers_(workers), forks_(fork_count()) {
-        static std::atomic<std::uint64_t> count{0};
-        id_ = count.fetch_add(1);
-    }
+    explicit State(int workers) : id_(engines.fetch_add(1)), workers_(workers), forks_(fork_count()) {}
 
     void start();
     void push(Operation&& made, const Variables& reads, const Variables& writes);
-    std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Engine::Poll& poll);
-    std::shared_ptr<const Failure> wait_all(const Engine::Poll& poll);
+    std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Poll& poll);
+    std::shared_ptr<const Failure> wait_all(const Poll& poll);
     void cancel();
     void stop();
-    bool join(std::chrono::milliseconds patience, const Engine::Poll& poll);
+    bool join(std::chrono::milliseconds patience, const Poll& poll);
     bool elsewhere() const { return forks_ != fork_count(); }
 
     std::uint64_t id() const { return id_; }
@@ -112,7 +112,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
         const std::lock_guard lock(mutex_);
         tracing_ = on;
     }
-    std::vector<Engine::Event> take_events() {
+    std::vector<Event> take_events() {
         check_caller();
         const std::lock_guard lock(mutex_);
         return std::exchange(events_, {});
@@ -134,7 +134,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     void check_caller() const;
     void check_waiter() const;
     template <typename Done>
-    void wait_until(Lock& lock, const Engine::Poll& poll, Done&& done);
+    void wait_until(Lock& lock, const Poll& poll, Done&& done);
 
     // Whether the variable is not fit to be used by the operation of that number.
     bool failed(const Variable& variable, std::uint64_t sequence) const {
@@ -146,7 +146,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
         return a->priority != b->priority ? a->priority < b->priority : a->sequence > b->sequence;
     }
 
-    std::uint64_t id_;
+    const std::uint64_t id_;
     const int workers_;
     const int forks_;
     mutable std::mutex mutex_;
@@ -165,7 +165,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     int running_ = 0;  // worker threads that have not ended
     bool stopping_ = false;
     bool tracing_ = false;
-    std::vector<Engine::Event> events_;
+    std::vector<Event> events_;
 };
 
 void Engine::State::start() {
@@ -177,6 +177,9 @@ void Engine::State::start() {
 
 void Engine::State::work(int worker) {
     current = id_;
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), "graphkit-worker");
+#endif
     work_alone();
     Lock lock(mutex_);
     for (;;) {
@@ -240,17 +243,18 @@ std::size_t Engine::State::submit(Operation&& made, const Variables& reads, cons
         }
     }
     // Written variables first: of those that are named twice, the first is kept.
+    made.sequence = next_++;
     made.variables.reserve(reads.size() + writes.size());
     made.claims.reserve(reads.size() + writes.size());
     for (const Variables* list : {&writes, &reads}) {
         for (const VariablePtr& variable : *list) {
-            if (std::find(made.variables.begin(), made.variables.end(), variable) == made.variables.end()) {
+            if (variable->named_by != made.sequence) {
+                variable->named_by = made.sequence;
                 made.variables.push_back(variable);
                 made.claims.push_back({nullptr, list == &writes, nullptr});
             }
         }
     }
-    made.sequence = next_++;
     Operation& operation = operations_.emplace_back(std::move(made));
     operation.self = std::prev(operations_.end());
     for (std::size_t i = 0; i < operation.claims.size(); ++i) {
@@ -380,12 +384,14 @@ void Engine::State::wake(std::size_t count) {
 }
 
 template <typename Done>
-void Engine::State::wait_until(Lock& lock, const Engine::Poll& poll, Done&& done) {
+void Engine::State::wait_until(Lock& lock, const Poll& poll, Done&& done) {
+    auto next = Clock::now() + Engine::kPollInterval;
     while (!done()) {
-        if (done_.wait_for(lock, Engine::kPollInterval) == std::cv_status::timeout) {
+        if (done_.wait_until(lock, next) == std::cv_status::timeout) {
             lock.unlock();
             poll();
             lock.lock();
+            next = Clock::now() + Engine::kPollInterval;
         }
     }
 }
@@ -398,7 +404,7 @@ void Engine::State::check_waiter() const {
 }
 
 std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, bool exclusive,
-                                                 const Engine::Poll& poll) {
+                                                   const Poll& poll) {
     check_waiter();
     Operation place;
     place.name = "wait";
@@ -420,7 +426,7 @@ std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, 
     return mark->failure;
 }
 
-std::shared_ptr<const Failure> Engine::State::wait_all(const Engine::Poll& poll) {
+std::shared_ptr<const Failure> Engine::State::wait_all(const Poll& poll) {
     check_waiter();
     Lock lock(mutex_);
     const std::uint64_t limit = next_;
@@ -453,7 +459,7 @@ void Engine::State::stop() {
     work_.notify_all();
 }
 
-bool Engine::State::join(std::chrono::milliseconds patience, const Engine::Poll& poll) {
+bool Engine::State::join(std::chrono::milliseconds patience, const Poll& poll) {
     const auto deadline = Clock::now() + patience;
     Lock lock(mutex_);
     const int own = current == id_ ? 1 : 0;  // an operation that closes its own engine does not wait for itself

@@ -167,10 +167,10 @@ class Pointwise::Walk {
     const PointwiseOutput& output(int i) const { return kernel_.source_.outputs[static_cast<std::size_t>(i)]; }
     std::byte* writable(int place) const { return const_cast<std::byte*>(places_[place].data); }
 
-    void run_singles(const std::vector<Step>& steps, std::int64_t position) const {
-        for (const Step& step : steps) {
+    void run_singles(const std::vector<BlockStep>& steps, std::int64_t position) const {
+        for (const BlockStep& step : steps) {
             std::byte* y = writable(step.y);
-            if (step.kind == Step::Kind::gather) {
+            if (step.kind == BlockStep::Kind::gather) {
                 const std::int64_t offset = kernel_.loops_.row_offset(static_cast<std::size_t>(step.input), position);
                 kernel_.table_.splat(y, source(step.input) + offset * element(step.input), step.element);
                 continue;
@@ -180,7 +180,7 @@ class Pointwise::Walk {
         }
     }
 
-    void compute(const Step& step, std::int64_t size) const {
+    void compute(const BlockStep& step, std::int64_t size) const {
         const BlockOperand operands[kMaxOperands] = {places_[step.x[0]], places_[step.x[1]], places_[step.x[2]]};
         step.function(writable(step.y), operands, size);
     }
@@ -254,10 +254,10 @@ class Pointwise::Walk {
 
     // `padded`: `size`, rounded up to whole vectors.
     void run_block(std::int64_t position, std::int64_t size, std::int64_t padded) {
-        for (const Step& step : steps_.block) {
-            if (step.kind == Step::Kind::compute) {
+        for (const BlockStep& step : steps_.block) {
+            if (step.kind == BlockStep::Kind::compute) {
                 compute(step, padded);
-            } else if (step.kind == Step::Kind::gather) {
+            } else if (step.kind == BlockStep::Kind::gather) {
                 gather(step, position, size);
             } else {
                 stream(step, padded);
@@ -268,7 +268,7 @@ class Pointwise::Walk {
         kept_column_ = column;
     }
 
-    void gather(const Step& step, std::int64_t position, std::int64_t size) {
+    void gather(const BlockStep& step, std::int64_t position, std::int64_t size) {
         const Loops& loops = kernel_.loops_;
         const auto input = static_cast<std::size_t>(step.input);
         // A row that repeats itself has a register of its own, which holds it from the block before.
@@ -278,7 +278,7 @@ class Pointwise::Walk {
         }
     }
 
-    void stream(const Step& step, std::int64_t size) const {
+    void stream(const BlockStep& step, std::int64_t size) const {
         std::byte* y = writable(step.y);
         const std::int64_t bytes = size * static_cast<std::int64_t>(step.element);
         if (reinterpret_cast<std::uintptr_t>(y) % kLine == 0 && bytes % kLine == 0) {
@@ -289,7 +289,7 @@ class Pointwise::Walk {
     }
 
     const Pointwise& kernel_;
-    const Steps& steps_;
+    const BlockSteps& steps_;
     const void* const* inputs_;
     void* const* outputs_;
     BlockOperand* places_;

@@ -42,7 +42,7 @@ class Pointwise final : public Kernel {
     Loops loops_;
     const PointwiseTable& table_;
     bool stream_;
-    Steps steps_;
+    BlockSteps steps_;
     std::vector<std::byte> constants_;  // as many equal elements of each as the widest vector has lanes
     std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
     std::int64_t block_ = 1;

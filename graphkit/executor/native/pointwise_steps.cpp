@@ -46,7 +46,7 @@ struct Value {
 
 // A step whose operands are values still.
 struct Draft {
-    Step step;
+    BlockStep step;
     int y;  // a value, or kNowhere when the step writes an output
     std::vector<int> x;
     int output = kNowhere;
@@ -61,7 +61,7 @@ class Compiler {
         steps_.constants = static_cast<int>(source.constants.size());
     }
 
-    Steps compile() {
+    BlockSteps compile() {
         declare();
         for (int i = 0; i < number_of_sources(); ++i) {
             store_outputs(i);
@@ -148,7 +148,7 @@ class Compiler {
             const int single = make(input.type, value(number).level);
             value(single).single = steps_.singles++;
             Draft draft{{}, single, {}};
-            draft.step.kind = Step::Kind::gather;
+            draft.step.kind = BlockStep::Kind::gather;
             draft.step.input = i;
             draft.step.element = size_of(input.type);
             drafts_.push_back(draft);
@@ -156,7 +156,7 @@ class Compiler {
         } else if (loops_.access[at] == Access::gathered) {
             const int block = make(input.type, Level::block);
             Draft draft{{}, block, {}};
-            draft.step.kind = Step::Kind::gather;
+            draft.step.kind = BlockStep::Kind::gather;
             draft.step.input = i;
             draft.step.element = size_of(input.type);
             steps_.nanoseconds += 0.05 + 3.0 / static_cast<double>(std::max<std::int64_t>(loops_.row(), 1));
@@ -252,7 +252,7 @@ class Compiler {
                 from = narrow;
             }
             Draft draft{{}, kNowhere, {from}, i};
-            draft.step.kind = stream_ ? Step::Kind::stream : Step::Kind::compute;
+            draft.step.kind = stream_ ? BlockStep::Kind::stream : BlockStep::Kind::compute;
             draft.step.function = store;
             draft.step.element = size_of(output.type);
             drafts_.push_back(draft);
@@ -272,7 +272,7 @@ class Compiler {
                 last[static_cast<std::size_t>(x)] = static_cast<int>(i);
             }
             // What is the same in every block stays.
-            if (drafts_[i].step.kind == Step::Kind::gather && level_of(drafts_[i]) == Level::block &&
+            if (drafts_[i].step.kind == BlockStep::Kind::gather && level_of(drafts_[i]) == Level::block &&
                 loops_.is_periodic(static_cast<std::size_t>(drafts_[i].step.input))) {
                 pinned_.push_back(drafts_[i].y);
             }
@@ -361,7 +361,7 @@ class Compiler {
 
     void finish() {
         for (Draft& draft : drafts_) {
-            Step step = draft.step;
+            BlockStep step = draft.step;
             step.y = draft.y == kNowhere ? steps_.output_place(draft.output) : place_of(draft.y);
             for (std::size_t k = 0; k < draft.x.size(); ++k) {
                 step.x[k] = place_of(draft.x[k]);
@@ -381,7 +381,7 @@ class Compiler {
     const Loops& loops_;
     const PointwiseTable& table_;
     bool stream_;
-    Steps steps_;
+    BlockSteps steps_;
     std::vector<Value> values_;
     std::vector<int> numbers_;  // of the source's values
     std::map<int, int> loaded_;
@@ -399,7 +399,7 @@ bool PointwiseSource::reads(int i) const {
            });
 }
 
-Steps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream) {
+BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream) {
     return Compiler(source, loops, table, stream).compile();
 }
 

@@ -53,12 +53,12 @@ struct PointwiseSource {
 // How often a value changes.
 enum class Level : std::uint8_t { once, row, block };
 
-struct Step {
+struct BlockStep {
     enum class Kind : std::uint8_t { compute, gather, stream };
 
     Kind kind = Kind::compute;
     BlockFunction function = nullptr;
-    int y = 0;                 // places of the result and the operands (see Steps)
+    int y = 0;                 // places of the result and the operands (see BlockSteps)
     int x[kMaxOperands] = {};
     int input = -1;            // of gather
     std::size_t element = 0;   // bytes of an element of y
@@ -66,10 +66,10 @@ struct Step {
 
 // Places are numbered: inputs, outputs, constants, single values, registers. Registers hold blocks, single values as
 // many equal elements as a vector has lanes.
-struct Steps {
-    std::vector<Step> once;
-    std::vector<Step> row;
-    std::vector<Step> block;
+struct BlockSteps {
+    std::vector<BlockStep> once;
+    std::vector<BlockStep> row;
+    std::vector<BlockStep> block;
     std::vector<int> read;              // inputs that are read in place, block by block
     int inputs = 0;
     int outputs = 0;
@@ -90,6 +90,6 @@ struct Steps {
 
 // `stream`: outputs go past the caches. Throws NativeError for instructions that make no sense, Unsupported for types
 // that an opcode is not defined for.
-Steps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream);
+BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream);
 
 }  // namespace graphkit
