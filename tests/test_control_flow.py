@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from graphkit.autodiff import gradient
-from graphkit.errors import MissingGradient, RuntimeFailure, TypeMismatch
+from graphkit.errors import GraphkitError, MissingGradient, RuntimeFailure, TypeMismatch
+from graphkit.executor.params import ParamStore
+from graphkit.executor.session import Executor
 from graphkit.ir.dims import DimExpr, symbol
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type
@@ -347,3 +349,20 @@ def test_nested_control_flow() -> None:
     outer = body([VECTOR, VECTOR], step)
     final = F.loop(np.array(5), None, X, X, body=outer, captures=1)
     assert np.array_equal(run(final)[0], X * (1 + 0 + 2 + 4))
+
+
+def test_a_branch_that_the_sizes_rule_out_fails_only_when_it_is_taken() -> None:
+    flag, x = Value(FLAG, "flag"), Value(TensorType("float32", (symbol("N"), symbol("M"))), "x")
+    axis = np.array([1])
+    then_branch = sub([x.type], lambda v: [F.squeeze(v, axis)])
+    else_branch = sub([x.type], lambda v: [F.reduce_sum(v, axis, keepdims=False)])
+    y = F.if_(flag, x, then_branch=then_branch, else_branch=else_branch)
+    executor = Executor(Graph([flag, x], [y], output_names=["y"]), ParamStore({}))
+    wide, narrow = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
+    for taken, data, expected in ((False, wide, [3, 3]), (True, narrow, [1, 1]), (False, narrow, [1, 1])):
+        assert executor.run({"flag": np.array(taken), "x": data})["y"].tolist() == expected
+    with pytest.raises(GraphkitError, match="Squeeze"):
+        executor.run({"flag": np.array(True), "x": wide})
+    square = Value(TensorType("float32", (2, 3)))
+    with pytest.raises(TypeMismatch, match="cannot be squeezed"):
+        F.if_(flag, square, then_branch=then_branch, else_branch=then_branch)

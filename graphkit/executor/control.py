@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from graphkit.errors import TypeMismatch
 from graphkit.executor.emit import ABSENT, ARENA, Emitter, Where
 from graphkit.executor.kernels import VersionedArray
 from graphkit.executor.memory import aligned
@@ -233,7 +234,10 @@ def _compiled_region(
     `carried` is (first input, first output, count) of what a loop carries: the types have to agree, so that those of
     the first iteration are those of all.
     """
-    static = rebind(graph, dict(zip(graph.inputs, types, strict=True)))
+    try:
+        static = rebind(graph, dict(zip(graph.inputs, types, strict=True)))
+    except TypeMismatch:  # a branch that these types rule out: it fails if it is taken
+        return None
     first_in, first_out, count = carried
     for i in range(count):
         if _without_value(static.outputs[first_out + i].type) != static.inputs[first_in + i].type:

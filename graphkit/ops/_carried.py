@@ -14,13 +14,8 @@ from graphkit.ops._shapes import normal_axis
 
 def output_types(graph: Graph, inputs: Sequence[Type]) -> tuple[Type, ...]:
     """The types of the graph's outputs when its inputs have these types. Raises TypeMismatch, naming the node."""
-    if len(inputs) != len(graph.inputs):
-        raise TypeMismatch(f"subgraph {graph.name!r} takes {len(graph.inputs)} operands, {len(inputs)} given")
-    table: dict[Value, Type] = {}
-    for value, given in zip(graph.inputs, inputs, strict=True):
-        if not _compatible(value.type, given):
-            raise TypeMismatch(f"operand {given} does not fit the subgraph's input {value}")
-        table[value] = given
+    check_operands(graph, inputs)
+    table: dict[Value, Type] = dict(zip(graph.inputs, inputs, strict=True))
     for node in graph.nodes:
         operands = [None if v is None else table[v] for v in node.inputs]
         if all(v is None or same_type(v.type, table[v]) for v in node.inputs):
@@ -32,6 +27,15 @@ def output_types(graph: Graph, inputs: Sequence[Type]) -> tuple[Type, ...]:
                 raise TypeMismatch(f"{node.describe()}, in a subgraph: {error}") from None
         table.update(zip(node.outputs, found, strict=True))
     return tuple(table[v] for v in graph.outputs)
+
+
+def check_operands(graph: Graph, inputs: Sequence[Type]) -> None:
+    """Raises TypeMismatch for another number of operands, or other kinds and element types, than the graph takes."""
+    if len(inputs) != len(graph.inputs):
+        raise TypeMismatch(f"subgraph {graph.name!r} takes {len(graph.inputs)} operands, {len(inputs)} given")
+    for value, given in zip(graph.inputs, inputs, strict=True):
+        if not _compatible(value.type, given):
+            raise TypeMismatch(f"operand {given} does not fit the subgraph's input {value}")
 
 
 def _compatible(declared: Type, given: Type) -> bool:

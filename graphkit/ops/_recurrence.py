@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -10,13 +10,14 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops._base import F, Op, constant
 from graphkit.ops._checks import fits
-from graphkit.ops._gates import FUNCTIONS, Activation, ArrayMath, GraphMath
+from graphkit.ops._gates import FUNCTIONS, Activation, ArrayMath, GraphMath, slope
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops._shapes import shape_text
+from graphkit.ops.activation import keep_where
 
 # Element types of the operands that all three operators have.
 PARAMETERS = {
@@ -39,6 +40,19 @@ class Weights(NamedTuple):
     bias: Any
     peepholes: Any
     functions: Sequence[Activation]
+
+
+class CellGradient(NamedTuple):
+    """The gradient of one step by its operands.
+
+    `products` are pairs (gradient [N, k * H], what the matrix was multiplied by [N, H]), one for each part of r in
+    order; their first members side by side are the gradient by the bias of r. `peepholes`: [N, 3 * H] or None.
+    """
+
+    x: Any
+    state: tuple[Any, ...]
+    products: tuple[tuple[Any, Any], ...]
+    peepholes: Any = None
 
 
 class Recurrence(Op):
@@ -154,9 +168,18 @@ class Recurrence(Op):
         """
         raise NotImplementedError(f"{self.name}.cell")
 
+    def cell_gradient(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...], d: Any) -> CellGradient:
+        """The gradient of one step, from that by the state after it. The other operands are those of `cell`."""
+        raise NotImplementedError(f"{self.name}.cell_gradient")
+
     def clipped(self, math: Any, x: Any) -> Any:
         """The input of an activation."""
         return x if self.clip is None else math.clip(x, self.clip)
+
+    def slope(self, math: Any, function: Activation, x: Any, y: Any, d: Any) -> Any:
+        """d times the derivative of y = function(clipped(x)) by x."""
+        inner = slope(math, function, self.clipped(math, x), y, d)
+        return inner if self.clip is None else math.keep(x <= self.clip, math.keep(x >= -self.clip, inner))
 
     def reference(self, xp: Any, *operands: Any) -> Any:
         given: Any = self.named_inputs(operands)
@@ -188,22 +211,19 @@ class Recurrence(Op):
 
     def expand(self, *operands: Any) -> Any:
         """The layer as one Scan for each direction, over the input's product with w."""
-        given: Any = self.named_inputs(operands)
-        swapped: Any = (lambda a: None if a is None else F.transpose(a, perm=(1, 0, 2))) if self.layout else lambda a: a
-        x, r, lengths = swapped(given["x"]), given["r"], given["sequence_lens"]
-        initial = [swapped(given.get(name)) for name in ("initial_h", "initial_c")[: self.states]]
-        of_direction: Any = lambda a, d: None if a is None else F.gather(a, constant(np.int64(d)), axis=0)  # noqa: E731
-        zeros = F.expand(scalar_like(0.0, x), F.concat(_size(x, 1), _size(r, 2), axis=0))
-        going = None if lengths is None else _going(x, lengths)
         results = []
-        for d, backwards in enumerate(self.reversed):
-            of_w, of_r = (None, None) if given["b"] is None else F.split(of_direction(given["b"], d), num_outputs=2)
-            projected = F.mat_mul(x, F.transpose(of_direction(given["w"], d), perm=(1, 0)))
-            if of_w is not None:
-                projected = F.add(projected, of_w)
-            captured = [of_direction(r, d), of_r, of_direction(given.get("p"), d)]
-            state = [zeros if s is None else of_direction(s, d) for s in initial]
-            results.append(self._scan(projected, going, state, captured, self.functions_of(d), backwards))
+        going = going_of(self, operands)
+        for part in directions_of(self, operands):
+
+            def body(before: Any, slices: Any, captured: Any, part: Direction = part) -> tuple[Any, Any]:
+                projected, goes_on = slices
+                after = self.cell(GraphMath, part.weights(captured), projected, before)
+                if goes_on is None:
+                    return after, after[:1]
+                kept = tuple(F.where(goes_on, new, old) for new, old in zip(after, before, strict=True))
+                return kept, (keep_where(goes_on, after[0]),)
+
+            results.append(scan(part.initial, (part.projected, going), part.captured, body, part.backwards))
         y = F.concat(*(F.unsqueeze(r[-1], np.array([1])) for r in results), axis=1)
         ends = [F.concat(*(F.unsqueeze(r[i], np.array([0])) for r in results), axis=0) for i in range(self.states)]
         if self.layout:
@@ -211,46 +231,105 @@ class Recurrence(Op):
             ends = [F.transpose(s, perm=(1, 0, 2)) for s in ends]
         return y, *ends
 
-    def _scan(
-        self,
-        projected: Any,
-        going: Any,
-        state: Sequence[Any],
-        captured: Sequence[Any],
-        functions: Sequence[Activation],
-        backwards: bool,
-    ) -> Any:
-        """The final state, and h of every step, of one direction."""
-        scanned = [v for v in (projected, going) if v is not None]
-        present = [v for v in captured if v is not None]
-        slices = [Value(TensorType(v.dtype, None if v.shape is None else v.shape[1:])) for v in scanned]
-        before = [Value(TensorType(v.dtype, v.shape)) for v in state]
-        inner = [Value(TensorType(v.dtype, v.shape)) for v in present]
-        remaining = iter(inner)
-        r, bias, peepholes = (None if v is None else next(remaining) for v in captured)
-        after = self.cell(GraphMath, Weights(r, bias, peepholes, functions), slices[0], tuple(before))
-        y = after[0]
-        if going is not None:
-            y = F.where(slices[1], y, scalar_like(0.0, y))
-            after = tuple(F.where(slices[1], new, old) for new, old in zip(after, before, strict=True))
-        return F.scan(
-            *state, *scanned, *present,
-            body=Graph([*before, *slices, *inner], [*after, y], name=self.name),
-            num_scan_inputs=len(scanned), captures=len(present),
-            scan_input_directions=(int(backwards),) * len(scanned), scan_output_directions=(int(backwards),),
-        )  # fmt: skip
+
+# --- as graph -------------------------------------------------------------------------------------
 
 
-def _size(x: Value, axis: int) -> Value:
+class Direction(NamedTuple):
+    """What one direction's Scan reads: the input's product with w, the first state, (r, bias of r, peepholes)."""
+
+    projected: Value
+    initial: tuple[Value, ...]
+    captured: tuple[Value | None, ...]
+    functions: tuple[Activation, ...]
+    backwards: bool
+
+    def weights(self, captured: Sequence[Any]) -> Weights:
+        """What `cell` takes, inside a body whose captures are `captured`."""
+        r, bias, peepholes = captured
+        return Weights(r, bias, peepholes, self.functions)
+
+
+def swapped(op: Recurrence, value: Any) -> Any:
+    """x, or a state, with layout 0."""
+    return F.transpose(value, perm=(1, 0, 2)) if op.layout and value is not None else value
+
+
+def of_direction(value: Any, direction: int) -> Any:
+    """One part of the first axis; None of None."""
+    return None if value is None else F.gather(value, constant(np.int64(direction)), axis=0)
+
+
+def directions_of(op: Recurrence, operands: Sequence[Any]) -> Iterator[Direction]:
+    """The directions of a layer on graph values."""
+    given: Any = op.named_inputs(operands)
+    x, r = swapped(op, given["x"]), given["r"]
+    zeros = F.expand(scalar_like(0.0, x), F.concat(size(x, 1), size(r, 2), axis=0))
+    for d, backwards in enumerate(op.reversed):
+        of_w, of_r = (None, None) if given["b"] is None else F.split(of_direction(given["b"], d), num_outputs=2)
+        projected = F.mat_mul(x, F.transpose(of_direction(given["w"], d), perm=(1, 0)))
+        if of_w is not None:
+            projected = F.add(projected, of_w)
+        states = (swapped(op, given.get(name)) for name in ("initial_h", "initial_c")[: op.states])
+        initial = tuple(zeros if s is None else of_direction(s, d) for s in states)
+        captured = (of_direction(r, d), of_r, of_direction(given.get("p"), d))
+        yield Direction(projected, initial, captured, op.functions_of(d), backwards)
+
+
+def scan(
+    state: Sequence[Value],
+    scanned: Sequence[Value | None],
+    captured: Sequence[Value | None],
+    body: Callable[[Any, Any, Any], tuple[Any, Any]],
+    backwards: bool,
+) -> tuple[Value, ...]:
+    """A Scan over first axes: the final state, then what `body` gives for each step, stacked.
+
+    body(state, slices, captured) returns the next state and a step's results. Operands that are None are None there.
+    """
+
+    def inside(value: Value | None, first: int) -> Value | None:
+        if value is None:
+            return None
+        return Value(TensorType(value.dtype, None if value.shape is None else value.shape[first:]))
+
+    before, slices, inner = ([inside(v, i == 1) for v in vs] for i, vs in enumerate((state, scanned, captured)))
+    after, results = body(before, slices, inner)
+    given = [[v for v in values if v is not None] for values in (before, slices, inner)]
+    flag = int(backwards)
+    outputs: tuple[Value, ...] = F.scan(
+        *(v for v in (*state, *scanned, *captured) if v is not None),
+        body=Graph([v for values in given for v in values], [*after, *results]),
+        num_scan_inputs=len(given[1]),
+        captures=len(given[2]),
+        scan_input_directions=(flag,) * len(given[1]),
+        scan_output_directions=(flag,) * len(results),
+    )
+    return outputs
+
+
+def size(x: Value, axis: int) -> Value:
     """The size of one axis, as a vector of one element."""
-    size: Value = F.shape(x, start=axis, end=axis + 1)
-    return size
+    result: Value = F.shape(x, start=axis, end=axis + 1)
+    return result
 
 
-def _going(x: Value, lengths: Value) -> Value:
-    """For each step, sequence, and one column: whether the sequence goes on."""
-    steps = F.squeeze(_size(x, 0), np.array([0]))
+def going_of(op: Recurrence, operands: Sequence[Any]) -> Value | None:
+    """For each step, sequence, and one column: whether the sequence goes on; None when all do."""
+    given: Any = op.named_inputs(operands)
+    lengths = given["sequence_lens"]
+    if lengths is None:
+        return None
+    steps = F.squeeze(size(given["x"], 1 if op.layout else 0), np.array([0]))
     times = F.range(constant(np.int64(0)), steps, constant(np.int64(1)))
     column = F.unsqueeze(F.cast(times, to=lengths.dtype), np.array([1, 2]))
     going: Value = F.less(column, F.unsqueeze(lengths, np.array([1])))
     return going
+
+
+def gradients(node: Node, found: Sequence[Value]) -> tuple[Value | None, ...]:
+    """The results of a gradient operator, in the order of the operands that the layer has."""
+    names = ("x", "w", "r", "b", "sequence_lens", "initial_h", "initial_c", "p")
+    kept = iter(found)
+    by_position = [None if name == "sequence_lens" else next(kept, None) for name in names]
+    return tuple(None if v is None else g for v, g in zip(node.inputs, by_position, strict=False))

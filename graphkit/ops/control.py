@@ -18,7 +18,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import BOOLS, DType, TensorType, Type, dtype_of, join
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops._carried import after_loop, carried_types, output_types, stacked_type, without_value
+from graphkit.ops._carried import after_loop, carried_types, check_operands, output_types, stacked_type, without_value
 from graphkit.ops._checks import fits
 from graphkit.ops._shapes import INT64, normal_axis
 from graphkit.ops.evaluate import evaluate
@@ -112,8 +112,17 @@ class If(Op):
             )
         if cond.constants is not None:
             return output_types(self._branch(bool(cond.constants[0])), captures)
-        both = (output_types(g, captures) for g in (self.then_branch, self.else_branch))
-        return tuple(join(a, b) for a, b in zip(*both, strict=True))
+        found: list[tuple[Type, ...]] = []
+        refused = None
+        for branch in (self.then_branch, self.else_branch):
+            check_operands(branch, captures)
+            try:
+                found.append(output_types(branch, captures))
+            except TypeMismatch as error:  # for these sizes: the branch fails if it is taken
+                refused = error
+        if not found:
+            raise refused or TypeMismatch("neither branch fits")
+        return found[0] if len(found) == 1 else tuple(join(a, b) for a, b in zip(*found, strict=True))
 
     def _branch(self, cond: bool) -> Graph:
         return self.then_branch if cond else self.else_branch

@@ -6,14 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.ops._base import Onnx, Sample, op
-from graphkit.ops._recurrence import PARAMETERS, Recurrence, Weights
+from graphkit.ir.graph import Node
+from graphkit.ops._base import F, Onnx, Sample, op
+from graphkit.ops._gates import slope
+from graphkit.ops._recurrence import PARAMETERS, CellGradient, Recurrence, Weights, gradients
 
 _LENGTHS = np.array([3, 1, 4], np.int32)
 
 
 def _case(*operands: Any, **attributes: Any) -> Sample:
-    """A sample with five hidden units. grad=False: they are differentiated as Scan, which has no gradient rule yet."""
+    """A sample with five hidden units.
+
+    grad=False: second derivatives go through Scan, which has no gradient rule yet; the first ones have their own tests.
+    """
     return Sample(*operands, hidden_size=5, grad=False, **attributes)
 
 
@@ -65,6 +70,15 @@ class RNN(Recurrence):
         gate = _plus(x + math.product(h, weights.r), weights.bias)
         return (math.apply(f, self.clipped(math, gate)),)
 
+    def grad(self, node: Node, dy: Any, dy_h: Any) -> Any:
+        return gradients(node, F.rnn_grad(dy, dy_h, *node.inputs, **self.attributes()))
+
+    def cell_gradient(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...], d: Any) -> CellGradient:
+        (h,), (f,), (dh,) = state, weights.functions, d
+        pre = _plus(x + math.product(h, weights.r), weights.bias)
+        da = self.slope(math, f, pre, math.apply(f, self.clipped(math, pre)), dh)
+        return CellGradient(da, (math.matmul(da, weights.r),), ((da, h),))
+
 
 @op
 class GRU(Recurrence):
@@ -110,6 +124,40 @@ class GRU(Recurrence):
             recurrent = _plus(math.product(reset * h, of_new), bias[2])
         new = math.apply(g, self.clipped(math, x_new + recurrent))
         return ((1 - update) * new + update * h,)
+
+    def grad(self, node: Node, dy: Any, dy_h: Any) -> Any:
+        return gradients(node, F.gru_grad(dy, dy_h, *node.inputs, **self.attributes()))
+
+    def cell_gradient(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...], d: Any) -> CellGradient:
+        (h,), (f, g), (dh,) = state, weights.functions, d
+        of_update, of_reset, of_new = math.split(weights.r, 3, axis=0)
+        bias = (None,) * 3 if weights.bias is None else math.split(weights.bias, 3)
+        x_update, x_reset, x_new = math.split(x, 3)
+        pre_update = _plus(x_update + math.product(h, of_update), bias[0])
+        pre_reset = _plus(x_reset + math.product(h, of_reset), bias[1])
+        update = math.apply(f, self.clipped(math, pre_update))
+        reset = math.apply(f, self.clipped(math, pre_reset))
+        if self.linear_before_reset:
+            product = _plus(math.product(h, of_new), bias[2])
+            pre_new = x_new + reset * product
+        else:
+            left = reset * h
+            pre_new = x_new + _plus(math.product(left, of_new), bias[2])
+        new = math.apply(g, self.clipped(math, pre_new))
+        d_new = self.slope(math, g, pre_new, new, dh * (1 - update))
+        d_update = self.slope(math, f, pre_update, update, dh * (h - new))
+        dh = dh * update
+        if self.linear_before_reset:
+            d_reset = self.slope(math, f, pre_reset, reset, d_new * product)
+            parts = math.join(d_update, d_reset, d_new * reset)
+            products: tuple[tuple[Any, Any], ...] = ((parts, h),)
+            dh = dh + math.matmul(parts, weights.r)
+        else:
+            d_left = math.matmul(d_new, of_new)
+            d_reset = self.slope(math, f, pre_reset, reset, d_left * h)
+            products = ((math.join(d_update, d_reset), h), (d_new, left))
+            dh = dh + d_left * reset + math.matmul(d_update, of_update) + math.matmul(d_reset, of_reset)
+        return CellGradient(math.join(d_update, d_reset, d_new), (dh,), products)
 
 
 @op
@@ -161,3 +209,38 @@ class LSTM(Recurrence):
         c = kept * c + i * math.apply(g, self.clipped(math, new))
         o = math.apply(f, self.clipped(math, o if p_o is None else o + p_o * c))
         return o * math.apply(output, c), c
+
+    def grad(self, node: Node, dy: Any, dy_h: Any, dy_c: Any) -> Any:
+        return gradients(node, F.lstm_grad(dy, dy_h, dy_c, *node.inputs, **self.attributes()))
+
+    def cell_gradient(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...], d: Any) -> CellGradient:
+        (h, c), (f, g, output), (dh, dc) = state, weights.functions, d
+        pre_i, pre_o, pre_f, pre_g = math.split(_plus(x + math.product(h, weights.r), weights.bias), 4)
+        p_i, p_o, p_f = (None,) * 3 if weights.peepholes is None else math.split(weights.peepholes, 3)
+        if p_i is not None:
+            pre_i, pre_f = pre_i + p_i * c, pre_f + p_f * c
+        i, new = math.apply(f, self.clipped(math, pre_i)), math.apply(g, self.clipped(math, pre_g))
+        kept = 1 - i if self.input_forget else math.apply(f, self.clipped(math, pre_f))
+        after = kept * c + i * new
+        if p_o is not None:
+            pre_o = pre_o + p_o * after
+        o, shown = math.apply(f, self.clipped(math, pre_o)), math.apply(output, after)
+
+        d_o = self.slope(math, f, pre_o, o, dh * shown)
+        dc = dc + slope(math, output, after, shown, dh * o)
+        if p_o is not None:
+            dc = dc + d_o * p_o
+        d_g = self.slope(math, g, pre_g, new, dc * i)
+        if self.input_forget:
+            d_i = self.slope(math, f, pre_i, i, dc * (new - c))
+            d_f = math.zeros(d_i)
+        else:
+            d_i = self.slope(math, f, pre_i, i, dc * new)
+            d_f = self.slope(math, f, pre_f, kept, dc * c)
+        dc = dc * kept
+        d_p = None
+        if p_i is not None:
+            dc = dc + d_i * p_i + d_f * p_f
+            d_p = math.join(d_i * c, d_o * after, d_f * c)
+        da = math.join(d_i, d_o, d_f, d_g)
+        return CellGradient(da, (math.matmul(da, weights.r), dc), ((da, h),), d_p)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graphkit.errors import InputError, did_you_mean
+from graphkit.errors import InputError, TypeMismatch, did_you_mean
 from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import Dim, DimExpr
@@ -120,10 +120,19 @@ def _bound_operator(node: Node, operands: Sequence[Value | None]) -> Op | None:
         return None
     given = [v.type for v in operands[1:] if v is not None]
     branches = {
-        key: rebind(inner, dict(zip(inner.inputs, given, strict=True))) for key, inner in node.op.subgraphs().items()
+        key: _bound_branch(inner, dict(zip(inner.inputs, given, strict=True)))
+        for key, inner in node.op.subgraphs().items()
     }
     changed = {key: inner for key, inner in branches.items() if inner is not node.op.subgraphs()[key]}
     return node.op.replace(**changed) if changed else None
+
+
+def _bound_branch(branch: Graph, types: Mapping[Value, Type]) -> Graph:
+    """The branch on these types. One that they rule out stays as it is: it fails if it is taken."""
+    try:
+        return rebind(branch, types)
+    except TypeMismatch:
+        return branch
 
 
 def _plain_name(dim: DimExpr) -> str | None:

@@ -21,8 +21,8 @@ from graphkit.errors import UnsupportedError
 NOT_IMPLEMENTED = frozenset(
     """
     BitCast Col2Im ConcatFromSequence ConvInteger CumProd DFT DeformConv DequantizeLinear Det DynamicQuantizeLinear
-    Einsum GRU GridSample ImageDecoder LSTM LpNormalization MatMulInteger MaxUnpool MelWeightMatrix NonMaxSuppression
-    Optional OptionalGetElement OptionalHasElement QLinearConv QLinearMatMul QuantizeLinear RNN RegexFullMatch RoiAlign
+    Einsum GridSample ImageDecoder LpNormalization MatMulInteger MaxUnpool MelWeightMatrix NonMaxSuppression
+    Optional OptionalGetElement OptionalHasElement QLinearConv QLinearMatMul QuantizeLinear RegexFullMatch RoiAlign
     STFT SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap
     SplitToSequence StringConcat StringNormalizer StringSplit TensorScatter TfIdfVectorizer Unique
     ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Binarizer ai.onnx.ml.LabelEncoder ai.onnx.ml.TreeEnsemble

@@ -292,6 +292,20 @@ def test_what_a_target_cannot_express_is_named(build, opset, message):
         export(Graph([x], [build(x)]), {}, opset=opset)
 
 
+@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
+def test_recurrent_layers_with_the_batch_first(kind):
+    """Older opsets have time first; ONNX Runtime asks for hidden_size, which the standard takes from a shape."""
+    gates = {"rnn": 1, "gru": 3, "lstm": 4}[kind]
+    x, h = value("x", dims.symbol("N"), dims.symbol("T"), 3), value("h", dims.symbol("N"), 1, 5)
+    w, r = value("w", 1, gates * 5, 3, role="parameter"), value("r", 1, gates * 5, 5, role="parameter")
+    outputs = getattr(F, kind)(x, w, r, None, None, h, layout=1)
+    params = {"w": normal(1, gates * 5, 3), "r": normal(1, gates * 5, 5)}
+    feeds = {"x": normal(2, 4, 3), "h": normal(2, 1, 5)}
+    proto = check(Graph([x, h, w, r], outputs), feeds, params, opset=13)
+    (node,) = [n for n in proto.graph.node if n.op_type == kind.upper()]
+    assert {a.name: a.i for a in node.attribute}["hidden_size"] == 5
+
+
 def test_element_types_are_checked_against_the_target():
     x = value("x", 2, dtype="bfloat16")
     graph = Graph([x], [F.where(F.constant(value=np.array(True)), x, x)])

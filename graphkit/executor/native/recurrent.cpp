@@ -478,13 +478,16 @@ void Recurrent::write_states(const Run& run, const Part& part) const {
 }
 
 void Recurrent::walk_sequences(const Run& run, const Part& part) const {
-    for (std::int64_t number = 0; number < steps_; ++number) {
-        if (number % chunk_ == 0) {
-            project(run, part, number);
-        }
-        step(run, part, number, kind_);
-        if (kind_ == CellKind::gru_gates) {
-            step(run, part, number, CellKind::gru_output);
+    for (std::int64_t direction = 0; direction < directions_; ++direction) {
+        const Part one{direction * blocks_, (direction + 1) * blocks_, part.batch_begin, part.batch_end};
+        for (std::int64_t number = 0; number < steps_; ++number) {
+            if (number % chunk_ == 0) {
+                project(run, one, number);
+            }
+            step(run, one, number, kind_);
+            if (kind_ == CellKind::gru_gates) {
+                step(run, one, number, CellKind::gru_output);
+            }
         }
     }
     write_states(run, part);

@@ -26,9 +26,10 @@ struct RecurrentOptions {
 
 // Inputs x, w, r, b, sequence_lens, initial_h, (initial_c, p); outputs y, y_h, (y_c): as ONNX has them.
 //
-// The whole layer is one parallel region. Either the threads own sequences, and never meet; or they own blocks of hidden
-// units, and meet after each step. The input's product with w is computed for some steps at a time, by the owner of the
-// results. Sums do not depend on who owns what: any number of threads gives the same bits.
+// The whole layer is one parallel region (see lockstep.h). Either chunks of the work are sequences, each walked from its
+// first step to its last; or they are blocks of hidden units, and all threads meet after each step. The input's product
+// with w is computed for some steps at a time, in the layout in which its readers find it. Sums do not depend on how the
+// work is shared: any number of threads gives the same bits.
 class Recurrent final : public Kernel {
   public:
     // kind: "RNN", "GRU", "LSTM"; x as given. Throws NativeError for shapes or options that are none.

@@ -13,8 +13,9 @@ from graphkit.ops import F
 def _hidden_size(spelling: Spelling) -> None:
     # Optional in the standard; ONNX Runtime refuses a node without it.
     recurrent = spelling.input(2)
-    if recurrent is not None and recurrent.tensor.shape is not None and isinstance(recurrent.tensor.shape[2], int):
-        spelling.attrs.setdefault("hidden_size", recurrent.tensor.shape[2])
+    shape = None if recurrent is None else recurrent.tensor.shape
+    if spelling.attrs["hidden_size"] is None and shape is not None and isinstance(shape[2], int):
+        spelling.attrs["hidden_size"] = shape[2]
 
 
 @rewrites("RNN", "GRU", "LSTM", below=14)

@@ -1,8 +1,6 @@
 // Recurrent cells for the instruction set of the translation unit that includes this.
 #pragma once
 
-#include <algorithm>
-
 #include "simd/gates.h"
 
 namespace graphkit {
