@@ -261,7 +261,7 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
 void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
     const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
     const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
-    const bool buffered = stream_ && !direct;
+    const bool buffered = stream_ && !direct && row_.size * element_ >= 8 * kLine;
     // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close to each
     // other. Those that go through a buffer have long rows in the target too: only whole lines can go past the caches.
     const bool long_rows = !buffered && column_.size * element_ > 1024;
@@ -304,7 +304,7 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
             });
             at += last - first;
         }
-        if (stream_) {
+        if (direct || buffered) {
             end_stream();
         }
     };
