@@ -170,6 +170,17 @@ def test_indices_outside_their_axis(kernel, operands, shape, message):
     assert (y == 5).all()
 
 
+@pytest.mark.parametrize("index", [2**63 - 1, -(2**63), 2**40])
+def test_indices_far_outside(index):
+    x, y = np.zeros((3, 2), np.float32), np.zeros((1, 2), np.float32)
+    for kernel, indices in [
+        (native.Gather([3, 2], [1], 0, "float32"), np.array([index])),
+        (native.GatherND([3, 2], [1, 1], 0, "float32"), np.array([[index]])),
+    ]:
+        with pytest.raises(native.Error, match=f"index {index} "):
+            kernel([x, indices], [y])
+
+
 def test_a_program_reports_a_bad_index():
     x, i = Value(TensorType("float32", (4, 2)), "x"), Value(TensorType("int64", (2,)), "i")
     executor = Executor(Graph([x, i], [F.gather(x, i)]), ParamStore({}, {}))

@@ -49,7 +49,8 @@ void bind_views(nb::module_& m) {
                  new (self) Split(std::move(x), sizes, axis, element_type(dtype), threads);
              },
              "x"_a, "sizes"_a, "axis"_a, "dtype"_a, "threads"_a = 0);
-    nb::class_<Pad, Kernel>(m, "Pad", "maps: for each axis the positions copied, -1 for the fill value; None: as it is.")
+    nb::class_<Pad, Kernel>(m, "Pad",
+                            "maps: for each axis the positions copied, -1 for the fill value; None: the axis as it is.")
         .def("__init__",
              [](Pad* self, Dims x, const Maps& maps, Dims pads, OptionalDims value, Text dtype, int threads) {
                  new (self) Pad(std::move(x), maps, std::move(pads), std::move(value), element_type(dtype), threads);

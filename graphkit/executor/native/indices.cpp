@@ -46,6 +46,7 @@ void IndexTuples::resolve(const Kernel& kernel, const std::int64_t* indices, std
                 const std::int64_t index = indices[t * step + static_cast<std::int64_t>(k)];
                 if (!is_inside(index, sizes[k])) {
                     bad.found(t * step + static_cast<std::int64_t>(k));
+                    break;
                 }
                 at += from_front(index, sizes[k]) * strides[k];
             }

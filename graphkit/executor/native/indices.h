@@ -28,7 +28,8 @@ class FirstOf {
 
 template <typename Index>
 inline bool is_inside(Index index, std::int64_t size) {
-    return static_cast<std::uint64_t>(static_cast<std::int64_t>(index) + size) < 2 * static_cast<std::uint64_t>(size);
+    const auto wide = static_cast<std::uint64_t>(size);
+    return static_cast<std::uint64_t>(index) + wide < 2 * wide;
 }
 
 template <typename Index>

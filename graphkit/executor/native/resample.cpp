@@ -104,7 +104,8 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     planes_ = count(Dims(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(first)));
     plane_in_ = count(plane);
     plane_out_ = count(plane_of(y));
-    // Shrinking first and growing last leaves the least to do; so does the last axis first, whose elements are gathered.
+    // Shrinking first and growing last leaves the least to do; so does beginning with the last axis, whose elements are
+    // picked one by one.
     const auto growth = [&](const AxisTaps& a) {
         return static_cast<double>(a.resized) / static_cast<double>(std::max<std::int64_t>(
                                                     x[static_cast<std::size_t>(a.axis)], 1));
@@ -116,9 +117,15 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     buffer_ = converts ? std::max(plane_in_, plane_out_) : 0;
     for (AxisTaps& a : axes) {
         const AroundAxis around(plane, static_cast<std::size_t>(a.axis) - first);
-        Pass pass{around.outer, around.size, around.inner, a.resized, a.taps, around.inner < kShortRow, {}, {}, {}, {}, {}};
-        if (!pass.within_rows && pass.taps > kMaxTaps) {
-            pass.within_rows = true;
+        Pass pass;
+        pass.outer = around.outer;
+        pass.size = around.size;
+        pass.inner = around.inner;
+        pass.resized = a.resized;
+        pass.taps = a.taps;
+        pass.within_rows = around.inner < kShortRow || a.taps > kMaxTaps;
+        if (pass.within_rows && around.size * around.inner > std::numeric_limits<std::int32_t>::max()) {
+            throw Unsupported(describe() + ": rows of more than 2^31 elements");
         }
         std::vector<double> weights;
         if (pass.within_rows) {

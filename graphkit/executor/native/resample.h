@@ -18,7 +18,7 @@ struct ResampleTable {
                          std::int64_t size);
 
     // The same, where the sources of every `lanes` neighbours lie within 2 * lanes elements of x: a window, which
-    // begins at starts[i / lanes], in registers. `places` are the sources counted from there. lanes 0: no such function.
+    // begins at starts[i / lanes], in registers. `places` are the sources counted from there. lanes 0: not offered.
     using Windowed = void (*)(const float* x, const std::int32_t* starts, const std::int32_t* places,
                               const float* weights, int taps, float* y, std::int64_t size);
 
@@ -54,12 +54,12 @@ class Resample final : public Kernel {
   private:
     // A pass over a plane, seen as [outer, size, inner].
     struct Pass {
-        std::int64_t outer;
-        std::int64_t size;
-        std::int64_t inner;
-        std::int64_t resized;
-        int taps;
-        bool within_rows;                   // sources and weights are for rows of resized * inner elements
+        std::int64_t outer = 1;
+        std::int64_t size = 1;
+        std::int64_t inner = 1;
+        std::int64_t resized = 1;
+        int taps = 0;
+        bool within_rows = false;           // sources and weights are for rows of resized * inner elements
         std::vector<std::int32_t> sources;  // [taps][...]
         std::vector<std::int32_t> starts;   // of the windows, where all sources lie in windows
         std::vector<std::int32_t> places;

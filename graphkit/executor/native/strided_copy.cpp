@@ -261,9 +261,9 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
 void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
     const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
     const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
-    const bool buffered = stream_ && !direct;
-    // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close together.
-    // Those that go through a buffer have long rows in the target too, for only whole lines can go past the caches.
+    const bool buffered = stream_ && !direct && row_.size * element_ >= 8 * kLine;
+    // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close to each
+    // other. Those that go through a buffer have long rows in the target too: only whole lines can go past the caches.
     const bool long_rows = !buffered && column_.size * element_ > 1024;
     const std::int64_t strip = kLine / element_;
     const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);
@@ -273,8 +273,7 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
     const std::int64_t blocks_along = (row_.size + along - 1) / along;
     const std::int64_t blocks = blocks_down * blocks_along;
     const auto block_bytes = static_cast<double>(std::min(along, row_.size) * std::min(down, column_.size) * element_);
-    parallel_for(threads, product(outer_) * blocks, 2 * nanoseconds(block_bytes) + 2,
-                 [&](std::int64_t begin, std::int64_t end) {
+    const auto move_blocks = [&](std::int64_t begin, std::int64_t end) {
         alignas(kAlignment) std::byte buffer[kBufferSide * 512];
         const auto move_block = [&](const std::byte* from, std::byte* to, std::int64_t block) {
             const std::int64_t a = block / blocks_along * down;
@@ -305,10 +304,11 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
             });
             at += last - first;
         }
-        if (stream_) {
+        if (direct || buffered) {
             end_stream();
         }
-    });
+    };
+    parallel_for(threads, product(outer_) * blocks, 2 * nanoseconds(block_bytes) + 2, move_blocks);
 }
 
 }  // namespace graphkit

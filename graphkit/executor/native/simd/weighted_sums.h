@@ -43,7 +43,8 @@ void sum_rows(const T* const* rows, const T* weights, int taps, T* __restrict y,
 }
 
 template <typename T, int Taps>
-inline void sum_some(const T* x, const std::int32_t* sources, const T* weights, int given, T* __restrict y, std::int64_t size) {
+inline void sum_some(const T* x, const std::int32_t* sources, const T* weights, int given, T* __restrict y,
+                     std::int64_t size) {
     const int taps = Taps == 0 ? given : Taps;
     for (std::int64_t i = 0; i < size; ++i) {
         T sum{};
