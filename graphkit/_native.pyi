@@ -307,7 +307,6 @@ class Recurrent(Kernel):
         threads: int = 0,
     ) -> None: ...
 
-
 _Dims = Sequence[int]
 _Maps = Sequence[Sequence[int] | None]
 _Operand = tuple[Sequence[int], str]

@@ -42,6 +42,7 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("fuse_matmul", fuse_matmul),
     ("fuse_conv", fuse_conv),
     ("channels_last", channels_last),
+    ("eliminate_reshape", eliminate_reshape),
     *CLEANUP,
     ("fuse_pointwise", fuse_pointwise),
 )

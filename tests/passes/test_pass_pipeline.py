@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from graphkit.ops import DOMAIN, F
 from graphkit.ops.evaluate import evaluate
 from graphkit.passes import _base
 from graphkit.passes._base import operators, run_passes
+from graphkit.passes._match import FixedValues
 from graphkit.passes.bind import bind
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.pipeline import BOUND, INFERENCE, effects
@@ -166,7 +168,7 @@ def transformer() -> tuple[list[Value], list[Value]]:
 
 
 NETWORKS: list[tuple[Callable[[], Any], dict[str, int], dict[str, int]]] = [
-    (residual_network, {"N": 2}, {"ChannelsLastConv": 7, "ReduceMean": 1, "Transpose": 2, "Flatten": 1, "Gemm": 1}),
+    (residual_network, {"N": 2}, {"ChannelsLastConv": 7, "ReduceMean": 1, "Transpose": 1, "Reshape": 1, "Gemm": 1}),
     (transformer, {"N": 2, "T": 4}, {"LayerNormalization": 5, "FusedMatMul": 12, "FusedAttention": 2, "Reshape": 8}),
 ]
 
@@ -176,13 +178,13 @@ def test_networks(apply: Any, build: Any, sizes: dict[str, int], left: dict[str,
     inputs, outputs = build()
     kept: list[Graph] = []
     apply(inputs, outputs, prepared, keep=kept, tolerance=1e-4, **sizes)
+    fixed = FixedValues(kept[0])
+    running = [n for n in kept[0].nodes if not all(v in fixed for v in n.outputs)]
+    assert Counter(n.op.name for n in running) == left
     *_, last = effects(Graph(inputs, outputs))
-    assert last.nodes == sum(left.values())
-    found = operators(kept[0])
-    assert {name: found[name] for name in left} == left
+    assert last.nodes == len(running)
     # A second time there is nothing left to do.
-    again = prepared(kept[0])
-    assert operators(again) == found
+    assert operators(prepared(kept[0])) == operators(kept[0])
 
 
 @pytest.mark.parametrize(("build", "sizes", "left"), NETWORKS)
