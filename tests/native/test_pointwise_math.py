@@ -170,6 +170,15 @@ def test_double_functions(opcode, exact, limits, bound, isa):
     assert ulps(apply(opcode, x), expected) <= bound
 
 
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 60, reason="long double has no more digits than double here")
+def test_double_powers():
+    rng = np.random.default_rng(2)
+    a = np.exp(rng.uniform(-300, 300, 20_000))
+    b = rng.uniform(-700, 700, a.size) / np.log(a)
+    expected = np.power(a.astype(np.longdouble), b.astype(np.longdouble))
+    assert ulps(apply("pow", a, b), expected) <= 1.5
+
+
 def test_double_erf():
     x = np.concatenate([np.linspace(-5.5, 5.5, 301), 10.0 ** np.linspace(-300, -1, 50)])
     expected = np.array([erf_of_more_digits(v) for v in x])

@@ -1,8 +1,8 @@
 // Elementary functions of vectors, without branches on data unless said.
 //
 // Errors are measured against float64 (float) and 80-bit or multiprecision results (double); infinities, NaN, signed
-// zeros and subnormal numbers come out as IEEE 754 says. Ranges and bounds are with each function; tests/native/
-// test_pointwise_math.py checks them.
+// zeros and subnormal numbers come out as IEEE 754 says. The bound with each function holds for all operands unless a
+// range is given; tests/native/test_pointwise_math.py checks them.
 #pragma once
 
 #include <cmath>
@@ -187,14 +187,15 @@ inline Vector<T> log_one_plus(Vector<T> e) {
     return log<T>(sum) + (e - (sum - T{1})) / sum;
 }
 
-// log(1 + exp(x)), by the exponential of -|x|.
+// log(1 + exp(x)), by the exponential of -|x|: at most 4 ulp off for x >= -80.
 template <typename T>
 inline Vector<T> softplus(Vector<T> x) {
     const Vector<T> positive = x < T{0} ? Vector<T>{} : x;
     return positive + log_one_plus<T>(exp_of_negative<T>(-magnitude<T>(x)));
 }
 
-// x (1 + tanh(u)) / 2 = x sigmoid(2u) for u = sqrt(2 / pi) (x + 0.044715 x^3), without the cancellation.
+// x (1 + tanh(u)) / 2 = x sigmoid(2u) for u = sqrt(2 / pi) (x + 0.044715 x^3), without the cancellation:
+// at most 4 ulp off for x >= -1; farther out the exponential magnifies the rounding of u, 48 ulp at -5.
 template <typename T>
 inline Vector<T> gelu_tanh(Vector<T> x) {
     constexpr T kScale = T(0x1.9884533d43651p+0);  // 2 sqrt(2 / pi)
@@ -202,6 +203,7 @@ inline Vector<T> gelu_tanh(Vector<T> x) {
 }
 
 // x tanh(log(1 + e)) = x e (e + 2) / (e (e + 2) + 2) for e = exp(x). Beyond 20 the quotient is 1.
+// At most 6 ulp off for x >= -80.
 template <typename T>
 inline Vector<T> mish(Vector<T> x) {
     const Vector<T> e = exp<T>(at_most<T>(x, T{40}));
@@ -244,8 +246,8 @@ inline Vector<float> erf(Vector<float> x) {
     return y <= 1.0F ? near : with_sign<float>(x != x ? x : far, x);
 }
 
-// x times the normal distribution function, x erfc(-x / sqrt(2)) / 2. Relative errors stay below 2^-21 down to
-// subnormal results: the exponential is taken of the exact square.
+// x times the normal distribution function, x erfc(-x / sqrt(2)) / 2: at most 8 ulp off for x >= -4, 12 for x >= -12.
+// The exponential is taken of the exact square, without which the error would grow with it.
 inline Vector<float> gelu(Vector<float> x) {
     constexpr float kRootHalf = 0x1.6a09e6p-1F;
     const Vector<float> y = magnitude<float>(x);
