@@ -146,11 +146,14 @@ void fold_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t 
 template <typename Op, int Rows, typename T>
 void fold_few_rows(const T* x, std::int64_t stride, std::int64_t width, const T* shift, T* acc, bool first) {
     constexpr std::int64_t lanes = kLanes<T>;
-    const auto column = [&](auto&& read, Vector<T> about) {
+    const auto column = [&](auto&& read, const T* ahead, Vector<T> about) {
         Vector<T> part[Rows];
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
             part[r] = Op::map(read(x + r * stride), about);
+            if constexpr (Rows > 1) {  // rows are too short for the processor to see what comes next
+                __builtin_prefetch(ahead + r * stride);
+            }
         }
 #pragma GCC unroll 4
         for (int step = 1; step < Rows; step *= 2) {
@@ -164,13 +167,14 @@ void fold_few_rows(const T* x, std::int64_t stride, std::int64_t width, const T*
     std::int64_t c = 0;
     for (; c + lanes <= width; c += lanes) {
         const Vector<T> about = shift == nullptr ? splat(T{0}) : load(shift + c);
-        const Vector<T> total = column([&](const T* from) { return load(from + c); }, about);
+        const Vector<T> total = column([&](const T* from) { return load(from + c); }, x + Rows * stride + c, about);
         store(acc + c, first ? total : Op::combine(load(acc + c), total));
     }
     if (c < width) {
         const std::int64_t rest = width - c;
         const Vector<T> about = shift == nullptr ? splat(T{0}) : load_part(shift + c, rest, T{0});
-        const Vector<T> total = column([&](const T* from) { return load_part(from + c, rest, T{Op::kFill}); }, about);
+        const Vector<T> total = column([&](const T* from) { return load_part(from + c, rest, T{Op::kFill}); },
+                                       x + Rows * stride + c, about);
         store_part(acc + c, first ? total : Op::combine(load_part(acc + c, rest, T{Op::kStart}), total), rest);
     }
 }

@@ -10,6 +10,8 @@ namespace {
 
 // Elements of a row that are searched together.
 constexpr std::int64_t kSearchBlock = 512;
+// Rows that are too short for vectors to pay.
+constexpr std::int64_t kShortRow = 24;
 
 template <typename T>
 inline bool is_nan(T x) {
@@ -63,6 +65,14 @@ template <bool Largest, bool Last, typename T>
 std::int64_t arg_of_row(const T* x, std::int64_t size) {
     T best = x[0];
     std::int64_t found = 0;
+    if (size <= kShortRow) {
+        for (std::int64_t i = 1; i < size; ++i) {
+            const bool wins = replaces<Largest, Last>(x[i], best);
+            best = wins ? x[i] : best;
+            found = wins ? i : found;
+        }
+        return found;
+    }
     for (std::int64_t at = 0; at < size; at += kSearchBlock) {
         const T extreme = extreme_of<Largest>(x + at, size - at < kSearchBlock ? size - at : kSearchBlock);
         if (at == 0 || replaces<Largest, Last>(extreme, best)) {
