@@ -65,14 +65,6 @@ template <bool Largest, bool Last, typename T>
 std::int64_t arg_of_row(const T* x, std::int64_t size) {
     T best = x[0];
     std::int64_t found = 0;
-    if (size <= kShortRow) {
-        for (std::int64_t i = 1; i < size; ++i) {
-            const bool wins = replaces<Largest, Last>(x[i], best);
-            best = wins ? x[i] : best;
-            found = wins ? i : found;
-        }
-        return found;
-    }
     for (std::int64_t at = 0; at < size; at += kSearchBlock) {
         const T extreme = extreme_of<Largest>(x + at, size - at < kSearchBlock ? size - at : kSearchBlock);
         if (at == 0 || replaces<Largest, Last>(extreme, best)) {
@@ -95,8 +87,33 @@ std::int64_t arg_of_row(const T* x, std::int64_t size) {
     }
 }
 
+// The first extreme of a row without NaN, or -1: its steps are shorter than those of arg_of_row.
+template <bool Largest, typename T>
+std::int64_t arg_of_short_row(const T* x, std::int64_t size) {
+    T best = x[0];
+    bool nan = is_nan(best);
+    for (std::int64_t i = 1; i < size; ++i) {
+        nan |= is_nan(x[i]);
+        best = (Largest ? x[i] > best : x[i] < best) ? x[i] : best;
+    }
+    if (nan) {
+        return -1;
+    }
+    std::int64_t found = 0;
+    while (x[found] != best) {
+        ++found;
+    }
+    return found;
+}
+
 template <typename T>
 std::int64_t arg_row(const T* x, std::int64_t size, bool largest, bool last) {
+    if (!last && size <= kShortRow) {
+        const std::int64_t found = largest ? arg_of_short_row<true>(x, size) : arg_of_short_row<false>(x, size);
+        if (found >= 0) {
+            return found;
+        }
+    }
     if (largest) {
         return last ? arg_of_row<true, true>(x, size) : arg_of_row<true, false>(x, size);
     }
