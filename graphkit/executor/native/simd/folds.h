@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kColumnBlock = 256;
 constexpr int kRowsTogether = 8;
 // Vectors of columns whose totals are kept in registers, and how wide rows may be to be read in such strips.
-constexpr int kStripVectors = kVectorBytes == 64 ? 8 : 4;
+constexpr int kStripVectors = kVectorBytes == 64 ? 16 : 8;
 constexpr std::int64_t kStripWidth = 256;
 
 template <typename T>
@@ -190,18 +190,18 @@ void fold_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t
     };
     Vector<T> about[Count];
     Vector<T> total[Count];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < Count; ++i) {
         about[i] = shift == nullptr ? splat(T{0}) : read(shift, i, T{0});
         total[i] = splat(T{Op::kStart});
     }
     for (std::int64_t row = 0; row < rows; ++row, x += stride) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < Count; ++i) {
             total[i] = Op::combine(total[i], Op::map(read(x, i, T{Op::kFill}), about[i]));
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < Count; ++i) {
         if (i + 1 < Count || rest == lanes) {
             store(out + i * lanes, total[i]);
