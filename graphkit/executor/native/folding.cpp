@@ -39,25 +39,24 @@ Accumulator<T> empty_fold(Fold fold) {
     }
 }
 
+// into[c] = the fold of into[c] and from[c].
 template <typename Acc>
-Acc merged(Fold fold, Acc a, Acc b) {
+void merge(Fold fold, Acc* into, const Acc* from, std::int64_t width) {
+    const auto each = [&](auto&& combined) {
+        for (std::int64_t c = 0; c < width; ++c) {
+            into[c] = combined(into[c], from[c]);
+        }
+    };
+    using Sum = std::conditional_t<std::is_integral_v<Acc>, std::uint64_t, Acc>;  // integers wrap around
     switch (fold) {
         case Fold::product:
-            if constexpr (std::is_integral_v<Acc>) {
-                return static_cast<Acc>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
-            } else {
-                return a * b;
-            }
+            return each([](Acc a, Acc b) { return static_cast<Acc>(static_cast<Sum>(a) * static_cast<Sum>(b)); });
         case Fold::largest:
-            return b > a || b != b ? b : a;
+            return each([](Acc a, Acc b) { return b > a || b != b ? b : a; });
         case Fold::smallest:
-            return b < a || b != b ? b : a;
+            return each([](Acc a, Acc b) { return b < a || b != b ? b : a; });
         default:
-            if constexpr (std::is_integral_v<Acc>) {
-                return static_cast<Acc>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-            } else {
-                return a + b;
-            }
+            return each([](Acc a, Acc b) { return static_cast<Acc>(static_cast<Sum>(a) + static_cast<Sum>(b)); });
     }
 }
 
@@ -136,13 +135,6 @@ std::int64_t Folding<T>::partial_count() const {
     return geometry_.kept_count * tiles_ * shares_ * (geometry_.along_row ? 1 : std::min(geometry_.width, kFoldTile));
 }
 
-template <typename T>
-void Folding<T>::merge(Acc* into, const Acc* from, std::int64_t width) const {
-    for (std::int64_t c = 0; c < width; ++c) {
-        into[c] = merged(fold_, into[c], from[c]);
-    }
-}
-
 // Pieces [first, last) of the output tile at x, as a balanced tree.
 template <typename T>
 void Folding<T>::fold_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
@@ -152,7 +144,7 @@ void Folding<T>::fold_pieces(const T* x, const Acc* shift, Acc* out, std::int64_
         fold_pieces(x, shift, out, first, middle, tile, width);
         Acc other[kFoldTile];
         fold_pieces(x, shift, other, middle, last, tile, width);
-        merge(out, other, width);
+        merge(fold_, out, other, width);
         return;
     }
     const ReduceGeometry& g = geometry_;
@@ -222,7 +214,7 @@ void Folding<T>::run(const T* x, const Acc* shift, Acc* out, Acc* partial, int t
         Acc* parts = partial + item * shares_ * tile_width;
         for (std::int64_t step = 1; step < shares_; step *= 2) {
             for (std::int64_t share = 0; share + step < shares_; share += 2 * step) {
-                merge(parts + share * tile_width, parts + (share + step) * tile_width, width);
+                merge(fold_, parts + share * tile_width, parts + (share + step) * tile_width, width);
             }
         }
         std::copy_n(parts, width, out + at);

@@ -49,7 +49,6 @@ class Folding {
   private:
     void fold_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
                      std::int64_t tile, std::int64_t width) const;
-    void merge(Acc* into, const Acc* from, std::int64_t width) const;
 
     ReduceGeometry geometry_;
     Fold fold_;

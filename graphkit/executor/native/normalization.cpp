@@ -8,6 +8,8 @@ namespace graphkit {
 namespace {
 
 constexpr double kElementNanoseconds = 0.2;
+// Positions of a channel that are too few for a loop of their own.
+constexpr std::int64_t kShortPlane = 16;
 // Positions of a tile of LocalResponseNorm, whose channels are read several times.
 constexpr std::int64_t kResponseTile = 512;
 
@@ -273,7 +275,8 @@ BatchNorm::BatchNorm(const Dims& x, const std::string& type, const std::string& 
 }
 
 std::size_t BatchNorm::scratch_bytes() const {
-    return 5 * static_cast<std::size_t>(geometry_.channels) * sizeof(double);
+    const std::int64_t expanded = geometry_.inner <= kShortPlane ? 3 * geometry_.inner : 0;
+    return static_cast<std::size_t>((5 + expanded) * geometry_.channels) * sizeof(double);
 }
 
 template <typename T>
@@ -314,13 +317,24 @@ void BatchNorm::run_as(const void* const* inputs, void* const* outputs, std::byt
     for (std::int64_t c = 0; c < g.channels; ++c) {
         factor[c] *= given[c];
     }
-    if (g.inner == 1) {
-        const double cost = 5 + kElementNanoseconds * static_cast<double>(g.channels);
+    if (g.inner <= kShortPlane) {
+        const std::int64_t row_size = g.channels * g.inner;
+        if (g.inner > 1) {  // one of each for every element of an image
+            W* wide = given + g.channels;
+            for (W** vector : {&mean, &factor, &bias}) {
+                for (std::int64_t i = 0; i < row_size; ++i) {
+                    wide[i] = (*vector)[i / g.inner];
+                }
+                *vector = wide;
+                wide += row_size;
+            }
+        }
+        const double cost = 5 + kElementNanoseconds * static_cast<double>(row_size);
         parallel_for(threads(), g.images, cost, [&](std::int64_t begin, std::int64_t end) {
             Block<T> block;
             for (std::int64_t image = begin; image < end; ++image) {
-                for_each_block<T>(g.channels, [&](std::int64_t at, std::int64_t size) {
-                    const std::int64_t row = image * g.channels + at;
+                for_each_block<T>(row_size, [&](std::int64_t at, std::int64_t size) {
+                    const std::int64_t row = image * row_size + at;
                     W* to = target(y + row, block);
                     row_table().rows<T>().affine_each(widened(x + row, block, size), mean + at, factor + at, bias + at,
                                                       to, size);

@@ -1,6 +1,8 @@
 // Folds of rows and of columns. Included by simd/<family>_<isa>.cpp only.
 #pragma once
 
+#include <cstddef>
+
 #include "fold_table.h"
 #include "simd/exp.h"
 #include "simd/half_convert.h"
@@ -11,6 +13,10 @@ namespace {
 
 // Like kRowBlock, for sums over many rows.
 constexpr std::int64_t kColumnBlock = 256;
+constexpr int kRowsTogether = 8;
+// Vectors of columns whose totals are kept in registers, and how wide rows may be to be read in such strips.
+constexpr int kStripVectors = kVectorBytes == 64 ? 16 : 8;
+constexpr std::int64_t kStripWidth = 256;
 
 template <typename T>
 struct Limit {
@@ -175,6 +181,52 @@ void fold_few_rows(const T* x, std::int64_t stride, std::int64_t width, const T*
     }
 }
 
+// The fold of all rows for Count vectors of columns, of which the last has `rest` elements: totals stay in registers.
+template <typename Op, int Count, typename T>
+void fold_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t rest, const T* shift, T* out) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    const auto read = [&](const T* from, int i, T fill) {
+        return i + 1 < Count || rest == lanes ? load(from + i * lanes) : load_part(from + i * lanes, rest, fill);
+    };
+    Vector<T> about[Count];
+    Vector<T> total[Count];
+#pragma GCC unroll 16
+    for (int i = 0; i < Count; ++i) {
+        about[i] = shift == nullptr ? splat(T{0}) : read(shift, i, T{0});
+        total[i] = splat(T{Op::kStart});
+    }
+    for (std::int64_t row = 0; row < rows; ++row, x += stride) {
+#pragma GCC unroll 16
+        for (int i = 0; i < Count; ++i) {
+            total[i] = Op::combine(total[i], Op::map(read(x, i, T{Op::kFill}), about[i]));
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < Count; ++i) {
+        if (i + 1 < Count || rest == lanes) {
+            store(out + i * lanes, total[i]);
+        } else {
+            store_part(out + i * lanes, total[i], rest);
+        }
+    }
+}
+
+template <typename Op, int Count, typename T>
+void fold_strips(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    for (; width >= Count * lanes; width -= Count * lanes) {
+        fold_strip<Op, Count, T>(x, rows, stride, lanes, shift, out);
+        x += Count * lanes;
+        out += Count * lanes;
+        shift += shift == nullptr ? 0 : Count * lanes;
+    }
+    if constexpr (Count > 1) {
+        fold_strips<Op, Count / 2, T>(x, rows, stride, width, shift, out);
+    } else if (width > 0) {
+        fold_strip<Op, 1, T>(x, rows, stride, width, shift, out);
+    }
+}
+
 template <typename Op, typename T>
 void fold_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
     if (rows > kColumnBlock) {
@@ -187,13 +239,20 @@ void fold_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64
         }
         return;
     }
+    if (width <= kStripWidth) {
+        fold_strips<Op, kStripVectors, T>(x, rows, stride, width, shift, out);
+        return;
+    }
+    // Totals that are not aligned would be slow to read again just after they were written.
+    alignas(kVectorBytes) T total[kFoldTile];
     std::int64_t row = 0;
-    for (; row + 8 <= rows; row += 8) {
-        fold_few_rows<Op, 8, T>(x + row * stride, stride, width, shift, out, row == 0);
+    for (; row + kRowsTogether <= rows; row += kRowsTogether) {
+        fold_few_rows<Op, kRowsTogether, T>(x + row * stride, stride, width, shift, total, row == 0);
     }
     for (; row < rows; ++row) {
-        fold_few_rows<Op, 1, T>(x + row * stride, stride, width, shift, out, row == 0);
+        fold_few_rows<Op, 1, T>(x + row * stride, stride, width, shift, total, row == 0);
     }
+    __builtin_memcpy(out, total, static_cast<std::size_t>(width) * sizeof(T));
 }
 
 // --- half floats, through blocks of float ---------------------------------------------------------
@@ -221,7 +280,7 @@ void fold_half_rows(const Half* x, std::int64_t rows, std::int64_t stride, std::
 template <typename Op, typename Half>
 void fold_half_columns(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const float* shift,
                        float* out) {
-    float wide[kFoldTile];
+    alignas(kVectorBytes) float wide[kFoldTile];
     if (rows > kColumnBlock) {
         const std::int64_t half = (rows / 2 + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
         fold_half_columns<Op>(x, half, stride, width, shift, out);
@@ -231,10 +290,12 @@ void fold_half_columns(const Half* x, std::int64_t rows, std::int64_t stride, st
         }
         return;
     }
+    alignas(kVectorBytes) float total[kFoldTile];
     for (std::int64_t row = 0; row < rows; ++row) {
         widen(x + row * stride, wide, width);
-        fold_few_rows<Op, 1, float>(wide, 0, width, shift, out, row == 0);
+        fold_few_rows<Op, 1, float>(wide, 0, width, shift, total, row == 0);
     }
+    __builtin_memcpy(out, total, static_cast<std::size_t>(width) * sizeof(float));
 }
 
 // --- integers: mapped in their own type, where they wrap around, and folded in 64 bits ------------

@@ -10,6 +10,8 @@ namespace {
 
 // Elements of a row that are searched together.
 constexpr std::int64_t kSearchBlock = 512;
+// Rows that are too short for vectors to pay.
+constexpr std::int64_t kShortRow = 24;
 
 template <typename T>
 inline bool is_nan(T x) {
@@ -85,8 +87,33 @@ std::int64_t arg_of_row(const T* x, std::int64_t size) {
     }
 }
 
+// The first extreme of a row without NaN, or -1: its steps are shorter than those of arg_of_row.
+template <bool Largest, typename T>
+std::int64_t arg_of_short_row(const T* x, std::int64_t size) {
+    T best = x[0];
+    bool nan = is_nan(best);
+    for (std::int64_t i = 1; i < size; ++i) {
+        nan |= is_nan(x[i]);
+        best = (Largest ? x[i] > best : x[i] < best) ? x[i] : best;
+    }
+    if (nan) {
+        return -1;
+    }
+    std::int64_t found = 0;
+    while (x[found] != best) {
+        ++found;
+    }
+    return found;
+}
+
 template <typename T>
 std::int64_t arg_row(const T* x, std::int64_t size, bool largest, bool last) {
+    if (!last && size <= kShortRow) {
+        const std::int64_t found = largest ? arg_of_short_row<true>(x, size) : arg_of_short_row<false>(x, size);
+        if (found >= 0) {
+            return found;
+        }
+    }
     if (largest) {
         return last ? arg_of_row<true, true>(x, size) : arg_of_row<true, false>(x, size);
     }
