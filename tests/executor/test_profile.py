@@ -67,8 +67,8 @@ def test_trace_file_and_table(tmp_path: Path) -> None:
     assert [e["args"]["node"] for e in steps] == [s.node for s in planned] * 3
     assert [e["name"] for e in steps] == [s.op for s in planned] * 3
     conv = next(e for e in steps if e["args"]["node"] == "conv1")
-    assert conv["args"]["inputs"][:2] == ["float32[2, 8, 8, 1]", "float32[4, 1, 3, 3]"]
-    assert conv["args"]["outputs"] == ["float32[2, 8, 8, 4]"]
+    assert conv["args"]["inputs"][:2] == ["float32[2, 1, 8, 8]", "float32[4, 1, 3, 3]"]
+    assert conv["args"]["outputs"] == ["float32[2, 4, 8, 8]"]
     assert conv["args"]["bytes"] == 4 * (2 * 64 + 4 * 9 + 4 + 2 * 4 * 64)
     memory = [e["args"]["live bytes"] for e in events if e["ph"] == "C"]
     assert max(memory) == exe.plan.lower_bound
