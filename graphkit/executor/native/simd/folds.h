@@ -341,7 +341,8 @@ inline Acc folded_integer(Acc a, Acc b) {
     } else if constexpr (std::is_base_of_v<Smallest, Op<Acc>>) {
         return b < a ? b : a;
     } else {
-        return static_cast<Acc>(Op<std::uint64_t>::combine(static_cast<std::uint64_t>(a), static_cast<std::uint64_t>(b)));
+        using Bits = std::uint64_t;
+        return static_cast<Acc>(Op<Bits>::combine(static_cast<Bits>(a), static_cast<Bits>(b)));
     }
 }
 
