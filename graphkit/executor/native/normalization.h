@@ -86,7 +86,8 @@ struct ChannelGeometry {
 };
 
 // BatchNormalization. Inference: y = (x - mean) / sqrt(var + epsilon) * scale + b with the mean and var given.
-// Training: with those of x; the running ones, the given * momentum + those of x * (1 - momentum), are two more outputs.
+// Training: with those of x; the running ones, the given * momentum + those of x * (1 - momentum), are two more
+// outputs.
 class BatchNorm : public Kernel {
   public:
     BatchNorm(const Dims& x, const std::string& type, const std::string& scale_type, const std::string& mean_type,
