@@ -161,8 +161,7 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
     } else {
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
-            map_row(y + r * stride, width,
-                    [&](auto&& read) { return exp<T, true>(read(from, T{0}) - read(largest, T{0})); });
+            map_row(y + r * stride, width, [&](auto&& read) { return exp<T, true>(read(from, T{0}) - read(largest, T{0})); });
         }
         fold_columns<SumFold<T>, T>(y, rows, stride, width, nullptr, sums);
         map_row(sums, width, [&](auto&& read) { return T{1} / read(sums, T{1}); });
