@@ -88,7 +88,8 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
     const auto* v = static_cast<const float*>(inputs[2]);
     auto* y = static_cast<float*>(outputs[0]);
     const std::int64_t blocks = (queries_ + table_.queries - 1) / table_.queries;
-    const std::int64_t products = std::min(queries_, table_.queries) * block_.keys * (block_.depth + block_.value_depth);
+    const std::int64_t products =
+        std::min(queries_, table_.queries) * block_.keys * (block_.depth + block_.value_depth);
     const double cost = 100 + kProductNanoseconds * static_cast<double>(products);
     parallel_for(threads(), batch_ * heads_ * blocks, cost, [&](std::int64_t begin, std::int64_t end) {
         auto* memory = reinterpret_cast<float*>(scratch) +

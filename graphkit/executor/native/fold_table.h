@@ -12,7 +12,9 @@
 namespace graphkit {
 
 // How elements are combined: mapped, then folded. sum_exp and sum_squares_about subtract a shift first.
-enum class Fold : std::uint8_t { sum, product, largest, smallest, sum_absolute, sum_squares, sum_exp, sum_squares_about };
+enum class Fold : std::uint8_t {
+    sum, product, largest, smallest, sum_absolute, sum_squares, sum_exp, sum_squares_about
+};
 constexpr int kFolds = 8;
 
 // What a fold over T accumulates in: integers wrap around as in 64 bits, so that means of them are exact.

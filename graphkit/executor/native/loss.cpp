@@ -253,7 +253,8 @@ void SoftmaxCrossEntropyGrad::run_as(const void* const* inputs, void* const* out
     // Parts of a row of classes, or of a row of positions.
     const bool along = g.inner == 1;
     const std::int64_t tiles = along ? 1 : (g.inner + kTile - 1) / kTile;
-    const double cost = 5 + kElementNanoseconds * static_cast<double>(g.classes * (along ? 1 : std::min(kTile, g.inner)));
+    const std::int64_t elements = g.classes * (along ? 1 : std::min(kTile, g.inner));
+    const double cost = 5 + kElementNanoseconds * static_cast<double>(elements);
     parallel_for(threads(), g.images * tiles, cost, [&](std::int64_t begin, std::int64_t end) {
         Block<T> block;
         for (std::int64_t item = begin; item < end; ++item) {

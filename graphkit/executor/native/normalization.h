@@ -85,8 +85,9 @@ struct ChannelGeometry {
     std::int64_t offset(std::int64_t image, std::int64_t channel) const { return (image * channels + channel) * inner; }
 };
 
-// BatchNormalization. Inference: y = (x - mean) / sqrt(var + epsilon) * scale + b with the mean and var given. Training:
-// with those of x; the running ones, the given * momentum + those of x * (1 - momentum), are two more outputs.
+// BatchNormalization. Inference: y = (x - mean) / sqrt(var + epsilon) * scale + b with the mean and var given.
+// Training: with those of x; the running ones, the given * momentum + those of x * (1 - momentum), are two more
+// outputs.
 class BatchNorm : public Kernel {
   public:
     BatchNorm(const Dims& x, const std::string& type, const std::string& scale_type, const std::string& mean_type,

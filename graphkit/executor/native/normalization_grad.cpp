@@ -46,7 +46,8 @@ LayerNormGrad::LayerNormGrad(const Dims& x, std::int64_t axis, const Dims& scale
     if (!scales.whole()) {
         scale_offsets_ = scales.offsets();
     }
-    chunks_ = std::clamp<std::int64_t>(rows_ * size_ / kChunkElements, 1, std::min(kMostChunks, std::max<std::int64_t>(rows_, 1)));
+    const std::int64_t most = std::clamp<std::int64_t>(rows_, 1, kMostChunks);
+    chunks_ = std::clamp<std::int64_t>(rows_ * size_ / kChunkElements, 1, most);
 }
 
 std::size_t LayerNormGrad::scratch_bytes() const {
@@ -110,10 +111,9 @@ void LayerNormGrad::run_as(const void* const* inputs, void* const* outputs, std:
             W mean = 0;
             W inverse = 0;
             if (given) {
-                load_floats(static_cast<const std::byte*>(inputs[3]) + row * static_cast<std::int64_t>(size_of(statistics_)),
-                            statistics_, &mean, 1);
-                load_floats(static_cast<const std::byte*>(inputs[4]) + row * static_cast<std::int64_t>(size_of(statistics_)),
-                            statistics_, &inverse, 1);
+                const std::int64_t at = row * static_cast<std::int64_t>(size_of(statistics_));
+                load_floats(static_cast<const std::byte*>(inputs[3]) + at, statistics_, &mean, 1);
+                load_floats(static_cast<const std::byte*>(inputs[4]) + at, statistics_, &inverse, 1);
             } else if (about_mean_) {
                 functions.layer_norm(v, nullptr, nullptr, static_cast<W>(epsilon_), buffers[2], size_, &mean, &inverse);
             } else {

@@ -7,8 +7,8 @@
 namespace graphkit {
 
 // From dy, x and scale, and for LayerNormalization also the forward operator's mean and inverse standard deviation, of
-// type `statistics`, which may be absent: dx, dscale and (LayerNormalization) dbias, both of scale's shape. Outputs that
-// nobody reads may be absent.
+// type `statistics`, which may be absent: dx, dscale and (LayerNormalization) dbias, both of scale's shape.
+// Outputs that nobody reads may be absent.
 class LayerNormGrad : public Kernel {
   public:
     LayerNormGrad(const Dims& x, std::int64_t axis, const Dims& scale, const std::string& type, double epsilon,

@@ -23,8 +23,8 @@ struct RowFunctions {
     void (*softmax_columns)(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width);
     void (*log_softmax_columns)(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width);
 
-    // y = (x - mean) / sqrt(var + epsilon) * scale + bias, with the row's statistics; `bias` and `scale` may be null, no
-    // bias without scale. *mean and *inverse = 1 / sqrt(var + epsilon) are written.
+    // y = (x - mean) / sqrt(var + epsilon) * scale + bias, with the row's statistics; `bias` and `scale` may be null,
+    // no bias without scale. *mean and *inverse = 1 / sqrt(var + epsilon) are written.
     void (*layer_norm)(const T* x, const T* scale, const T* bias, T epsilon, T* y, std::int64_t size, T* mean,
                        T* inverse);
     // The same about 0: y = x / sqrt(mean of squares + epsilon) * scale.

@@ -53,8 +53,8 @@ AxisGeometry::AxisGeometry(const Kernel& kernel, const Dims& x, std::int64_t axi
 
 // --- ArgMax and ArgMin ------------------------------------------------------------------------------
 
-ArgExtreme::ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const std::string& type, bool largest, bool last,
-                       int threads)
+ArgExtreme::ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const std::string& type, bool largest,
+                       bool last, int threads)
     : Kernel(largest ? "ArgMax" : "ArgMin", threads),
       type_(element_type(type)),
       geometry_(*this, x, axis),

@@ -16,8 +16,8 @@ struct AxisGeometry {
     AxisGeometry(const Kernel& kernel, const Dims& x, std::int64_t axis);
 };
 
-// ArgMax or ArgMin: the int64 position of the extreme element, the first of equal ones or the last; NaN wins. `y` is the
-// shape of the result, with or without the axis.
+// ArgMax or ArgMin: the int64 position of the extreme element, the first of equal ones or the last; NaN wins. `y` is
+// the shape of the result, with or without the axis.
 class ArgExtreme : public Kernel {
   public:
     ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const std::string& type, bool largest, bool last,
@@ -37,8 +37,8 @@ class ArgExtreme : public Kernel {
     bool largest_, last_;
 };
 
-// The k first elements along an axis in descending (`largest`) or ascending order, and their positions; equal elements in
-// the order of positions; NaN is above all numbers.
+// The k first elements along an axis in descending (`largest`) or ascending order, and their positions; equal elements
+// in the order of positions; NaN is above all numbers.
 class TopK : public Kernel {
   public:
     TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& type, bool largest, int threads);

@@ -187,7 +187,8 @@ void mask_scores(const AttentionBlock& block, std::int64_t first, std::int64_t k
         } else {
             for (std::int64_t key = 0; key < keys; ++key) {
                 for (std::int64_t row = 0; row < block.rows; ++row) {
-                    work.scores[key * width + row] += block.added[row * block.mask_row + (first + key) * block.mask_key];
+                    const std::int64_t at = row * block.mask_row + (first + key) * block.mask_key;
+                    work.scores[key * width + row] += block.added[at];
                 }
             }
         }

@@ -12,7 +12,7 @@ namespace graphkit {
 namespace {
 
 // Like kRowBlock, for sums over many rows.
-constexpr std::int64_t kColumnBlock = 256;
+constexpr std::int64_t kColumnBlock = 64;
 constexpr int kRowsTogether = 8;
 // Vectors of columns whose totals are kept in registers, and how wide rows may be to be read in such strips.
 constexpr int kStripVectors = kVectorBytes == 64 ? 16 : 8;
@@ -188,25 +188,44 @@ void fold_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t
     const auto read = [&](const T* from, int i, T fill) {
         return i + 1 < Count || rest == lanes ? load(from + i * lanes) : load_part(from + i * lanes, rest, fill);
     };
+    // Several rows side by side where there are registers: sums are shorter, and do not wait for each other.
+    constexpr int ways = Count <= 4 ? 4 : 1;
     Vector<T> about[Count];
-    Vector<T> total[Count];
+    Vector<T> totals[ways][Count];
 #pragma GCC unroll 16
     for (int i = 0; i < Count; ++i) {
         about[i] = shift == nullptr ? splat(T{0}) : read(shift, i, T{0});
-        total[i] = splat(T{Op::kStart});
+#pragma GCC unroll 4
+        for (int way = 0; way < ways; ++way) {
+            totals[way][i] = splat(T{Op::kStart});
+        }
     }
-    for (std::int64_t row = 0; row < rows; ++row, x += stride) {
+    const auto add = [&](const T* from, Vector<T>(&total)[Count]) {
 #pragma GCC unroll 16
         for (int i = 0; i < Count; ++i) {
-            total[i] = Op::combine(total[i], Op::map(read(x, i, T{Op::kFill}), about[i]));
+            total[i] = Op::combine(total[i], Op::map(read(from, i, T{Op::kFill}), about[i]));
         }
+    };
+    std::int64_t row = 0;
+    for (; row + ways <= rows; row += ways, x += ways * stride) {
+#pragma GCC unroll 4
+        for (int way = 0; way < ways; ++way) {
+            add(x + way * stride, totals[way]);
+        }
+    }
+    for (; row < rows; ++row, x += stride) {
+        add(x, totals[0]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < Count; ++i) {
+        Vector<T> total = totals[0][i];
+        if constexpr (ways == 4) {
+            total = Op::combine(Op::combine(total, totals[1][i]), Op::combine(totals[2][i], totals[3][i]));
+        }
         if (i + 1 < Count || rest == lanes) {
-            store(out + i * lanes, total[i]);
+            store(out + i * lanes, total);
         } else {
-            store_part(out + i * lanes, total[i], rest);
+            store_part(out + i * lanes, total, rest);
         }
     }
 }
@@ -229,8 +248,9 @@ void fold_strips(const T* x, std::int64_t rows, std::int64_t stride, std::int64_
 
 template <typename Op, typename T>
 void fold_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
-    if (rows > kColumnBlock) {
-        const std::int64_t half = (rows / 2 + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
+    const std::int64_t block = width <= 4 * kLanes<T> ? 4 * kColumnBlock : kColumnBlock;
+    if (rows > block) {
+        const std::int64_t half = (rows / 2 + block - 1) / block * block;
         T other[kFoldTile];
         fold_columns<Op, T>(x, half, stride, width, shift, out);
         fold_columns<Op, T>(x + half * stride, rows - half, stride, width, shift, other);
@@ -321,7 +341,8 @@ inline Acc folded_integer(Acc a, Acc b) {
     } else if constexpr (std::is_base_of_v<Smallest, Op<Acc>>) {
         return b < a ? b : a;
     } else {
-        return static_cast<Acc>(Op<std::uint64_t>::combine(static_cast<std::uint64_t>(a), static_cast<std::uint64_t>(b)));
+        using Bits = std::uint64_t;
+        return static_cast<Acc>(Op<Bits>::combine(static_cast<Bits>(a), static_cast<Bits>(b)));
     }
 }
 

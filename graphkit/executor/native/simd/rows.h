@@ -140,8 +140,8 @@ void scaled_exp_each(const T* x, const T* factor, T* y, std::int64_t size) {
 }
 
 template <typename T>
-void local_response(const T* x, std::int64_t first, std::int64_t last, std::int64_t stride, T bias, T factor, bool power,
-                    T* y, std::int64_t size) {
+void local_response(const T* x, std::int64_t first, std::int64_t last, std::int64_t stride, T bias, T factor,
+                    bool power, T* y, std::int64_t size) {
     map_row(y, size, [&](auto&& read) {
         Vector<T> total{};
         for (std::int64_t row = first; row < last; ++row) {

@@ -1,5 +1,5 @@
-// Positions of extreme elements, and keys in whose order elements are selected. The loops are plain, for the compiler to
-// vectorise. Included by simd/select_<isa>.cpp only.
+// Positions of extreme elements, and keys in whose order elements are selected. The loops are plain, for the compiler
+// to vectorise. Included by simd/select_<isa>.cpp only.
 #pragma once
 
 #include "select_table.h"
