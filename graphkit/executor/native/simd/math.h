@@ -167,7 +167,8 @@ inline Vector<T> log(Vector<T> x) {
     using E = ExpConstants<T>;
     using Bits = typename BitsOf<T>::type;
     const Vector<T> lifted = x < C::kSmallest ? x * C::kLift : x;
-    const Vector<Bits> above = bit_cast<Vector<Bits>>(lifted) - C::kRootHalf;
+    using Wrapping = std::make_unsigned_t<Bits>;  // the bits of a negative number fall below the smallest integer
+    const auto above = bit_cast<Vector<Bits>>(bit_cast<Vector<Wrapping>>(lifted) - static_cast<Wrapping>(C::kRootHalf));
     const Vector<Bits> exponent = (above >> E::kMantissa) - (x < C::kSmallest ? Vector<Bits>{} + Bits{E::kMantissa}
                                                                                : Vector<Bits>{});
     constexpr Bits kFraction = (Bits{1} << E::kMantissa) - 1;
