@@ -29,10 +29,13 @@ address() {
     libraries="$("$compiler" -print-file-name=libasan.so) $("$compiler" -print-file-name=libubsan.so)"
     libraries="$libraries $("$compiler" -print-file-name=libstdc++.so)"
     # Python never frees some of its memory; its small-object allocator would hide errors in the rest.
+    # Reports go past pytest, which takes what is printed: a process that is aborted never gives it back.
+    rm -f "$work"/report.*
     cd "$work" && LD_PRELOAD=$libraries PYTHONMALLOC=malloc PYTHONDONTWRITEBYTECODE=1 \
-        ASAN_OPTIONS=detect_leaks=0:strict_init_order=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+        ASAN_OPTIONS=detect_leaks=0:strict_init_order=1:log_path="$work/report" \
+        UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report" \
         "$work/venv/bin/python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q \
-        "${@:-$root/tests/native}" "$root/tests/executor/test_engine.py"
+        "${@:-$root/tests/native}" "$root/tests/executor/test_engine.py" || { cat "$work"/report.* >&2 && return 1; }
 }
 
 thread() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "simd/exp.h"
 #include "simd/vector.h"
