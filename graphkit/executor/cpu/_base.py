@@ -20,7 +20,7 @@ from graphkit.ir.types import DType, TensorType
 
 _ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
-_SPIN_COUNT = "1000"
+_SPIN_COUNT = "10000"
 
 
 def _load_native() -> ModuleType:

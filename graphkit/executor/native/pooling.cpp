@@ -72,12 +72,9 @@ void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::in
     }
 }
 
-std::int64_t work(const PoolGeometry& g) {
-    return g.planes * (g.output_size() * g.kernel_size() + g.input_size());
-}
-
-int team_for(int threads, std::int64_t operations) {
-    return threads_for(threads, 0.3 * static_cast<double>(operations));
+// Nanoseconds that pooling takes for one plane.
+double plane_cost(const PoolGeometry& g) {
+    return 0.3 * static_cast<double>(g.output_size() * g.kernel_size() + g.input_size());
 }
 
 }  // namespace
@@ -152,12 +149,10 @@ void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) c
     auto* y = static_cast<float*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);
     const PoolGeometry& g = geometry_;
-#pragma omp parallel num_threads(team_for(threads(), work(g)))
-    {
+    parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
         std::vector<float> best(static_cast<std::size_t>(g.row()));
         std::vector<std::int32_t> where(best.size());
-#pragma omp for schedule(static)
-        for (std::int64_t plane = 0; plane < g.planes; ++plane) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
             const float* values = x + plane * g.input_size();
             for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
                 // Where nothing is more than -inf, the element closest to where the window starts.
@@ -181,7 +176,7 @@ void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) c
                 }
             });
         }
-    }
+    });
 }
 
 MaxPoolGrad::MaxPoolGrad(Dims dy, Dims dx, int threads) : Kernel("MaxPoolGrad", threads) {
@@ -202,18 +197,20 @@ void MaxPoolGrad::run(const void* const* inputs, void* const* outputs, std::byte
     const std::int64_t from = count(Dims(small.begin() + 2, small.end()));
     const std::int64_t to = count(Dims(large.begin() + 2, large.end()));
     std::atomic<bool> outside{false};
-#pragma omp parallel for schedule(static) num_threads(team_for(threads(), planes * (from + to)))
-    for (std::int64_t plane = 0; plane < planes; ++plane) {
-        std::fill_n(dx + plane * to, to, 0.0F);
-        for (std::int64_t i = plane * from; i < (plane + 1) * from; ++i) {
-            const std::int64_t index = indices[i];
-            if (index < plane * to || index >= (plane + 1) * to) {
-                outside.store(true, std::memory_order_relaxed);
-                continue;
+    const double cost = 0.3 * static_cast<double>(from + to);
+    parallel_for(threads(), planes, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            std::fill_n(dx + plane * to, to, 0.0F);
+            for (std::int64_t i = plane * from; i < (plane + 1) * from; ++i) {
+                const std::int64_t index = indices[i];
+                if (index < plane * to || index >= (plane + 1) * to) {
+                    outside.store(true, std::memory_order_relaxed);
+                    continue;
+                }
+                dx[index] += dy[i];
             }
-            dx[index] += dy[i];
         }
-    }
+    });
     if (outside.load()) {
         throw NativeError(describe() + ": an index lies outside the plane of its window");
     }
@@ -230,23 +227,24 @@ void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
     const PoolGeometry& g = geometry_;
-#pragma omp parallel for schedule(static) num_threads(team_for(threads(), work(g)))
-    for (std::int64_t plane = 0; plane < g.planes; ++plane) {
-        const float* values = x + plane * g.input_size();
-        for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
-            float* total = y + plane * g.output_size() + at;
-            std::fill_n(total, g.row(), 0.0F);
-            for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+    parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            const float* values = x + plane * g.input_size();
+            for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+                float* total = y + plane * g.output_size() + at;
+                std::fill_n(total, g.row(), 0.0F);
+                for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
 #pragma omp simd
-                for (std::int64_t w = tap.first; w < tap.last; ++w) {
-                    total[w] += values[row + w * g.stride];
+                    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+                        total[w] += values[row + w * g.stride];
+                    }
+                });
+                for (std::int64_t w = 0; w < g.row(); ++w) {
+                    total[w] /= pool_divisor(include_pad_, depth, height, g.windows[2][static_cast<std::size_t>(w)]);
                 }
             });
-            for (std::int64_t w = 0; w < g.row(); ++w) {
-                total[w] /= pool_divisor(include_pad_, depth, height, g.windows[2][static_cast<std::size_t>(w)]);
-            }
-        });
-    }
+        }
+    });
 }
 
 AveragePoolGrad::AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, bool include_pad, int threads)
@@ -260,11 +258,9 @@ void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::
     const auto* dy = static_cast<const float*>(inputs[0]);
     auto* dx = static_cast<float*>(outputs[0]);
     const PoolGeometry& g = geometry_;
-#pragma omp parallel num_threads(team_for(threads(), work(g)))
-    {
+    parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
         std::vector<float> share(static_cast<std::size_t>(g.row()));
-#pragma omp for schedule(static)
-        for (std::int64_t plane = 0; plane < g.planes; ++plane) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
             float* results = dx + plane * g.input_size();
             std::fill_n(results, g.input_size(), 0.0F);
             for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
@@ -279,7 +275,7 @@ void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::
                 });
             });
         }
-    }
+    });
 }
 
 }  // namespace graphkit

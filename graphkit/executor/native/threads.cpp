@@ -1,8 +1,14 @@
 #include "threads.h"
 
 #include <atomic>
+#include <cstdlib>
+#include <vector>
 
 #include "kernel.h"
+
+#if defined(_OPENMP) && defined(__linux__)
+#include <sched.h>
+#endif
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -22,6 +28,44 @@ namespace {
 std::mutex team_mutex;
 std::atomic<int> chosen_threads{0};
 thread_local bool alone = false;
+
+#if defined(_OPENMP) && defined(__linux__)
+std::vector<int> allowed_cores() {
+    cpu_set_t set;
+    std::vector<int> cores;
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+        for (int core = 0; core < CPU_SETSIZE; ++core) {
+            if (CPU_ISSET(core, &set)) {
+                cores.push_back(core);
+            }
+        }
+    }
+    return cores;
+}
+
+// Once for each thread that has a team: a team as large as the cores allowed gets one core for each worker, because the
+// system may leave two of them on one core for many regions. The thread itself, which is not ours, goes where it is let.
+// OMP_PROC_BIND, whatever it says, leaves this to OpenMP.
+void pin_workers(int threads) {
+    thread_local bool done = false;
+    static const std::vector<int> cores = allowed_cores();
+    static const bool ours = std::getenv("OMP_PROC_BIND") == nullptr;
+    if (done || threads < 2 || !ours || static_cast<std::size_t>(threads) != cores.size()) {
+        return;
+    }
+    done = true;
+    on_team([](int number, int) {
+        if (number > 0 && static_cast<std::size_t>(number) < cores.size()) {
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(cores[static_cast<std::size_t>(number)], &one);
+            sched_setaffinity(0, sizeof(one), &one);
+        }
+    });
+}
+#else
+void pin_workers(int) {}
+#endif
 
 }  // namespace
 
@@ -56,6 +100,7 @@ Team::Team(int threads) : previous_(omp_get_max_threads()) {
         lock_ = std::unique_lock(team_mutex);
     }
     omp_set_num_threads(wanted);
+    pin_workers(wanted);
 }
 
 Team::~Team() {

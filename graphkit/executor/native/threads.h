@@ -53,6 +53,18 @@ inline int threads_for(int threads, double nanoseconds) {
     return std::min(threads, std::max(2, static_cast<int>(nanoseconds / (kSerialNanoseconds / 2))));
 }
 
+// Calls body(number, threads) on every thread of the team. Regions always have the whole team, threads without work
+// included: libgomp ends the threads that a smaller region leaves out, and makes new ones for the next larger region.
+template <typename Body>
+void on_team(Body&& body) {
+#ifdef _OPENMP
+#pragma omp parallel
+    body(omp_get_thread_num(), omp_get_num_threads());
+#else
+    body(0, 1);
+#endif
+}
+
 // Calls body(begin, end) for contiguous parts of [0, items), one for each thread; `nanoseconds` is the cost of one item.
 // Boundaries are multiples of `grain`. The body must not throw.
 template <typename Body>
@@ -66,14 +78,15 @@ void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& bo
         }
         return;
     }
-#pragma omp parallel for schedule(static, 1) num_threads(parts)
-    for (int part = 0; part < parts; ++part) {
-        const std::int64_t begin = grains * part / parts * grain;
-        const std::int64_t end = std::min(items, grains * (part + 1) / parts * grain);
-        if (begin < end) {
-            body(begin, end);
+    on_team([&](int number, int threads_there) {
+        for (int part = number; part < parts; part += threads_there) {
+            const std::int64_t begin = grains * part / parts * grain;
+            const std::int64_t end = std::min(items, grains * (part + 1) / parts * grain);
+            if (begin < end) {
+                body(begin, end);
+            }
         }
-    }
+    });
 }
 
 // Calls body(part, parts) once for each part, all at the same time, so that parts may wait for one another. There may be
@@ -84,12 +97,12 @@ void together(int parts, Body&& body) {
         body(0, 1);
         return;
     }
-#ifdef _OPENMP
-#pragma omp parallel num_threads(parts)
-    body(omp_get_thread_num(), omp_get_num_threads());
-#else
-    body(0, 1);
-#endif
+    on_team([&](int number, int threads) {
+        const int there = std::min(parts, threads);
+        if (number < there) {
+            body(number, there);
+        }
+    });
 }
 
 }  // namespace graphkit
