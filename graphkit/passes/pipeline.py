@@ -22,6 +22,7 @@ from graphkit.passes.fuse_layer_norm import fuse_layer_norm
 from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
+from graphkit.passes.scan_axes import scan_axes
 from graphkit.passes.simplify import simplify
 from graphkit.passes.to_bfloat16 import to_bfloat16
 
@@ -30,6 +31,7 @@ from graphkit.passes.to_bfloat16 import to_bfloat16
 # many; products with what follows them before regions take that.
 INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("simplify", simplify),
+    ("scan_axes", scan_axes),
     ("eliminate_expand", eliminate_expand),
     ("fuse_layer_norm", fuse_layer_norm),
     ("fuse_gelu", fuse_gelu),

@@ -24,6 +24,8 @@ def _present(node: Node, position: int) -> Any:
 def _layer_normalization(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     bias = operand(node, 2)
+    if str(op.stash) == "float64" and _dtype(node) != "float64":
+        return None
     return native.LayerNorm(
         shape(node.inputs[0]),
         op.axis,
