@@ -79,12 +79,16 @@ class Region:
             constants = {
                 i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed
             }
+            # An array that a step makes is known at run time only: a kernel that reads it is called with what it is.
+            made = any(placement.place[root[v]] == "dynamic" for v in node.operands if v in root)
+            if made:
+                constants = {}
             used = tuple(v in placement.used for v in node.outputs)
             context = KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
             kernel = make_kernel(self.settings.device, node, context)
             if kernel is not None:
-                return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes"))
-            control = control_step(node, constants, self.settings)
+                return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes") and not made)
+            control = None if made else control_step(node, constants, self.settings)
             if control is not None:
                 return Chosen("native", control=control)
         dynamic = any(placement.place[v] == "dynamic" for v in node.outputs)

@@ -14,7 +14,7 @@ from graphkit.executor.params import ParamStore
 from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, SequenceType, TensorType
-from graphkit.ops import F, Op, op, registry
+from graphkit.ops import F, Op, apply, op, registry
 from graphkit.ops.evaluate import evaluate
 
 SWITCHES = [
@@ -408,3 +408,42 @@ def test_deep_chain() -> None:
     exe = Executor(Graph([x], [value]), no_params(), optimize=False)
     np.testing.assert_array_equal(exe(np.ones(3, np.float32))[0], np.ones(3, np.float32))
     assert exe.plan.arena_bytes == 64
+
+
+def test_an_array_that_a_step_makes_is_read_by_a_native_kernel() -> None:
+    x = Value(f32("N"), "x")
+    # The loop stacks as many states as it has iterations, which only a run knows; its last state has a known size.
+    state, going = Value(f32(4), "state"), Value(TensorType("bool", ()), "going")
+    body = Graph(
+        [Value(TensorType("int64", ()), "i"), going, state],
+        [F.less(F.reduce_sum(state, keepdims=False), 8.0), F.add(state, 1.0), F.mul(state, 2.0)],
+    )
+    final, stacked = F.loop(
+        None, F.constant(value=np.array(True)), F.add(F.expand(F.reduce_sum(x), [4]), 0.0), body=body
+    )
+    exe = Executor(Graph([x], [F.exp(F.neg(final)), stacked]), no_params(), threads=4)
+    result, _ = exe(np.ones(1, np.float32))
+    np.testing.assert_allclose(result, np.exp(-np.full(4, 3.0, np.float32)), rtol=1e-6)
+
+
+def test_a_step_in_python_may_run_another_model() -> None:
+    inner = Executor(Graph([v := Value(f32(64, 64), "v")], [F.mat_mul(v, v)]), no_params(), threads=4)
+
+    @op
+    class RunsAnother(Op):
+        domain = "test"
+        inputs = ("x",)
+
+        def infer(self, x: TensorType) -> TensorType:
+            return TensorType(x.dtype, x.shape)
+
+        def reference(self, xp: Any, x: Any) -> Any:
+            return inner(x)[0]
+
+    try:
+        x = Value(f32(64, 64), "x")
+        exe = Executor(Graph([x], [apply(RunsAnother(), x)]), no_params(), threads=4)
+        one = np.eye(64, dtype=np.float32)
+        np.testing.assert_array_equal(exe(2 * one)[0], 4 * one)
+    finally:
+        registry.remove(RunsAnother)

@@ -25,7 +25,7 @@ static int omp_get_thread_num() {
 namespace graphkit {
 namespace {
 
-std::mutex team_mutex;
+std::recursive_mutex team_mutex;  // a step that calls Python may run a kernel, or another model
 std::atomic<int> chosen_threads{0};
 thread_local bool alone = false;
 

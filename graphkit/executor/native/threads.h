@@ -38,7 +38,7 @@ class Team {
     Team& operator=(const Team&) = delete;
 
   private:
-    std::unique_lock<std::mutex> lock_;
+    std::unique_lock<std::recursive_mutex> lock_;
     int previous_;
 };
 
