@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import graphkit as gk
 from graphkit.errors import UnsupportedError
 from graphkit.executor.cpu import native
 from graphkit.executor.params import ParamStore
@@ -71,3 +72,19 @@ def test_refused_without_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None
     graph, params, _ = network()
     with pytest.raises(UnsupportedError, match="does not multiply matrices of bfloat16"):
         Executor(graph, params, precision="bf16")
+
+
+@pytest.mark.parametrize("name", ["lenet", "transformer_lm"])
+def test_deterministic_results_do_not_depend_on_threads(name: str) -> None:
+    options: dict[str, Any] = {"vocab": 64, "width": 32, "heads": 2, "layers": 2, "length": 24}
+    net = gk.models.build(name, **(options if name == "transformer_lm" else {}))
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for value in net.data_inputs:
+        shape = [3 if not isinstance(d, int) else d for d in value.tensor.known_shape]
+        drawn = rng.standard_normal(shape) if value.dtype.is_float else rng.integers(0, 64, shape)
+        feeds[value.name] = drawn.astype(value.dtype.numpy)
+    runs = [list(net.compile(threads=n, deterministic=True).run(feeds).values()) for n in (1, 2, 3, 4)]
+    for run in runs[1:]:
+        for got, want in zip(run, runs[0], strict=True):
+            np.testing.assert_array_equal(got, want)

@@ -275,7 +275,9 @@ print("equal")
 @pytest.mark.parametrize("limit", ["1", "2", "64"])
 def test_another_number_of_threads_than_asked_for(limit):
     environment = {**os.environ, "OMP_THREAD_LIMIT": limit}
-    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CHILD], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.stdout == "equal\n", done.stderr
 
 
