@@ -29,6 +29,7 @@ from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
 from graphkit.onnx_io.tensors import densify, dtype_of_code, refine, to_array, type_from_proto, type_to_proto
 from graphkit.onnx_io.validate import require_text
+from graphkit.onnx_io.wire import LargeTensors
 from graphkit.ops import Op, registry
 from graphkit.passes.randomness import bind_rng
 
@@ -58,9 +59,11 @@ def import_model(
     external = ExternalData(parsed.folder, None if external_root is None else Path(external_root))
     try:
         with context.detached():
-            return Builder(parsed.model, parsed.label, external).build()
+            return Builder(parsed.model, parsed.label, external, parsed.large).build()
     except RecursionError:
         raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
+    finally:
+        parsed.close()
 
 
 def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Counter[tuple[str, str]]:
@@ -69,6 +72,7 @@ def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Count
     Operators that graphkit does not know are listed as well. Raises InvalidModel, UnsafeModel.
     """
     parsed = validate.read_model(source)
+    parsed.close()
     builder = Builder(parsed.model, parsed.label, ExternalData(parsed.folder, None))
     counts: Counter[tuple[str, str]] = Counter()
     for _, raw in builder.top.walk():
@@ -117,7 +121,8 @@ class Setting(NamedTuple):
 class Builder:
     """Builds the graph of one model; lowering uses it to build the standard definition of one operator."""
 
-    def __init__(self, model: ModelProto, label: str, external: ExternalData):
+    def __init__(self, model: ModelProto, label: str, external: ExternalData, large: LargeTensors | None = None):
+        self.large = large
         self.model = model
         self.label = label
         self.external = external
@@ -167,7 +172,8 @@ class Builder:
         where = f"{self.label}: initializer {name!r}"
         if name in region.sparse:
             return densify(region.sparse[name], where, self.external)
-        return to_array(region.initializers[name], where, self.external)
+        raw = self.large.read(name) if self.large is not None and region is self.top and name in self.large else None
+        return to_array(region.initializers[name], where, self.external, raw)
 
     def metadata(self, graph: Graph, output_names: Sequence[str]) -> dict[str, str]:
         """The file's metadata, who made it, and the names that had to change because others had them already."""

@@ -100,10 +100,13 @@ def packed_nbytes(dtype: DType, count: int) -> int:
     return (count * bits + 7) // 8 if bits else count * dtype.itemsize
 
 
-def to_array(proto: TensorProto, where: str, external: ExternalReader | None = None) -> np.ndarray:
+def to_array(
+    proto: TensorProto, where: str, external: ExternalReader | None = None, raw: np.ndarray | None = None
+) -> np.ndarray:
     """The tensor as an array (strings as objects). `where` begins every error.
 
-    Raises InvalidModel when type, dims and data do not fit together; external data need an `external` reader.
+    `raw` is its raw data when they are not in `proto`. Raises InvalidModel when type, dims and data do not fit
+    together; external data need an `external` reader.
     """
     dtype = dtype_of_code(proto.data_type, where)
     shape = checked_shape(proto.dims, where)
@@ -114,13 +117,15 @@ def to_array(proto: TensorProto, where: str, external: ExternalReader | None = N
         if external is None:
             raise InvalidModel(f"{where}: data are external, and the model has no folder to look in")
         return from_bytes(external.read(proto, packed_nbytes(dtype, count)), dtype, shape)
-    if proto.HasField("raw_data"):
+    if raw is None and proto.HasField("raw_data"):
+        raw = np.frombuffer(proto.raw_data, np.uint8)
+    if raw is not None:
         if dtype is DType.STRING:
             raise InvalidModel(f"{where}: strings cannot be stored as raw data")
-        raw, wanted = proto.raw_data, packed_nbytes(dtype, count)
-        if len(raw) != wanted:
-            raise InvalidModel(f"{where}: {dtype}{list(shape)} takes {wanted} bytes, {len(raw)} are stored")
-        return from_bytes(np.frombuffer(raw, np.uint8), dtype, shape)
+        wanted = packed_nbytes(dtype, count)
+        if raw.size != wanted:
+            raise InvalidModel(f"{where}: {dtype}{list(shape)} takes {wanted} bytes, {raw.size} are stored")
+        return from_bytes(raw, dtype, shape)
     return _from_field(proto, dtype, shape, count, where)
 
 

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.onnx_io.wire import LARGE, LargeTensors, cut_out
 
 OLDEST_OPSET = 7
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
@@ -36,11 +37,20 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
 
 
 class Source(NamedTuple):
-    """A parsed model, what to call it in messages, and the folder that its external data are relative to."""
+    """A parsed model, what to call it in messages, and the folder that its external data are relative to.
+
+    `large` holds the data of initialisers that are not in `model`; `close` ends access to them.
+    """
 
     model: ModelProto
     label: str
     folder: Path | None
+    large: LargeTensors | None = None
+
+    def close(self) -> None:
+        """Close the file that `large` reads from."""
+        if self.large is not None:
+            self.large.close()
 
 
 def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
@@ -51,12 +61,14 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
         found = Source(parse(bytes(source), "model"), "model", None)
     else:
         path = Path(source)
-        found = Source(parse(_read_file(path), str(path)), str(path), path.resolve().parent)
+        data, large = _read_file(path)
+        found = Source(parse(data, str(path)), str(path), path.resolve().parent, large)
     check_frame(found.model, found.label)
     return found
 
 
-def _read_file(path: Path) -> bytes:
+def _read_file(path: Path) -> tuple[bytes, LargeTensors | None]:
+    """The bytes to parse, and the large tensors that are not among them."""
     if not path.exists():
         raise InvalidModel(f"{path}: no such file")
     if path.is_dir():
@@ -67,7 +79,8 @@ def _read_file(path: Path) -> bytes:
     if size > _MAX_PROTO_BYTES:
         raise InvalidModel(f"{path}: {size} bytes; a model file holds at most 2 GiB (larger weights are external data)")
     try:
-        return path.read_bytes()
+        parts = cut_out(path) if size > 2 * LARGE else None
+        return parts or (path.read_bytes(), None)
     except OSError as error:
         raise InvalidModel(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -182,4 +195,5 @@ def opsets_of(imports: object, label: str) -> dict[str, int]:
 def opset_version(source: str | os.PathLike[str] | bytes | ModelProto) -> int:
     """The version of the standard operator set that a model imports."""
     parsed = read_model(source)
+    parsed.close()
     return opsets_of(parsed.model.opset_import, parsed.label)[""]

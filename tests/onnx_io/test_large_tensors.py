@@ -1,0 +1,126 @@
+"""Large initialisers go from the file straight into arrays; whatever is wrong with a file is said as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from graphkit.errors import GraphkitError, InvalidModel
+from graphkit.onnx_io import wire
+from graphkit.onnx_io.importer import import_model, list_operators
+from graphkit.onnx_io.validate import read_model
+
+rng = np.random.default_rng(0)
+WEIGHTS = {
+    "w": rng.standard_normal((200, 130)).astype(np.float32),
+    "half": rng.standard_normal((300, 130)).astype(np.float16),
+    "small": rng.standard_normal((1, 130)).astype(np.float32),
+    "ids": np.arange(20_000),
+}
+
+
+def model(**changed: TensorProto) -> onnx.ModelProto:
+    tensors = {name: numpy_helper.from_array(a, name) for name, a in WEIGHTS.items()} | changed
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Cast", ["half"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["wide"], ["total"], keepdims=0),
+        helper.make_node("Add", ["a", "small"], ["b"]),
+        helper.make_node("Add", ["b", "total"], ["c"]),
+        helper.make_node("ReduceMax", ["ids"], ["m"], keepdims=0),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 200])]
+    outputs = [
+        helper.make_tensor_value_info("c", TensorProto.FLOAT, ["N", 130]),
+        helper.make_tensor_value_info("m", TensorProto.INT64, []),
+    ]
+    graph = helper.make_graph(nodes, "large", inputs, outputs, list(tensors.values()))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "net.onnx"
+    made.write_bytes(model().SerializeToString())
+    return made
+
+
+def test_the_parser_sees_everything_else(path: Path) -> None:
+    parts = wire.cut_out(path)
+    assert parts is not None
+    data, large = parts
+    skeleton, whole = onnx.ModelProto.FromString(data), model()
+    cut = [t for t in whole.graph.initializer if t.name in large]
+    assert {t.name for t in cut} == {"w", "half", "ids"}
+    for tensor in cut:
+        np.testing.assert_array_equal(large.read(tensor.name), np.frombuffer(tensor.raw_data, np.uint8))
+        tensor.ClearField("raw_data")
+    assert skeleton == whole
+    large.close()
+
+
+def test_the_same_model_as_from_bytes(path: Path) -> None:
+    from_file, from_bytes = import_model(path), import_model(path.read_bytes())
+    assert str(from_file.graph) == str(from_bytes.graph)
+    assert list(from_file.params) == list(from_bytes.params)
+    for name, array in from_file.params.items():
+        np.testing.assert_array_equal(array, from_bytes.params[name])
+        assert not array.flags.writeable
+        assert array.flags.aligned
+    assert list_operators(path) == list_operators(path.read_bytes())
+
+
+def test_a_file_of_small_tensors_is_read_whole(tmp_path: Path) -> None:
+    small = tmp_path / "small.onnx"
+    tensors = {n: numpy_helper.from_array(a[:1].astype(a.dtype), n) for n, a in WEIGHTS.items()}
+    small.write_bytes(model(**tensors).SerializeToString())
+    assert wire.cut_out(small) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 10, 1000, -1000, -1])
+def test_a_truncated_file_says_so(path: Path, size: int) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:size])
+    with pytest.raises(InvalidModel, match=r"empty|truncated|damaged|not an ONNX model"):
+        import_model(path)
+
+
+def test_a_file_that_becomes_shorter(path: Path) -> None:
+    parsed = read_model(path)
+    assert parsed.large is not None
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InvalidModel, match=r"net.onnx: initializer 'w': the file became shorter"):
+        parsed.large.read("w")
+    parsed.close()
+
+
+def test_data_that_do_not_fit_their_shape(tmp_path: Path) -> None:
+    wrong = numpy_helper.from_array(WEIGHTS["w"], "w")
+    wrong.dims[0] = 201
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(model(w=wrong).SerializeToString())
+    with pytest.raises(InvalidModel, match=r"'w': float32\[201, 130\] takes 104520 bytes, 104000 are stored"):
+        import_model(bad)
+
+
+def test_damaged_bytes_are_judged_as_when_read_whole(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    # Between the tensors and in the structure around them; damage inside a tensor's data is no error.
+    heads = [i for i in range(len(data)) if i < 400 or i > len(data) - 400]
+    for _ in range(300):
+        position, old = int(rng.choice(heads)), 0
+        old, data[position] = data[position], int(rng.integers(256))
+        path.write_bytes(data)
+        outcomes: list[object] = []
+        for source in (path, bytes(data)):
+            try:
+                made = import_model(source)
+                outcomes.append((str(made.graph), {n: a.tobytes() for n, a in made.params.items()}))
+            except GraphkitError as error:
+                outcomes.append(type(error))
+        assert outcomes[0] == outcomes[1], position
+        data[position] = old
