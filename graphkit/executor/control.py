@@ -48,10 +48,17 @@ class _Block:
 
 @dataclass
 class IfStep:
-    """`regions` are then and else; only one of them runs, so that their arenas share the block."""
+    """The branches then and else. Only one of them runs, so that their arenas share the block.
+
+    Types may rule one out, which fails when it is taken: that one is a message.
+    """
 
     node: Node
-    regions: tuple[Region, Region]
+    branches: tuple[Region | str, Region | str]
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(branch for branch in self.branches if isinstance(branch, Region))
 
     @property
     def scratch_bytes(self) -> int:
@@ -60,8 +67,11 @@ class IfStep:
     def emit(
         self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
     ) -> None:
-        for region, inner in zip(self.regions, builder.branch(name, inputs[0]), strict=True):
-            emitter.region(inner, region, base, inputs[1:], outputs, prefix=f"{name}/")
+        for branch, inner in zip(self.branches, builder.branch(name, inputs[0]), strict=True):
+            if isinstance(branch, str):
+                inner.fail(f"{name}: {branch}")
+            else:
+                emitter.region(inner, branch, base, inputs[1:], outputs, prefix=f"{name}/")
 
 
 @dataclass
@@ -152,13 +162,18 @@ def _if_step(node: Node, constants: Mapping[int, VersionedArray], settings: Sett
     given = [v.type for v in node.inputs[1:] if v is not None]
     fixed = {i - 1: array for i, array in constants.items() if i > 0}
     op: Any = node.op
-    regions = []
+    branches: list[Region | str] = []
     for branch in (op.then_branch, op.else_branch):
-        region = _compiled_region(branch, given, fixed, settings)
+        try:
+            static = rebind(branch, dict(zip(branch.inputs, given, strict=True)))
+        except TypeMismatch as error:
+            branches.append(str(error))
+            continue
+        region = _compiled_region(static, fixed, settings)
         if region is None or [v.type for v in region.graph.outputs] != [v.type for v in node.outputs]:
             return None
-        regions.append(region)
-    return IfStep(node, (regions[0], regions[1]))
+        branches.append(region)
+    return IfStep(node, (branches[0], branches[1]))
 
 
 def _loop_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> LoopStep | None:
@@ -169,7 +184,8 @@ def _loop_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     given: list[Type] = [TensorType(DType.INT64, op.body.inputs[0].shape), flag]
     given += [_without_value(v.type) for v in values if v is not None]
     fixed = {i: array for i, array in constants.items() if i >= 2 + states}
-    body = _compiled_region(op.body, given, fixed, settings, carried=(2, 1, states))
+    static = _body(op.body, given)
+    body = None if static is None else _compiled_region(static, fixed, settings, carried=(2, 1, states))
     if body is None:
         return None
     stacked = node.outputs[states:]
@@ -201,7 +217,8 @@ def _scan_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     for i, kind in enumerate(inputs):
         given[states + i] = TensorType(kind.dtype, kind.static_shape[1:])
     fixed = {i: array for i, array in constants.items() if i >= states + scanned}
-    body = _compiled_region(op.body, given, fixed, settings, carried=(0, 0, states))
+    static = _body(op.body, given)
+    body = None if static is None else _compiled_region(static, fixed, settings, carried=(0, 0, states))
     if body is None:
         return None
     block = _Block()
@@ -223,21 +240,13 @@ def _carried_slots(block: _Block, values: Sequence[Any]) -> tuple[tuple[int, ...
 
 
 def _compiled_region(
-    graph: Graph,
-    types: Sequence[Type],
-    fixed: Mapping[int, VersionedArray],
-    settings: Settings,
-    carried: tuple[int, int, int] = (0, 0, 0),
+    static: Graph, fixed: Mapping[int, VersionedArray], settings: Settings, carried: tuple[int, int, int] = (0, 0, 0)
 ) -> Region | None:
-    """The region of a subgraph on operands of these types; None when it cannot run without Python.
+    """The region of a subgraph of static types; None when it cannot run without Python.
 
     `carried` is (first input, first output, count) of what a loop carries: the types have to agree, so that those of
     the first iteration are those of all.
     """
-    try:
-        static = rebind(graph, dict(zip(graph.inputs, types, strict=True)))
-    except TypeMismatch:  # a branch that these types rule out: it fails if it is taken
-        return None
     first_in, first_out, count = carried
     for i in range(count):
         if _without_value(static.outputs[first_out + i].type) != static.inputs[first_in + i].type:
@@ -248,6 +257,14 @@ def _compiled_region(
         return None
     region = Region(static, {static.inputs[i]: array for i, array in fixed.items()}, settings)
     return region if region.compiled else None
+
+
+def _body(graph: Graph, types: Sequence[Type]) -> Graph | None:
+    """A loop's body on operands of these types; None when they rule it out: the reference says what does not fit."""
+    try:
+        return rebind(graph, dict(zip(graph.inputs, types, strict=True)))
+    except TypeMismatch:
+        return None
 
 
 def _without_value(kind: Type) -> Type:

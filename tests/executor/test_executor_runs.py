@@ -447,3 +447,18 @@ def test_a_step_in_python_may_run_another_model() -> None:
         np.testing.assert_array_equal(exe(2 * one)[0], 4 * one)
     finally:
         registry.remove(RunsAnother)
+
+
+def test_a_branch_that_the_sizes_rule_out_fails_when_it_is_taken() -> None:
+    def branch(rows: int) -> Graph:
+        inner = Value(f32("N", 4), "inner")
+        return Graph([inner], [F.reshape(F.mat_mul(F.constant(value=np.ones((2, rows), np.float32)), inner), [8])])
+
+    x, wide = Value(f32("N", 4), "x"), Value(TensorType("bool", ()), "wide")
+    exe = Executor(Graph([wide, x], [F.if_(wide, x, then_branch=branch(6), else_branch=branch(3))]), no_params())
+    for rows, taken in ((6, True), (3, False)):
+        array = np.ones((rows, 4), np.float32)
+        np.testing.assert_array_equal(exe(np.array(taken), array)[0], np.full(8, rows, np.float32))
+        assert exe.plan.steps[-1].kernel == "native"
+        with pytest.raises(RuntimeFailure, match=r"MatMul.*float32\[2, [36]\].*inner"):
+            exe(np.array(not taken), array)

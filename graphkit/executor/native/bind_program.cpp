@@ -65,6 +65,8 @@ struct Builder {
         region->steps.push_back(std::move(step));
     }
 
+    void fail(const std::string& message) const { region->steps.push_back(Step{Step::Kind::fail, message}); }
+
     std::pair<Builder, Builder> branch(const std::string& name, const Where& condition) const {
         Step step{Step::Kind::branch, name};
         step.inputs = entry(condition);
@@ -169,6 +171,7 @@ void bind_program(nb::module_& m) {
         .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
         .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
         .def("call", &Builder::call, "name"_a, "index"_a, "Call Python: run()'s `call` with this index.")
+        .def("fail", &Builder::fail, "message"_a, "Raise Error: this part is not to be reached.")
         .def("branch", &Builder::branch, "name"_a, "condition"_a, "The regions of an If: then, else.")
         .def("loop", &Builder::loop, "name"_a, nb::kw_only(), "trips"_a, "trip_count"_a.none(), "condition"_a.none(),
              "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "carried"_a, "slices"_a,

@@ -105,6 +105,8 @@ void Instance::run_step(const Region& region, const Step& step) {
         case Step::Kind::loop:
             run_loop(region.loops[step.index]);
             break;
+        case Step::Kind::fail:
+            throw NativeError(step.name);
     }
 }
 

@@ -24,10 +24,10 @@ class Region;
 
 // One thing to do. Operands are positions in an instance's table of pointers.
 struct Step {
-    enum class Kind : std::uint8_t { kernel, copy, call, branch, loop };
+    enum class Kind : std::uint8_t { kernel, copy, call, branch, loop, fail };
 
     Kind kind;
-    std::string name;  // of the node, for errors and traces
+    std::string name;  // of the node, for errors and traces; what a `fail` says
     const Kernel* kernel = nullptr;
     std::size_t inputs = 0;   // first entry of the kernel's inputs, a copy's source, or a branch's condition
     std::size_t outputs = 0;  // first entry of the kernel's outputs, or a copy's destination
