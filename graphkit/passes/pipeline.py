@@ -25,6 +25,7 @@ from graphkit.passes.fuse_softmax import fuse_softmax
 from graphkit.passes.scan_axes import scan_axes
 from graphkit.passes.simplify import simplify
 from graphkit.passes.to_bfloat16 import to_bfloat16
+from graphkit.passes.unstride_transposed import unstride_transposed
 
 # After CLEANUP; what it has folded may simplify more. Formulas before transposes move through them; attention before
 # the products that it consists of; weights before products are fused, and late because the nodes that make them are
@@ -40,6 +41,7 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("eliminate_transpose", eliminate_transpose),
     ("fuse_attention", fuse_attention),
     ("eliminate_reshape", eliminate_reshape),
+    ("unstride_transposed", unstride_transposed),
     ("fold_batch_norm", fold_batch_norm),
     ("fuse_matmul", fuse_matmul),
     ("fuse_conv", fuse_conv),
