@@ -127,6 +127,14 @@ def test_one_step_of_training_then_onnx_runtime_agrees(name):
     assert {o.shape[0] for o in report.outputs} == {2}
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_every_step_has_a_native_kernel(name, monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_STRICT", "1")
+    net = gk.models.build(name, **SMALL[name])
+    feeds = make_feeds(net, shapes={n: _shape(t) for n, t in net.input_types.items()}, seed=1).arrays
+    assert net.compile(threads=1).run(feeds)
+
+
 def _shape(kind):
     return (2, *(d if isinstance(d, int) else TOKENS for d in kind.shape[1:]))
 
