@@ -55,6 +55,34 @@ class ArrayImage:
     def both(self, a: Any, b: Any) -> Any:
         return a & b
 
+    def ceil(self, at: Any) -> Any:
+        return self.xp.ceil(at)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return self.xp.maximum(a, b)
+
+    def largest(self, at: Any) -> Any:
+        """The largest element, as a count."""
+        return int(at.max())
+
+    def steps(self, count: Any, like: Any) -> Any:
+        """0, 1, ... count - 1 in the type of `like`."""
+        return self.xp.arange(count).astype(like.dtype)
+
+    def with_axes(self, at: Any, *axes: int) -> Any:
+        """With new axes of size 1 at the given places of the result."""
+        return self.xp.expand_dims(at, axes)
+
+    def join(self, *parts: Any) -> Any:
+        """Parts of the last axis, side by side."""
+        return self.xp.concatenate(parts, axis=-1)
+
+    def total(self, at: Any, *axes: int) -> Any:
+        return self.xp.sum(at, axis=axes)
+
+    def peak(self, at: Any, *axes: int) -> Any:
+        return self.xp.max(at, axis=axes)
+
     def whole(self, at: Any) -> Any:
         return at.astype(np.int64)
 
@@ -79,7 +107,7 @@ class GraphImage:
     def batch(self, rank: int) -> Any:
         zero, one = np.array(0, np.int64), np.array(1, np.int64)
         count = F.squeeze(F.shape(self.x, start=0, end=1), np.array([0]))
-        return F.unsqueeze(F.range(zero, count, one), np.arange(1, rank)) if rank > 1 else F.range(zero, count, one)
+        return F.unsqueeze(F.range(zero, count, one), np.arange(1, rank))
 
     def length(self, axis: int, like: Any) -> Any:
         size = self.sizes[axis]
@@ -100,6 +128,32 @@ class GraphImage:
 
     def both(self, a: Any, b: Any) -> Any:
         return F.and_(a, b)
+
+    def ceil(self, at: Any) -> Any:
+        return F.ceil(at)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return F.max(a, as_value(b, a))
+
+    def largest(self, at: Any) -> Any:
+        return F.cast(F.reduce_max(at, keepdims=False), to=DType.INT64)
+
+    def steps(self, count: Any, like: Any) -> Any:
+        if isinstance(count, int):
+            return F.constant(value=np.arange(count).astype(like.dtype.numpy))
+        return F.cast(F.range(np.array(0, np.int64), count, np.array(1, np.int64)), to=like.dtype)
+
+    def with_axes(self, at: Any, *axes: int) -> Any:
+        return F.unsqueeze(at, np.array(axes, np.int64))
+
+    def join(self, *parts: Any) -> Any:
+        return F.concat(*parts, axis=-1)
+
+    def total(self, at: Any, *axes: int) -> Any:
+        return F.reduce_sum(at, np.array(axes, np.int64), keepdims=False)
+
+    def peak(self, at: Any, *axes: int) -> Any:
+        return F.reduce_max(at, np.array(axes, np.int64), keepdims=False)
 
     def whole(self, at: Any) -> Any:
         return F.cast(at, to=DType.INT64)
@@ -150,6 +204,11 @@ def _near(t: Any) -> Any:
 
 def _far(t: Any) -> Any:
     return ((_CUBIC * t - 5 * _CUBIC) * t + 8 * _CUBIC) * t - 4 * _CUBIC
+
+
+def unmoved(places: Any) -> Any:
+    """The fold under which places beyond the axis are its last element."""
+    return places
 
 
 def tap(image: Any, axis: int, at: Any, weight: Any, fold: Fold) -> Tap:

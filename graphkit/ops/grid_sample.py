@@ -20,6 +20,7 @@ from graphkit.ops._interpolation import (
     interpolated,
     linear_taps,
     tap,
+    unmoved,
 )
 from graphkit.ops._normal import converted, wide_type
 from graphkit.ops._shapes import INT64, fresh_shape, i64, length_of
@@ -123,7 +124,7 @@ class GridSample(Op):
             at = image.clip(at, -4.0, size + 4.0)
         elif self.padding_mode == "border":
             at = image.where(at < low, 0.0, image.where(at > high, size - 1.0, at))
-            fold = _unmoved
+            fold = unmoved
         else:
 
             def fold(places: Any) -> Any:
@@ -133,10 +134,6 @@ class GridSample(Op):
         if self.mode == "nearest":
             return [tap(image, axis, at, None, fold)]
         return (linear_taps if self.mode == "linear" else cubic_taps)(image, axis, at, fold)
-
-
-def _unmoved(places: Any) -> Any:
-    return places
 
 
 def _reflected(image: Any, at: Any, low: float, high: Any) -> Any:
