@@ -107,7 +107,7 @@ class DeformConv(Op):
         images = x.shape[0] * groups
         offsets = offset.reshape(images, size, rank, *positions)
         grid = [xp.arange(n).reshape(-1, *(1,) * (rank - 1 - axis)) for axis, n in enumerate(positions)]
-        inside = [xp.asarray(o).reshape(-1, *(1,) * rank) for o in self._kernel_places(kernel)]
+        inside = [xp.asarray(o).reshape(-1, *(1,) * rank) for o in np.indices(kernel)]
         at = [
             offsets[:, :, axis] + (grid[axis] * stride - begin + inside[axis] * dilation).astype(x.dtype)
             for axis, (stride, dilation, begin, _) in enumerate(self._window(rank))
@@ -121,42 +121,36 @@ class DeformConv(Op):
         return y if bias is None else y + bias.reshape(-1, *(1,) * rank)
 
     def expand(self, x: Any, w: Any, offset: Any, bias: Any = None, mask: Any = None) -> Any:
-        if w.rank is None or x.rank is None or not all(dims.is_static(k) for k in w.shape[2:]):
-            raise UnsupportedError("DeformConv in standard operators needs a kernel of known size")
+        if x.rank is None:
+            raise UnsupportedError(f"DeformConv in standard operators needs an operand of known rank, not {x}")
         rank, groups, wide = x.rank - 2, self.offset_group, wide_type(x.dtype)
-        kernel = w.shape[2:]
-        size = math.prod(kernel)
-        positions = F.shape(offset, start=2)
-        offsets = F.reshape(converted(offset, wide), F.concat(i64(-1, size, rank), positions, axis=0))
-        at = []
-        for axis, (stride, dilation, begin, _) in enumerate(self._window(rank)):
-            count = F.gather(positions, np.array(axis, np.int64))
-            grid = F.range(np.array(0, np.int64), count, np.array(1, np.int64))
-            start = F.sub(F.mul(grid, np.array(stride, np.int64)), np.array(begin, np.int64))
-            start = F.unsqueeze(start, np.arange(1, rank - axis)) if axis < rank - 1 else start
-            inside = (self._kernel_places(kernel)[axis] * dilation).reshape(-1, *(1,) * rank)
-            fixed = F.cast(F.add(start, inside), to=wide)
-            at.append(F.add(F.gather(offsets, np.array(axis, np.int64), axis=2), fixed))
+        kernel, positions = F.shape(w, start=2), F.shape(offset, start=2)
+        size = F.reduce_prod(kernel)
+        offsets = F.reshape(converted(offset, wide), F.concat(i64(-1), size, i64(rank), positions, axis=0))
+        # The place of each element of the kernel along an axis is a digit of its number.
+        inside = _count(size, 0)
+        at: list[Any] = [None] * rank
+        for axis, (stride, dilation, begin, _) in reversed(list(enumerate(self._window(rank)))):
+            length = F.gather(kernel, np.array(axis, np.int64))
+            place = F.mul(F.mod(inside, length), np.array(dilation, np.int64))
+            inside = F.div(inside, length)
+            grid = F.sub(F.mul(_count(positions, axis), np.array(stride, np.int64)), np.array(begin, np.int64))
+            if axis < rank - 1:
+                grid = F.unsqueeze(grid, np.arange(1, rank - axis))
+            fixed = F.add(grid, F.unsqueeze(place, np.arange(1, rank + 1)))
+            at[axis] = F.add(F.gather(offsets, np.array(axis, np.int64), axis=2), F.cast(fixed, to=wide))
         channels = F.div(F.shape(x, start=1, end=2), i64(groups))
         images = F.reshape(x, F.concat(i64(-1), channels, F.shape(x, start=2), axis=0))
-        factors = None if mask is None else F.reshape(mask, F.concat(i64(-1, size), positions, axis=0))
+        factors = None if mask is None else F.reshape(mask, F.concat(i64(-1), size, positions, axis=0))
         read = self._read(GraphImage(images), at, factors)
         last = F.transpose(read, perm=(0, rank + 2, *range(1, rank + 2)))
-        batch = F.shape(x, start=0, end=1)
-        rows = F.mul(F.shape(w, start=1, end=2), i64(size))
+        batch, outputs = F.shape(x, start=0, end=1), F.shape(w, start=0, end=1)
+        rows = F.mul(F.shape(w, start=1, end=2), size)
         columns = F.reshape(last, F.concat(batch, i64(self.group), rows, F.reduce_prod(positions), axis=0))
-        outputs = F.shape(w, start=0, end=1)
         per_group = F.div(outputs, i64(self.group))
         y = F.mat_mul(F.reshape(w, F.concat(i64(self.group), per_group, rows, axis=0)), columns)
         y = F.reshape(y, F.concat(batch, outputs, positions, axis=0))
-        if bias is None:
-            return y
-        return F.add(y, F.unsqueeze(bias, np.arange(1, rank + 1)))
-
-    @staticmethod
-    def _kernel_places(kernel: tuple[int, ...]) -> np.ndarray:
-        """The place of each element of the kernel along each axis: [axes, prod(kernel)]."""
-        return np.indices(kernel).reshape(len(kernel), -1)
+        return y if bias is None else F.add(y, F.unsqueeze(bias, np.arange(1, rank + 1)))
 
     @staticmethod
     def _read(image: Any, at: list[Any], mask: Any) -> Any:
@@ -177,3 +171,8 @@ def _shape(operand: TensorType, rank: int, what: str) -> tuple[Dim, ...]:
     if len(operand.shape) != rank + 2:
         raise TypeMismatch(f"{what} {operand} does not have {rank} spatial axes")
     return operand.shape
+
+
+def _count(sizes: Any, axis: int) -> Any:
+    """0, 1, ... below one element of a vector of sizes."""
+    return F.range(np.array(0, np.int64), F.gather(sizes, np.array(axis, np.int64)), np.array(1, np.int64))
