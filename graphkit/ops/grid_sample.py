@@ -116,21 +116,19 @@ class GridSample(Op):
         return interpolated(image, image.batch(rank), taps)
 
     def _taps(self, image: Any, axis: int, at: Any, size: Any) -> list[Tap]:
-        # What moves coordinates inside leaves them up to half an element beyond the border: its taps are folded again.
-        low, high = (0.0, size - 1.0) if self.align_corners else (-0.5, size - 0.5)
         fold: Any = None
-        if self.padding_mode == "zeros":
-            # All taps of what lies further away are zeros: nothing overflows.
-            at = image.clip(at, -4.0, size + 4.0)
-        elif self.padding_mode == "border":
-            at = image.where(at < low, 0.0, image.where(at > high, size - 1.0, at))
-            fold = unmoved
-        else:
+        if self.padding_mode == "reflection":
+            low, high = (0.0, size - 1.0) if self.align_corners else (-0.5, size - 0.5)
 
             def fold(places: Any) -> Any:
                 return _reflected(image, places, low, high)
 
             at = fold(at)
+        else:
+            # All taps of what lies further away are beyond the border: nothing overflows.
+            at = image.clip(at, -4.0, size + 4.0)
+            if self.padding_mode == "border":
+                fold = unmoved
         if self.mode == "nearest":
             return [tap(image, axis, at, None, fold)]
         return (linear_taps if self.mode == "linear" else cubic_taps)(image, axis, at, fold)
@@ -163,7 +161,7 @@ class AffineGrid(Op):
 
     theta: [N, r, r + 1]; size: [N, C, *spatial], r = 2 or 3 spatial axes; the result is [N, *spatial, r], theta times
     each position (the last axis first, followed by 1). Positions lie in [-1, 1]: centres of elements, which with
-    `align_corners` reach both ends.
+    `align_corners` reach both ends; a single element lies at 0.
     """
 
     align_corners: bool = False

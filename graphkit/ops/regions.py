@@ -170,10 +170,11 @@ class _Bins(NamedTuple):
 
 def _max_roi_samples() -> tuple[Sample, ...]:
     rois = np.array([[0, 0.2, 0.6, 3.7, 4.2], [1, 1.2, 1.9, 5.8, 3.2], [1, 4.0, 3.0, 12.0, 9.0]], np.float32)
+    doubled = np.array([1, 2, 2, 2, 2], np.float32)
     return (
         # Corners are rounded: differences do not see a derivative, which is 0.
         Sample((2, 2, 5, 6), rois, pooled_shape=(2, 3), dtypes=FLOATS),
-        Sample((2, 2, 5, 6), rois * np.float32([1, 2, 2, 2, 2]), pooled_shape=(3, 2), spatial_scale=0.5, dtypes=FLOATS),
+        Sample((2, 2, 5, 6), rois * doubled, pooled_shape=(3, 2), spatial_scale=0.5, dtypes=FLOATS),
         Sample((1, 2, 3, 3), np.array([[0, 5, 5, 7, 7]], np.float32), pooled_shape=(2, 2), dtypes=FLOATS),
     )
 
@@ -248,7 +249,7 @@ def _nms_samples() -> tuple[Sample, ...]:
     centred = np.abs(boxes) + np.float32(0.1)
     scores = rng.uniform(0, 1, (2, 3, 8)).astype(np.float32)
     scores[:, 1, ::2] = 0.5
-    most, overlap, least = i64(3), np.float32([0.3]), np.float32([0.4])
+    most, overlap, least = i64(3), np.array([0.3], np.float32), np.array([0.4], np.float32)
     return (
         Sample(boxes, scores, most, overlap, least),
         Sample(boxes, scores, i64(8), overlap),

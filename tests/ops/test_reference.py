@@ -38,6 +38,7 @@ EVALUATOR_WRONG = {
     "GlobalAveragePool-3-*": "divides by zero for an empty batch",
     "GlobalMaxPool-1-*": "drops the spatial axis of a three-dimensional operand",
     "GlobalMaxPool-2-*": "returns another rank for a five-dimensional operand",
+    "GridSample-[89]-*": "moves coordinates to the border where PyTorch and ONNX Runtime repeat elements",
     "LRN-[02]-*": "sums another window of channels than the standard's",
     "LSTM-5-*": "ignores sequence_lens",
     "LSTM-[67]-*": "ignores input_forget and clip",
