@@ -55,6 +55,7 @@ class DeformConv(Op):
     strides: tuple[int, ...] | None = None
     inputs = ("x", "w", "offset", "bias?", "mask?")
     types = {"x": FLOATS, "w": "x", "offset": "x", "bias": "x", "mask": "x"}
+    composite = True
     onnx = Onnx("DeformConv", since=22)
     samples = staticmethod(_samples)
 

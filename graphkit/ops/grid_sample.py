@@ -64,6 +64,7 @@ class GridSample(Op):
     padding_mode: str = "zeros"
     inputs = ("x", "grid")
     types = {"x": NUMERIC | BOOLS, "grid": FLOATS}
+    composite = True
     onnx = Onnx("GridSample", since=22)
     samples = staticmethod(_grid_samples)
 
@@ -168,6 +169,7 @@ class AffineGrid(Op):
     inputs = ("theta", "size")
     outputs = ("grid",)
     types = {"theta": FLOATS, "size": INT64}
+    composite = True
     onnx = Onnx("AffineGrid", since=20)
     samples = staticmethod(_affine_samples)
 

@@ -206,6 +206,7 @@ class LpNormalization(Op):
     p: int = 2
     inputs = ("x",)
     types = {"x": FLOATS}
+    composite = True
     onnx = Onnx("LpNormalization", since=22)
     samples = (
         Sample((2, 3)),

@@ -70,6 +70,7 @@ class RoiAlign(Op):
     spatial_scale: float = 1.0
     inputs = ("x", "rois", "batch_indices")
     types = {"x": FLOATS, "rois": "x", "batch_indices": INT64}
+    composite = True
     onnx = Onnx("RoiAlign", since=22)
     samples = staticmethod(_roi_samples)
 
@@ -307,13 +308,8 @@ class NonMaxSuppression(Op):
             order = score.shape[0] - 1 - xp.flip(xp.argsort(xp.flip(score), kind="stable"))
             if least is not None:
                 order = order[score[order] > least.reshape(-1)[0]]
-            found = 0
-            while found < limit and order.shape[0]:
-                best, order = order[0], order[1:]
-                shared = _overlaps(xp, low[image], high[image], best, order)
-                order = order[~(shared > threshold)]
-                selected.append((image, label, int(best)))
-                found += 1
+            chosen = _greedy(xp, low[image][order], high[image][order], threshold, limit)
+            selected += [(image, label, box) for box in order[chosen].tolist()]
         return xp.asarray(np.array(selected, np.int64).reshape(-1, 3))
 
     def _corners(self, xp: Any, boxes: Any) -> tuple[Any, Any]:
@@ -327,11 +323,25 @@ class NonMaxSuppression(Op):
         return None
 
 
-def _overlaps(xp: Any, low: Any, high: Any, box: Any, others: Any) -> Any:
-    """The area that one box shares with others, over the area of their union; 0 for boxes without area."""
-    sides = xp.minimum(high[box], high[others]) - xp.maximum(low[box], low[others])
-    shared = xp.prod(xp.maximum(sides, 0), axis=-1)
-    areas = xp.prod(high - low, axis=-1)
-    union = areas[box] + areas[others] - shared
-    apart = (shared <= 0) | (areas[box] <= 0) | (areas[others] <= 0) | (union <= 0)
-    return xp.where(apart, 0, shared / xp.where(apart, 1, union))
+def _greedy(xp: Any, low: Any, high: Any, threshold: float, limit: int) -> Any:
+    """Which of boxes, best first, overlap none of those before them: at most `limit` positions.
+
+    low, high: [B, 2], the corners. The overlap is the area shared by two boxes over that of their union.
+    """
+    y1, x1, y2, x2 = (xp.ascontiguousarray(c) for c in (low[:, 0], low[:, 1], high[:, 0], high[:, 1]))
+    area = (y2 - y1) * (x2 - x1)
+    alive = xp.ones(area.shape, dtype=bool)
+    chosen: list[int] = []
+    for box in range(area.shape[0]):
+        if len(chosen) >= limit:
+            break
+        if not alive[box]:
+            continue
+        chosen.append(box)
+        rest = slice(box + 1, None)
+        height = xp.minimum(y2[rest], y2[box]) - xp.maximum(y1[rest], y1[box])
+        width = xp.minimum(x2[rest], x2[box]) - xp.maximum(x1[rest], x1[box])
+        shared = xp.maximum(height, 0) * xp.maximum(width, 0)
+        # Boxes without area share none: 0 / 0 is above no threshold.
+        alive[rest] &= ~(shared / (area[rest] + area[box] - shared) > threshold)
+    return xp.asarray(chosen, dtype=np.int64)

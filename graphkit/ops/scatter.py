@@ -187,6 +187,7 @@ class TensorScatter(Op):
     inputs = ("cache", "update", "write_indices?")
     types = {"cache": ANY, "update": "cache", "write_indices": INT64}
     inplace = ((0, 0),)
+    composite = True
     onnx = Onnx("TensorScatter", since=24)
     samples = (
         Sample((2, 3, 5, 2), (2, 3, 2, 2), np.array([1, 3])),
