@@ -139,7 +139,8 @@ class Op:
     (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
     `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
     `pointwise` (an element of the output depends on the elements at its place of the operands, which broadcast),
-    `samples` (a tuple of Sample, or a function that returns one).
+    `widens` (the reference computes half floats in float32), `samples` (a tuple of Sample, or a function that returns
+    one).
     """
 
     domain: ClassVar[str] = ""
@@ -154,6 +155,7 @@ class Op:
     shape_only: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
+    widens: ClassVar[bool] = True
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()
 

@@ -1,4 +1,4 @@
-"""Conversion between element types, and the mark that stops gradients."""
+"""Conversion between element types, of values and of bits, and the mark that stops gradients."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import UsageError
+from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
-from graphkit.ir.types import ANY, INTEGERS, DType, TensorType, dtype_of
+from graphkit.ir.types import ANY, BOOLS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._known import never_below
 
@@ -222,3 +222,34 @@ class StopGradient(Op):
 
     def expand(self, x: Any) -> Any:
         return F.identity(x)
+
+
+@op
+class BitCast(Op):
+    """The bytes of x read as another element type of the same size."""
+
+    to: DType
+    widens = False
+    inputs = ("x",)
+    types = {"x": NUMERIC | BOOLS}
+    onnx = Onnx("BitCast", since=26)
+    samples = (
+        Sample(np.array([1.0, -2.5, 0.0], np.float32), to=DType.INT32),
+        Sample(np.array([0x3F800000, -1], np.int32), to=DType.UINT32),
+        Sample(np.array([[0x3F80], [0x4049]], np.uint16), to=DType.BFLOAT16),
+        Sample(Rand((2, 3), -9.0, 9.0, "float16"), to=DType.UINT16),
+        Sample(Rand((2, 3), -9.0, 9.0, "bfloat16"), to=DType.FLOAT16),
+        Sample(np.array([1, 200], np.uint8), to=DType.INT8),
+        Sample(np.array([0x3FF0000000000000], np.int64), to=DType.FLOAT64),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        if self.to not in NUMERIC | BOOLS or self.to.itemsize != x.dtype.itemsize:
+            raise TypeMismatch(f"{x} cannot be read as {self.to}: numbers of the same size can")
+        return TensorType(self.to, x.shape)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return xp.array(x.view(self.to.numpy))
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None

@@ -46,10 +46,14 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     Raises RuntimeFailure, naming the node, for whatever the reference raises.
     """
     op: Any = node.op
-    wide = not op.subgraphs() and any(
-        isinstance(v.type, TensorType) and v.type.dtype in _HALVES
-        for v in (*node.inputs, *node.outputs)
-        if v is not None
+    wide = (
+        op.widens
+        and not op.subgraphs()
+        and any(
+            isinstance(v.type, TensorType) and v.type.dtype in _HALVES
+            for v in (*node.inputs, *node.outputs)
+            if v is not None
+        )
     )
     if wide:
         operands = [_widen(v, x) for v, x in zip(node.inputs, operands, strict=True)]

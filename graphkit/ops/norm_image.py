@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch, UnsupportedError
+from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
@@ -196,3 +196,45 @@ class LRN(Op):
         mean = F.reshape(mean, F.shape(x))
         base = F.add(F.mul(mean, scalar_like(self.alpha, x)), scalar_like(self.bias, x))
         return F.div(x, F.pow(base, scalar_like(self.beta, x)))
+
+
+@op
+class LpNormalization(Op):
+    """x / norm along one axis, the norm of order p = 1 or 2; 0 where the norm is 0."""
+
+    axis: int = -1
+    p: int = 2
+    inputs = ("x",)
+    types = {"x": FLOATS}
+    composite = True
+    onnx = Onnx("LpNormalization", since=22)
+    samples = (
+        Sample((2, 3)),
+        Sample((2, 3, 4), axis=1),
+        Sample((2, 3), axis=0, p=1),
+        Sample((2, 3, 2), axis=-2, p=1),
+        # Not continuous at 0.
+        Sample(np.array([[0.0, 0.0], [3.0, -4.0]], np.float32), grad=False),
+        Sample(np.array([[0.0, 0.0], [3.0, -4.0]], np.float32), p=1, grad=False),
+        Sample((0, 3)),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        if self.p not in (1, 2):
+            raise UsageError(f"LpNormalization: p is 1 or 2, not {self.p}")
+        if x.shape is not None and not -len(x.shape) <= self.axis < len(x.shape):
+            raise TypeMismatch(f"axis {self.axis} is out of range for {x}")
+        return TensorType(x.dtype, x.shape)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        size = xp.abs(x)
+        total = xp.sum(size if self.p == 1 else size * size, axis=self.axis, keepdims=True)
+        norm = total if self.p == 1 else xp.sqrt(total)
+        return xp.where(norm == 0, 0, x / xp.where(norm == 0, 1, norm)).astype(x.dtype)
+
+    def expand(self, x: Any) -> Any:
+        axes = np.array([self.axis], np.int64)
+        total = F.reduce_sum(F.abs(x) if self.p == 1 else F.mul(x, x), axes, keepdims=True)
+        # Where all of x is 0, any divisor gives 0; this one has a derivative.
+        safe = F.where(F.equal(total, scalar_like(0.0, x)), scalar_like(1.0, x), total)
+        return F.div(x, safe if self.p == 1 else F.sqrt(safe))

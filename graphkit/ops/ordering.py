@@ -1,4 +1,4 @@
-"""Positions of the largest and smallest elements: ArgMax, ArgMin, TopK."""
+"""Positions of the largest and smallest elements, elements without repetition: ArgMax, ArgMin, TopK, Unique."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
-from graphkit.ir.types import NUMERIC, DType, TensorType
+from graphkit.ir.types import BOOLS, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops._shapes import INT64, contiguous, i64, normal_axis, shape_text, zeros_like
+from graphkit.ops._shapes import INT64, contiguous, i64, normal_axis, reshape_like, shape_text, zeros_like
 
 _TIES = np.array([[2.0, 1.0, 2.0], [-1.0, -1.0, -3.0]], np.float32)
 
@@ -140,3 +140,64 @@ class TopK(Op):
             return None, None
         # Positions within a row do not repeat.
         return F.scatter_elements(zeros_like(x), node.outputs[1], dvalues, axis=self.axis), None
+
+
+@op
+class Unique(Op):
+    """The different elements of x, or its different slices along `axis`, in order or as they first occur.
+
+    Also, as int64 vectors: where each first occurs, which of them stands at each place of x, and how often it does.
+    The gradient of an element that repeats goes to its first occurrence.
+    """
+
+    axis: int | None = None
+    sorted: bool = True
+    inputs = ("x",)
+    outputs = ("y", "indices", "inverse_indices", "counts")
+    types = {"x": NUMERIC | BOOLS}
+    onnx = Onnx("Unique", since=28)
+    samples = (
+        Sample((2, 3)),
+        Sample((2, 3), sorted=False),
+        Sample((3, 2), axis=0),
+        Sample(np.array([2, 1, 1, 3, 4, 3])),
+        Sample(np.array([[2, 1, 1], [3, 2, 3]]), sorted=False),
+        Sample(np.array([[1, 0, 0], [1, 0, 0], [2, 3, 4]]), axis=0),
+        Sample(np.array([[4, 1, 1], [3, 0, 0]]), axis=-1),
+        Sample(np.array([[4, 1, 1], [3, 0, 0]]), axis=1, sorted=False),
+        Sample(np.array([True, False, True])),
+        Sample(np.zeros(0, np.int32)),
+    )
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        count = dims.fresh()
+        shape: list[Dim] | None = [count]
+        places: Dim = dims.fresh() if x.shape is None else dims.product(x.shape)
+        if self.axis is not None:
+            shape = None
+            if x.shape is not None:
+                axis = normal_axis(self.axis, len(x.shape))
+                shape, places = [*x.shape[:axis], count, *x.shape[axis + 1 :]], x.shape[axis]
+        vectors = (TensorType(DType.INT64, [n]) for n in (count, places, count))
+        return (TensorType(x.dtype, shape), *vectors)
+
+    def reference(self, xp: Any, x: Any) -> tuple[Any, ...]:
+        _, first, inverse, counts = xp.unique(
+            x, return_index=True, return_inverse=True, return_counts=True, axis=self.axis
+        )
+        inverse = inverse.reshape(-1)
+        if not self.sorted:
+            order = xp.argsort(first)
+            first, counts = first[order], counts[order]
+            inverse = xp.argsort(order)[inverse]
+        y = xp.take(x, first, axis=self.axis)
+        return (y, *(v.astype(np.int64) for v in (first, inverse, counts)))
+
+    def grad(self, node: Node, dy: Any, *_: Any) -> Any:
+        x, first = node.inputs[0], node.outputs[1]
+        assert x is not None
+        if dy is None:
+            return None
+        if self.axis is not None:
+            return F.gather_grad(dy, x, first, axis=self.axis)
+        return reshape_like(F.gather_grad(dy, F.reshape(x, i64(-1)), first), x)

@@ -1,7 +1,8 @@
-"""Copies of a tensor with some elements overwritten, or combined with others: ScatterElements and ScatterND.
+"""Copies of a tensor with some elements overwritten, or combined with others.
 
-Both are one rule in two ways of addressing. With "none", indices must not repeat (the standard leaves it undefined
-which update would win); the other reductions combine every update of an element with it.
+ScatterElements and ScatterND are one rule in two ways of addressing. With "none", indices must not repeat (the standard
+leaves it undefined which update would win); the other reductions combine every update of an element with it.
+TensorScatter overwrites a run of elements.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch, UsageError
+from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir import dims
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import ANY, INDICES, TensorType
@@ -18,7 +19,7 @@ from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops._known import index_array, known_array, moved
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops._shapes import INT64, normal_axis, shape_text, zeros_like
+from graphkit.ops._shapes import INT64, fresh_shape, i64, normal_axis, shape_text, zeros_like
 from graphkit.ops.gather import along_axis, nd_index
 
 _REDUCTIONS = ("none", "add", "mul", "max", "min")
@@ -171,3 +172,88 @@ class ScatterND(_Scatter):
 
     def take(self, x: Any, indices: Any) -> Any:
         return F.gather_nd(x, indices)
+
+
+@op
+class TensorScatter(Op):
+    """A cache with a shorter update written along `axis`, for each entry of the batch from its own position on.
+
+    cache: [B, ..., S, ...]; update: the same with at most S elements along `axis`; write_indices: int64 [B], 0 by
+    default. With mode circular, what reaches beyond the end goes on at the beginning.
+    """
+
+    axis: int = -2
+    mode: str = "linear"
+    inputs = ("cache", "update", "write_indices?")
+    types = {"cache": ANY, "update": "cache", "write_indices": INT64}
+    inplace = ((0, 0),)
+    composite = True
+    onnx = Onnx("TensorScatter", since=24)
+    samples = (
+        Sample((2, 3, 5, 2), (2, 3, 2, 2), np.array([1, 3])),
+        Sample((2, 5, 2), (2, 3, 2)),
+        Sample((2, 4), (2, 3), np.array([3, 2]), axis=1, mode="circular"),
+        Sample((2, 4, 2, 2), (2, 4, 2, 2), np.array([0, 2]), axis=1, mode="circular"),
+        Sample((2, 3, 2), (2, 0, 2), np.array([1, 3])),
+    )
+
+    def infer(self, cache: TensorType, update: TensorType, write_indices: TensorType | None = None) -> TensorType:
+        if self.mode not in ("linear", "circular"):
+            raise UsageError(f"mode is one of linear, circular, not {self.mode!r}")
+        if cache.shape is None:
+            return TensorType(cache.dtype, update.shape and fresh_shape(len(update.shape)))
+        axis = normal_axis(self.axis, len(cache.shape))
+        if axis == 0:
+            raise TypeMismatch("the axis of TensorScatter cannot be that of the batch")
+        around = (*cache.shape[:axis], dims.fresh(), *cache.shape[axis + 1 :])
+        if not fits(update.shape, around):
+            raise TypeMismatch(f"the update {update} does not fit the cache {cache}")
+        if update.shape is not None:
+            new, size = update.shape[axis], cache.shape[axis]
+            if dims.is_static(new) and dims.is_static(size) and new > size:
+                raise TypeMismatch(f"the update {update} is longer than the cache {cache}")
+        if write_indices is not None and not fits(write_indices.shape, cache.shape[:1]):
+            raise TypeMismatch(f"write_indices {write_indices} are not one for each entry of {cache}")
+        return TensorType(cache.dtype, cache.shape)
+
+    def reference(self, xp: Any, cache: Any, update: Any, write_indices: Any = None) -> Any:
+        axis = self.axis % cache.ndim
+        place = xp.arange(update.shape[axis])[None]
+        if write_indices is not None:
+            place = place + write_indices[:, None]
+        if self.mode == "circular":
+            place = place % cache.shape[axis]
+        elif place.size and (int(place.min()) < 0 or int(place.max()) >= cache.shape[axis]):
+            raise TypeMismatch(f"an update reaches beyond axis {axis} of {list(cache.shape)}")
+        place = place.reshape(place.shape[0], *(1,) * (axis - 1), place.shape[1], *(1,) * (cache.ndim - axis - 1))
+        index = xp.broadcast_to(place, update.shape)
+        result = xp.array(cache, order="C")
+        result[along_axis(xp, cache.shape, index, axis)] = update
+        return result
+
+    def _places(self, cache: Any, update: Any, write_indices: Any) -> Any:
+        """Where along the axis each element of the update goes: int64 of its shape."""
+        if cache.rank is None:
+            raise UnsupportedError(f"TensorScatter in other operators needs a cache of known rank, not {cache}")
+        axis = self.axis % cache.rank
+        count = F.gather(F.shape(update), np.array(axis, np.int64))
+        place = F.range(np.array(0, np.int64), count, np.array(1, np.int64))
+        if write_indices is not None:
+            place = F.add(F.unsqueeze(write_indices, i64(1)), place)
+        else:
+            place = F.unsqueeze(place, i64(0))
+        if self.mode == "circular":
+            place = F.mod(place, F.gather(F.shape(cache), np.array(axis, np.int64)))
+        others = [a for a in range(1, cache.rank) if a != axis]
+        return F.expand(F.unsqueeze(place, i64(*others)) if others else place, F.shape(update))
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        cache, update, *where = node.inputs
+        assert update is not None
+        d_cache = F.tensor_scatter(dy, zeros_like(update), *where, axis=self.axis, mode=self.mode)
+        places = self._places(cache, update, where[0] if where else None)
+        d_update = F.gather_elements(dy, places, axis=self.axis)
+        return (d_cache, d_update, *(None for _ in where))
+
+    def expand(self, cache: Any, update: Any, write_indices: Any = None) -> Any:
+        return F.scatter_elements(cache, self._places(cache, update, write_indices), update, axis=self.axis)

@@ -94,6 +94,15 @@ def _axes_as_int64(site: Site) -> Sequence[Value] | None:
     return [site.node.rebuilt([*site.inputs[:3], wide]).output]
 
 
+@rewrites("CenterCropPad", below=ALWAYS)
+def _sizes_as_int64(site: Site) -> Sequence[Value] | None:
+    # The standard's function body, which ONNX Runtime runs, is valid for int64 sizes only.
+    x, sizes = site.operand(0), site.operand(1)
+    if sizes.dtype is DType.INT64:
+        return None
+    return [site.node.rebuilt([x, F.cast(sizes, to=DType.INT64)]).output]
+
+
 @rewrites("Pad", below=18)
 def _pads_of_all_axes(site: Site) -> Sequence[Value] | None:
     axes, x = site.input(3), site.operand(0)
