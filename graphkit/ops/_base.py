@@ -139,6 +139,7 @@ class Op:
     (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
     `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
     `pointwise` (an element of the output depends on the elements at its place of the operands, which broadcast),
+    `composite` (the executor runs the nodes of `expand` in its place),
     `samples` (a tuple of Sample, or a function that returns one).
     """
 
@@ -154,6 +155,7 @@ class Op:
     shape_only: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
+    composite: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()
 
