@@ -11,11 +11,11 @@ from graphkit.errors import RuntimeFailure, TypeMismatch, UnsupportedError, Usag
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, DType, TensorType
-from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops._normal import converted
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops._shapes import INT64, fresh_shape, i64
+from graphkit.ops._shapes import INT64, i64
 
 _POSITIONS = np.array([[2, 0, 1], [3, 3, 2]])
 _MASK = np.array([[True, False, True, True], [False, False, False, False], [True, True, False, False]])
@@ -88,7 +88,9 @@ class RotaryEmbedding(Op):
             xp.expand_dims(c if position_ids is None else c[position_ids], axis) for c in (cos_cache, sin_cache)
         )
         half = cos.shape[-1]
-        places = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if self.interleaved else (slice(half), slice(half, 2 * half))
+        places = (
+            (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if self.interleaved else (slice(half), slice(half, 2 * half))
+        )
         a, b = (heads[..., place] for place in places)
         y = xp.array(heads, order="C")
         y[..., places[0]] = cos * a - sin * b
@@ -163,19 +165,25 @@ class Attention(Op):
     samples = (
         Sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3)),
         Sample((2, 3, 8), (2, 5, 8), (2, 5, 6), q_num_heads=2, kv_num_heads=2, is_causal=True, scale=0.5),
-        Sample((2, 4, 3, 4), (2, 2, 4, 4), (2, 2, 4, 4), (3, 4), dtypes=FLOATS, softcap=0.75),
+        Sample(
+            (2, 4, 3, 4), (2, 2, 4, 4), (2, 2, 4, 4), (3, 4), dtypes=FLOATS, softcap=0.75, qk_matmul_output_mode=1
+        ),
         Sample((1, 3, 8), (1, 4, 4), (1, 4, 6), _MASK, q_num_heads=4, kv_num_heads=2, qk_matmul_output_mode=3),
         Sample((2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4), None, (2, 2, 2, 4), (2, 2, 2, 4), is_causal=True),
         Sample(
             (2, 2, 3, 4), (2, 2, 6, 4), (2, 2, 6, 4), (2, 1, 3, 5), None, None, np.array([4, 3]),
-            dtypes=FLOATS, is_causal=True, qk_matmul_output_mode=1,
+            dtypes=FLOATS, is_causal=True,
         ),
+        # grad=False: the scores of mode 2 are infinite.
+        Sample((1, 2, 3, 4), (1, 2, 4, 4), (1, 2, 4, 4), _MASK, qk_matmul_output_mode=2, grad=False),
         Sample((1, 1, 4, 2), (1, 1, 6, 2), (1, 1, 6, 2), left_window_size=1, right_window_size=2),
-        Sample((1, 2, 4, 2), (1, 2, 4, 2), (1, 2, 4, 2), left_window_size=1, is_causal=True, softmax_precision="float64"),
+        Sample(
+            (1, 2, 4, 2), (1, 2, 4, 2), (1, 2, 4, 2), left_window_size=1, is_causal=True, softmax_precision="float64"
+        ),
     )  # fmt: skip
 
     def infer(self, q: TensorType, k: TensorType, v: TensorType, *others: TensorType | None) -> Any:
-        mask, past_key, past_value, nonpad = (*others, None, None, None, None)[:4]
+        _, past_key, past_value, nonpad = (*others, None, None, None, None)[:4]
         if not 0 <= self.qk_matmul_output_mode <= _WEIGHTS:
             raise UsageError(f"qk_matmul_output_mode is 0, 1, 2 or 3, not {self.qk_matmul_output_mode}")
         if (past_key is None) is not (past_value is None) or (past_key is not None and nonpad is not None):
@@ -237,7 +245,8 @@ class Attention(Op):
         if flat:
             heads = (self.q_num_heads, self.kv_num_heads, self.kv_num_heads)
             q, k, v = (
-                xp.transpose(x.reshape(*x.shape[:2], n, -1), (0, 2, 1, 3)) for x, n in zip((q, k, v), heads, strict=True)
+                xp.transpose(x.reshape(*x.shape[:2], n, -1), (0, 2, 1, 3))
+                for x, n in zip((q, k, v), heads, strict=True)
             )
         if past_key is not None:
             k, v = xp.concatenate((past_key, k), axis=2), xp.concatenate((past_value, v), axis=2)
@@ -294,9 +303,7 @@ class Attention(Op):
         flat = q.rank == 3
         if flat:
             heads = (self.q_num_heads or 1, self.kv_num_heads or 1, self.kv_num_heads or 1)
-            q, k, v = (
-                F.transpose(split_heads(x, n), perm=(0, 2, 1, 3)) for x, n in zip((q, k, v), heads, strict=True)
-            )
+            q, k, v = (F.transpose(split_heads(x, n), perm=(0, 2, 1, 3)) for x, n in zip((q, k, v), heads, strict=True))
         if past_key is not None:
             k, v = F.concat(past_key, k, axis=2), F.concat(past_value, v, axis=2)
         grouped = q.tensor.shape is None or k.tensor.shape is None or q.tensor.shape[1] != k.tensor.shape[1]

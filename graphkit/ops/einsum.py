@@ -142,7 +142,7 @@ class Einsum(Op):
             _diagonal(_Factor(x if work is dtype else F.cast(x, to=work), _axes(term, x.rank)))
             for term, x in zip(terms, xs, strict=True)
         ]
-        broadcast = max((sum(l.startswith(".") for l in f.labels) for f in factors), default=0)
+        broadcast = max((sum(label.startswith(".") for label in f.labels) for f in factors), default=0)
         wanted = _axes(result, len(result) + (broadcast - 1 if _ELLIPSIS in result else 0))
         total = factors[0]
         for position, factor in enumerate(factors[1:], 1):

@@ -27,7 +27,8 @@ from graphkit.passes.scan_axes import scan_axes
 from graphkit.passes.simplify import simplify
 from graphkit.passes.to_bfloat16 import to_bfloat16
 
-# After CLEANUP; what it has folded may simplify more. Definitions before everything that is fused. Formulas before transposes move through them; attention before
+# After CLEANUP; what it has folded may simplify more. Composites first: what they consist of is fused. Formulas before
+# transposes move through them; attention before
 # the products that it consists of; weights before products are fused, and late because the nodes that make them are
 # many; products with what follows them before regions take that.
 INFERENCE: tuple[tuple[str, Pass], ...] = (

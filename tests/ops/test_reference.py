@@ -27,7 +27,6 @@ RUNTIME_OPSETS = (26, 21)
 
 # Case name pattern -> why the evaluator's answer is not the standard's.
 EVALUATOR_WRONG = {
-    "Attention-2-*": "gives the scores of mode 0 after the soft cap",
     "CastLike-*": "refuses the attribute round_mode of CastLike-25",
     "ConvTranspose-4-*": "cannot reshape the bias of a grouped convolution",
     "Dropout-7-bfloat16": "returns float32",
