@@ -36,12 +36,16 @@ class Onnx(NamedTuple):
 
 
 class Rand(NamedTuple):
-    """A sample input: random values of `shape` in [low, high), of `dtype` (None: the dtype under test)."""
+    """A sample input: random values of `shape` in [low, high), of `dtype` (None: the dtype under test).
+
+    `definite`: x x^T + n of such values, symmetric and positive definite matrices.
+    """
 
     shape: tuple[int, ...]
     low: float | None = None  # None: standard normal
     high: float = 1.0
     dtype: str | None = None
+    definite: bool = False
 
 
 class Sample:
