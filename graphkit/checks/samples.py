@@ -164,6 +164,8 @@ def draw(spec: Rand, dtype: DType, rng: np.random.Generator) -> np.ndarray:
             first, last = (0, max(last, 1)) if last > 0 else (-last, -first)
         return rng.integers(first, max(last, first) + 1, spec.shape).astype(dtype.numpy)
     values = rng.standard_normal(spec.shape) if low is None else rng.uniform(low, high, spec.shape)
+    if spec.definite:
+        values = values @ np.swapaxes(values, -1, -2) + spec.shape[-1] * np.eye(spec.shape[-1])
     return np.asarray(values).astype(dtype.numpy)
 
 

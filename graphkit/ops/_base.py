@@ -36,12 +36,16 @@ class Onnx(NamedTuple):
 
 
 class Rand(NamedTuple):
-    """A sample input: random values of `shape` in [low, high), of `dtype` (None: the dtype under test)."""
+    """A sample input: random values of `shape` in [low, high), of `dtype` (None: the dtype under test).
+
+    `definite`: x x^T + n of such values, symmetric and positive definite matrices.
+    """
 
     shape: tuple[int, ...]
     low: float | None = None  # None: standard normal
     high: float = 1.0
     dtype: str | None = None
+    definite: bool = False
 
 
 class Sample:
@@ -139,8 +143,8 @@ class Op:
     (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
     `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
     `pointwise` (an element of the output depends on the elements at its place of the operands, which broadcast),
-    `widens` (the reference computes half floats in float32), `samples` (a tuple of Sample, or a function that returns
-    one).
+    `widens` (the reference computes half floats in float32), `composite` (the executor runs the nodes of `expand` in
+    its place), `samples` (a tuple of Sample, or a function that returns one).
     """
 
     domain: ClassVar[str] = ""
@@ -156,6 +160,7 @@ class Op:
     random: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
     widens: ClassVar[bool] = True
+    composite: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()
 

@@ -285,6 +285,30 @@ class Swish(Unary):
 
 
 @op
+class SwiGLU(Op):
+    """swish(a) * b, where swish(a) = a * sigmoid(alpha * a); a and b have one shape. Shazeer 2020, arXiv:2002.05202."""
+
+    alpha: float = 1.0
+    inputs = ("a", "b")
+    types = {"a": FLOATS, "b": "a"}
+    onnx = Onnx("SwiGLU", since=28)
+    inplace = ((0, 0), (1, 0))
+    composite = True
+    samples = (Sample((2, 3), (2, 3)), Sample((4,), (4,), alpha=-0.5), Sample((), ()), Sample((0, 2), (0, 2)))
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        if not fits(a.shape, b.shape):
+            raise TypeMismatch(f"the gate {a} and the value {b} differ in shape")
+        return TensorType(a.dtype, b.shape if a.shape is None else a.shape)
+
+    def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        return a * stable_sigmoid(xp, self.alpha * a) * b
+
+    def expand(self, a: Any, b: Any) -> Any:
+        return F.swish(a, alpha=self.alpha) * b
+
+
+@op
 class Mish(Unary):
     """x * tanh(softplus(x)). Misra 2019, arXiv:1908.08681."""
 

@@ -11,16 +11,11 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import F, Onnx, Op, Sample, op
+from graphkit.ops._matrices import transposed
 from graphkit.ops._pointwise import scalar_like, unbroadcast
 
 _OPERANDS = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
 _LEFT = np.arange(6, dtype=np.int32).reshape(2, 3)
-
-
-def _transposed(x: Any) -> Any:
-    """x with its last two axes exchanged."""
-    rank = x.rank
-    return F.transpose(x, perm=[*range(rank - 2), rank - 1, rank - 2])
 
 
 @op
@@ -82,12 +77,12 @@ class MatMul(Op):
             row, dy = F.unsqueeze(a, np.array([0])), F.unsqueeze(dy, np.array([-2]))
         if b.rank == 1:
             column, dy = F.unsqueeze(b, np.array([1])), F.unsqueeze(dy, np.array([-1]))
-        da = F.mat_mul(dy, _transposed(column))
+        da = F.mat_mul(dy, transposed(column))
         if column.rank == 2:
             # One product over all batches at once, instead of a batch of products to be summed.
             db = F.gemm(F.flatten(row, axis=-1), F.flatten(dy, axis=-1), transA=True)
         else:
-            db = F.mat_mul(_transposed(row), dy)
+            db = F.mat_mul(transposed(row), dy)
         if b.rank == 1:
             db = F.squeeze(db, np.array([-1]))
         return unbroadcast(da, a), unbroadcast(db, b)

@@ -13,6 +13,7 @@ from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.eliminate_expand import eliminate_expand
 from graphkit.passes.eliminate_reshape import eliminate_reshape
 from graphkit.passes.eliminate_transpose import eliminate_transpose
+from graphkit.passes.expand_composites import expand_composites
 from graphkit.passes.fold_batch_norm import fold_batch_norm
 from graphkit.passes.fuse_activation import fuse_activation
 from graphkit.passes.fuse_attention import fuse_attention
@@ -27,10 +28,12 @@ from graphkit.passes.simplify import simplify
 from graphkit.passes.to_bfloat16 import to_bfloat16
 from graphkit.passes.unstride_transposed import unstride_transposed
 
-# After CLEANUP; what it has folded may simplify more. Formulas before transposes move through them; attention before
+# After CLEANUP; what it has folded may simplify more. Composites first: what they consist of is fused. Formulas before
+# transposes move through them; attention before
 # the products that it consists of; weights before products are fused, and late because the nodes that make them are
 # many; products with what follows them before regions take that.
 INFERENCE: tuple[tuple[str, Pass], ...] = (
+    ("expand_composites", expand_composites),
     ("simplify", simplify),
     ("scan_axes", scan_axes),
     ("eliminate_expand", eliminate_expand),

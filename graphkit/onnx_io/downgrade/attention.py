@@ -1,0 +1,25 @@
+"""Attention: older opsets have no windows, the oldest no lengths of an outer cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkit.ir.graph import Value
+from graphkit.onnx_io.downgrade import Site, Spelling, rewrites, spells
+
+_VALID_KEYS = 6
+
+
+@rewrites("Attention", below=25)
+def _expanded(site: Site) -> Sequence[Value] | None:
+    windowed = site.op.left_window_size >= 0 or site.op.right_window_size >= 0
+    if windowed or (site.target < 24 and site.input(_VALID_KEYS) is not None):
+        results: Sequence[Value] = site.op.expand(*site.inputs)
+        return results
+    return None
+
+
+@spells("Attention", below=25)
+def _without_windows(spelling: Spelling) -> None:
+    spelling.only("left_window_size", -1)
+    spelling.only("right_window_size", -1)
