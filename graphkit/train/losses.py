@@ -25,6 +25,8 @@ class Loss:
     name: str
     build: LossFunction
     target_type: Callable[[TensorType], TensorType]
+    # The operator from logits to what they stand for: a graph that ends in it is compared before it.
+    of_logits: str = ""
 
 
 def _classes(logits: TensorType) -> TensorType:
@@ -80,11 +82,11 @@ def _mean(value: Value) -> Value:
 _LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes),
+        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax"),
         Loss("mse", mse, _same),
         Loss("l1", l1, _same),
         Loss("huber", huber, _same),
-        Loss("sigmoid_binary_cross_entropy", sigmoid_binary_cross_entropy, _same),
+        Loss("sigmoid_binary_cross_entropy", sigmoid_binary_cross_entropy, _same, "Sigmoid"),
     )
 }
 
@@ -106,7 +108,8 @@ def attach(
 ) -> Graph:
     """The graph with target inputs and a first output `loss`, followed by its own outputs.
 
-    A named loss compares the graph's only float output with one input `target`, whose type follows from it. A
+    A named loss compares the graph's only float output with one input `target`, whose type follows from it; those of
+    logits take the operand of a Softmax (over the last axis) or Sigmoid that the graph ends in. A
     function is called with the outputs and the target Values, in the order of `targets` (name to type, required).
     """
     outputs = list(graph.outputs)
@@ -117,12 +120,13 @@ def attach(
                 raise UsageError(f"loss {loss!r} takes one output; the model has {', '.join(graph.output_names)}")
             targets = {"target": named.target_type(outputs[0].tensor)}
         build: LossFunction = named.build
+        compared = [_logits(v, named.of_logits) for v in outputs]
     else:
-        build = loss
+        build, compared = loss, outputs
         if targets is None:
             raise UsageError("a loss that is a function needs targets={name: TensorType}")
     placeholders = [Value(t, n) for n, t in targets.items()]
-    value = build(*outputs, *placeholders)
+    value = build(*compared, *placeholders)
     if not isinstance(value, Value) or not value.dtype.is_float or value.rank not in (0, None):
         raise UsageError(f"a loss is a float scalar, not {value}")
     position = 1 + max((i for i, v in enumerate(graph.inputs) if v.role == "data"), default=-1)
@@ -135,6 +139,16 @@ def attach(
         output_names=_unique_loss(graph.output_names),
         meta=graph.meta,
     )
+
+
+def _logits(output: Value, operator: str) -> Value:
+    """The operand of `operator` when the output is what it gives (a Softmax over the last axis), else the output."""
+    node = output.node
+    if node is None or node.op.domain or not operator or node.op.name != operator:
+        return output
+    if operator == "Softmax" and node.op.attributes()["axis"] not in (-1, (output.rank or 0) - 1):
+        return output
+    return node.operands[0]
 
 
 def _unique_loss(names: Sequence[str]) -> list[str]:
