@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from graphkit.errors import GraphkitError, UsageError
 from graphkit.frontend import initializers
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
+from graphkit.ops import constant
 
 # Operators after the last layer that keep the classes apart: they are walked through, operand 0 upwards.
 _PASSED = frozenset(
@@ -25,15 +28,22 @@ class Head:
     """The last layer: its node, the output that is left when probabilities are taken off, and its parameters.
 
     `axes` has the position of the classes in each parameter that depends on their number; the first is the weight.
+    `tail` are the nodes between the layer and the logits, in order, each with the operand that comes from the layer.
     """
 
     node: Node
     logits: Value
     axes: dict[Value, int]
+    tail: tuple[tuple[Node, Value], ...]
 
     @property
     def weight(self) -> Value:
         return next(iter(self.axes))
+
+    @property
+    def classes(self) -> int:
+        count: int = self.weight.tensor.static_shape[self.axes[self.weight]]
+        return count
 
 
 def find_head(graph: Graph) -> Head:
@@ -45,12 +55,13 @@ def find_head(graph: Graph) -> Head:
         value = value.node.operands[0]
     logits = value
     offsets: dict[Value, int] = {}
+    tail: list[tuple[Node, Value]] = []
     while (node := value.node) is not None and not node.op.domain:
         if node.op.name in ("Gemm", "MatMul", "Conv"):
             axes = _layer_axes(node)
             if axes is None:
                 break
-            return Head(node, logits, axes | offsets)
+            return Head(node, logits, axes | offsets, tuple(reversed(tail)))
         if node.op.name == "Add":
             offset = next((v for v in node.operands if _is_parameter(v)), None)
             if offset is None or not offset.rank:
@@ -61,6 +72,7 @@ def find_head(graph: Graph) -> Head:
             value = node.operands[0]
         else:
             break
+        tail.append((node, value))
     above = "an input" if value.node is None else value.node.describe()
     raise UsageError(f"no layer with parameters to replace at the end of model {graph.name!r}: there is {above}")
 
@@ -114,9 +126,22 @@ def replace_head(model: Model, classes: int, *, seed: int | None = None) -> Mode
         new[old] = old.like(type=TensorType(old.dtype, shape), name=graph.name_of(old), attrs=attrs)
     inputs = [new.get(v, v) for v in graph.inputs]
     try:
-        outputs = inline(graph.replace(outputs=[head.logits], updates=()), inputs)
+        (value,) = inline(graph.replace(outputs=[head.node.output], updates=()), inputs)
+        for node, operand in head.tail:
+            value = _rebuilt(node, [value if v is operand else v and new.get(v, v) for v in node.inputs], head, classes)
+        replaced = Graph(inputs, [value], name=graph.name, output_names=graph.output_names, meta=graph.meta)
     except GraphkitError as error:
         raise UsageError(f"the operators after {head.node.describe()} do not take {classes} classes: {error}") from None
-    replaced = Graph(inputs, outputs, name=graph.name, output_names=graph.output_names, meta=graph.meta)
     kept = {name: array for name, array in model.params.items() if graph.find(name) not in new}
     return Model.from_graph(replaced, kept, seed=seed)
+
+
+def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int) -> Value:
+    """A node after the layer for the new number of classes, which a Reshape to fixed sizes may name."""
+    if node.op.name == "Reshape" and operands[1] is not None:
+        sizes = operands[1].tensor.constants or ()
+        if head.classes in sizes:
+            if sizes.count(head.classes) > 1:
+                raise UsageError(f"{node.describe()} keeps {head.classes} classes apart in several sizes")
+            operands[1] = constant(np.array([classes if s == head.classes else s for s in sizes]))
+    return node.rebuilt(operands).outputs[0]
