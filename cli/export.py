@@ -19,7 +19,10 @@ from graphkit.passes.to_training import to_inference
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="The .onnx file to write.")
 @click.option("--opset", type=int, default=None, help="Target opset, 13 or newer (default 21).")
 @click.option(
-    "--for", "purpose", type=click.Choice(["inference"]), default=None,
+    "--for",
+    "purpose",
+    type=click.Choice(["inference"]),
+    default=None,
     help="inference: put BatchNormalization and Dropout into inference mode (default: as they are in MODEL).",
 )
 @click.option(

@@ -30,7 +30,10 @@ from graphkit.model import Model
 )
 @click.option("--loss", default="softmax_cross_entropy", show_default=True)
 @click.option(
-    "--optimizer", "optimizer_name", default="sgd", show_default=True,
+    "--optimizer",
+    "optimizer_name",
+    default="sgd",
+    show_default=True,
     help="sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars or lamb.",
 )
 @click.option("--lr", type=float, default=None, help="Learning rate (default: 0.05 for sgd, else the optimizer's own).")
@@ -39,7 +42,11 @@ from graphkit.model import Model
     "--optimizer-option", "optimizer_options", multiple=True, metavar="NAME=VALUE", help="Further options; repeat."
 )
 @click.option(
-    "--metric", "metric_names", multiple=True, default=("accuracy",), show_default=True,
+    "--metric",
+    "metric_names",
+    multiple=True,
+    default=("accuracy",),
+    show_default=True,
     help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat.",
 )
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")

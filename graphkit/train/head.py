@@ -47,7 +47,7 @@ class Head:
 
 
 def find_head(graph: Graph) -> Head:
-    """The last Gemm, MatMul or Conv above the only output; raises UsageError when there is none that can be replaced."""
+    """The last Gemm, MatMul or Conv above the only output; raises UsageError when none can be replaced."""
     if len(graph.outputs) != 1:
         raise UsageError(f"a new head needs a model of one output; this one has {', '.join(graph.output_names)}")
     value = graph.outputs[0]
@@ -128,7 +128,9 @@ def replace_head(model: Model, classes: int, *, seed: int | None = None) -> Mode
     try:
         (value,) = inline(graph.replace(outputs=[head.node.output], updates=()), inputs)
         for node, operand in head.tail:
-            value = _rebuilt(node, [value if v is operand else v and new.get(v, v) for v in node.inputs], head, classes)
+            table: dict[Value, Value] = {**new, operand: value}
+            operands = [None if v is None else table.get(v, v) for v in node.inputs]
+            value = _rebuilt(node, operands, head, classes)
         replaced = Graph(inputs, [value], name=graph.name, output_names=graph.output_names, meta=graph.meta)
     except GraphkitError as error:
         raise UsageError(f"the operators after {head.node.describe()} do not take {classes} classes: {error}") from None

@@ -162,9 +162,7 @@ def fused_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> Gra
     wanted = [tables[t.name].outputs if t.lazy else [t.value] for t in trainees]
     flat = iter(gradient([graph.outputs[0]], [v for values in wanted for v in values]))
     grouped = [[next(flat) for _ in values] for values in wanted]
-    gradients = [
-        tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trainees, grouped, strict=True)
-    ]
+    gradients = [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trainees, grouped, strict=True)]
     inputs, updates = _updates(trainees, gradients, recipe)
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*graph.updates, *updates])
 

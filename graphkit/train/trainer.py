@@ -51,13 +51,14 @@ class Trainer:
     """Trains `net` in place: after a step `net.params` holds the new values.
 
     loss: a name (see `gk.losses.names()`) or a function of (outputs..., targets...) with `targets` giving the
-    targets' types. optimizer: `gk.optim.SGD(...)`, ... or a name. freeze, train: patterns of parameter names that keep
-    their values, and of the only ones that do not; a BatchNormalization whose scale and offset these patterns freeze
-    keeps its statistics too. lr_mult, wd_mult: factors on the learning rate and the weight decay, by pattern. lazy:
-    patterns of tables whose updates are row-sparse (see `graphkit.train.sparse`). ema: the decay of a moving average
-    of the parameters, or an EMA: evaluation and the saved model take the averages. clip_norm: limit on the global gradient norm. accumulate: gradients of that many batches are
-    averaged per update. kvstore: a KVStore whose processes share each update, every one with its part of the batch.
-    seed: of dropout and of the data order.
+    targets' types. optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient norm.
+    accumulate: gradients of that many batches are averaged per update. kvstore: a KVStore whose processes share each
+    update, every one with its part of the batch. seed: of dropout and of the data order.
+
+    Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
+    BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
+    the learning rate and the weight decay; lazy are tables with row-sparse updates (see `graphkit.train.sparse`).
+    ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
     """
 
     def __init__(
@@ -133,7 +134,9 @@ class Trainer:
             for v in program.inputs
             if v.role == "state" and program.name_of(v) not in self.net.params
         }
-        starts = {f"{name}/{slot}": self.optimizer.start(slot) for name in self.trained for slot in self.optimizer.slots}
+        starts = {
+            f"{name}/{slot}": self.optimizer.start(slot) for name in self.trained for slot in self.optimizer.slots
+        }
         arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
         if self.ema is not None:
             arrays |= {f"{name}/{AVERAGE}": self.net.params[name] for name in self.trained}

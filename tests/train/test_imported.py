@@ -244,9 +244,7 @@ def test_the_commands_fine_tune_a_file_and_export_it(call: Any, tmp_path: Path) 
         (("--metric", "accurace"), "did you mean 'accuracy'"),
     ],
 )
-def test_wrong_options_are_usage_errors(
-    call: Any, options: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
+def test_wrong_options_are_usage_errors(call: Any, options: tuple[str, ...], message: str, tmp_path: Path) -> None:
     onnx.save(network(False), tmp_path / "net.onnx")
     x, target = data()
     np.savez(tmp_path / "data.npz", x=x, y=target)
