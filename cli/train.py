@@ -29,6 +29,7 @@ from graphkit.model import Model
     "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples per batch and process."
 )
 @click.option("--loss", default="softmax_cross_entropy", show_default=True)
+@click.option("--output-name", "output_name", help="The output that loss and metrics look at, of several.")
 @click.option(
     "--optimizer",
     "optimizer_name",
@@ -123,7 +124,7 @@ def _train(
     trainer = Trainer(
         net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further),
         device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
-        freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
+        output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
         clip_norm=o["clip_norm"], accumulate=o["accumulate"], seed=o["seed"], deterministic=o["deterministic"],
     )  # fmt: skip

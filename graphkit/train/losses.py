@@ -105,24 +105,31 @@ def attach(
     graph: Graph,
     loss: str | LossFunction,
     targets: Mapping[str, TensorType] | None = None,
+    output: str | None = None,
 ) -> Graph:
     """The graph with target inputs and a first output `loss`, followed by its own outputs.
 
-    A named loss compares the graph's only float output with one input `target`, whose type follows from it; those of
-    logits take the operand of a Softmax (over the last axis) or Sigmoid that the graph ends in. A
-    function is called with the outputs and the target Values, in the order of `targets` (name to type, required).
+    A named loss compares `output` (needed when there are several) with one input `target`, whose type follows from it;
+    those of logits take the operand of a Softmax (over the last axis) or Sigmoid that the output comes from. A function
+    is called with all outputs, or `output` alone, and the target Values, in the order of `targets` (name to type,
+    required).
     """
     outputs = list(graph.outputs)
+    if output is not None and output not in graph.output_names:
+        raise UsageError(f"the model has no output {output!r}{did_you_mean(output, graph.output_names)}")
+    chosen = outputs if output is None else [outputs[graph.output_names.index(output)]]
     if isinstance(loss, str):
         named = get(loss)
         if targets is None:
-            if len(outputs) != 1:
-                raise UsageError(f"loss {loss!r} takes one output; the model has {', '.join(graph.output_names)}")
-            targets = {"target": named.target_type(outputs[0].tensor)}
+            if len(chosen) != 1:
+                raise UsageError(
+                    f"loss {loss!r} takes one output; say which (output=...): {', '.join(graph.output_names)}"
+                )
+            targets = {"target": named.target_type(chosen[0].tensor)}
         build: LossFunction = named.build
-        compared = [_logits(v, named.of_logits) for v in outputs]
+        compared = [_logits(v, named.of_logits) for v in chosen]
     else:
-        build, compared = loss, outputs
+        build, compared = loss, chosen
         if targets is None:
             raise UsageError("a loss that is a function needs targets={name: TensorType}")
     placeholders = [Value(t, n) for n, t in targets.items()]

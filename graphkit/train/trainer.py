@@ -51,7 +51,9 @@ class Trainer:
     """Trains `net` in place: after a step `net.params` holds the new values.
 
     loss: a name (see `gk.losses.names()`) or a function of (outputs..., targets...) with `targets` giving the
-    targets' types. optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient norm.
+    targets' types. output: the one that a loss by name and the metrics look at, where a model has several (default:
+    the first, for the metrics). optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global
+    gradient norm.
     accumulate: gradients of that many batches are averaged per update. kvstore: a KVStore whose processes share each
     update, every one with its part of the batch. seed: of dropout and of the data order.
 
@@ -79,6 +81,7 @@ class Trainer:
         clip_norm: float | None = None,
         accumulate: int = 1,
         targets: Mapping[str, TensorType] | None = None,
+        output: str | None = None,
         seed: int | None = None,
         deterministic: bool = False,
     ):
@@ -100,7 +103,8 @@ class Trainer:
         choice = steps.Choice(freeze, train, lazy, lr_mult or {}, wd_mult or {})
         parameters = [v for v in net.graph.inputs if v.role == "parameter"]
         frozen = [v for v in parameters if not choice.takes(net.graph.name_of(v))]
-        graph = losses.attach(to_training(net.graph, frozen), loss, targets)
+        graph = losses.attach(to_training(net.graph, frozen), loss, targets, output)
+        self._output = net.outputs[0] if output is None else output
         self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
         trainees = steps.select_trainees(graph, choice)
         recipe = steps.Recipe(self.optimizer, clip_norm, self.ema)
@@ -200,7 +204,7 @@ class Trainer:
         if len(self._executors) == 1:
             results = self._executors[0].run({**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)})
             self.updates += 1
-            return results["loss"], results[self.net.outputs[0]]
+            return results["loss"], results[self._output]
         weight = float(len(next(iter(feeds.values()))) if size is None else size)
         # Fewer samples than ranks leave some without any: they only take part in the sums.
         results = self._executors[0].run({**feeds, steps.BATCH_WEIGHT: np.float32(weight)}) if weight else {}
@@ -212,7 +216,7 @@ class Trainer:
             loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
         if self._waiting == self.accumulate:
             self.flush()
-        return loss, results.get(self.net.outputs[0], np.zeros(0))
+        return loss, results.get(self._output, np.zeros(0))
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch)."""
@@ -303,7 +307,7 @@ class Trainer:
         with self.averaged():
             for inputs, targets in _dataset(data).batches(batch_size, shuffle=False):
                 feeds = _by_name(inputs, self.net.inputs, "inputs")
-                output = self._inference.run(feeds)[self.net.outputs[0]]
+                output = self._inference.run(feeds)[self._output]
                 for metric in measured:
                     metric.update(output, _first(targets))
         return {m.name: m.value for m in measured}

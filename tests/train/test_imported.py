@@ -141,6 +141,20 @@ def test_a_loss_of_logits_looks_through_the_softmax_of_the_file() -> None:
     np.testing.assert_allclose(steps[0][1], steps[1][1], rtol=1e-6)
 
 
+def test_one_of_several_outputs_is_trained() -> None:
+    x = gk.input("x", ["N", 3])
+    net = gk.Model({"other": gk.nn.linear(x, 4, name="a"), "y": gk.nn.linear(x, 2, name="b")}, seed=0)
+    inputs, target = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
+    with pytest.raises(UsageError, match="say which"):
+        gk.Trainer(net, "mse", train=["b_*"])
+    with pytest.raises(UsageError, match="no output 'z'"):
+        gk.Trainer(net, "mse", train=["b_*"], output="z")
+    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), train=["b_*"], output="y")
+    before = net.run({"x": inputs})["y"]
+    assert float(trainer.step(inputs, target)) == pytest.approx(np.mean(before**2), rel=1e-5)
+    assert trainer.evaluate((inputs, target), ["mse"])["mse"] < np.mean(before**2)
+
+
 # --- heads ------------------------------------------------------------------------------------------
 
 
