@@ -52,6 +52,8 @@ from graphkit.model import Model
 )
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")
 @click.option("--train", "train_only", multiple=True, metavar="PATTERN", help="Train only these parameters; repeat.")
+@click.option("--free-batch", is_flag=True, help="Let inputs whose first dimension is 1 take batches of any size.")
+@click.option("--constants", is_flag=True, help="Train also the weights that the file has as Constant nodes.")
 @click.option(
     "--head", "head_options", multiple=True, metavar="classes=N", help="A fresh last layer for that many classes."
 )
@@ -117,7 +119,7 @@ def _train(
     from graphkit.train.trainer import Trainer
 
     store = kvstore.create(kvstore_type)
-    net = with_head(read_model(model, external_root), o["head_options"], o["seed"])
+    net = prepared(read_model(model, external_root), o["constants"], o["head_options"], o["free_batch"], o["seed"])
     train_set, held_out = data.load(o["data_spec"])
     valid_set = data.load(o["valid_spec"])[0] if o["valid_spec"] else held_out
     further = key_values(o["optimizer_options"], "--optimizer-option")
@@ -168,16 +170,18 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: d
     return optim.get(name, **fields)
 
 
-def with_head(net: Model, options: tuple[str, ...], seed: int | None) -> Model:
-    """The model with the last layer that `--head classes=N` asks for."""
+def prepared(net: Model, constants: bool, head: tuple[str, ...], batch: bool, seed: int | None) -> Model:
+    """The model with what `--constants`, `--head classes=N` and `--free-batch` ask for, in this order."""
+    from graphkit.train import imported
     from graphkit.train.head import replace_head
 
-    fields = key_values(options, "--head")
-    if not fields:
-        return net
-    if set(fields) != {"classes"} or not fields["classes"].isdecimal():
-        raise UsageError(f"--head {' '.join(options)!r}: expected classes=N")
-    return replace_head(net, int(fields["classes"]), seed=seed)
+    if constants:
+        net = imported.constants_to_parameters(net)
+    if fields := key_values(head, "--head"):
+        if set(fields) != {"classes"} or not fields["classes"].isdecimal():
+            raise UsageError(f"--head {' '.join(head)!r}: expected classes=N")
+        net = replace_head(net, int(fields["classes"]), seed=seed)
+    return imported.free_batch(net) if batch else net
 
 
 def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:

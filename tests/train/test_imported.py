@@ -15,6 +15,7 @@ from graphkit import cli
 from graphkit.errors import UsageError
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.passes.to_training import is_in_training, to_inference
+from graphkit.train import imported
 from graphkit.train.head import replace_head
 
 CLASSES = 4
@@ -71,6 +72,18 @@ def data(n: int = 32, classes: int = CLASSES) -> tuple[np.ndarray, np.ndarray]:
     target = rng.integers(0, classes, n)
     x = rng.standard_normal((n, 2, 6, 6)) * 0.3 + target[:, None, None, None] * np.array([1.0, -0.5])[:, None, None]
     return x.astype(np.float32), target
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command line in this process: its exit code, and stdout and stderr together."""
+
+    def run(*arguments: Any) -> tuple[int, str]:
+        code = cli.invoke([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -206,19 +219,76 @@ def test_what_has_no_head_is_named() -> None:
         replace_head(gk.Model({"y": tied}, seed=0), 3)
 
 
+# --- files written for inference ------------------------------------------------------------------------
+
+
+def fixed(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model for a batch of 1."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    return proto
+
+
+def test_a_batch_of_one_becomes_free() -> None:
+    net = gk.load(fixed(network(False)))
+    freed = imported.free_batch(net)
+    x, _ = data(5)
+    np.testing.assert_array_equal(freed.params["fc.w"], net.params["fc.w"])
+    alone = np.concatenate([net.run({"x": x[i : i + 1]})["logits"] for i in range(5)])
+    np.testing.assert_allclose(freed.run({"x": x})["logits"], alone, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match="no first dimension of 1"):
+        imported.free_batch(freed)
+
+
+def test_a_batch_that_the_operators_fix_or_mix_stays() -> None:
+    x = gk.input("x", [1, 4])
+    reshaped = gk.Model({"y": gk.reshape(x, np.array([1, 4]))}, seed=0)
+    with pytest.raises(UsageError, match="a batch of 1 alone"):
+        imported.free_batch(reshaped)
+    mixing = gk.Model({"y": x - gk.reduce_mean(x, [0], keepdims=True)}, seed=0)
+    with pytest.raises(UsageError, match="mixes the samples"):
+        imported.free_batch(mixing)
+
+
+def with_constant_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its initialisers as Constant nodes, as some exporters write them."""
+    nodes = [helper.make_node("Constant", [], [t.name], value=t) for t in proto.graph.initializer]
+    del proto.graph.initializer[:]
+    body = list(proto.graph.node)
+    del proto.graph.node[:]
+    proto.graph.node.extend([*nodes, *body])
+    return proto
+
+
+def test_weights_in_constant_nodes_become_parameters() -> None:
+    net = gk.load(with_constant_nodes(network(False)))
+    assert net.trainable == ()
+    opened = imported.constants_to_parameters(net)
+    plain = gk.load(network(False))
+    assert set(opened.trainable) == set(plain.trainable)
+    assert set(opened.params) == set(plain.params)
+    x, target = data()
+    np.testing.assert_allclose(opened.run({"x": x})["logits"], plain.run({"x": x})["logits"], rtol=1e-5, atol=1e-6)
+    losses = [float(gk.Trainer(m, optimizer=gk.optim.SGD(0.1), seed=2).step(x, target)) for m in (opened, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    np.testing.assert_allclose(opened.params["bn.mean"], plain.params["bn.mean"], rtol=1e-5)
+    with pytest.raises(UsageError, match="no weights among its constants"):
+        imported.constants_to_parameters(plain)
+
+
+def test_the_command_opens_such_a_file(call: Any, tmp_path: Path) -> None:
+    onnx.save(fixed(with_constant_nodes(network(False))), tmp_path / "net.onnx")
+    x, target = data(64)
+    np.savez(tmp_path / "data.npz", x=x, y=target)
+    code, output = call(
+        "train", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", "--constants", "--free-batch", "-o",
+        tmp_path / "run", "--optimizer", "lamb", "--lr", "0.02",
+    )  # fmt: skip
+    assert code == 0, output
+    assert gk.load(tmp_path / "run").trainable
+
+
 # --- commands -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run a command line in this process: its exit code, and stdout and stderr together."""
-
-    def run(*arguments: Any) -> tuple[int, str]:
-        code = cli.invoke([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out + captured.err
-
-    return run
 
 
 def test_the_commands_fine_tune_a_file_and_export_it(call: Any, tmp_path: Path) -> None:
