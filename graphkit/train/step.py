@@ -74,7 +74,8 @@ class Choice:
 
 
 def select_trainees(graph: Graph, choice: Choice) -> list[Trainee]:
-    """The parameters to update: floats that `choice` takes and that are not marked trainable=False.
+    """The parameters to update: floats that `choice` takes, that are not marked trainable=False, and that the loss
+    (the graph's first output) depends on, which those of other outputs need not be.
 
     Raises UsageError when a pattern matches no parameter, a multiplier is no number, or nothing is left to train.
     """
@@ -83,17 +84,33 @@ def select_trainees(graph: Graph, choice: Choice) -> list[Trainee]:
         for pattern in patterns:
             if not fnmatch.filter(names, pattern):
                 raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
+    reached = _reached(graph.outputs[0])
     chosen = [
         Trainee(
             v, n, _multiplier(n, v, "lr_mult", choice.lr_mult), _multiplier(n, v, "wd_mult", choice.wd_mult),
             _matches(n, choice.lazy) or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
         )
         for n, v in names.items()
-        if v.attrs.get("trainable", True) and choice.takes(n)
+        if v in reached and v.attrs.get("trainable", True) and choice.takes(n)
     ]  # fmt: skip
     if not chosen:
-        raise UsageError("there is no parameter to train: the model has none, or all are frozen")
+        raise UsageError(
+            "there is no parameter to train: the model has none that the loss depends on, or all are frozen"
+        )
     return chosen
+
+
+def _reached(loss: Value) -> set[Value]:
+    """The values that `loss` depends on by floating-point tensors."""
+    found: set[Value] = set()
+    pending = [loss]
+    while pending:
+        value = pending.pop()
+        if value in found or not isinstance(value.type, TensorType) or not value.dtype.is_float:
+            continue
+        found.add(value)
+        pending += value.node.operands if value.node is not None else ()
+    return found
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

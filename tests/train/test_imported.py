@@ -159,10 +159,13 @@ def test_one_of_several_outputs_is_trained() -> None:
     net = gk.Model({"other": gk.nn.linear(x, 4, name="a"), "y": gk.nn.linear(x, 2, name="b")}, seed=0)
     inputs, target = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
     with pytest.raises(UsageError, match="say which"):
-        gk.Trainer(net, "mse", train=["b_*"])
+        gk.Trainer(net, "mse")
     with pytest.raises(UsageError, match="no output 'z'"):
-        gk.Trainer(net, "mse", train=["b_*"], output="z")
-    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), train=["b_*"], output="y")
+        gk.Trainer(net, "mse", output="z")
+    with pytest.raises(UsageError, match="no parameter to train"):
+        gk.Trainer(net, "mse", output="y", train=["a_*"])
+    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), output="y")
+    assert set(trainer.trained) == {"b_weight", "b_bias"}
     before = net.run({"x": inputs})["y"]
     assert float(trainer.step(inputs, target)) == pytest.approx(np.mean(before**2), rel=1e-5)
     assert trainer.evaluate((inputs, target), ["mse"])["mse"] < np.mean(before**2)
