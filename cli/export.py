@@ -10,6 +10,8 @@ from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
+from graphkit.model import Model
+from graphkit.passes.to_training import to_inference
 
 
 @click.command()
@@ -17,20 +19,38 @@ from graphkit.errors import UsageError
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="The .onnx file to write.")
 @click.option("--opset", type=int, default=None, help="Target opset, 13 or newer (default 21).")
 @click.option(
+    "--for",
+    "purpose",
+    type=click.Choice(["inference"]),
+    default=None,
+    help="inference: put BatchNormalization and Dropout into inference mode (default: as they are in MODEL).",
+)
+@click.option(
     "--verify/--no-verify", "check", default=True, show_default=True, help="Compare the file with ONNX Runtime."
 )
 @external_root_option
 @json_option
-def command(model: str, output: str, opset: int | None, check: bool, external_root: str | None, as_json: bool) -> int:
+def command(
+    model: str,
+    output: str,
+    opset: int | None,
+    purpose: str | None,
+    check: bool,
+    external_root: str | None,
+    as_json: bool,
+) -> int:
     """Write MODEL (.json, .onnx or a training folder) as standard ONNX, and prove that it computes the same.
 
     \b
     graphkit export run/ -o net.onnx
     graphkit export net.json -o net.onnx --opset 17
+    graphkit export in_training.onnx -o net.onnx --for inference
     """
     if not output.endswith(".onnx"):
         raise UsageError(f"{output}: the file to export to ends in .onnx")
     net = read_model(model, external_root)
+    if purpose == "inference":
+        net = Model.from_graph(to_inference(net.graph), dict(net.params))
     net.save(Path(output), opset=opset)
     log(f"wrote {output}: {net!r}")
     if check:

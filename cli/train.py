@@ -12,6 +12,7 @@ from graphkit.cli._options import device_options, external_root_option, json_opt
 from graphkit.cli._output import log, print_json
 from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
+from graphkit.model import Model
 
 
 @click.command()
@@ -28,14 +29,44 @@ from graphkit.errors import UsageError
     "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples per batch and process."
 )
 @click.option("--loss", default="softmax_cross_entropy", show_default=True)
-@click.option("--optimizer", "optimizer_name", default="sgd", show_default=True, help="sgd, adam or adamw.")
-@click.option("--lr", type=float, default=None, help="Learning rate (default: 0.05 for sgd, 0.001 otherwise).")
-@click.option("--momentum", type=float, default=None, help="Momentum of sgd (default 0.9).")
+@click.option("--output-name", "output_name", help="The output that loss and metrics look at, of several.")
+@click.option(
+    "--optimizer",
+    "optimizer_name",
+    default="sgd",
+    show_default=True,
+    help="sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars or lamb.",
+)
+@click.option("--lr", type=float, default=None, help="Learning rate (default: 0.05 for sgd, else the optimizer's own).")
+@click.option("--momentum", type=float, default=None, help="Momentum of sgd and lars (default 0.9) and rmsprop (0).")
 @click.option(
     "--optimizer-option", "optimizer_options", multiple=True, metavar="NAME=VALUE", help="Further options; repeat."
 )
-@click.option("--metric", "metric_names", multiple=True, default=("accuracy",), show_default=True)
+@click.option(
+    "--metric",
+    "metric_names",
+    multiple=True,
+    default=("accuracy",),
+    show_default=True,
+    help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat.",
+)
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")
+@click.option("--train", "train_only", multiple=True, metavar="PATTERN", help="Train only these parameters; repeat.")
+@click.option("--free-batch", is_flag=True, help="Let inputs whose first dimension is 1 take batches of any size.")
+@click.option("--constants", is_flag=True, help="Train also the weights that the file has as Constant nodes.")
+@click.option(
+    "--head", "head_options", multiple=True, metavar="classes=N", help="A fresh last layer for that many classes."
+)
+@click.option(
+    "--lr-mult", "lr_mults", multiple=True, metavar="PATTERN=X", help="Factor on the learning rate of parameters."
+)
+@click.option(
+    "--wd-mult", "wd_mults", multiple=True, metavar="PATTERN=X", help="Factor on their weight decay; 0: none."
+)
+@click.option(
+    "--lazy", multiple=True, metavar="PATTERN", help="Tables of which a step updates only the rows that it reads."
+)
+@click.option("--ema", type=float, metavar="DECAY", help="Keep a moving average of the parameters, and save that.")
 @click.option("--clip-norm", type=float, help="Limit on the global norm of the gradients.")
 @click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update.")
 @click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates.")
@@ -57,6 +88,7 @@ def command(
     \b
     graphkit train net.json --data digits --epochs 10 -o run/
     graphkit train net.onnx --data mnist/ --optimizer adam --lr 1e-3 -o run/
+    graphkit train net.onnx --data pets.npz --head classes=37 --train 'fc*' -o run/
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync -o run/
     mpiexec -n 2 graphkit train net.json --data digits --kvstore dist_sync -o run/
     """
@@ -87,13 +119,15 @@ def _train(
     from graphkit.train.trainer import Trainer
 
     store = kvstore.create(kvstore_type)
-    net = read_model(model, external_root)
+    net = prepared(read_model(model, external_root), o["constants"], o["head_options"], o["free_batch"], o["seed"])
     train_set, held_out = data.load(o["data_spec"])
     valid_set = data.load(o["valid_spec"])[0] if o["valid_spec"] else held_out
     further = key_values(o["optimizer_options"], "--optimizer-option")
     trainer = Trainer(
         net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further),
-        device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store, freeze=o["freeze"],
+        device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
+        output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
+        lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
         clip_norm=o["clip_norm"], accumulate=o["accumulate"], seed=o["seed"], deterministic=o["deterministic"],
     )  # fmt: skip
     if resume:
@@ -125,12 +159,37 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: d
     from graphkit.train import optim
 
     fields: dict[str, Any] = {k: _number(v) for k, v in texts.items()}
-    fields["lr"] = (0.05 if name == "sgd" else 1e-3) if lr is None else lr
-    if name == "sgd":
-        fields.setdefault("momentum", 0.9 if momentum is None else momentum)
-    elif momentum is not None:
-        raise UsageError(f"--momentum is an option of sgd, not of {name}")
+    if lr is not None or name == "sgd":
+        fields["lr"] = 0.05 if lr is None else lr
+    if momentum is not None:
+        if name not in ("sgd", "lars", "rmsprop"):
+            raise UsageError(f"--momentum is an option of sgd, lars and rmsprop, not of {name}")
+        fields.setdefault("momentum", momentum)
+    elif name == "sgd":
+        fields.setdefault("momentum", 0.9)
     return optim.get(name, **fields)
+
+
+def prepared(net: Model, constants: bool, head: tuple[str, ...], batch: bool, seed: int | None) -> Model:
+    """The model with what `--constants`, `--head classes=N` and `--free-batch` ask for, in this order."""
+    from graphkit.train import imported
+    from graphkit.train.head import replace_head
+
+    if constants:
+        net = imported.constants_to_parameters(net)
+    if fields := key_values(head, "--head"):
+        if set(fields) != {"classes"} or not fields["classes"].isdecimal():
+            raise UsageError(f"--head {' '.join(head)!r}: expected classes=N")
+        net = replace_head(net, int(fields["classes"]), seed=seed)
+    return imported.free_batch(net) if batch else net
+
+
+def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:
+    """`PATTERN=X` texts as factors by pattern."""
+    try:
+        return {pattern: float(text) for pattern, text in key_values(texts, option).items()}
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def _number(text: str) -> Any:

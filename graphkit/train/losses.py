@@ -25,6 +25,8 @@ class Loss:
     name: str
     build: LossFunction
     target_type: Callable[[TensorType], TensorType]
+    # The operator from logits to what they stand for: a graph that ends in it is compared before it.
+    of_logits: str = ""
 
 
 def _classes(logits: TensorType) -> TensorType:
@@ -80,11 +82,11 @@ def _mean(value: Value) -> Value:
 _LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes),
+        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax"),
         Loss("mse", mse, _same),
         Loss("l1", l1, _same),
         Loss("huber", huber, _same),
-        Loss("sigmoid_binary_cross_entropy", sigmoid_binary_cross_entropy, _same),
+        Loss("sigmoid_binary_cross_entropy", sigmoid_binary_cross_entropy, _same, "Sigmoid"),
     )
 }
 
@@ -103,26 +105,35 @@ def attach(
     graph: Graph,
     loss: str | LossFunction,
     targets: Mapping[str, TensorType] | None = None,
+    output: str | None = None,
 ) -> Graph:
     """The graph with target inputs and a first output `loss`, followed by its own outputs.
 
-    A named loss compares the graph's only float output with one input `target`, whose type follows from it. A
-    function is called with the outputs and the target Values, in the order of `targets` (name to type, required).
+    A named loss compares `output` (needed when there are several) with one input `target`, whose type follows from it;
+    those of logits take the operand of a Softmax (over the last axis) or Sigmoid that the output comes from. A function
+    is called with all outputs, or `output` alone, and the target Values, in the order of `targets` (name to type,
+    required).
     """
     outputs = list(graph.outputs)
+    if output is not None and output not in graph.output_names:
+        raise UsageError(f"the model has no output {output!r}{did_you_mean(output, graph.output_names)}")
+    chosen = outputs if output is None else [outputs[graph.output_names.index(output)]]
     if isinstance(loss, str):
         named = get(loss)
         if targets is None:
-            if len(outputs) != 1:
-                raise UsageError(f"loss {loss!r} takes one output; the model has {', '.join(graph.output_names)}")
-            targets = {"target": named.target_type(outputs[0].tensor)}
+            if len(chosen) != 1:
+                raise UsageError(
+                    f"loss {loss!r} takes one output; say which (output=...): {', '.join(graph.output_names)}"
+                )
+            targets = {"target": named.target_type(chosen[0].tensor)}
         build: LossFunction = named.build
+        compared = [_logits(v, named.of_logits) for v in chosen]
     else:
-        build = loss
+        build, compared = loss, chosen
         if targets is None:
             raise UsageError("a loss that is a function needs targets={name: TensorType}")
     placeholders = [Value(t, n) for n, t in targets.items()]
-    value = build(*outputs, *placeholders)
+    value = build(*compared, *placeholders)
     if not isinstance(value, Value) or not value.dtype.is_float or value.rank not in (0, None):
         raise UsageError(f"a loss is a float scalar, not {value}")
     position = 1 + max((i for i, v in enumerate(graph.inputs) if v.role == "data"), default=-1)
@@ -135,6 +146,16 @@ def attach(
         output_names=_unique_loss(graph.output_names),
         meta=graph.meta,
     )
+
+
+def _logits(output: Value, operator: str) -> Value:
+    """The operand of `operator` when the output is what it gives (a Softmax over the last axis), else the output."""
+    node = output.node
+    if node is None or node.op.domain or not operator or node.op.name != operator:
+        return output
+    if operator == "Softmax" and node.op.attributes()["axis"] not in (-1, (output.rank or 0) - 1):
+        return output
+    return node.operands[0]
 
 
 def _unique_loss(names: Sequence[str]) -> list[str]:

@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.ops import F
+from graphkit.ops._pointwise import scalar_like
+from graphkit.train.average import EMA
 from graphkit.train.schedules import Constant, Cosine, Exponential, Schedule, Step, Warmup, schedule
 
 __all__ = [
-    "SGD", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Optimizer", "Schedule", "Step", "Warmup", "get",
-    "names", "schedule",
+    "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl", "Lamb",
+    "Optimizer", "RMSProp", "Schedule", "Step", "Warmup", "get", "names", "schedule",
 ]  # fmt: skip
 
 
@@ -24,11 +26,17 @@ class Optimizer:
     lr: float | Schedule
 
     kind: ClassVar[str] = ""
+    # Whether the update of an element depends on that element alone, so that it may run on some rows of a table.
+    elementwise: ClassVar[bool] = True
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the per-parameter states; each has the parameter's type and starts at zero."""
+        """Names of the per-parameter states; each has the parameter's type and starts at `start(name)`."""
         return ()
+
+    def start(self, slot: str) -> float:
+        """What every element of a slot is before the first update."""
+        return 0.0
 
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
@@ -114,7 +122,182 @@ class AdamW(Adam):
         return F.adam_w_update
 
 
-_KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW)}
+@dataclass(frozen=True)
+class RMSProp(Optimizer):
+    """RMSProp (Hinton, 2012) in the form that PyTorch uses: g / (sqrt(mean of g^2) + epsilon), with momentum.
+
+    centered: the square of the mean gradient is taken off (Graves, 2013). weight_decay is added to the gradient.
+    """
+
+    lr: float | Schedule = 1e-2
+    alpha: float = 0.99
+    epsilon: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+    weight_decay: float = 0.0
+    kind = "rmsprop"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("square", *(["average"] if self.centered else []), *(["buffer"] if self.momentum else []))
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
+        named = dict(zip(self.slots, slots, strict=True))
+        return _expanded(
+            F.rms_prop_update, weight, grad, named["square"], lr, named.get("average"), named.get("buffer"),
+            alpha=self.alpha, epsilon=self.epsilon, momentum=self.momentum, weight_decay=self.weight_decay * decay,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi, Hazan and Singer, 2011) in the form that PyTorch uses.
+
+    lr_decay: the rate is lr / (1 + (step - 1) * lr_decay). initial: what the sums of squares start from.
+    """
+
+    lr: float | Schedule = 1e-2
+    lr_decay: float = 0.0
+    initial: float = 0.0
+    epsilon: float = 1e-10
+    weight_decay: float = 0.0
+    kind = "adagrad"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("square",)
+
+    def start(self, slot: str) -> float:
+        return self.initial
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
+        return _expanded(
+            F.adagrad_update, weight, grad, *slots, lr, step,
+            lr_decay=self.lr_decay, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Adadelta(Optimizer):
+    """Adadelta (Zeiler, 2012) in the form that PyTorch uses; weight_decay is added to the gradient."""
+
+    lr: float | Schedule = 1.0
+    rho: float = 0.9
+    epsilon: float = 1e-6
+    weight_decay: float = 0.0
+    kind = "adadelta"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("square", "change")
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
+        return _expanded(
+            F.adadelta_update, weight, grad, *slots, lr,
+            rho=self.rho, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ftrl(Optimizer):
+    """FTRL-Proximal (McMahan et al., 2013, algorithm 1) for sparse linear models.
+
+    l1 makes weights exactly 0; l2 takes the place of weight decay, and parameters excluded from that have none.
+    """
+
+    lr: float | Schedule = 0.1
+    beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    kind = "ftrl"
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("linear", "square")
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
+        return _expanded(F.ftrl_update, weight, grad, *slots, lr, beta=self.beta, l1=self.l1, l2=self.l2 * decay)
+
+
+@dataclass(frozen=True)
+class LARS(Optimizer):
+    """SGD with momentum whose rate is scaled by |w| / (|g| + weight_decay |w|) per parameter (You et al., 2017).
+
+    vectors=False leaves biases and the scales of normalisations (rank 0 and 1) at the plain rate, without decay.
+    """
+
+    lr: float | Schedule = 1.0
+    momentum: float = 0.9
+    trust: float = 0.001
+    epsilon: float = 0.0
+    weight_decay: float = 0.0
+    vectors: bool = False
+    kind = "lars"
+    elementwise = False
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("velocity",)
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
+        if not self.vectors and (weight.rank or 0) < 2:
+            new = F.add(F.mul(slots[0], scalar_like(self.momentum, weight)), F.mul(grad, F.cast(lr, to=weight.dtype)))
+            return F.sub(weight, new), new
+        return _expanded(
+            F.lars_update, weight, grad, *slots, lr,
+            momentum=self.momentum, trust=self.trust, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lamb(Optimizer):
+    """Adam whose step is scaled to the norm of the parameter (You et al., 2020), with decoupled weight decay.
+
+    vectors=False gives biases and the scales of normalisations (rank 0 and 1) Adam's step, without decay.
+    """
+
+    lr: float | Schedule = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    vectors: bool = False
+    kind = "lamb"
+    elementwise = False
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("mean", "variance")
+
+    def update(
+        self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
+    ) -> Sequence[Value]:
+        options = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        if not self.vectors and (weight.rank or 0) < 2:
+            outputs: Sequence[Value] = F.adam_update(weight, grad, *slots, lr, step, **options)
+            return outputs
+        return _expanded(
+            F.lamb_update, weight, grad, *slots, lr, step, weight_decay=self.weight_decay * decay, **options
+        )
+
+
+def _expanded(update: Any, *operands: Value | None, **attributes: Any) -> Sequence[Value]:
+    """An update operator's formula in standard operators, which fusion and the kernels of reductions run."""
+    outputs: Sequence[Value] = update.op(**attributes).expand(*operands)
+    return outputs
+
+
+_KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, RMSProp, Adagrad, Adadelta, Ftrl, LARS, Lamb)}
 
 
 def names() -> list[str]:

@@ -8,8 +8,8 @@ micro-batches or processes lies between.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops._pointwise import scalar_like
+from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
+from graphkit.train.sparse import Rows, lookups
 
 LEARNING_RATE = "learning_rate"
 BATCH_WEIGHT = "batch_weight"
@@ -29,32 +31,99 @@ GRADIENT_SUM = "gradient_sum"
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """How gradients become updates: the optimizer, the limit on their global norm, the average that is kept."""
+
+    optimizer: Optimizer
+    clip_norm: float | None = None
+    ema: EMA | None = None
+
+
+@dataclass(frozen=True)
 class Trainee:
-    """One parameter under training: its Value, the name that slots derive from, its multipliers."""
+    """One parameter under training: its Value, the name that slots derive from, its multipliers.
+
+    lazy: it is a table, and a step updates only the rows that it read.
+    """
 
     value: Value
     name: str
-    lr_mult: float
-    decay_mult: float
+    lr_mult: float = 1.0
+    decay_mult: float = 1.0
+    lazy: bool = False
 
 
-def select_trainees(graph: Graph, freeze: Sequence[str]) -> list[Trainee]:
-    """Parameters to update, without those that match a `freeze` pattern (shell wildcards).
+@dataclass(frozen=True)
+class Choice:
+    """Shell patterns of parameter names that say what is trained, and how.
 
-    Raises UsageError when a pattern matches nothing, or everything is frozen.
+    train: what is trained (all, when there is none); freeze: what is left out of it; lazy: tables with row-sparse
+    updates; lr_mult and wd_mult: factors on the learning rate and the weight decay, which go before the attributes
+    `lr_mult` and `wd_mult` of a parameter; of several patterns that match, the last counts.
+    """
+
+    freeze: Sequence[str] = ()
+    train: Sequence[str] = ()
+    lazy: Sequence[str] = ()
+    lr_mult: Mapping[str, float] = field(default_factory=dict)
+    wd_mult: Mapping[str, float] = field(default_factory=dict)
+
+    def takes(self, name: str) -> bool:
+        """Whether the patterns let a parameter be trained."""
+        return (not self.train or _matches(name, self.train)) and not _matches(name, self.freeze)
+
+
+def select_trainees(graph: Graph, choice: Choice) -> list[Trainee]:
+    """The parameters to update: floats that `choice` takes, that are not marked trainable=False, and that the loss
+    (the graph's first output) depends on, which those of other outputs need not be.
+
+    Raises UsageError when a pattern matches no parameter, a multiplier is no number, or nothing is left to train.
     """
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
-    for pattern in freeze:
-        if not fnmatch.filter(names, pattern):
-            raise UsageError(f"freeze pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
+    for option, patterns in vars(choice).items():
+        for pattern in patterns:
+            if not fnmatch.filter(names, pattern):
+                raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
+    reached = _reached(graph.outputs[0])
     chosen = [
-        Trainee(v, n, float(v.attrs.get("lr_mult", 1.0)), float(v.attrs.get("wd_mult", 1.0)))
+        Trainee(
+            v, n, _multiplier(n, v, "lr_mult", choice.lr_mult), _multiplier(n, v, "wd_mult", choice.wd_mult),
+            _matches(n, choice.lazy) or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
+        )
         for n, v in names.items()
-        if v.attrs.get("trainable", True) and not any(fnmatch.fnmatch(n, p) for p in freeze)
-    ]
+        if v in reached and v.attrs.get("trainable", True) and choice.takes(n)
+    ]  # fmt: skip
     if not chosen:
-        raise UsageError("there is no parameter to train: the model has none, or all are frozen")
+        raise UsageError(
+            "there is no parameter to train: the model has none that the loss depends on, or all are frozen"
+        )
     return chosen
+
+
+def _reached(loss: Value) -> set[Value]:
+    """The values that `loss` depends on by floating-point tensors."""
+    found: set[Value] = set()
+    pending = [loss]
+    while pending:
+        value = pending.pop()
+        if value in found or not isinstance(value.type, TensorType) or not value.dtype.is_float:
+            continue
+        found.add(value)
+        pending += value.node.operands if value.node is not None else ()
+    return found
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _multiplier(name: str, value: Value, key: str, patterns: Mapping[str, float]) -> float:
+    given = [number for pattern, number in patterns.items() if fnmatch.fnmatchcase(name, pattern)]
+    text = given[-1] if given else value.attrs.get(key, 1.0)
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise UsageError(f"{key} of parameter {name!r} is {text!r}, which is no number") from None
 
 
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:
@@ -68,42 +137,62 @@ def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Val
 
 
 def _updates(
-    trainees: Sequence[Trainee], gradients: Sequence[Value], optimizer: Optimizer, clip_norm: float | None
+    trainees: Sequence[Trainee], gradients: Sequence[Value | Rows], recipe: Recipe
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
-    """New state inputs (slots and step count) plus the learning rate, and the updates of everything."""
-    if clip_norm is not None:
-        gradients = clip_by_global_norm(gradients, clip_norm)
+    """New state inputs (slots, averages and step count) plus the learning rate, and the updates of everything."""
+    dense = [g.gradient if isinstance(g, Rows) else g for g in gradients]
+    if recipe.clip_norm is not None:
+        dense = clip_by_global_norm(dense, recipe.clip_norm)
+    optimizer = recipe.optimizer
     rate = Value(TensorType(DType.FLOAT32, ()), LEARNING_RATE)
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
     step = F.add(count, F.constant(value=np.asarray(1, np.int64)))
     inputs, updates = [rate, count], [(count, step)]
-    for trainee, grad in zip(trainees, gradients, strict=True):
+    for trainee, found, grad in zip(trainees, gradients, dense, strict=True):
         weight = trainee.value
         slots = [Value(weight.type, f"{trainee.name}/{slot}", role="state") for slot in optimizer.slots]
         lr = rate if trainee.lr_mult == 1.0 else F.mul(rate, scalar_like(trainee.lr_mult, rate))
-        new = optimizer.update(weight, grad, slots, lr, step, trainee.decay_mult)
+        states = [weight, *slots]
+        if isinstance(found, Rows):
+            rows = [found.take(s) for s in states]
+            new = optimizer.update(rows[0], found.per_place(grad), rows[1:], lr, step, trainee.decay_mult)
+            new = [found.put(s, r) for s, r in zip(states, new, strict=True)]
+        else:
+            new = optimizer.update(weight, grad, slots, lr, step, trainee.decay_mult)
         inputs += slots
-        updates += list(zip([weight, *slots], new, strict=True))
+        updates += list(zip(states, new, strict=True))
+        if recipe.ema is not None:
+            average = Value(weight.type, f"{trainee.name}/{AVERAGE}", role="state")
+            inputs.append(average)
+            updates.append((average, recipe.ema.update(average, new[0], step)))
     return inputs, updates
 
 
-def fused_step(
-    graph: Graph, trainees: Sequence[Trainee], optimizer: Optimizer, clip_norm: float | None = None
-) -> Graph:
+def fused_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> Graph:
     """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
-    gradients = gradient([graph.outputs[0]], [t.value for t in trainees])
-    inputs, updates = _updates(trainees, gradients, optimizer, clip_norm)
+    tables = {t.name: lookups(graph, t.value, t.name) for t in trainees if t.lazy}
+    if tables and not recipe.optimizer.elementwise:
+        raise UsageError(
+            f"{recipe.optimizer.kind} takes norms of whole parameters: row-sparse updates "
+            f"({', '.join(tables)}) need another optimizer"
+        )
+    wanted = [tables[t.name].outputs if t.lazy else [t.value] for t in trainees]
+    flat = iter(gradient([graph.outputs[0]], [v for values in wanted for v in values]))
+    grouped = [[next(flat) for _ in values] for values in wanted]
+    gradients = [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trainees, grouped, strict=True)]
+    inputs, updates = _updates(trainees, gradients, recipe)
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*graph.updates, *updates])
 
 
-def split_step(
-    graph: Graph, trainees: Sequence[Trainee], optimizer: Optimizer, clip_norm: float | None = None
-) -> tuple[Graph, Graph]:
+def split_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> tuple[Graph, Graph]:
     """The accumulating program and the updating one; they share the states `<parameter>/gradient_sum`.
 
     Inputs beside the data: `batch_weight` (float32 scalar, the number of samples) of the first; `total_weight`, the
-    sum of the weights, and `learning_rate` of the second, which resets the sums.
+    sum of the weights, and `learning_rate` of the second, which resets the sums. Raises UsageError for row-sparse
+    updates: the sums are dense.
     """
+    if lazy := [t.name for t in trainees if t.lazy]:
+        raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one process and one batch per update")
     weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
     sums = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}", role="state") for t in trainees]
     gradients = gradient([graph.outputs[0]], [t.value for t in trainees])
@@ -112,7 +201,7 @@ def split_step(
 
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     means = [F.div(s, _as(total, s)) for s in sums]
-    inputs, updates = _updates(trainees, means, optimizer, clip_norm)
+    inputs, updates = _updates(trainees, means, recipe)
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     update = Graph(
         [total, *inputs, *(t.value for t in trainees), *sums], [inputs[1]], [*updates, *reset], f"{graph.name}_update",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
-from graphkit.passes.to_training import to_training
+from graphkit.passes.to_training import is_in_training, to_inference, to_training
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses, metrics
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
+from graphkit.train.average import AVERAGE, EMA
+from graphkit.train.average import ema as moving_average
 from graphkit.train.progress import JsonLog, ProgressBar
 
 
@@ -48,10 +51,16 @@ class Trainer:
     """Trains `net` in place: after a step `net.params` holds the new values.
 
     loss: a name (see `gk.losses.names()`) or a function of (outputs..., targets...) with `targets` giving the
-    targets' types. optimizer: `gk.optim.SGD(...)`, ... or a name. freeze: patterns of parameter names that keep
-    their values. clip_norm: limit on the global gradient norm. accumulate: gradients of that many batches are
-    averaged per update. kvstore: a KVStore whose processes share each update, every one with its part of the batch.
-    seed: of dropout and of the data order.
+    targets' types. output: the one that a loss by name and the metrics look at, where a model has several (default:
+    the first, for the metrics). optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global
+    gradient norm.
+    accumulate: gradients of that many batches are averaged per update. kvstore: a KVStore whose processes share each
+    update, every one with its part of the batch. seed: of dropout and of the data order.
+
+    Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
+    BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
+    the learning rate and the weight decay; lazy are tables with row-sparse updates (see `graphkit.train.sparse`).
+    ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
     """
 
     def __init__(
@@ -64,9 +73,15 @@ class Trainer:
         threads: int | None = None,
         kvstore: KVStore | None = None,
         freeze: Sequence[str] = (),
+        train: Sequence[str] = (),
+        lr_mult: Mapping[str, float] | None = None,
+        wd_mult: Mapping[str, float] | None = None,
+        lazy: Sequence[str] = (),
+        ema: float | EMA | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
         targets: Mapping[str, TensorType] | None = None,
+        output: str | None = None,
         seed: int | None = None,
         deterministic: bool = False,
     ):
@@ -84,9 +99,15 @@ class Trainer:
         self._waiting = 0
         self._waiting_weight = 0.0
 
-        graph = losses.attach(to_training(net.graph), loss, targets)
+        self.ema = moving_average(ema)
+        choice = steps.Choice(freeze, train, lazy, lr_mult or {}, wd_mult or {})
+        parameters = [v for v in net.graph.inputs if v.role == "parameter"]
+        frozen = [v for v in parameters if not choice.takes(net.graph.name_of(v))]
+        graph = losses.attach(to_training(net.graph, frozen), loss, targets, output)
+        self._output = net.outputs[0] if output is None else output
         self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
-        trainees = steps.select_trainees(graph, freeze)
+        trainees = steps.select_trainees(graph, choice)
+        recipe = steps.Recipe(self.optimizer, clip_norm, self.ema)
         self.trained = tuple(t.name for t in trainees)
         options: dict[str, Any] = {
             "device": device,
@@ -95,16 +116,67 @@ class Trainer:
             "deterministic": deterministic,
         }
         if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
-            self._programs = [steps.fused_step(graph, trainees, self.optimizer, clip_norm)]
+            self._programs = [steps.fused_step(graph, trainees, recipe)]
         else:
-            self._programs = list(steps.split_step(graph, trainees, self.optimizer, clip_norm))
-        self._slots = _zeros(self._programs, net.params)
+            self._programs = list(steps.split_step(graph, trainees, recipe))
+        self._slots = self._starts()
+        self._averaged = False
         store = JointStore([net.params, self._slots])
         self._executors = [Executor(program, store, **options) for program in self._programs]
-        self._inference = Executor(net.graph, net.params, **options)
+        self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
+        self._inference = Executor(self._inference_graph, net.params, **options)
         if kvstore is not None and kvstore.num_workers > 1:
             for name in net.params:
                 net.params[name] = kvstore.broadcast(name, net.params[name])
+            self._start_averages()
+
+    def _starts(self) -> ParamStore:
+        """A store with the states of the programs that the model does not hold, as they are before the first step."""
+        types = {
+            program.name_of(v): v.tensor
+            for program in self._programs
+            for v in program.inputs
+            if v.role == "state" and program.name_of(v) not in self.net.params
+        }
+        starts = {
+            f"{name}/{slot}": self.optimizer.start(slot) for name in self.trained for slot in self.optimizer.slots
+        }
+        arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
+        if self.ema is not None:
+            arrays |= {f"{name}/{AVERAGE}": self.net.params[name] for name in self.trained}
+        return ParamStore(types, arrays)
+
+    def _start_averages(self) -> None:
+        for name in self.trained if self.ema is not None else ():
+            self._slots[f"{name}/{AVERAGE}"] = self.net.params[name]
+
+    # --- moving average --------------------------------------------------------------------------
+
+    def swap(self) -> None:
+        """Exchange the parameters of `net` and their moving averages; a second call changes them back.
+
+        While `net` has the averages no step can be taken. Raises UsageError without `ema`.
+        """
+        if self.ema is None:
+            raise UsageError("there is no moving average: give the Trainer ema=0.999, or another decay")
+        for name in self.trained:
+            key = f"{name}/{AVERAGE}"
+            weight, average = self.net.params[name], self._slots[key]
+            self.net.params.adopt(name, average)
+            self._slots.adopt(key, weight)
+        self._averaged = not self._averaged
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[Model]:
+        """`with trainer.averaged() as net:` - inside, `net` has the moving averages; without `ema` its own values."""
+        swapped = self.ema is not None and not self._averaged
+        if swapped:
+            self.swap()
+        try:
+            yield self.net
+        finally:
+            if swapped:
+                self.swap()
 
     # --- one step --------------------------------------------------------------------------------
 
@@ -126,11 +198,13 @@ class Trainer:
         return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        if self._averaged:
+            raise UsageError("the model holds the moving averages: call swap() before the next step")
         feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **_by_name(targets, self._targets, "targets")}
         if len(self._executors) == 1:
             results = self._executors[0].run({**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)})
             self.updates += 1
-            return results["loss"], results[self.net.outputs[0]]
+            return results["loss"], results[self._output]
         weight = float(len(next(iter(feeds.values()))) if size is None else size)
         # Fewer samples than ranks leave some without any: they only take part in the sums.
         results = self._executors[0].run({**feeds, steps.BATCH_WEIGHT: np.float32(weight)}) if weight else {}
@@ -142,7 +216,7 @@ class Trainer:
             loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
         if self._waiting == self.accumulate:
             self.flush()
-        return loss, results.get(self.net.outputs[0], np.zeros(0))
+        return loss, results.get(self._output, np.zeros(0))
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch)."""
@@ -228,19 +302,25 @@ class Trainer:
     def evaluate(
         self, data: Dataset | tuple[Any, Any], metrics_: Sequence[Any] = ("accuracy",), *, batch_size: int = 256
     ) -> dict[str, float]:
-        """Metrics of the inference graph over a data set."""
+        """Metrics of the inference graph over a data set, with the moving averages where there are any."""
         measured = metrics.get_all(metrics_)
-        for inputs, targets in _dataset(data).batches(batch_size, shuffle=False):
-            feeds = _by_name(inputs, self.net.inputs, "inputs")
-            output = self._inference.run(feeds)[self.net.outputs[0]]
-            for metric in measured:
-                metric.update(output, _first(targets))
+        with self.averaged():
+            for inputs, targets in _dataset(data).batches(batch_size, shuffle=False):
+                feeds = _by_name(inputs, self.net.inputs, "inputs")
+                output = self._inference.run(feeds)[self._output]
+                for metric in measured:
+                    metric.update(output, _first(targets))
         return {m.name: m.value for m in measured}
 
     # --- files -----------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole."""
+        """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole.
+
+        The model is in inference mode and has the moving averages where there are any; the checkpoint has both.
+        """
+        if self._averaged:
+            raise UsageError("the model holds the moving averages: call swap() before save()")
         folder = Path(folder)
         checkpoints.save(
             folder,
@@ -257,10 +337,14 @@ class Trainer:
                     "accumulate": self.accumulate,
                     "waiting": self._waiting,
                     "waiting_weight": self._waiting_weight,
+                    "ema": None if self.ema is None else self.ema.describe(),
                 },
             ),
         )
-        self.net.save(folder / "model.json")
+        with self.averaged() as net:
+            if self._inference_graph is not net.graph:
+                net = Model.from_graph(self._inference_graph, dict(net.params))
+            net.save(folder / "model.json")
 
     def resume(self, folder: str | Path) -> None:
         """Go on from a folder's checkpoint: weights, slots, random state, position. InvalidModel: it does not fit."""
@@ -281,17 +365,6 @@ class Trainer:
         self.epoch, self.batch, self.updates, self.seed = saved.epoch, saved.batch, saved.updates, saved.data_seed
         self._waiting = int(saved.settings.get("waiting", 0))
         self._waiting_weight = float(saved.settings.get("waiting_weight", 0.0))
-
-
-def _zeros(programs: Sequence[Graph], params: ParamStore) -> ParamStore:
-    """A store with the states of the programs that the model does not hold, all zero."""
-    types = {
-        program.name_of(v): v.tensor
-        for program in programs
-        for v in program.inputs
-        if v.role == "state" and program.name_of(v) not in params
-    }
-    return ParamStore(types, {n: np.zeros(t.static_shape, t.dtype.numpy) for n, t in types.items()})
 
 
 def _by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Row-sparse updates: a step touches only those rows of a table that it read.
+
+A table is a parameter that the model reads by Gather along axis 0 and in no other way, such as the table of an
+embedding. The gradient of a step is then one row per index, and the optimizer runs on these rows alone; what is left
+that grows with the table is the copy of it and of its slots from one step's buffer to the next one's. It is the lazy
+update: a row that no index of the step names keeps its bits and those of its slots, also where the dense update
+would go on moving it by momentum, or decaying its averages or its weight. A row that several indices name
+receives the sum of their gradients, once. Bias corrections count all steps, as torch.optim.SparseAdam's do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import F
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """The Gather nodes that read a table."""
+
+    table: Value
+    nodes: tuple[Node, ...]
+
+    @property
+    def outputs(self) -> list[Value]:
+        return [node.output for node in self.nodes]
+
+    def rows(self, gradients: Sequence[Value]) -> Rows:
+        """The rows that the step reads, and their gradients from those of `outputs`."""
+        tail = self.table.tensor.static_shape[1:]
+        flat = [F.reshape(F.cast(n.inputs[1], to="int64"), np.array([-1])) for n in self.nodes]
+        wide = np.array([-1, *tail])
+        parts = [F.reshape(g, wide) if math.prod(tail) else g for g in gradients]
+        indices = flat[0] if len(flat) == 1 else F.concat(*flat, axis=0)
+        count = np.array(self.table.tensor.static_shape[0])
+        indices = F.where(F.less(indices, np.array(0)), indices + count, indices)
+        grads = parts[0] if len(parts) == 1 else F.concat(*parts, axis=0)
+        # Of the positions that name one row the last is its owner, where the gradients are summed.
+        places = F.range(np.array(0), F.reshape(F.shape(indices), np.array([], np.int64)), np.array(1))
+        none = F.constant(value=np.full(self.table.tensor.static_shape[0], -1, np.int64))
+        owners = F.gather(F.scatter_elements(none, indices, places, axis=0, reduction="max"), indices, axis=0)
+        return Rows(self.table, indices, owners, F.gather_grad(grads, grads, owners, axis=0))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table by index (with repetitions), and a gradient for them.
+
+    `gradient` has at the place of a row's owner the sum over all places that name the row, and zeros at the others:
+    its norm is that of the dense gradient.
+    """
+
+    table: Value
+    indices: Value
+    owners: Value
+    gradient: Value
+
+    def take(self, state: Value) -> Value:
+        """The rows of a state that has the table's shape."""
+        rows: Value = F.gather(state, self.indices, axis=0)
+        return rows
+
+    def per_place(self, gradient: Value) -> Value:
+        """The gradient of its row at every place; `gradient` is this one, or a multiple of it."""
+        spread: Value = F.gather(gradient, self.owners, axis=0)
+        return spread
+
+    def put(self, state: Value, rows: Value) -> Value:
+        """The state with the rows replaced; places that name the same row hold the same bits."""
+        column = F.unsqueeze(self.indices, np.array([1]))
+        new: Value = F.scatter_nd(state, column, rows)
+        return new
+
+
+def lookups(graph: Graph, table: Value, name: str) -> Lookups:
+    """The nodes that read `table`; raises UsageError when something else than Gather along axis 0 reads it."""
+    readers = [node for node in graph.nodes if table in node.inputs]
+    for node in readers:
+        op: Any = node.op
+        if op.name != "Gather" or op.domain or op.axis % (table.rank or 1) != 0 or node.inputs[1] is table:
+            raise UsageError(
+                f"parameter {name!r} cannot have row-sparse updates: {node.describe()} reads more than rows of it"
+            )
+    if not readers or not table.rank:
+        raise UsageError(f"parameter {name!r} cannot have row-sparse updates: no Gather reads rows of it")
+    return Lookups(table, tuple(readers))

@@ -1,0 +1,340 @@
+"""Training what others wrote: ONNX files with normalisations and dropout in either mode, fresh heads, the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import graphkit as gk
+from graphkit import cli
+from graphkit.errors import UsageError
+from graphkit.onnx_io.compare import OnnxRuntimeModel
+from graphkit.passes.to_training import is_in_training, to_inference
+from graphkit.train import imported
+from graphkit.train.head import replace_head
+
+CLASSES = 4
+
+
+def network(training: bool, *, softmax: bool = False, tail: str = "gemm") -> onnx.ModelProto:
+    """Conv, BatchNormalization, Relu, Dropout, pooling and a classifier, in inference or in training mode."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "conv.w": rng.standard_normal((5, 2, 3, 3)) * 0.3,
+        "bn.scale": np.ones(5),
+        "bn.shift": np.zeros(5),
+        "bn.mean": rng.standard_normal(5) * 0.1,
+        "bn.var": np.full(5, 1.5),
+        "fc.b": np.zeros(CLASSES),
+        "fc.w": rng.standard_normal({"gemm": (CLASSES, 5), "matmul": (5, CLASSES), "conv": (CLASSES, 5, 1, 1)}[tail]),
+    }
+    node = helper.make_node
+    normalised = ["n", "bn.new_mean", "bn.new_var"] if training else ["n"]
+    nodes = [
+        node("Conv", ["x", "conv.w"], ["c"], pads=[1, 1, 1, 1]),
+        node("BatchNormalization", ["c", "bn.scale", "bn.shift", "bn.mean", "bn.var"], normalised, momentum=0.5,
+             training_mode=int(training)),
+        node("Relu", ["n"], ["r"]),
+        node("Dropout", ["r", "ratio", "mode"], ["d"]),
+        node("GlobalAveragePool", ["d"], ["g"]),
+    ]  # fmt: skip
+    if tail == "conv":
+        nodes += [node("Conv", ["g", "fc.w", "fc.b"], ["k"]), node("Flatten", ["k"], ["logits"])]
+    else:
+        nodes.append(node("Flatten", ["g"], ["f"]))
+    if tail == "gemm":
+        nodes.append(node("Gemm", ["f", "fc.w", "fc.b"], ["logits"], transB=1))
+    elif tail == "matmul":
+        nodes += [node("MatMul", ["f", "fc.w"], ["m"]), node("Add", ["m", "fc.b"], ["logits"])]
+    if softmax:
+        nodes.append(node("Softmax", ["logits"], ["probabilities"]))
+    out = "probabilities" if softmax else "logits"
+    initializers = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in weights.items()]
+    initializers += [numpy_helper.from_array(np.array(0.25, np.float32), "ratio")]
+    initializers += [numpy_helper.from_array(np.array(training), "mode")]
+    graph = helper.make_graph(
+        nodes, "foreign",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2, 6, 6])],
+        [helper.make_tensor_value_info(out, TensorProto.FLOAT, ["N", CLASSES])], initializers,
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    return model
+
+
+def data(n: int = 32, classes: int = CLASSES) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    target = rng.integers(0, classes, n)
+    x = rng.standard_normal((n, 2, 6, 6)) * 0.3 + target[:, None, None, None] * np.array([1.0, -0.5])[:, None, None]
+    return x.astype(np.float32), target
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run a command line in this process: its exit code, and stdout and stderr together."""
+
+    def run(*arguments: Any) -> tuple[int, str]:
+        code = cli.invoke([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_imported_file_trains_and_goes_back_to_inference(training: bool, tmp_path: Path) -> None:
+    net = gk.load(network(training))
+    assert is_in_training(net.graph) == training
+    x, target = data()
+    trainer = gk.Trainer(net, optimizer=gk.optim.Adam(0.02), seed=0)
+    assert set(trainer.trained) == {"conv.w", "bn.scale", "bn.shift", "fc.w", "fc.b"}
+    mean = net.params["bn.mean"].copy()
+    losses = [float(trainer.step(x, target)) for _ in range(60)]
+    assert np.mean(losses[-5:]) < 0.8 * losses[0]
+    assert not np.array_equal(net.params["bn.mean"], mean)
+
+    trainer.save(tmp_path)
+    saved = gk.load(tmp_path)
+    assert not is_in_training(saved.graph)
+    saved.save(tmp_path / "net.onnx")
+    assert gk.verify(saved, against=tmp_path / "net.onnx").passed
+    theirs = OnnxRuntimeModel(onnx.load(tmp_path / "net.onnx")).run({"x": x})["logits"]
+    np.testing.assert_allclose(saved.run({"x": x})["logits"], theirs, rtol=1e-4, atol=1e-5)
+    accuracy = float(np.mean(theirs.argmax(-1) == target))
+    assert trainer.evaluate((x, target))["accuracy"] == pytest.approx(accuracy)
+
+
+def test_the_first_step_is_that_of_the_formula_whichever_mode_the_file_has() -> None:
+    x, target = data()
+    updated = []
+    for training in (False, True):
+        net = gk.load(network(training))
+        before = net.params["bn.mean"].copy()
+        conv = gk.Model(net.graph.find("c"), params={"conv.w": net.params["conv.w"]}).run({"x": x})
+        gk.Trainer(net, optimizer=gk.optim.SGD(0.1), seed=7).step(x, target)
+        batch_mean = next(iter(conv.values())).mean((0, 2, 3))
+        np.testing.assert_allclose(net.params["bn.mean"], 0.5 * before + 0.5 * batch_mean, rtol=1e-4, atol=1e-6)
+        updated.append({n: net.params[n].copy() for n in net.params})
+    for name, array in updated[0].items():
+        np.testing.assert_array_equal(array, updated[1][name], err_msg=name)
+
+
+def test_a_frozen_normalisation_keeps_its_statistics() -> None:
+    net = gk.load(network(True))
+    before = {n: net.params[n].copy() for n in net.params}
+    trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.1), train=["fc.*"])
+    assert set(trainer.trained) == {"fc.w", "fc.b"}
+    trainer.step(*data())
+    changed = {n for n in before if not np.array_equal(before[n], net.params[n])}
+    assert changed == {"fc.w", "fc.b"}
+
+
+def test_to_inference_equals_the_file_in_inference_mode() -> None:
+    net = gk.load(network(True))
+    plain = gk.Model.from_graph(to_inference(net.graph), dict(net.params))
+    assert plain.outputs == net.outputs
+    assert not is_in_training(plain.graph)
+    x, _ = data()
+    expected = OnnxRuntimeModel(network(False)).run({"x": x})["logits"]
+    np.testing.assert_allclose(plain.run({"x": x})["logits"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_of_logits_looks_through_the_softmax_of_the_file() -> None:
+    steps = []
+    for softmax in (False, True):
+        net = gk.load(network(False, softmax=softmax))
+        loss = float(gk.Trainer(net, optimizer=gk.optim.SGD(0.1), freeze=["bn.*"], seed=1).step(*data()))
+        steps.append((loss, net.params["fc.w"].copy()))
+    assert steps[0][0] == pytest.approx(steps[1][0], rel=1e-6)
+    np.testing.assert_allclose(steps[0][1], steps[1][1], rtol=1e-6)
+
+
+def test_one_of_several_outputs_is_trained() -> None:
+    x = gk.input("x", ["N", 3])
+    net = gk.Model({"other": gk.nn.linear(x, 4, name="a"), "y": gk.nn.linear(x, 2, name="b")}, seed=0)
+    inputs, target = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
+    with pytest.raises(UsageError, match="say which"):
+        gk.Trainer(net, "mse")
+    with pytest.raises(UsageError, match="no output 'z'"):
+        gk.Trainer(net, "mse", output="z")
+    with pytest.raises(UsageError, match="no parameter to train"):
+        gk.Trainer(net, "mse", output="y", train=["a_*"])
+    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), output="y")
+    assert set(trainer.trained) == {"b_weight", "b_bias"}
+    before = net.run({"x": inputs})["y"]
+    assert float(trainer.step(inputs, target)) == pytest.approx(np.mean(before**2), rel=1e-5)
+    assert trainer.evaluate((inputs, target), ["mse"])["mse"] < np.mean(before**2)
+
+
+# --- heads ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tail", ["gemm", "matmul", "conv"])
+@pytest.mark.parametrize("softmax", [False, True])
+def test_a_fresh_head_gives_logits_of_other_classes(tail: str, softmax: bool) -> None:
+    net = gk.load(network(False, softmax=softmax, tail=tail))
+    changed = replace_head(net, 7, seed=1)
+    x, target = data(64, 7)
+    assert changed.run({"x": x})[changed.outputs[0]].shape == (64, 7)
+    assert changed.params["fc.b"].shape == (7,)
+    assert not changed.params["fc.b"].any()
+    assert np.unique(changed.params["fc.w"]).size > 10
+    for name in ("conv.w", "bn.mean"):
+        np.testing.assert_array_equal(changed.params[name], net.params[name])
+    trainer = gk.Trainer(changed, optimizer=gk.optim.Adam(0.05), train=["fc.*"], seed=0)
+    losses = [float(trainer.step(x, target)) for _ in range(40)]
+    assert losses[-1] < losses[0]
+    assert gk.verify(changed, shapes={"x": [3, 2, 6, 6]}).passed
+
+
+def test_a_reshape_that_names_the_classes_follows_them() -> None:
+    x = gk.input("x", ["N", 4])
+    y = gk.reshape(gk.nn.linear(x, 2, name="fc"), np.array([-1, 2, 1]))
+    changed = replace_head(gk.Model({"y": y}, seed=0), 3)
+    assert changed.run({"x": np.zeros((5, 4), np.float32)})["y"].shape == (5, 3, 1)
+
+
+def test_heads_of_the_zoo() -> None:
+    for name, options in [("lenet", {"image": (1, 8, 8)}), ("mlp", {"inputs": 6, "hidden": (5,), "classes": 3})]:
+        net = gk.models.build(name, **options)
+        changed = replace_head(net, 11)
+        assert changed.output_types[changed.outputs[0]].shape[-1] == 11
+
+
+def test_what_has_no_head_is_named() -> None:
+    x = gk.input("x", ["N", 4])
+    with pytest.raises(UsageError, match="no layer with parameters"):
+        replace_head(gk.Model({"y": gk.exp(gk.nn.linear(x, 2))}, seed=0), 3)
+    h = gk.nn.linear(x, 2)
+    with pytest.raises(UsageError, match="one output"):
+        replace_head(gk.Model({"a": h, "b": h}, seed=0), 3)
+    fixed = gk.reshape(gk.nn.linear(x, 2), np.array([-1, 2, 2]))
+    with pytest.raises(UsageError, match="keeps 2 classes apart"):
+        replace_head(gk.Model({"y": fixed}, seed=0), 3)
+    table = gk.parameter("table", [2, 4])
+    tied = gk.mat_mul(gk.mat_mul(x, gk.transpose(table, perm=[1, 0])), table)
+    with pytest.raises(UsageError, match="shares 'table'"):
+        replace_head(gk.Model({"y": tied}, seed=0), 3)
+
+
+# --- files written for inference ------------------------------------------------------------------------
+
+
+def fixed(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model for a batch of 1."""
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    return proto
+
+
+def test_a_batch_of_one_becomes_free() -> None:
+    net = gk.load(fixed(network(False)))
+    freed = imported.free_batch(net)
+    x, _ = data(5)
+    np.testing.assert_array_equal(freed.params["fc.w"], net.params["fc.w"])
+    alone = np.concatenate([net.run({"x": x[i : i + 1]})["logits"] for i in range(5)])
+    np.testing.assert_allclose(freed.run({"x": x})["logits"], alone, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match="no first dimension of 1"):
+        imported.free_batch(freed)
+
+
+def test_a_batch_that_the_operators_fix_or_mix_stays() -> None:
+    x = gk.input("x", [1, 4])
+    reshaped = gk.Model({"y": gk.reshape(x, np.array([1, 4]))}, seed=0)
+    with pytest.raises(UsageError, match="a batch of 1 alone"):
+        imported.free_batch(reshaped)
+    mixing = gk.Model({"y": x - gk.reduce_mean(x, [0], keepdims=True)}, seed=0)
+    with pytest.raises(UsageError, match="mixes the samples"):
+        imported.free_batch(mixing)
+
+
+def with_constant_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its initialisers as Constant nodes, as some exporters write them."""
+    nodes = [helper.make_node("Constant", [], [t.name], value=t) for t in proto.graph.initializer]
+    del proto.graph.initializer[:]
+    body = list(proto.graph.node)
+    del proto.graph.node[:]
+    proto.graph.node.extend([*nodes, *body])
+    return proto
+
+
+def test_weights_in_constant_nodes_become_parameters() -> None:
+    net = gk.load(with_constant_nodes(network(False)))
+    assert net.trainable == ()
+    opened = imported.constants_to_parameters(net)
+    plain = gk.load(network(False))
+    assert set(opened.trainable) == set(plain.trainable)
+    assert set(opened.params) == set(plain.params)
+    x, target = data()
+    np.testing.assert_allclose(opened.run({"x": x})["logits"], plain.run({"x": x})["logits"], rtol=1e-5, atol=1e-6)
+    losses = [float(gk.Trainer(m, optimizer=gk.optim.SGD(0.1), seed=2).step(x, target)) for m in (opened, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    np.testing.assert_allclose(opened.params["bn.mean"], plain.params["bn.mean"], rtol=1e-5)
+    with pytest.raises(UsageError, match="no weights among its constants"):
+        imported.constants_to_parameters(plain)
+
+
+def test_the_command_opens_such_a_file(call: Any, tmp_path: Path) -> None:
+    onnx.save(fixed(with_constant_nodes(network(False))), tmp_path / "net.onnx")
+    x, target = data(64)
+    np.savez(tmp_path / "data.npz", x=x, y=target)
+    code, output = call(
+        "train", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", "--constants", "--free-batch", "-o",
+        tmp_path / "run", "--optimizer", "lamb", "--lr", "0.02",
+    )  # fmt: skip
+    assert code == 0, output
+    assert gk.load(tmp_path / "run").trainable
+
+
+# --- commands -----------------------------------------------------------------------------------------
+
+
+def test_the_commands_fine_tune_a_file_and_export_it(call: Any, tmp_path: Path) -> None:
+    onnx.save(network(True), tmp_path / "net.onnx")
+    x, target = data(96, 3)
+    np.savez(tmp_path / "data.npz", x=x, y=target)
+    code, output = call(
+        "train", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", "--loss", "softmax_cross_entropy",
+        "--head", "classes=3", "--train", "fc.*", "--freeze", "*.b", "--optimizer", "rmsprop", "--lr", "0.05",
+        "--ema", "0.5", "--lr-mult", "fc.w=0.5", "--wd-mult", "*=0", "--metric", "accuracy", "--metric", "top2",
+        "--metric", "f1", "--metric", "perplexity", "--epochs", "6", "--batch-size", "16", "--seed", "1",
+        "-o", tmp_path / "run", "--json",
+    )  # fmt: skip
+    assert code == 0, output
+    trained = gk.load(tmp_path / "run")
+    assert trained.params["fc.w"].shape == (3, 5)
+    assert not trained.params["fc.b"].any()
+    code, output = call("export", tmp_path / "run", "-o", tmp_path / "out.onnx", "--for", "inference")
+    assert code == 0, output
+    assert "PASSED" in output
+    code, output = call("export", tmp_path / "net.onnx", "-o", tmp_path / "plain.onnx", "--for", "inference")
+    assert code == 0, output
+    plain = OnnxRuntimeModel(onnx.load(tmp_path / "plain.onnx")).run({"x": x})["logits"]
+    expected = OnnxRuntimeModel(network(False)).run({"x": x})["logits"]
+    np.testing.assert_allclose(plain, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--head", "classes=many"), "classes=N"),
+        (("--head", "units=3"), "classes=N"),
+        (("--train", "conv9*"), "matches no parameter"),
+        (("--lr-mult", "fc.w=fast"), "--lr-mult"),
+        (("--optimizer", "adagrad", "--momentum", "0.9"), "--momentum"),
+        (("--ema", "2"), "[0, 1)"),
+        (("--metric", "accurace"), "did you mean 'accuracy'"),
+    ],
+)
+def test_wrong_options_are_usage_errors(call: Any, options: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    onnx.save(network(False), tmp_path / "net.onnx")
+    x, target = data()
+    np.savez(tmp_path / "data.npz", x=x, y=target)
+    code, output = call("train", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", *options)
+    assert code == 2, output
+    assert message in output

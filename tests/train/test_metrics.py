@@ -1,0 +1,100 @@
+"""Metrics over several batches against their definitions, by counting and by pairs."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import InputError, UsageError
+
+RNG = np.random.default_rng(4)
+LOGITS = RNG.standard_normal((40, 6)).astype(np.float32)
+CLASSES = RNG.integers(0, 5, 40)
+SCORES = np.round(RNG.standard_normal(40), 1).astype(np.float32)
+LABELS = (SCORES + RNG.standard_normal(40) > 0).astype(np.int64)
+
+
+def measured(name: str, output: np.ndarray, target: np.ndarray) -> float:
+    """The value after three batches of unequal size, from a metric that had seen others before."""
+    metric = gk.metrics.get(name)
+    metric.update(output[::-1][:7], target[:7])
+    metric.reset()
+    assert np.isnan(metric.value)
+    for part in (slice(0, 5), slice(5, 30), slice(30, None)):
+        metric.update(output[part], target[part])
+    return metric.value
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 6])
+def test_top_k_counts_targets_among_the_k_largest(k: int) -> None:
+    hits = [target in np.argsort(-row, kind="stable")[:k] for row, target in zip(LOGITS, CLASSES, strict=True)]
+    assert measured(f"top{k}", LOGITS, CLASSES) == pytest.approx(np.mean(hits))
+    if k == 1:
+        assert np.mean(hits) == pytest.approx(measured("accuracy", LOGITS, CLASSES))
+
+
+def test_top_k_of_equal_and_of_nan_outputs() -> None:
+    metric = gk.metrics.get("top2")
+    metric.update(np.zeros((4, 4), np.float32), np.arange(4))
+    assert metric.value == 0.5
+    metric.reset()
+    metric.update(np.full((1, 4), np.nan, np.float32), np.array([0]))
+    assert metric.value == 0.0
+
+
+def f1_of(predicted: np.ndarray, target: np.ndarray, cls: int) -> float:
+    both = np.sum((predicted == cls) & (target == cls))
+    return 2 * both / (np.sum(predicted == cls) + np.sum(target == cls))
+
+
+def test_f1_is_the_mean_over_classes_and_binary_for_two() -> None:
+    predicted = LOGITS.argmax(-1)
+    present = sorted({*predicted, *CLASSES})
+    assert measured("f1", LOGITS, CLASSES) == pytest.approx(np.mean([f1_of(predicted, CLASSES, c) for c in present]))
+    two = LOGITS[:, :2]
+    assert measured("f1", two, LABELS) == pytest.approx(f1_of(two.argmax(-1), LABELS, 1))
+    for shape in ((40,), (40, 1)):
+        assert measured("f1", SCORES.reshape(shape), LABELS) == pytest.approx(f1_of(SCORES > 0, LABELS, 1))
+
+
+def test_auc_is_the_share_of_ordered_pairs() -> None:
+    positive, negative = SCORES[LABELS == 1], SCORES[LABELS == 0]
+    pairs = [1.0 if p > n else 0.5 if p == n else 0.0 for p, n in itertools.product(positive, negative)]
+    assert 0.5 in pairs
+    assert measured("auc", SCORES, LABELS) == pytest.approx(np.mean(pairs))
+    assert measured("auc", np.stack([-SCORES, SCORES], 1), LABELS) == pytest.approx(np.mean(pairs))
+    only = gk.metrics.get("auc")
+    only.update(SCORES, np.ones(40))
+    assert np.isnan(only.value)
+
+
+def test_perplexity_of_sequences() -> None:
+    logits = np.stack([LOGITS, 100 * LOGITS], 1)
+    target = np.stack([CLASSES, LOGITS.argmax(-1)], 1)
+    wide = logits.astype(np.float64)
+    chosen = np.take_along_axis(wide, target[..., None], -1)[..., 0]
+    loss = np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1)) + wide.max(-1) - chosen
+    assert measured("perplexity", logits, target) == pytest.approx(np.exp(loss.mean()))
+    uniform = gk.metrics.get("perplexity")
+    uniform.update(np.zeros((3, 8), np.float32), np.array([0, 5, 7]))
+    assert uniform.value == pytest.approx(8)
+
+
+def test_rmse_is_the_root_of_the_mean_over_all_batches() -> None:
+    target = LOGITS + RNG.standard_normal(LOGITS.shape)
+    assert measured("rmse", LOGITS, target) == pytest.approx(np.sqrt(np.mean((LOGITS - target) ** 2)))
+
+
+def test_metrics_refuse_what_does_not_fit() -> None:
+    for name in ("top5", "perplexity", "accuracy"):
+        with pytest.raises(InputError, match=f"{name}: output"):
+            gk.metrics.get(name).update(LOGITS, np.zeros((3,), np.int64))
+    with pytest.raises(InputError, match="auc: output"):
+        gk.metrics.get("auc").update(LOGITS, LABELS)
+    with pytest.raises(UsageError, match="k of at least 1"):
+        gk.metrics.get("top0")
+    with pytest.raises(UsageError, match="did you mean 'accuracy'"):
+        gk.metrics.get("acuracy")
