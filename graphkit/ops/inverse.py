@@ -74,7 +74,8 @@ class Cofactor(Op):
 
     def reference(self, xp: Any, a: Any) -> Any:
         u, s, vh = xp.linalg.svd(a)
-        others = xp.where(xp.eye(s.shape[-1], dtype=bool), 1, s[..., None, :])
+        index = xp.arange(s.shape[-1])
+        others = xp.where(index[:, None] == index, xp.asarray(1, dtype=s.dtype), s[..., None, :])
         scale = xp.prod(others, axis=-1) * (xp.linalg.det(u) * xp.linalg.det(vh))[..., None]
         return xp.matmul(u * scale[..., None, :], vh)
 

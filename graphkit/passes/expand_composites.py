@@ -40,7 +40,7 @@ def _expanded(node: Node) -> Sequence[Value]:
             found = op.expand(*node.inputs)
     except UnsupportedError:
         return node.outputs
-    results = found if isinstance(found, tuple) else (found,)
+    results: Sequence[Value] = found if isinstance(found, tuple) else (found,)
     stop = [v for v in node.inputs if v is not None]
     inner = topological(results, stop=stop)
     if not any(map(_is_composite, inner)):
