@@ -76,7 +76,8 @@ class Cofactor(Op):
         u, s, vh = xp.linalg.svd(a)
         index = xp.arange(s.shape[-1])
         others = xp.where(index[:, None] == index, xp.asarray(1, dtype=s.dtype), s[..., None, :])
-        scale = xp.prod(others, axis=-1) * (xp.linalg.det(u) * xp.linalg.det(vh))[..., None]
+        turned = xp.asarray(xp.linalg.det(u) * xp.linalg.det(vh), dtype=a.dtype)
+        scale = xp.prod(others, axis=-1) * turned[..., None]
         return xp.matmul(u * scale[..., None, :], vh)
 
     def grad(self, node: Node, dy: Any) -> Any:
