@@ -89,9 +89,8 @@ class Trainer:
             raise UsageError(f"accumulate={accumulate}: at least one batch makes an update")
         self.net = net
         self.loss = loss
-        self.optimizer = (
-            optimizers.get(optimizer) if not isinstance(optimizer, str) else optimizers.get(optimizer, lr=0.01)
-        )
+        # SGD alone has no learning rate of its own.
+        self.optimizer = optimizers.get(optimizer, **({"lr": 0.01} if optimizer == "sgd" else {}))
         self.kvstore = kvstore
         self.accumulate = accumulate
         self.seed = config.SEED.get() if seed is None else seed
