@@ -52,10 +52,9 @@ class Trainer:
 
     loss: a name (see `gk.losses.names()`) or a function of (outputs..., targets...) with `targets` giving the
     targets' types. output: the one that a loss by name and the metrics look at, where a model has several (default:
-    the first, for the metrics). optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global
-    gradient norm.
-    accumulate: gradients of that many batches are averaged per update. kvstore: a KVStore whose processes share each
-    update, every one with its part of the batch. seed: of dropout and of the data order.
+    the first, for the metrics). optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient
+    norm. accumulate: gradients of that many batches are averaged per update. kvstore: a KVStore whose processes share
+    each update, every one with its part of the batch. seed: of dropout and of the data order.
 
     Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
     BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
