@@ -52,10 +52,9 @@ class Trainer:
 
     loss: a name (see `gk.losses.names()`) or a function of (outputs..., targets...) with `targets` giving the
     targets' types. output: the one that a loss by name and the metrics look at, where a model has several (default:
-    the first, for the metrics). optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global
-    gradient norm.
-    accumulate: gradients of that many batches are averaged per update. kvstore: a KVStore whose processes share each
-    update, every one with its part of the batch. seed: of dropout and of the data order.
+    the first, for the metrics). optimizer: `gk.optim.SGD(...)`, ... or a name. clip_norm: limit on the global gradient
+    norm. accumulate: gradients of that many batches are averaged per update. kvstore: a KVStore whose processes share
+    each update, every one with its part of the batch. seed: of dropout and of the data order.
 
     Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
     BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
@@ -89,9 +88,8 @@ class Trainer:
             raise UsageError(f"accumulate={accumulate}: at least one batch makes an update")
         self.net = net
         self.loss = loss
-        self.optimizer = (
-            optimizers.get(optimizer) if not isinstance(optimizer, str) else optimizers.get(optimizer, lr=0.01)
-        )
+        # SGD alone has no learning rate of its own.
+        self.optimizer = optimizers.get(optimizer, **({"lr": 0.01} if optimizer == "sgd" else {}))
         self.kvstore = kvstore
         self.accumulate = accumulate
         self.seed = config.SEED.get() if seed is None else seed
