@@ -115,6 +115,20 @@ def test_grid_far_outside_is_finite(mode: str, padding: str) -> None:
     assert np.isfinite(run(sampled, grid, x, differentiate=True)).all()
 
 
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("expanded", [False, True], ids=["reference", "expansion"])
+def test_grid_of_nan_reads_no_other_point(padding: str, expanded: bool) -> None:
+    x, grid = np.arange(12.0).reshape(1, 1, 3, 4), np.array([np.nan, np.nan, 0.1, 0.2]).reshape(1, 1, 2, 2)
+
+    def sampled(image: Value, points: Value) -> Any:
+        result = F.grid_sample(image, points, padding_mode=padding)
+        return result.node.op.expand(image, points) if expanded else result
+
+    found = run(sampled, x, grid)
+    assert found[0, 0, 0, 0] == 0 if padding == "zeros" else np.isnan(found[0, 0, 0, 0])
+    np.testing.assert_array_equal(found[..., 1], run(sampled, x, grid[:, :, 1:])[..., 0])
+
+
 @pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
 def test_grid_of_one_element_reflects_it(mode: str) -> None:
     grid = np.linspace(-3, 3, 8).reshape(1, 2, 2, 2)
