@@ -219,7 +219,8 @@ def tap(image: Any, axis: int, at: Any, weight: Any, fold: Fold) -> Tap:
         weight = image.where(inside, at * 0.0 + 1.0 if weight is None else weight, 0.0)
     else:
         at = fold(at)
-    return Tap(image.whole(image.clip(at, 0.0, last)), weight)
+    # NaN has a place too, so that only its weight is NaN.
+    return Tap(image.whole(image.where(at >= 0.0, image.clip(at, 0.0, last), 0.0)), weight)
 
 
 def terms(image: Any, batch: Any, taps: Sequence[Sequence[Tap]]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Mod, normalisation, Resize, pooling, GridSample: semantics that older opsets lack."""
+"""Mod, normalisation, Resize, pooling, GridSample, RoiAlign: semantics that older opsets lack."""
 
 from __future__ import annotations
 
@@ -124,6 +124,20 @@ def _undilated(spelling: Spelling) -> None:
 def _old_mode_names(spelling: Spelling) -> None:
     mode = spelling.attrs.get("mode", "linear")
     spelling.attrs["mode"] = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+
+
+@rewrites("GridSample", below=20)
+def _sampled_volume(site: Site) -> Sequence[Value] | None:
+    # Until 20 only images could be sampled.
+    return None if site.operand(0).rank == 4 else [site.op.expand(*site.inputs)]
+
+
+@rewrites("RoiAlign", below=16)
+def _half_pixel(site: Site) -> Sequence[Value] | None:
+    # Until 16 regions were not moved by half an element.
+    if site.op.coordinate_transformation_mode == "output_half_pixel":
+        return None
+    return [site.op.expand(*site.inputs)]
 
 
 @spells("RoiAlign", below=16)
