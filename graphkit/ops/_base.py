@@ -143,6 +143,7 @@ class Op:
     (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
     `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
     `pointwise` (an element of the output depends on the elements at its place of the operands, which broadcast),
+    `reads_bits` (the reference gets half floats as they are, not widened to float32),
     `composite` (the executor runs the nodes of `expand` in its place),
     `samples` (a tuple of Sample, or a function that returns one).
     """
@@ -159,6 +160,7 @@ class Op:
     shape_only: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
+    reads_bits: ClassVar[bool] = False
     composite: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()

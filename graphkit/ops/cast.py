@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import UsageError
+from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
-from graphkit.ir.types import ANY, INTEGERS, DType, TensorType, dtype_of
+from graphkit.ir.types import ANY, BOOLS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._known import never_below
 
@@ -198,6 +198,33 @@ class CastLike(_Conversion):
 
     def expand(self, x: Any, like: Any) -> Any:
         return F.cast(x, to=like.dtype, saturate=self.saturate, round_mode=self.round_mode)
+
+
+@op
+class BitCast(Op):
+    """The bits of each element of x read as a number of type `to`, which has as many."""
+
+    to: DType
+    inputs = ("x",)
+    types = {"x": NUMERIC | BOOLS}
+    reads_bits = True
+    onnx = Onnx("BitCast", since=26)
+    samples = (
+        Sample(Rand((2, 3), dtype="float32"), to="int32"),
+        Sample(Rand((2, 3), dtype="int32"), to="float32"),
+        Sample(Rand((), dtype="float64"), to="uint64"),
+        Sample(Rand((2,), dtype="float16"), to="int16"),
+        Sample(Rand((0, 2), dtype="bfloat16"), to="float16"),
+        Sample(np.array([True, False]), to="int8"),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        if self.to not in NUMERIC | BOOLS or self.to.itemsize != x.dtype.itemsize:
+            raise TypeMismatch(f"the bits of {x.dtype} are not a {self.to}")
+        return TensorType(self.to, x.shape)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return xp.array(x, order="C").view(self.to.numpy)
 
 
 @op

@@ -46,7 +46,8 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     Raises RuntimeFailure, naming the node, for whatever the reference raises.
     """
     op: Any = node.op
-    wide = not op.subgraphs() and any(
+    exact = op.reads_bits or op.subgraphs()
+    wide = not exact and any(
         isinstance(v.type, TensorType) and v.type.dtype in _HALVES
         for v in (*node.inputs, *node.outputs)
         if v is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch, UsageError
+from graphkit.errors import RuntimeFailure, TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir import dims
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import ANY, INDICES, TensorType
@@ -18,7 +18,7 @@ from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops._known import index_array, known_array, moved
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops._shapes import INT64, normal_axis, shape_text, zeros_like
+from graphkit.ops._shapes import INT64, i64, normal_axis, shape_text, zeros_like
 from graphkit.ops.gather import along_axis, nd_index
 
 _REDUCTIONS = ("none", "add", "mul", "max", "min")
@@ -171,3 +171,61 @@ class ScatterND(_Scatter):
 
     def take(self, x: Any, indices: Any) -> Any:
         return F.gather_nd(x, indices)
+
+
+@op
+class TensorScatter(Op):
+    """past_cache with `update` written along `axis` from position write_indices[b] on, for each b of the first axis.
+
+    update: as past_cache, at most as long along `axis`, which is not the first; write_indices: [B], zeros when
+    absent. mode "linear": what would not fit is an error at run time; "circular": positions wrap around.
+    """
+
+    axis: int = -2
+    mode: str = "linear"
+    inputs = ("past_cache", "update", "write_indices?")
+    types = {"past_cache": ANY, "update": "past_cache", "write_indices": INT64}
+    inplace = ((0, 0),)
+    onnx = Onnx("TensorScatter", since=24)
+    composite = True
+    samples = (
+        Sample((2, 3, 4, 2), (2, 3, 1, 2), np.array([1, 3])),
+        Sample((2, 4, 2), (2, 3, 2), np.array([3, 2]), mode="circular"),
+        Sample((2, 3, 4), (2, 3, 2), axis=2),
+    )
+
+    def infer(self, past_cache: TensorType, update: TensorType, write_indices: TensorType | None = None) -> TensorType:
+        if self.mode not in ("linear", "circular"):
+            raise UsageError(f"mode is 'linear' or 'circular', not {self.mode!r}")
+        if past_cache.shape is not None and update.shape is not None:
+            axis = normal_axis(self.axis, len(past_cache.shape))
+            kept, given = ((*s[:axis], *s[axis + 1 :]) for s in (past_cache.shape, update.shape))
+            if axis == 0 or not fits(kept, given):
+                raise TypeMismatch(f"{update} cannot be written along axis {self.axis} of {past_cache}")
+        return TensorType(past_cache.dtype, past_cache.shape)
+
+    def reference(self, xp: Any, past_cache: Any, update: Any, write_indices: Any = None) -> Any:
+        axis, length = normal_axis(self.axis, past_cache.ndim), past_cache.shape[self.axis]
+        result = xp.array(past_cache, order="C")
+        batch = xp.arange(result.shape[0])[:, None]
+        positions = xp.arange(update.shape[axis]) + (0 * batch if write_indices is None else write_indices[:, None])
+        if self.mode == "circular":
+            positions = positions % length
+        elif bool(xp.any((positions < 0) | (positions >= length))):
+            raise RuntimeFailure(f"an update of {update.shape[axis]} does not fit a cache of {length} positions")
+        xp.moveaxis(result, axis, 1)[batch, positions] = xp.moveaxis(update, axis, 1)
+        return result
+
+    def expand(self, past_cache: Any, update: Any, write_indices: Any = None) -> Any:
+        rank = past_cache.rank if update.rank is None else update.rank
+        if rank is None:
+            raise UnsupportedError(f"TensorScatter in other operators needs operands of known rank, not {past_cache}")
+        axis = normal_axis(self.axis, rank)
+        sizes = F.shape(update)
+        positions = F.range(np.int64(0), F.squeeze(sizes[axis : axis + 1]), np.int64(1))
+        positions = F.reshape(positions, i64(-1, *(1,) * (rank - 1 - axis)))
+        if write_indices is not None:
+            positions = F.add(positions, F.reshape(write_indices, i64(-1, *(1,) * (rank - 1))))
+        if self.mode == "circular":
+            positions = F.mod(positions, F.shape(past_cache)[axis : axis + 1])
+        return F.scatter_elements(past_cache, F.expand(positions, sizes), update, axis=axis)
