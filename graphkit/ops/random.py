@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
+from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INDICES, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops import _philox
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops._shapes import fresh_shape
 
 _RNG = np.array([0x123456789ABCDEF0, 7], np.uint64)
 _HIDDEN = ("rng", "stream")
@@ -233,7 +233,8 @@ class Multinomial(RandomOp):
             raise TypeMismatch(f"the result is int32 or int64, of some samples, not {self.dtype}[{self.sample_size}]")
         if x.rank not in (None, 2):
             raise TypeMismatch(f"Multinomial takes [batch, classes], not {x}")
-        return TensorType(self.dtype, (fresh_shape(1) if x.shape is None else x.shape[:1]) + (self.sample_size,))
+        batch = dims.fresh() if x.shape is None else x.shape[0]
+        return TensorType(self.dtype, (batch, self.sample_size))
 
     def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
         shape = (x.shape[0], self.sample_size)

@@ -21,7 +21,7 @@ _RULES = ("linear", "gated", "delta", "gated_delta")
 _DECAY = Rand((2, 3, 2), -1.0, 0.0)
 _RATE = Rand((2, 3, 2), 0.0, 1.0)
 # grad=False throughout: differentiated as the Scan that it expands to.
-_GATED_DELTA = {"q_num_heads": 2, "kv_num_heads": 2, "grad": False}
+_GATED_DELTA: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 2, "grad": False}
 
 
 @op
