@@ -75,7 +75,7 @@ class Cofactor(Op):
     def reference(self, xp: Any, a: Any) -> Any:
         u, s, vh = xp.linalg.svd(a)
         others = xp.where(xp.eye(s.shape[-1], dtype=bool), 1, s[..., None, :])
-        scale = xp.prod(others, axis=-1) * (xp.linalg.det(u) * xp.linalg.det(vh))[..., None]
+        scale = xp.prod(others, axis=-1) * xp.expand_dims(xp.linalg.det(u) * xp.linalg.det(vh), -1)
         return xp.matmul(u * scale[..., None, :], vh)
 
     def grad(self, node: Node, dy: Any) -> Any:

@@ -50,7 +50,9 @@ def _plain(given: Any) -> Any:
 def _card(result: Any) -> Any:
     if isinstance(result, np.ndarray):
         return result.view(CardArray)
-    return type(result)(map(_card, result)) if type(result) in (list, tuple) else result
+    if isinstance(result, tuple):  # also the named ones of numpy.linalg
+        return tuple(map(_card, result))
+    return list(map(_card, result)) if type(result) is list else result
 
 
 class CardModule:
