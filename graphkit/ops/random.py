@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
+from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INDICES, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops import _philox
@@ -200,6 +201,47 @@ class Bernoulli(RandomOp):
     def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
         u = _philox.uniform(xp, self.state(xp, rng), self.stream, x.shape, _bits(dtype_of(x.dtype)))
         return u < x
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None
+
+
+@op
+class Multinomial(RandomOp):
+    """For each row, `sample_size` classes drawn with probabilities softmax(x). x: float [batch, classes].
+
+    The result is int32 or int64 [batch, sample_size]: by inversion of the distribution, one uniform number each. It
+    is a step function of x, so no gradient flows.
+    """
+
+    dtype: DType = DType.INT32
+    sample_size: int = 1
+    seed: float | None = None
+    inputs = ("x", "rng?")
+    types = {"x": FLOATS, "rng": _UINT64}
+    onnx = Onnx("Multinomial", since=22, hidden=_HIDDEN)
+    samples = (
+        Sample((2, 3), onnx=False),
+        Sample((2, 4), _RNG, sample_size=5, dtype="int64", stream=3, onnx=False),
+        Sample((0, 3), seed=2.0, sample_size=2, onnx=False),
+        Sample(np.array([[-np.inf, 0.0, -np.inf]], np.float32), _RNG, sample_size=3, onnx=False),
+    )
+
+    def infer(self, x: TensorType, rng: TensorType | None = None) -> TensorType:
+        self.check_rng(rng)
+        if self.dtype not in INDICES or self.sample_size < 0:
+            raise TypeMismatch(f"the result is int32 or int64, of some samples, not {self.dtype}[{self.sample_size}]")
+        if x.rank not in (None, 2):
+            raise TypeMismatch(f"Multinomial takes [batch, classes], not {x}")
+        batch = dims.fresh() if x.shape is None else x.shape[0]
+        return TensorType(self.dtype, (batch, self.sample_size))
+
+    def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
+        shape = (x.shape[0], self.sample_size)
+        u = _philox.uniform(xp, self.state(xp, rng), self.stream, shape, _bits(dtype_of(x.dtype)))
+        weights = xp.exp(x.astype(xp.float64) - xp.max(x, axis=1, keepdims=True))
+        total = xp.cumsum(weights, axis=1)
+        return xp.sum(total[:, None, :] <= (u * total[:, -1:])[:, :, None], axis=2)
 
     def grad(self, node: Node, dy: Any) -> Any:
         return None

@@ -29,7 +29,7 @@ def _is_composite(node: Node) -> bool:
     return bool(getattr(node.op, "composite", False))
 
 
-def _expanded(node: Node) -> Sequence[Value]:
+def _expanded(node: Node) -> Sequence[Any]:
     """Results in place of a node's, expanded themselves as far as they go."""
     op: Any = node.op
     ranked = all(v is None or not isinstance(v.type, TensorType) or v.type.rank is not None for v in node.inputs)
@@ -45,7 +45,7 @@ def _expanded(node: Node) -> Sequence[Value]:
     inner = topological(results, stop=stop)
     if not any(map(_is_composite, inner)):
         return results
-    table: dict[Value, Value] = {v: v for v in stop}
+    table: dict[Any, Any] = {v: v for v in stop}
     for part in inner:
         rebuilt = part.rebuilt([None if v is None else table.get(v, v) for v in part.inputs])
         table.update(zip(part.outputs, _expanded(rebuilt) if _is_composite(rebuilt) else rebuilt.outputs, strict=True))

@@ -1,11 +1,13 @@
-"""Attention: older opsets have no windows, the oldest no lengths of an outer cache."""
+"""Attention and its relatives: older opsets have no windows, the oldest no lengths of an outer cache; some types are
+in no opset."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from graphkit.ir.graph import Value
-from graphkit.onnx_io.downgrade import Site, Spelling, rewrites, spells
+from graphkit.ir.types import DType
+from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, rewrites, spells
 
 _VALID_KEYS = 6
 
@@ -23,3 +25,11 @@ def _expanded(site: Site) -> Sequence[Value] | None:
 def _without_windows(spelling: Spelling) -> None:
     spelling.only("left_window_size", -1)
     spelling.only("right_window_size", -1)
+
+
+@rewrites("CausalConvWithState", "LinearAttention", "RotaryEmbedding", below=ALWAYS)
+def _doubles(site: Site) -> Sequence[Value] | None:
+    if site.operand(0).dtype is not DType.FLOAT64:
+        return None
+    results = site.op.expand(*site.inputs)
+    return results if isinstance(results, tuple) else (results,)
