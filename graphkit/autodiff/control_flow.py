@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphkit.autodiff.branches import if_gradient
 from graphkit.autodiff.loops import loop_gradient
 
-CONTROL_FLOW = {"Loop": loop_gradient, "Scan": loop_gradient}
+CONTROL_FLOW = {"If": if_gradient, "Loop": loop_gradient, "Scan": loop_gradient}

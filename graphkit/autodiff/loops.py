@@ -1,6 +1,6 @@
-"""The gradient of Scan and Loop: a Scan that takes the iterations in reverse.
+"""The gradient of Scan is a Scan, that of Loop a Loop, which take the iterations in reverse.
 
-The reverse Scan carries the gradients of the states and the sums of the captures' gradients. It reads, per
+The reverse loop carries the gradients of the states and the sums of the captures' gradients. It reads, per
 iteration, the gradients of scan outputs, the slices of scan inputs, and what the forward body computed and the
 backward one needs, which the forward node stacks into additional scan outputs. The number of iterations of a Loop
 is the length of those stacks, so that data-dependent trips, none included, need nothing more. What depends on
@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from graphkit.autodiff.saving import by_shape, invariant_values, placeholder, read_values, rebuild, shape_stand_in
 from graphkit.autodiff.subgraphs import Contribution, Differentiate, differentiable
 from graphkit.errors import MissingGradient
 from graphkit.ir.graph import Graph, Node, Value, topological
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops._carried import without_value
 from graphkit.ops._shapes import zeros_like
@@ -51,6 +53,17 @@ class _Parts:
     captures: tuple[tuple[Value, Value], ...]
     stacked: tuple[_Stacked, ...]
     first_operand: int
+
+
+@dataclass(frozen=True)
+class _Reverse:
+    """What the reverse loop carries, reads slice by slice, and captures: inside it, and around it."""
+
+    carried: Sequence[Value]
+    starts: Sequence[Value]
+    scanned: Sequence[_Stacked]
+    captures: Sequence[Value]
+    captured: Sequence[Value]
 
 
 def _parts(node: Node) -> _Parts:
@@ -127,29 +140,63 @@ def loop_gradient(
     for source in sources:
         table[source.inner] = placeholder(source.inner)
         scanned.append(_Stacked(table[source.inner], source.outer, source.axis, source.backwards))
-    capture_inputs = [table[v] for v in read_captures]
-    body_inputs = [*state_seeds, *sums, *(s.inner for s in scanned), *capture_inputs]
-    body = merge_control(Graph(body_inputs, rebuild(results, table), name="backward"))
-    starts = [_or_zeros(finals[c], c.final) for c in carried]
-    reverse = F.scan(
-        *starts,
-        *(zeros_like(b) for _, b in captures),
-        *(s.outer for s in scanned),
-        *(outer_of[v] for v in read_captures),
-        body=body,
-        num_scan_inputs=len(scanned),
-        scan_input_axes=[s.axis for s in scanned],
-        scan_input_directions=[1 - s.backwards for s in scanned],
-        scan_output_axes=[s.axis for s in slices],
-        scan_output_directions=[1 - s.backwards for s in slices],
-        captures=len(read_captures),
-        name=f"{node.name}_backward" if node.name else "",
+    starts = [*(_or_zeros(finals[c], c.final) for c in carried), *(zeros_like(b) for _, b in captures)]
+    reverse = _Reverse(
+        [*state_seeds, *sums], starts, scanned, [table[v] for v in read_captures], [outer_of[v] for v in read_captures]
     )
-    values = list(reverse) if isinstance(reverse, tuple) else [reverse]
+    build = _reverse_loop if node.op.name == "Loop" else _reverse_scan
+    values = build(reverse, results, table, slices, f"{node.name}_backward" if node.name else "")
     inputs = [*(c.before for c in carried), *(a for a, _ in captures), *(s.inner for s in slices)]
     of_input = dict(zip(inputs, values, strict=True))
     lead: list[Value | None] = [None] * parts.first_operand
     return lead + [of_input.get(v) for v in parts.body.inputs[parts.first_operand :]], saving
+
+
+def _reverse_scan(
+    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], slices: Sequence[_Stacked], name: str
+) -> list[Value]:
+    """The final carried values, then the gradients of `slices`, which `results` ends with."""
+    inputs = [*reverse.carried, *(s.inner for s in reverse.scanned), *reverse.captures]
+    found = F.scan(
+        *reverse.starts,
+        *(s.outer for s in reverse.scanned),
+        *reverse.captured,
+        body=merge_control(Graph(inputs, rebuild(results, table), name="backward")),
+        num_scan_inputs=len(reverse.scanned),
+        scan_input_axes=[s.axis for s in reverse.scanned],
+        scan_input_directions=[1 - s.backwards for s in reverse.scanned],
+        scan_output_axes=[s.axis for s in slices],
+        scan_output_directions=[1 - s.backwards for s in slices],
+        captures=len(reverse.captured),
+        name=name,
+    )
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def _reverse_loop(
+    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], slices: Sequence[_Stacked], name: str
+) -> list[Value]:
+    """The final carried values. Iteration i reads the last slice but i of each stack, and none when there is none."""
+    assert not slices, "a Loop scans no operand"
+    iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
+    stacks = [Value(without_value(s.outer.type), s.outer.name) for s in reverse.scanned]
+    place = F.sub(np.array(-1, np.int64), iteration)
+    read = {s.inner: F.gather(stack, place, axis=0) for s, stack in zip(reverse.scanned, stacks, strict=True)}
+    table = {v: read.get(new, new) for v, new in table.items()} | read
+    outputs = [F.constant(value=np.array(True)), *rebuild(results, table)]
+    body = Graph([iteration, going, *reverse.carried, *stacks, *reverse.captures], outputs, name="backward")
+    count = F.squeeze(F.shape(reverse.scanned[0].outer, start=0, end=1))
+    found = F.loop(
+        count,
+        None,
+        *reverse.starts,
+        *(s.outer for s in reverse.scanned),
+        *reverse.captured,
+        body=merge_control(body),
+        captures=len(stacks) + len(reverse.captured),
+        name=name,
+    )
+    return list(found) if isinstance(found, tuple) else [found]
 
 
 def _carried_gradients(

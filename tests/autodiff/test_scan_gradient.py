@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,13 @@ import pytest
 
 import graphkit as gk
 from graphkit.autodiff import gradient
-from graphkit.checks.gradcheck import check_graph
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.onnx_io.exporter import export
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 from graphkit.passes.merge_control import merge_control
 
+Check = Callable[..., None]
 RNG = np.random.default_rng(7)
 
 
@@ -28,33 +26,6 @@ def float64(*shape: Any, name: str) -> Value:
 
 def draw(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape)
-
-
-def check(inputs: Sequence[Value], outputs: Any, arrays: Sequence[Any], second: bool = True) -> None:
-    """First and second order against numeric differentiation, and the gradient graph in ONNX Runtime."""
-    outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-    wrt = {v.name: v for v in inputs if v.dtype.is_float}
-    report = check_graph(inputs, outputs, wrt, arrays, directions=0)
-    assert report.passed, str(report)
-    seeds = [Value(TensorType(y.dtype, y.shape), f"seed_{i}") for i, y in enumerate(outputs)]
-    gradients = gradient(outputs, list(wrt.values()), seeds, allow_unused=True)
-    weights = [RNG.standard_normal(np.shape(y)) for y in evaluate(Graph(inputs, outputs), arrays)]
-    everything, feeds = [*inputs, *seeds], [*arrays, *weights]
-    if second:
-        again = {v.name: v for v in [*wrt.values(), *seeds]}
-        report = check_graph(everything, gradients, again, feeds, directions=3, rtol=1e-5, atol=1e-6)
-        assert report.passed, str(report)
-    in_onnx_runtime(everything, [*outputs, *gradients], feeds)
-
-
-def in_onnx_runtime(inputs: Sequence[Value], outputs: Sequence[Value], feeds: Sequence[Any]) -> None:
-    graph = merge_control(Graph(inputs, outputs))
-    expected = evaluate(Graph(inputs, outputs), feeds)
-    named = {graph.name_of(v): np.asarray(a) for v, a in zip(graph.inputs, feeds, strict=True)}
-    got = OnnxRuntimeModel(export(graph, {})).run(named)
-    values = list(got.values()) if isinstance(got, dict) else list(got)
-    for ours, theirs in zip(expected, values, strict=True):
-        np.testing.assert_allclose(theirs, ours, rtol=1e-9, atol=1e-11)
 
 
 def nodes_named(graph: Graph, name: str) -> list[Node]:
@@ -71,14 +42,14 @@ def rnn(x: Value, h0: Value, w: Value, u: Value, reverse: bool = False) -> tuple
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("batch", [2, "N"])
-def test_recurrent_net(batch: Any, reverse: bool) -> None:
+def test_recurrent_net(check: Check, batch: Any, reverse: bool) -> None:
     x, h0 = float64("T", batch, 3, name="x"), float64(batch, 2, name="h0")
     w, u = float64(3, 2, name="w"), float64(2, 2, name="u")
     last, hs = rnn(x, h0, w, u, reverse)
     check([x, h0, w, u], [last, hs], [draw(4, 2, 3), draw(2, 2), draw(3, 2), draw(2, 2)])
 
 
-def test_states_inputs_outputs_axes_and_directions() -> None:
+def test_states_inputs_outputs_axes_and_directions(check: Check) -> None:
     row, scalar = TensorType("float64", (3,)), TensorType("float64", ())
     a, b, x, y, w = Value(row), Value(scalar), Value(row), Value(scalar), Value(row)
     results = [F.sin(F.add(a, F.mul(x, w))), F.mul(b, y), F.mul(F.mul(x, y), a), F.exp(F.mul(b, w))]
@@ -93,7 +64,7 @@ def test_states_inputs_outputs_axes_and_directions() -> None:
     check(inputs, outputs, [draw(3), np.array(1.3), draw(3, 4), draw(4), draw(3)])
 
 
-def test_one_of_several_outputs() -> None:
+def test_one_of_several_outputs(check: Check) -> None:
     x, h = float64(4, 3, name="x"), float64(3, name="h")
     last, (first, second) = gk.scan(lambda c, v: (F.sin(F.add(c, v)), (F.mul(c, v), F.exp(v))), h, x)
     for output in (last, first, second):
@@ -112,7 +83,7 @@ def test_without_any_element() -> None:
     np.testing.assert_array_equal(got[2], np.zeros(3))
 
 
-def test_integer_state() -> None:
+def test_integer_state(check: Check) -> None:
     x, start = float64(4, 3, name="x"), Value(TensorType("int64", ()), "start")
     one = np.int64(1)
 
@@ -126,7 +97,7 @@ def test_integer_state() -> None:
     check([x, h, start], [last, ys], [0.3 * draw(4, 3), 0.3 * draw(3), np.array(2)])
 
 
-def test_nested() -> None:
+def test_nested(check: Check) -> None:
     x, h, w = float64(3, 4, 2, name="x"), float64(2, name="h"), float64(2, name="w")
 
     def inner(carry: Value, v: Value) -> tuple[Value, Value]:
@@ -141,7 +112,7 @@ def test_nested() -> None:
     check([x, h, w], [last, ys], [draw(3, 4, 2), draw(2), draw(2)])
 
 
-def test_three_deep() -> None:
+def test_three_deep(check: Check) -> None:
     x, h, w = float64(2, 3, 2, 2, name="x"), float64(2, name="h"), float64(2, name="w")
 
     def level(depth: int) -> Any:
@@ -156,7 +127,7 @@ def test_three_deep() -> None:
     check([x, h, w], last, [draw(2, 3, 2, 2), draw(2), draw(2)])
 
 
-def test_map_and_foreach_and_fold() -> None:
+def test_map_and_foreach_and_fold(check: Check) -> None:
     x, w = float64(4, 3, name="x"), float64(3, name="w")
     check([x, w], gk.map(lambda v: F.exp(F.mul(v, w)), x), [draw(4, 3), draw(3)])
     check([x, w], gk.fold(lambda c, v: F.sin(F.mul(c, v)), w, x), [draw(4, 3), draw(3)])
@@ -164,13 +135,13 @@ def test_map_and_foreach_and_fold() -> None:
     check([x, w], [outputs, last], [draw(4, 3), draw(3)])
 
 
-def test_broadcast_in_the_body() -> None:
+def test_broadcast_in_the_body(check: Check) -> None:
     x, h, b = float64("T", "N", 3, name="x"), float64("N", 3, name="h"), float64(1, 3, name="b")
     last, _ = gk.scan(lambda c, v: (F.add(F.mul(c, b), F.exp(F.mul(v, b))), None), h, x)
     check([x, h, b], last, [draw(3, 2, 3), draw(2, 3), draw(1, 3)])
 
 
-def test_a_state_that_no_result_depends_on_has_no_gradient() -> None:
+def test_a_state_that_no_result_depends_on_has_no_gradient(check: Check) -> None:
     x, h, idle = float64(4, 3, name="x"), float64(3, name="h"), float64(3, name="idle")
     (last, _), _ = gk.scan(lambda c, v: ((F.mul(c[0], v), F.mul(c[1], v)), None), (h, idle), x)
     found = gradient([last], [h, idle, x], allow_unused=True)
@@ -196,7 +167,7 @@ def test_the_forward_scan_runs_once_and_saves_what_is_read() -> None:
     assert [n.op.name for n in reverse.op.body.nodes].count("Tanh") == 0  # type: ignore[attr-defined]
 
 
-def test_nested_forward_scans_run_once() -> None:
+def test_nested_forward_scans_run_once(check: Check) -> None:
     x, w = float64(3, 4, 2, name="x"), float64(2, name="w")
     last = gk.fold(lambda c, rows: gk.fold(lambda d, v: F.tanh(F.mul(F.add(d, v), w)), c, rows), w, x)
     graph = merge_control(Graph([x, w], [last, *gradient([last], [x, w])]))
