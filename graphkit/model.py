@@ -19,6 +19,7 @@ from graphkit.ir import printing
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
+from graphkit.passes.merge_control import merge_control
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -306,4 +307,4 @@ def grad(
     graph = Graph(
         model.graph.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta
     )
-    return Model.from_graph(graph, dict(model.params))
+    return Model.from_graph(merge_control(graph), dict(model.params))

@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkit.autodiff import gradient
-from graphkit.errors import GraphkitError, MissingGradient, RuntimeFailure, TypeMismatch
-from graphkit.executor.params import ParamStore
-from graphkit.executor.session import Executor
+from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir.dims import DimExpr, symbol
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type
@@ -320,49 +317,3 @@ def test_scan_refuses_misfits() -> None:
     y = F.scan(a, b, body=pair, num_scan_inputs=2)
     with pytest.raises(RuntimeFailure, match="lengths"):
         run(y, [a, b], [ROWS, ROWS[:2]])
-
-
-# --- all ------------------------------------------------------------------------------------------
-
-
-def test_differentiation_lists_the_operators_by_name() -> None:
-    x, cond = Value(VECTOR, "x"), Value(FLAG, "cond")
-    same = sub([VECTOR], lambda a: [a])
-    y = F.if_(cond, x, then_branch=same, else_branch=same, name="choice")
-    y = F.loop(np.array(2), None, y, y, body=ACCUMULATE, captures=1, name="repeat")[0]
-    y = F.scan(y, ROWS, body=CUMULATE, num_scan_inputs=1, name="sweep")[0]
-    with pytest.raises(MissingGradient, match=r"(?s)If.*'choice'.*Loop.*'repeat'.*Scan.*'sweep'"):
-        gradient([y], [x])
-
-
-def test_nested_control_flow() -> None:
-    """In every second iteration the inner loop adds the captured vector as often as the outer one counts."""
-    inner = body([VECTOR, VECTOR], lambda i, c, s, w: [c, F.add(s, w)])
-    kinds = [COUNT, VECTOR, VECTOR]
-    repeat = sub(kinds, lambda n, a, b: [F.loop(n, None, a, b, body=inner, captures=1)])
-    skip = sub(kinds, lambda n, a, b: [a])
-
-    def step(i: Any, c: Any, s: Any, w: Any) -> list[Any]:
-        even = F.equal(F.mod(i, np.array(2)), np.array(0))
-        return [c, F.if_(even, i, s, w, then_branch=repeat, else_branch=skip)]
-
-    outer = body([VECTOR, VECTOR], step)
-    final = F.loop(np.array(5), None, X, X, body=outer, captures=1)
-    assert np.array_equal(run(final)[0], X * (1 + 0 + 2 + 4))
-
-
-def test_a_branch_that_the_sizes_rule_out_fails_only_when_it_is_taken() -> None:
-    flag, x = Value(FLAG, "flag"), Value(TensorType("float32", (symbol("N"), symbol("M"))), "x")
-    axis = np.array([1])
-    then_branch = sub([x.type], lambda v: [F.squeeze(v, axis)])
-    else_branch = sub([x.type], lambda v: [F.reduce_sum(v, axis, keepdims=False)])
-    y = F.if_(flag, x, then_branch=then_branch, else_branch=else_branch)
-    executor = Executor(Graph([flag, x], [y], output_names=["y"]), ParamStore({}))
-    wide, narrow = np.ones((2, 3), np.float32), np.ones((2, 1), np.float32)
-    for taken, data, expected in ((False, wide, [3, 3]), (True, narrow, [1, 1]), (False, narrow, [1, 1])):
-        assert executor.run({"flag": np.array(taken), "x": data})["y"].tolist() == expected
-    with pytest.raises(GraphkitError, match="Squeeze"):
-        executor.run({"flag": np.array(True), "x": wide})
-    square = Value(TensorType("float32", (2, 3)))
-    with pytest.raises(TypeMismatch, match="cannot be squeezed"):
-        F.if_(flag, square, then_branch=then_branch, else_branch=then_branch)

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from graphkit.autodiff.control_flow import CONTROL_FLOW
+from graphkit.autodiff.subgraphs import differentiable
 from graphkit.errors import GraphkitError, MissingGradient, UsageError
 from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Node, Value, topological
-from graphkit.ir.types import TensorType
 from graphkit.ops import F
 
 
@@ -34,7 +35,7 @@ def gradient(
     rule, and UsageError when an output does not depend on one of `wrt` (zeros instead with `allow_unused`).
     """
     for value in (*outputs, *wrt):
-        if not _differentiable(value):
+        if not differentiable(value):
             raise UsageError(f"{value} is not a float tensor: it has no gradient")
     if seeds is None:
         with context.detached():
@@ -65,12 +66,14 @@ class _Sweep:
         # Values whose gradient is unknown because an operator above them has no rule: they only find more of those.
         self.tainted: set[Value] = set()
         self.missing: list[Node] = []
+        # Forward nodes of control flow with results added that the backward pass reads.
+        self.extended: list[Node] = []
 
     def _depending_on(self, wrt: Sequence[Value]) -> set[Value]:
         active = set(wrt)
         for node in self.nodes:
             if any(v in active for v in node.inputs if v is not None):
-                active.update(v for v in node.outputs if _differentiable(v))
+                active.update(v for v in node.outputs if differentiable(v))
         return active
 
     def run(self) -> list[Value | None]:
@@ -95,18 +98,25 @@ class _Sweep:
         if not tainted and all(g is None for g in gradients):
             return
         op: Any = node.op
-        if op.grad is None and op.expand is None:
+        control = CONTROL_FLOW.get(op.name) if op.domain == "" else None
+        if op.grad is None and op.expand is None and control is None:
             self.missing.append(node)
             tainted = True
         if tainted:
             self.tainted.update(v for v in node.inputs if v is not None and v in self.active)
             return
         try:
-            contributions = (
-                self._rule(node, gradients) if op.grad is not None else self._through_expansion(node, gradients)
-            )
+            if control is not None:
+                results, extended = control(node, gradients, self.active, _differentiate)
+                self.extended += [] if extended is None else [extended]
+                contributions: Iterable[tuple[Value | None, Value | None]] = zip(node.inputs, results, strict=True)
+            elif op.grad is not None:
+                contributions = self._rule(node, gradients)
+            else:
+                contributions = self._through_expansion(node, gradients)
         except MissingGradient as error:
-            raise MissingGradient(f"{error}\n  inside the expansion of {node.describe()}") from None
+            place = "expansion" if control is None else "subgraph"
+            raise MissingGradient(f"{error}\n  inside the {place} of {node.describe()}") from None
         except GraphkitError as error:
             raise type(error)(f"gradient of {node.describe()}: {error}") from error
         for value, contribution in contributions:
@@ -135,8 +145,11 @@ class _Sweep:
         return list(zip(wrt, inner.run(), strict=True))
 
 
-def _differentiable(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.dtype.is_float
+def _differentiate(
+    outputs: Sequence[Value], seeds: Sequence[Value], wrt: Sequence[Value]
+) -> tuple[list[Value | None], list[Node]]:
+    sweep = _Sweep(outputs, seeds, wrt)
+    return sweep.run(), sweep.extended
 
 
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:

@@ -1,0 +1,8 @@
+"""The gradient rules of control flow, by operator. Results are ordinary If and Scan nodes: second order follows."""
+
+from __future__ import annotations
+
+from graphkit.autodiff.branches import if_gradient
+from graphkit.autodiff.loops import loop_gradient
+
+CONTROL_FLOW = {"If": if_gradient, "Loop": loop_gradient, "Scan": loop_gradient}

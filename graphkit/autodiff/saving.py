@@ -1,0 +1,92 @@
+"""What a backward subgraph reads of the forward one, and how it is rebuilt on what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.ir import dims
+from graphkit.ir.graph import Node, Value, topological
+from graphkit.ir.types import TensorType
+from graphkit.ops import F, Op
+from graphkit.ops._carried import without_value
+from graphkit.passes.cse import is_random
+
+
+def read_values(results: Iterable[Value], is_source: Callable[[Value], bool]) -> dict[Value, bool]:
+    """The sources that `results` are computed from, in a deterministic order.
+
+    What is computed from sources alone is followed down to them. The flag says whether elements are read, or only
+    the shape.
+    """
+    found: dict[Value, bool] = {}
+    seen: set[Node] = set()
+    stack: list[tuple[Value, bool]] = [(v, True) for v in results]
+    while stack:
+        value, elements = stack.pop()
+        if is_source(value):
+            found[value] = found.get(value, False) or elements
+        elif value.node is not None and value.node not in seen:
+            seen.add(value.node)
+            stack.extend(_operands(value.node))
+    return found
+
+
+def _operands(node: Node) -> Iterator[tuple[Value, bool]]:
+    """Operands, each with whether the node reads its elements."""
+    op = node.op
+    names = op.shape_only if isinstance(op, Op) else ()
+    for position, value in enumerate(node.inputs):
+        if value is not None:
+            shape_only = bool(names) and op.formals[min(position, len(op.formals) - 1)].name in names  # type: ignore[attr-defined]
+            yield value, not shape_only
+
+
+def invariant_values(nodes: Iterable[Node], inputs: Iterable[Value]) -> set[Value]:
+    """The outputs of `nodes` (in topological order) that are constants or computed from `inputs` and constants."""
+    known = set(inputs)
+    found: set[Value] = set()
+    for node in nodes:
+        if all(v in known for v in node.operands) and not is_random(node.op):
+            known.update(node.outputs)
+            found.update(node.outputs)
+    return found
+
+
+def rebuild(results: Sequence[Value], table: MutableMapping[Value, Value]) -> list[Value]:
+    """`results` computed from `table`, which maps what they read to its replacement, and gets every value made."""
+    for node in topological(results, stop=table):
+        rebuilt = node.rebuilt([None if v is None else table.get(v, v) for v in node.inputs])
+        for old, new in zip(node.outputs, rebuilt.outputs, strict=True):
+            table.setdefault(old, new)
+    return [table.get(v, v) for v in results]
+
+
+def placeholder(value: Value) -> Value:
+    """An input of a backward subgraph that stands for a value of the forward one."""
+    return Value(without_value(value.type), value.name)
+
+
+def shape_stand_in(value: Value, available: Mapping[tuple[Any, ...], Value]) -> Value | None:
+    """A tensor of the shape of `value`, of which nothing else is read; None when its sizes are known only later.
+
+    `available` holds tensors by shape.
+    """
+    shape = value.shape if isinstance(value.type, TensorType) else None
+    if shape is None:
+        return None
+    if all(dims.is_static(d) for d in shape):
+        zero: Value = F.constant_of_shape(np.asarray(shape, np.int64), value=np.zeros(1, value.dtype.numpy))
+        return zero
+    return available.get(shape)
+
+
+def by_shape(values: Iterable[Value]) -> dict[tuple[Any, ...], Value]:
+    """The first tensor of each shape."""
+    found: dict[tuple[Any, ...], Value] = {}
+    for value in values:
+        if isinstance(value.type, TensorType) and value.type.shape is not None:
+            found.setdefault(value.type.shape, value)
+    return found
