@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel
-from graphkit.executor.memory import Request, aligned, plan_memory
+from graphkit.executor.memory import Request, aligned
 from graphkit.executor.placement import Placement, has_fixed_size, place_values
 from graphkit.executor.plan import KernelKind
+from graphkit.executor.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.reference import reference_kernel
-from graphkit.executor.schedule import Task, schedule
+from graphkit.executor.schedule import Task
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.constants import Constant
 from graphkit.passes._base import elements_read
@@ -118,7 +119,7 @@ class Region:
             )
             for node, operands, awaited, permitted, chosen in zip(nodes, reads, after, pairs, self.chosen, strict=True)
         ]
-        order = schedule(tasks, [aligned(size) for size in sizes])
+        order = cached_schedule(tasks, [aligned(size) for size in sizes])
         self.order = order.order
         self.plain_lower_bound = order.plain_peak_bytes
 
@@ -146,7 +147,7 @@ class Region:
             if size := self.chosen[index].scratch_bytes:
                 self.scratch_of[index] = len(self.requests)
                 self.requests.append(Request(size, step, step))
-        self.layout = plan_memory(self.requests, inplace=self.settings.inplace, share=self.settings.share)
+        self.layout = cached_layout(self.requests, inplace=self.settings.inplace, share=self.settings.share)
         kept = {root[r.value] for r in self.placement.results}
         self.releases: dict[int, list[Value]] = {}
         for buffer, value in enumerate(written):

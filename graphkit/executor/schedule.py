@@ -53,6 +53,25 @@ def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
     return Schedule(chosen, best, plain_peak)
 
 
+def measured(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> Schedule:
+    """The peaks of an order."""
+    plain = tuple(range(len(tasks)))
+    return Schedule(tuple(order), peak_bytes(tasks, sizes, order), peak_bytes(tasks, sizes, plain))
+
+
+def is_order(tasks: Sequence[Task], order: Sequence[int]) -> bool:
+    """Whether an order has every task once, after those that write what it follows."""
+    if sorted(order) != list(range(len(tasks))):
+        return False
+    waiting = {buffer for task in tasks for buffer in task.writes}
+    for index in order:
+        task = tasks[index]
+        if not waiting.isdisjoint(task.reads) or not waiting.isdisjoint(task.after):
+            return False
+        waiting.difference_update(task.writes)
+    return True
+
+
 def _least(tasks: Sequence[Task], sizes: Sequence[int]) -> int:
     """The operands, results and working memory of one task: no order has a lower peak."""
     least = 0
