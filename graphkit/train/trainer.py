@@ -62,6 +62,8 @@ class Trainer:
     the learning rate and the weight decay; lazy are tables with row-sparse updates (see `graphkit.train.sparse`).
     recompute: "sqrt" to compute most activations again in the backward pass in place of keeping them, or the number of
     bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
+    precision: "bf16" rounds the operands and results of matrix products and convolutions to bfloat16, in the backward
+    pass too; parameters, slots and all else stay float32.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
     """
 
@@ -86,6 +88,7 @@ class Trainer:
         output: str | None = None,
         recompute: recomputation.Recompute | None = None,
         seed: int | None = None,
+        precision: str = "f32",
         deterministic: bool = False,
     ):
         recomputation.check(recompute)
@@ -116,6 +119,7 @@ class Trainer:
             "device": device,
             "threads": threads,
             "seed": self.seed,
+            "precision": precision,
             "deterministic": deterministic,
         }
         if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
