@@ -65,6 +65,8 @@ def observe_batches(module):
 def torch_loss(name, output, target):
     functional = torch.nn.functional
     match name:
+        case "dqn":
+            return functional.huber_loss(output, target)
         case "matrix_factorization":
             return functional.mse_loss(output, target)
         case "unet":

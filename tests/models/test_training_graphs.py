@@ -28,6 +28,7 @@ NEWEST = 26  # that ONNX Runtime 1.31 takes
 WHOLE = [
     ("alexnet", {"dropout": 0.0}),
     ("bert", {"dropout": 0.0}),
+    ("dqn", {}),
     ("googlenet", {"dropout": 0.0}),
     ("googlenet", {"dropout": 0.0, "batch_norm": False}),
     ("lenet", {}),

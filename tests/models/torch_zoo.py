@@ -63,6 +63,22 @@ def _mlp(inputs: int, hidden: Sequence[int] = (128, 64), classes: int = 10) -> n
     return _stack(*layers, nn.Linear(widths[-1], classes))
 
 
+@_network("dqn")
+class _QNetwork(nn.Module):
+    def __init__(self, observations: int, actions: int, hidden: Sequence[int], dueling: bool = False):
+        super().__init__()
+        self.features = _mlp(observations, hidden[:-1], hidden[-1])
+        self.value = nn.Linear(hidden[-1], 1) if dueling else None
+        self.advantage = nn.Linear(hidden[-1], actions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.relu(self.features(x))
+        advantage = self.advantage(h)
+        if self.value is None:
+            return advantage
+        return self.value(h) + advantage - advantage.mean(1, keepdim=True)
+
+
 @_network("lenet")
 def _lenet(image: Sequence[int], classes: int = 10) -> nn.Module:
     pad = 0 if min(image[1:]) >= 16 else 2

@@ -24,6 +24,8 @@ TOKENS = 6  # in a small sequence; shorter than its `length`
 SMALL = [
     ("alexnet", {"image": (3, 64, 64), "classes": 7, "hidden": 24, "dropout": 0.0}),
     ("bert", {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3, "dropout": 0.0}),
+    ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8)}),
+    ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8), "dueling": True}),
     ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0}),
     ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0, "batch_norm": False}),
     ("lenet", {"image": (1, 8, 8)}),
@@ -46,12 +48,14 @@ def label(case: Any) -> str | None:
     """An id of a case's options: what tells the rows of SMALL apart."""
     if not isinstance(case, dict):
         return None
-    return "-".join(f"{k}={v}" for k, v in case.items() if k in ("layers", "batch_norm")) or "plain"
+    return "-".join(f"{k}={v}" for k, v in case.items() if k in ("layers", "batch_norm", "dueling")) or "plain"
 
 
 def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | None]:
     """The loss that a network is trained by, and its targets where the loss does not say."""
     match name:
+        case "dqn":
+            return "huber", None
         case "matrix_factorization":
             return "mse", None
         case "unet":
