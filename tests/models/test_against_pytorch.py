@@ -9,7 +9,7 @@ import importlib
 
 import numpy as np
 import pytest
-from training import SMALL, feeds_of, label, relative_errors, run, training_graph
+from training import SMALL, WHOLE, feeds_of, label, relative_errors, run, training_graph
 
 import graphkit as gk
 
@@ -142,6 +142,25 @@ def test_image_networks_are_those_of_torchvision(name, options, function, argume
         x = torch.randn(1, 3, size, size)
         with torch.no_grad():
             assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "options"), WHOLE, ids=label)
+def test_outputs_at_the_sizes_of_the_papers(name, options, unset_parameters):
+    net, module = gk.models.build(name, **options), torch_zoo.build(name, **defaults(name, options)).eval()
+    randomise(module)
+    adopt(net, module.state_dict())
+    feeds = {n: a for n, a in feeds_of(name, net, batch=1).items() if n != "target"}
+    with torch.no_grad():
+        theirs = module(*(torch.tensor(a) for a in feeds.values()))
+    ours = net.compile(threads=2).run(feeds)
+    for array, tensor in zip(ours.values(), theirs if isinstance(theirs, tuple) else [theirs], strict=True):
+        assert_close(array, tensor)
+
+
+def defaults(name, options):
+    """All options of a network, for modules that have no defaults."""
+    return {option.name: option.default for option in gk.models.options(name)} | options
 
 
 def encoder_layer(prefix, net, *, epsilon, norm_first, activation):

@@ -101,12 +101,16 @@ def test_the_command_line_builds_it(name, tmp_path):
     assert gk.load(tmp_path / "net.json").num_parameters == gk.models.build(name, **SMALL[name]).num_parameters
 
 
-def test_the_guide_lists_every_network_with_its_options():
+def test_the_guide_lists_every_network_with_its_options_and_size(unset_parameters):
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", text, re.MULTILINE))
-    assert sorted(rows) == gk.models.names()
-    for name, listed in rows.items():
-        assert re.findall(r"`(\w+)=", listed) == [option.name for option in gk.models.options(name)], name
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([\d,]+) \|", text, re.MULTILINE)
+    assert sorted(name for name, _, _ in rows) == gk.models.names()
+    for name, listed, count in rows:
+        written = dict(re.findall(r"`(\w+)=([^`]*)`", listed))
+        known = gk.models.options(name)
+        assert {o.name: o.parse(written[o.name]) for o in known} == {o.name: o.default for o in known}, name
+        assert list(written) == [o.name for o in known], name
+        assert gk.models.build(name).num_parameters == int(count.replace(",", "")), name
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -44,6 +44,25 @@ SMALL = [
 ]
 
 
+# At the sizes of the papers, two images or sequences.
+WHOLE = [
+    ("alexnet", {"dropout": 0.0}),
+    ("bert", {"dropout": 0.0}),
+    ("dqn", {}),
+    ("googlenet", {"dropout": 0.0}),
+    ("googlenet", {"dropout": 0.0, "batch_norm": False}),
+    ("lenet", {}),
+    ("matrix_factorization", {}),
+    ("mlp", {}),
+    ("mobilenetv2", {"dropout": 0.0}),
+    ("resnet", {"layers": 50}),
+    ("transformer_lm", {"dropout": 0.0}),
+    ("unet", {"classes": 1}),
+    ("vae", {}),
+    ("vgg", {"dropout": 0.0}),
+]
+
+
 def label(case: Any) -> str | None:
     """An id of a case's options: what tells the rows of SMALL apart."""
     if not isinstance(case, dict):
