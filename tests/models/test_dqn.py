@@ -115,6 +115,13 @@ def test_the_loop_of_environment_and_policy_exports(trained, opset):
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
+def test_a_rollout_runs_without_python(trained, monkeypatch):
+    monkeypatch.setenv("GRAPHKIT_STRICT", "1")
+    world, net, _, _ = trained
+    feeds = {"epsilon": np.float32(0.2), "uniform": np.zeros((10, 2, 4), np.float32)}
+    assert rollout(net, world, agents=4, limit=10).compile(threads=1).run(feeds)["steps"] == 10
+
+
 def test_a_rollout_follows_the_rules(trained):
     world, net, _, _ = trained
     uniform = np.random.default_rng(0).random((50, 2, 3), np.float32)

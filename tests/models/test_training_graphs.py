@@ -26,8 +26,12 @@ from graphkit.onnx_io.compare import OnnxRuntimeModel
 NEWEST = 26  # that ONNX Runtime 1.31 takes
 
 
+# Recurrent networks for text, whose sequences have any length, are compared beside what else is true of them.
+TEXT = {"lstm_lm", "seq2seq", "text_classifier"}
+
+
 def test_every_network_is_here():
-    assert sorted({name for name, _ in SMALL}) == sorted({name for name, _ in WHOLE}) == gk.models.names()
+    assert {name for name, _ in SMALL} == {name for name, _ in WHOLE} == set(gk.models.names()) - TEXT
 
 
 # Where rectifiers and pools have so many elements that some are decided by rounding in every batch.
