@@ -247,6 +247,51 @@ def test_the_target_network_follows_at_intervals():
     assert not np.array_equal(model.params["fc1_weight"], first)
 
 
+class Corridor:
+    """Ten cells in a row, states without a second axis; action 1 goes right, 0 left, and the right end pays."""
+
+    actions = 2
+
+    def reset(self, agents):
+        return gk.constant(value=np.zeros(agents, np.int64))
+
+    def observe(self, state):
+        return gk.gather(gk.constant(value=np.eye(10, dtype=np.float32)), state, axis=0)
+
+    def step(self, state, action):
+        state = gk.min(gk.max(state + action * np.int64(2) - np.int64(1), np.int64(0)), np.int64(9))
+        over = gk.equal(state, np.int64(9))
+        return state, gk.where(over, np.float32(1), np.float32(-0.01)), over
+
+
+def test_a_world_of_ones_own():
+    net = gk.models.build("dqn", observations=10, actions=2, hidden=(16,), dueling=True)
+    history = QLearner(net, Corridor(), gk.optim.AdamW(3e-3), seed=0).fit(20)
+    assert history[-1].steps < 20 < history[0].steps
+    play = rollout(net, Corridor(), agents=3, limit=20)
+    feeds = {"epsilon": np.float32(0), "uniform": np.zeros((20, 2, 3), np.float32)}
+    assert play.run(feeds)["path"][9].tolist() == [9, 9, 9]
+    assert gk.verify(play, feeds).passed
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [gk.optim.SGD(0.05), gk.optim.SGD(0.05, momentum=0.9), gk.optim.Adagrad(0.01), gk.optim.Lamb(0.01)],
+    ids=lambda o: f"{o.kind}-{len(o.slots)}",
+)
+def test_any_optimizer(optimizer):
+    net = gk.models.build("dqn", observations=10, actions=2, hidden=(8,))
+    before = {n: a.copy() for n, a in net.params.items()}
+    learner = QLearner(net, Corridor(), optimizer, Settings(limit=20, warmup=8), seed=0)
+    (episode,) = learner.fit(1)
+    assert learner.states["optimizer_step"] == episode.steps - 7
+    for name, array in net.params.items():
+        assert np.isfinite(array).all()
+        assert not np.array_equal(array, before[name]), name
+        for slot in optimizer.slots:
+            assert np.ptp(learner.states[f"{name}/{slot}"]) > 0
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -110,8 +110,8 @@ def shuffle(net: gk.Model, seed: int = 0) -> None:
 def condition(net: gk.Model, seed: int = 0) -> None:
     """Normalised channels of mean 2 and deviation around 1, so that rectifiers mask few elements.
 
-    Around 0 as many would lie so near to the kink that rounding decides, and a chain of normalisations would amplify
-    what that changes: in float32 no two implementations would agree then.
+    With a mean of 0, some elements would lie so near to the kink that rounding decides, and a chain of normalisations
+    would amplify what that changes: in float32 no two implementations would agree.
     """
     rng = np.random.default_rng(seed)
     for name in [n.removesuffix("_running_mean") for n in net.params if n.endswith("_running_mean")]:
