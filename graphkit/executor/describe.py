@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from graphkit.executor.control import IfStep
 from graphkit.executor.memory import aligned
 from graphkit.executor.placement import has_fixed_size
 from graphkit.executor.plan import Block, KernelKind, Operand, Plan, PlanStep
@@ -158,8 +157,7 @@ def _packed(region: Region) -> dict[tuple[int, str], int]:
     found: dict[tuple[int, str], int] = {}
     for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
         if chosen.control is not None:
-            control = chosen.control
-            for inner in control.regions if isinstance(control, IfStep) else (control.body,):
+            for inner in chosen.control.regions.values():
                 found |= _packed(inner)
             continue
         for position in chosen.kernel.packed_inputs if chosen.compiled else ():

@@ -7,12 +7,12 @@ is working memory of the step that runs it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel
+from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel, native_module
 from graphkit.executor.memory import Request, aligned, plan_memory
-from graphkit.executor.placement import Placement, has_fixed_size, place_values, read_positions
+from graphkit.executor.placement import Placement, has_fixed_size, has_run_time_size, place_values, read_positions
 from graphkit.executor.plan import KernelKind
 from graphkit.executor.reference import reference_kernel
 from graphkit.executor.schedule import Task, schedule
@@ -21,6 +21,7 @@ from graphkit.ops.constants import Constant
 
 if TYPE_CHECKING:
     from graphkit.executor.control import ControlStep
+    from graphkit.executor.late import LateNode
 
 
 class Settings(NamedTuple):
@@ -36,7 +37,8 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How one node runs: by a prepared kernel, by regions of its own, or (both None) as arrays that it makes.
+    """How one node runs: by a prepared kernel, by one that a run prepares, by regions of its own, as the axes
+    (first, last) of a shape, or (all None) as arrays that it makes.
 
     `compiled` kernels run inside the native program; others are Python functions of input and output arrays.
     """
@@ -45,6 +47,13 @@ class Chosen:
     kernel: Any = None
     control: ControlStep | None = None
     compiled: bool = False
+    late: LateNode | None = None
+    axes: tuple[int, int] | None = None
+    reason: str = ""  # why a node with subgraphs runs by reference
+
+    @property
+    def in_python(self) -> bool:
+        return not self.compiled and self.control is None and self.late is None and self.axes is None
 
     @property
     def scratch_bytes(self) -> int:
@@ -65,34 +74,33 @@ class Region:
         self.chosen: list[Chosen] = [self._choose(node) for node in self.placement.steps]
         self._arrange()
 
-    @property
-    def compiled(self) -> bool:
-        """Whether every step runs without Python."""
-        return all(c.compiled or c.control is not None for c in self.chosen)
-
     def _choose(self, node: Node) -> Chosen:
         from graphkit.executor.control import control_step
+        from graphkit.executor.late import late_node
 
-        placement = self.placement
-        if all(has_fixed_size(v) for v in (*node.inputs, *node.outputs) if v is not None):
-            root = placement.root
-            constants = {
-                i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed
-            }
-            # An array that a step makes is known at run time only: a kernel that reads it is called with what it is.
-            made = any(placement.place[root[v]] == "dynamic" for v in node.operands if v in root)
-            if made:
-                constants = {}
-            used = tuple(v in placement.used for v in node.outputs)
-            context = KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
+        root = self.placement.root
+        constants = {i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed}
+        used = tuple(v in self.placement.used for v in node.outputs)
+        context = KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
+        static = all(has_fixed_size(v) for v in (*node.inputs, *node.outputs) if v is not None)
+        if static:
             kernel = make_kernel(self.settings.device, node, context)
             if kernel is not None:
-                return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes") and not made)
-            control = None if made else control_step(node, constants, self.settings)
-            if control is not None:
+                return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes"))
+        reason = ""
+        if self.settings.device == "cpu" and native_module() is not None:
+            control = control_step(node, constants, self.settings, used)
+            if not isinstance(control, str):
                 return Chosen("native", control=control)
-        dynamic = any(placement.place[v] == "dynamic" for v in node.outputs)
-        return Chosen("reference", None if dynamic else reference_kernel(node))
+            reason = control
+            axes = None if static else _axes_of_shape(node)
+            if axes is not None:
+                return Chosen("native", axes=axes)
+            late = None if static else late_node(node, replace(context, constant_inputs={}))
+            if late is not None:
+                return Chosen("native", late=late)
+        dynamic = any(self.placement.place[v] == "dynamic" for v in node.outputs if v in self.placement.used)
+        return Chosen("reference", None if dynamic else reference_kernel(node), reason=reason)
 
     def _arrange(self) -> None:
         """Order the steps and lay out the arena."""
@@ -177,3 +185,13 @@ class Region:
             if fits and same_width and self.placement.place[storage] == "arena":
                 found.append((storage, output))
         return found
+
+
+def _axes_of_shape(node: Node) -> tuple[int, int] | None:
+    """The axes from the first to before the last one whose sizes a Shape of a value in a slot tells."""
+    x = node.inputs[0] if node.inputs else None
+    if node.op.name != "Shape" or node.op.domain or x is None or not has_run_time_size(x) or x.rank is None:
+        return None
+    op: Any = node.op
+    first, last, _ = slice(op.start, op.end).indices(x.rank)
+    return first, max(first, last)

@@ -1,0 +1,186 @@
+"""Late kernels: a node whose operands' shapes only a run tells is prepared in that run, and again for other shapes.
+
+Whether a node can be is decided beforehand, on shapes that stand in for those to come: one that cannot is in the plan
+as running by reference.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from graphkit import config
+from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
+from graphkit.executor.kernels import KernelContext, make_kernel
+from graphkit.executor.placement import has_fixed_size, has_run_time_size
+from graphkit.executor.reference import reference_kernel
+from graphkit.ir.dims import DimExpr
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
+from graphkit.ops import Op
+
+# What unknown sizes are taken for when a node is tried.
+_STAND_IN = 16
+
+# Shapes whose kernels stay, of one node.
+_KEPT = 1024
+
+# Elements that stand in for integer operands of which nothing is known, by position; None: 1, except -1 once.
+_ELEMENTS: dict[str, tuple[int | None, ...]] = {
+    "Slice": (0, 0, 1, 0, 1),
+    "Range": (0, _STAND_IN, 1),
+    "Reshape": (0, None),
+    "Expand": (0, 1),
+    "ConstantOfShape": (1,),
+    "Tile": (0, 1),
+    "Pad": (0, 0),
+}
+
+Shapes: TypeAlias = Sequence[Sequence[int] | None]
+
+
+class Prepared(NamedTuple):
+    """What the native program takes for certain shapes: one of a kernel, views, known elements, and a function."""
+
+    kernel: Any
+    shapes: list[tuple[int, ...]]
+    views: list[tuple[int, int]]
+    known: list[tuple[int, bytes]]
+    function: Any
+
+
+class LateNode:
+    """A node and what was prepared for it. Several instances of a program may ask at the same time."""
+
+    def __init__(self, node: Node, context: KernelContext, by_value: frozenset[int]):
+        self.node = node
+        self.by_value = by_value  # operands whose elements decide shapes
+        self._context = context
+        self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def make(self, shapes: Shapes, values: Shapes) -> Prepared:
+        """For operands of these shapes (None: the declared one) and elements (None: not needed).
+
+        Raises RuntimeFailure when they do not fit, UnsupportedError when only the reference can compute them and
+        GRAPHKIT_STRICT is set.
+        """
+        key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
+        with self._lock:
+            found = self._prepared.get(key)
+            if found is None:
+                found = self._prepared[key] = self._made(shapes, values)
+                if len(self._prepared) > _KEPT:
+                    self._prepared.popitem(last=False)
+            else:
+                self._prepared.move_to_end(key)
+            return found
+
+    def _made(self, shapes: Shapes, values: Shapes) -> Prepared:
+        types: list[TensorType | None] = []
+        for operand, shape, value in zip(self.node.inputs, shapes, values, strict=True):
+            kind = None if operand is None else operand.tensor
+            if kind is not None and (shape is not None or kind.constants is None):
+                kind = TensorType(kind.dtype, kind.shape if shape is None else shape, value)
+            types.append(kind)
+        try:
+            bound = _bound(self.node, types)
+        except TypeMismatch as error:
+            raise RuntimeFailure(f"{self.node.describe()}: {error}") from error
+        for declared, output in zip(self.node.outputs, bound.outputs, strict=True):
+            if has_fixed_size(declared) and declared.type != output.type:
+                raise RuntimeFailure(f"{self.node.describe()}: a result is {output.type}; {declared.type} was inferred")
+        found = _prepared(bound, self._context)
+        if found is None:
+            if config.STRICT.get():
+                raise UnsupportedError(f"GRAPHKIT_STRICT=1, and no native kernel: {bound.describe()}")
+            shapes_ = [v.tensor.static_shape for v in bound.outputs]
+            found = Prepared(None, shapes_, [], [], _reference(self.node, bound))
+        return found
+
+
+def late_node(node: Node, context: KernelContext) -> LateNode | None:
+    """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
+    if not isinstance(node.op, Op) or not all(_is_numeric(v) for v in (*node.operands, *node.outputs)):
+        return None
+    undecided = frozenset(i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor))
+    for by_value in (frozenset[int](), undecided) if undecided else (undecided,):
+        types = [None if v is None else _stand_in(node, i, v.tensor, i in by_value) for i, v in enumerate(node.inputs)]
+        try:
+            if _prepared(_bound(node, types), context) is not None:
+                return LateNode(node, context, by_value)
+        except GraphkitError:  # a shape is not known, or does not fit others
+            continue
+    return None
+
+
+def _is_numeric(value: Value) -> bool:
+    return has_fixed_size(value) or has_run_time_size(value)
+
+
+def _may_decide(kind: TensorType) -> bool:
+    """Whether these are integers that an operator may infer a shape from, and not known."""
+    small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
+    integer = kind.dtype in (DType.INT64, DType.INT32)
+    return integer and kind.shape is not None and len(kind.shape) <= 1 and small and kind.constants is None
+
+
+def _stand_in(node: Node, position: int, kind: TensorType, by_value: bool) -> TensorType:
+    """The type with every size known, and with elements if they are read."""
+    mentioned = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
+    sized = kind.substitute({symbol: _STAND_IN for d in mentioned for symbol in d.symbols})
+    if not by_value or sized.constants is not None:
+        return sized if by_value or kind.constants is not None else TensorType(sized.dtype, sized.shape)
+    elements = _ELEMENTS.get(node.op.name, ())
+    if position >= len(elements) or not kind.is_static:
+        return sized
+    count, element = int(np.prod(kind.static_shape)), elements[position]
+    value = [element] * count if element is not None else [1] * (count - 1) + [-1]
+    return TensorType(kind.dtype, kind.shape, value)
+
+
+def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:
+    return node.rebuilt([None if kind is None else Value(kind) for kind in types])
+
+
+def _prepared(node: Node, context: KernelContext) -> Prepared | None:
+    """For a node of static types, whose results are not all in use; None when it takes its reference."""
+    shapes = [v.tensor.static_shape for v in node.outputs]
+    used = [i for i, needed in enumerate(context.used_outputs) if needed]
+    views = [(source, result) for source, result in getattr(node.op, "views", ()) if result in used]
+    same_size = all(node.inputs[a].tensor.nbytes == node.outputs[b].tensor.nbytes for a, b in views)  # type: ignore[union-attr]
+    if views and same_size and len(views) == len(used):
+        return Prepared(None, shapes, views, [], None)
+    known = [node.outputs[i].tensor for i in used]
+    if all(kind.constants is not None for kind in known):
+        elements = [np.array(kind.constants, kind.dtype.numpy).tobytes() for kind in known]
+        return Prepared(None, shapes, [], list(zip(used, elements, strict=True)), None)
+    kernel = make_kernel("cpu", node, context)
+    if kernel is None or not hasattr(kernel, "scratch_bytes") or kernel.packed_inputs:
+        return None
+    return Prepared(kernel, shapes, [], [], None)
+
+
+def _reference(node: Node, bound: Node) -> Any:
+    compute = reference_kernel(bound)
+
+    def arrays(values: Sequence[Value | None], memory: Sequence[Any]) -> list[np.ndarray | None]:
+        return [
+            None if value is None or data is None
+            else np.ndarray(value.tensor.static_shape, value.dtype.numpy, buffer=data)
+            for value, data in zip(values, memory, strict=True)
+        ]  # fmt: skip
+
+    def run(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        try:
+            compute(arrays(bound.inputs, inputs), arrays(bound.outputs, outputs))
+        except GraphkitError:
+            raise
+        except Exception as error:
+            raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+
+    return run

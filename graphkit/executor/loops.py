@@ -1,0 +1,327 @@
+"""Loop and Scan as regions of the native program, with numbers of iterations that are known before or only in a run.
+
+What a loop stacks without knowing how much there will be grows in a slot; so does a state whose shape changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from graphkit.errors import TypeMismatch
+from graphkit.executor.emit import ABSENT, ARENA, NO_SLOT, Emitter, Where, late_operand
+from graphkit.executor.kernels import VersionedArray
+from graphkit.executor.late import Prepared, Shapes
+from graphkit.executor.memory import aligned
+from graphkit.executor.placement import has_fixed_size, has_run_time_size
+from graphkit.executor.region import Region, Settings
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ops._carried import carried_types, output_types, without_value
+from graphkit.passes._base import run_passes
+from graphkit.passes.bind import rebind
+from graphkit.passes.cleanup import CLEANUP
+
+
+class NotNative(Exception):
+    """A subgraph does not run without Python; the message says why."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """A value that is carried. `buffers` are the offsets of the two that take turns; None for one that changes shape."""
+
+    operand: int
+    before: Value
+    output: int  # of the node
+    after: Value
+    buffers: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    operand: int
+    row: Value
+    backwards: bool
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    output: int
+    row: Value
+    backwards: bool
+
+
+@dataclass
+class LoopStep:
+    """A Loop or a Scan. Operands and outputs are positions of the node's; offsets are in the block.
+
+    `states` are those that change; the operands in `kept` go to the body as they are in every iteration, and those in
+    `unchanged` are states that are results as well. The body's outputs are the condition of a Loop, the states, the
+    stacked values that somebody reads.
+    """
+
+    node: Node
+    body: Region
+    scratch_bytes: int
+    arena: int  # offset of the body's arena
+    trips: int  # -1: not known
+    states: tuple[_State, ...]
+    scanned: tuple[_Scanned, ...]
+    kept: tuple[int, ...]
+    unchanged: tuple[tuple[int, int], ...]  # (operand, output)
+    stacked: tuple[_Stacked, ...]
+    iteration: int | None = None
+    flag_before: int | None = None
+    flag_after: int | None = None
+
+    @property
+    def regions(self) -> Mapping[str, Region]:
+        return {"body": self.body}
+
+    def emit(
+        self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
+    ) -> None:
+        def own(offset: int | None) -> Where | None:
+            return None if offset is None else (ARENA, base + offset)
+
+        is_loop = self.flag_after is not None
+        node, places, results = self.node, _Places(self.node, inputs), [own(self.flag_after)] if is_loop else []
+        carried, varying = [], []
+        for state in self.states:
+            kind, initial, final = state.before.tensor, inputs[state.operand], _optional(outputs[state.output])
+            if state.buffers is not None:
+                before, after = (emitter.new_external(), 0), (emitter.new_external(), 0)
+                one, other = (own(offset) for offset in state.buffers)
+                carried.append((initial, before[0], after[0], one, other, final, kind.nbytes))
+            else:
+                before, after = emitter.new_slot(), emitter.new_slot()
+                slot, shape = places.slot_or_shape(state.operand)
+                item = kind.dtype.itemsize
+                varying.append((initial, slot, shape, before[0], after[0], NO_SLOT if final is None else final[0], item))
+            places.of_body[state.before] = before
+            results.append(after)
+        slices = []
+        for scan in self.scanned:
+            kind, (slot, _) = scan.row.tensor, places.slot_or_shape(scan.operand)
+            row = emitter.new_slot() if has_run_time_size(scan.row) else (emitter.new_external(), 0)
+            stride = 0 if slot != NO_SLOT else kind.nbytes
+            slices.append((row[0], inputs[scan.operand], stride, scan.backwards, slot, kind.dtype.itemsize))
+            places.of_body[scan.row] = row
+        stacks = []
+        for stack in self.stacked:
+            kind, whole = stack.row.tensor, outputs[stack.output]
+            row = emitter.new_slot() if has_run_time_size(stack.row) else (emitter.new_external(), 0)
+            if has_fixed_size(node.outputs[stack.output]):
+                slices.append((row[0], whole, kind.nbytes, stack.backwards, NO_SLOT, kind.dtype.itemsize))
+            else:
+                shape = kind.static_shape if kind.is_static else None
+                stacks.append((row[0], whole[0], shape, kind.dtype.itemsize, stack.backwards))
+            results.append(row)
+        inner = builder.loop(
+            name,
+            trips=self.trips,
+            trip_count=_optional(inputs[0]) if is_loop else None,
+            condition=_optional(inputs[1]) if is_loop else None,
+            iteration=own(self.iteration),
+            condition_before=own(self.flag_before),
+            condition_after=own(self.flag_after),
+            carried=carried,
+            varying=varying,
+            slices=slices,
+            stacks=stacks,
+            empty=self._empty(inputs) if any(has_run_time_size(s.row) for s in self.stacked) else None,
+        )
+        graph = self.body.graph
+        head = [w for w in (own(self.iteration), own(self.flag_before)) if w is not None]
+        rest = (places.of_body.get(v) for v in graph.inputs[len(head) :])
+        first = 2 if is_loop else 0
+        entry = [*head, *(inputs[first + i] if w is None else w for i, w in enumerate(rest))]
+        emitter.region(inner, self.body, base + self.arena, entry, results, prefix=f"{name}/body/")
+        for operand, output in self.unchanged:
+            value = node.inputs[operand]
+            assert value is not None
+            if outputs[output] != ABSENT:
+                emitter.copy(builder, f"{name}/state {output}", value, inputs[operand], outputs[output])
+
+    def _empty(self, inputs: Sequence[Where]) -> Any:
+        operands = [late_operand(v, w) for v, w in zip(self.node.inputs, inputs, strict=True)]
+        outputs = [s.output for s in self.stacked if not has_fixed_size(self.node.outputs[s.output])]
+        return partial(_empty_rows, self.node, outputs), list(inputs), operands
+
+
+class _Places:
+    """Where the operands of a loop lie, and what its body has of its own."""
+
+    def __init__(self, node: Node, inputs: Sequence[Where]):
+        self.of_body: dict[Value, Where] = {}
+        self._node = node
+        self._inputs = inputs
+
+    def slot_or_shape(self, operand: int) -> tuple[int, tuple[int, ...]]:
+        value = self._node.inputs[operand]
+        assert value is not None
+        if has_run_time_size(value):
+            return self._inputs[operand][0], ()
+        return NO_SLOT, value.tensor.static_shape
+
+
+def _optional(where: Where) -> Where | None:
+    return None if where == ABSENT else where
+
+
+def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -> Prepared:
+    """The shapes that the rows of outputs would have, unknown sizes as 0."""
+    op: Any = node.op
+    first, scanned = (2, 0) if op.name == "Loop" else (0, op.num_scan_inputs)
+    states = len(node.inputs) - first - scanned - op.captures
+    types: list[Type] = [v.type for v in op.body.inputs[:first]]
+    for position, (value, shape) in enumerate(zip(node.inputs, shapes, strict=True)):
+        if position >= first and value is not None:
+            whole = value.tensor.static_shape if shape is None else tuple(shape)
+            is_scanned = first + states <= position < first + states + scanned
+            types.append(TensorType(value.dtype, whole[1:] if is_scanned else whole))
+    found = output_types(op.body, types)[(1 if first else 0) :]
+    rows = [found[i] for i in outputs]
+    sizes = [tuple(d if isinstance(d, int) else 0 for d in row.shape or ()) for row in rows]  # type: ignore[union-attr]
+    return Prepared(None, sizes, [], [], None)
+
+
+# --- making steps ---------------------------------------------------------------------------------
+
+
+def loop_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> LoopStep:
+    """The step of a Loop or a Scan. Raises NotNative."""
+    op: Any = node.op
+    is_loop = op.name == "Loop"
+    first, scanned, lead = (2, 0, 1) if is_loop else (0, op.num_scan_inputs, 0)
+    count = len(node.inputs) - first - scanned - op.captures
+    if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
+        raise NotNative("only tensors of numbers are carried, scanned and captured")
+    if not is_loop:
+        _check_axes(node, count)
+    body = _typed_body(node, first, lead, count, scanned)
+    stacked = [i for i in range(count, len(node.outputs)) if used[i]]
+    body = body.replace(outputs=[*body.outputs[: lead + count], *(body.outputs[lead + i] for i in stacked)])
+    if settings.optimize:
+        body = run_passes(body, CLEANUP)
+
+    block = _Block()
+    states: list[_State] = []
+    unchanged: list[tuple[int, int]] = []
+    changing: list[Value] = []
+    for i, (before, after) in enumerate(
+        zip(body.inputs[first : first + count], body.outputs[lead : lead + count], strict=True)
+    ):
+        if before is after:
+            unchanged.append((first + i, i))
+            continue
+        size = before.tensor.nbytes if has_fixed_size(before) else None
+        buffers = None if size is None else (block.take(size), block.take(size))
+        states.append(_State(first + i, before, i, after, buffers))
+        changing.append(after)
+        if has_fixed_size(before) != has_fixed_size(node.outputs[i]):
+            raise NotNative(f"a state is {before.type} inside and {node.outputs[i].type} after")
+    rows = body.outputs[lead + count :]
+    body = body.replace(outputs=[*body.outputs[:lead], *changing, *rows])
+    kept = [*(p for p, _ in unchanged), *range(first + count + scanned, len(node.inputs))]
+    region = inner_region(body, {p: constants[p] for p in kept if p in constants}, settings)
+    offsets = (block.take(8), block.take(1), block.take(1)) if is_loop else (None, None, None)
+    arena = block.take(region.layout.arena_bytes)
+    backwards = getattr(op, "scan_input_directions", None) or (0,) * scanned
+    written = getattr(op, "scan_output_directions", None) or (0,) * (len(node.outputs) - count)
+    operands = range(first + count, first + count + scanned)
+    return LoopStep(
+        node,
+        region,
+        block.size,
+        arena,
+        _known_trips(node, count, operands),
+        tuple(states),
+        tuple(_Scanned(p, body.inputs[p], bool(d)) for p, d in zip(operands, backwards, strict=True)),
+        tuple(kept),
+        tuple(unchanged),
+        tuple(_Stacked(i, row, bool(written[i - count])) for i, row in zip(stacked, rows, strict=True)),
+        *offsets,
+    )
+
+
+class _Block:
+    """A block of working memory that is being laid out."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def take(self, nbytes: int) -> int:
+        offset = self.size
+        self.size += aligned(nbytes)
+        return offset
+
+
+def _typed_body(node: Node, first: int, lead: int, count: int, scanned: int) -> Graph:
+    """The body on the types that hold in every iteration."""
+    op: Any = node.op
+    entry: list[Type] = []
+    if first:
+        entry = [TensorType(DType.INT64, op.body.inputs[0].shape), TensorType(DType.BOOL, op.body.inputs[1].shape)]
+    values = [v for v in node.inputs[first:] if v is not None]
+    initial = [without_value(v.type) for v in values[:count]]
+    rest: list[Type] = [TensorType(v.dtype, v.tensor.known_shape[1:]) for v in values[count : count + scanned]]
+    rest += [without_value(v.type) for v in values[count + scanned :]]
+
+    def typed(states: Sequence[Type]) -> Graph:
+        return rebind(op.body, dict(zip(op.body.inputs, [*entry, *states, *rest], strict=True)))
+
+    try:
+        body = typed(initial)
+        if any(without_value(v.type) != t for v, t in zip(body.outputs[lead : lead + count], initial, strict=True)):
+            body = typed(
+                carried_types(initial, lambda s: output_types(op.body, [*entry, *s, *rest])[lead : lead + count])
+            )
+    except TypeMismatch as error:  # the reference says what does not fit
+        raise NotNative(str(error)) from error
+    return body
+
+
+def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
+    """How often the body runs at most, where that is known; else -1."""
+    for position in scanned:
+        value = node.inputs[position]
+        length = None if value is None else value.tensor.known_shape[0]
+        if isinstance(length, int):
+            return length
+    if scanned:
+        return -1
+    for output in node.outputs[count:]:
+        if has_fixed_size(output):
+            return output.tensor.static_shape[0]
+    known = node.inputs[0].tensor.constants if node.inputs[0] is not None else None
+    return -1 if known is None else max(int(known[0]), 0)
+
+
+def inner_region(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Region:
+    """The region of a subgraph. `fixed` are arrays by the position of the input. Raises NotNative."""
+    if graph.updates or not all(has_fixed_size(v) or has_run_time_size(v) for v in (*graph.inputs, *graph.outputs)):
+        raise NotNative("only tensors of numbers pass into and out of a subgraph")
+    region = Region(graph, {graph.inputs[i]: array for i, array in fixed.items()}, settings)
+    for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
+        if chosen.in_python:
+            why = f": {chosen.reason}" if chosen.reason else ""
+            raise NotNative(f"no native kernel for {graph.node_name(node)} ({node.op.name}{why})")
+    return region
+
+
+def _check_axes(node: Node, count: int) -> None:
+    """Slices have to be contiguous and follow each other."""
+    op: Any = node.op
+    scanned = [v for v in node.inputs[count : count + op.num_scan_inputs] if v is not None]
+    stacked = node.outputs[count:]
+    for values, axes in ((scanned, op.scan_input_axes), (stacked, op.scan_output_axes)):
+        for value, axis in zip(values, axes or (0,) * len(values), strict=True):
+            shape = value.tensor.shape
+            if not shape or any(size != 1 for size in shape[: axis % len(shape)]):
+                raise NotNative(f"it scans along axis {axis} of {value.type}")
