@@ -4,6 +4,7 @@ The classes from Epilogue on are there when `has_onednn()`.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 

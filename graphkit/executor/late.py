@@ -159,7 +159,7 @@ def _prepared(node: Node, context: KernelContext) -> Prepared | None:
     if all(kind.constants is not None for kind in known):
         elements = [np.array(kind.constants, kind.dtype.numpy).tobytes() for kind in known]
         return Prepared(None, shapes, [], list(zip(used, elements, strict=True)), None)
-    kernel = make_kernel("cpu", node, context)
+    kernel: Any = make_kernel("cpu", node, context)
     if kernel is None or not hasattr(kernel, "scratch_bytes") or kernel.packed_inputs:
         return None
     return Prepared(kernel, shapes, [], [], None)

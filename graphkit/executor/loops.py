@@ -31,7 +31,7 @@ class NotNative(Exception):
 
 @dataclass(frozen=True)
 class _State:
-    """A value that is carried. `buffers` are the offsets of the two that take turns; None for one that changes shape."""
+    """A value that is carried. `buffers`: the offsets of the two that take turns; None when its shape changes."""
 
     operand: int
     before: Value
@@ -88,7 +88,8 @@ class LoopStep:
             return None if offset is None else (ARENA, base + offset)
 
         is_loop = self.flag_after is not None
-        node, places, results = self.node, _Places(self.node, inputs), [own(self.flag_after)] if is_loop else []
+        node, places = self.node, _Places(self.node, inputs)
+        results: list[Where] = [ABSENT if w is None else w for w in [own(self.flag_after)] if is_loop]
         carried, varying = [], []
         for state in self.states:
             kind, initial, final = state.before.tensor, inputs[state.operand], _optional(outputs[state.output])
@@ -100,7 +101,9 @@ class LoopStep:
                 before, after = emitter.new_slot(), emitter.new_slot()
                 slot, shape = places.slot_or_shape(state.operand)
                 item = kind.dtype.itemsize
-                varying.append((initial, slot, shape, before[0], after[0], NO_SLOT if final is None else final[0], item))
+                varying.append(
+                    (initial, slot, shape, before[0], after[0], NO_SLOT if final is None else final[0], item)
+                )
             places.of_body[state.before] = before
             results.append(after)
         slices = []
@@ -117,8 +120,8 @@ class LoopStep:
             if has_fixed_size(node.outputs[stack.output]):
                 slices.append((row[0], whole, kind.nbytes, stack.backwards, NO_SLOT, kind.dtype.itemsize))
             else:
-                shape = kind.static_shape if kind.is_static else None
-                stacks.append((row[0], whole[0], shape, kind.dtype.itemsize, stack.backwards))
+                fixed = kind.static_shape if kind.is_static else None
+                stacks.append((row[0], whole[0], fixed, kind.dtype.itemsize, stack.backwards))
             results.append(row)
         inner = builder.loop(
             name,

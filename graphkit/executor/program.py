@@ -175,7 +175,9 @@ class _Instance:
         self._position = {index: position for position, index in enumerate(region.order)}
         self._calls: list[Callable[[], None]] = [self._python_step(index) for index in program.emitter.calls]
         self._finals: list[Any] = [None] * len(program.owned)
-        self._lent_finals = self._bind_all(self._finals, [None if r.owned else r.value for r in program.placement.results])
+        self._lent_finals = self._bind_all(
+            self._finals, [None if r.owned else r.value for r in program.placement.results]
+        )
         self._owners = [(i, region.placement.root[r.value]) for i, r in enumerate(program.placement.results) if r.owned]
         graph = program.graph
         # Arrays that the native part reads; sequences and optionals are for Python steps only.
@@ -264,7 +266,9 @@ class _Instance:
                     result = np.asarray(result, order="C")
                 if target is not None:
                     if result.shape != target.shape or result.dtype != target.dtype:
-                        raise RuntimeFailure(f"a result is {result.dtype}{list(result.shape)}; {value.type} was inferred")
+                        raise RuntimeFailure(
+                            f"a result is {result.dtype}{list(result.shape)}; {value.type} was inferred"
+                        )
                     np.copyto(target, result)
                 elif value in native_slots:
                     self._lent[native_slots[value]] = result

@@ -306,7 +306,7 @@ void Instance::run_loop(const Loop& loop) {
 std::int64_t Instance::start_loop(const Loop& loop) {
     std::int64_t trips = loop.trips;
     if (loop.trip_count != Loop::kNone) {
-        trips = *static_cast<const std::int64_t*>(table_[loop.trip_count]);
+        trips = std::max(*static_cast<const std::int64_t*>(table_[loop.trip_count]), std::int64_t{0});
     }
     for (const Loop::Slice& slice : loop.slices) {
         if (slice.slot >= 0) {
