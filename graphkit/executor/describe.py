@@ -65,6 +65,9 @@ class _Description:
             constant_bytes=sum(_bytes(v) for v, p in place.items() if p == "constant"),
             result_bytes=sum(_bytes(r.value) for r in region.placement.results),
             peak_node=region.graph.node_name(self._nodes[region.order[peak]]) if region.requests else "",
+            inner_fallbacks=tuple(
+                f"{name} ({node.op.name})" for name, node, _ in region.by_reference() if node not in self._kinds
+            ),
         )
 
     def _show(self, node: Node, live_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """Late kernels: a node whose operands' shapes only a run tells is prepared in that run, and again for other shapes.
 
 Whether a node can be is decided beforehand, on shapes that stand in for those to come: one that cannot is in the plan
-as running by reference.
+as running by reference. Inside subgraphs that is a call of Python as well.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,11 +17,11 @@ from graphkit import config
 from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
 from graphkit.executor.kernels import KernelContext, make_kernel
 from graphkit.executor.placement import has_fixed_size, has_run_time_size
-from graphkit.executor.reference import reference_kernel
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops import Op
+from graphkit.ops.evaluate import run_node
 
 # What unknown sizes are taken for when a node is tried.
 _STAND_IN = 16
@@ -53,12 +53,22 @@ class Prepared(NamedTuple):
     function: Any
 
 
+class Late(Protocol):
+    """What the native program asks when it comes to a node."""
+
+    by_value: frozenset[int]  # operands whose elements are needed to prepare it
+
+    def make(self, shapes: Shapes, values: Shapes) -> Prepared:
+        """For operands of these shapes (None: the declared one) and elements (None: not needed)."""
+        ...
+
+
 class LateNode:
     """A node and what was prepared for it. Several instances of a program may ask at the same time."""
 
     def __init__(self, node: Node, context: KernelContext, by_value: frozenset[int]):
         self.node = node
-        self.by_value = by_value  # operands whose elements decide shapes
+        self.by_value = by_value
         self._context = context
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._lock = threading.Lock()
@@ -98,14 +108,13 @@ class LateNode:
         if found is None:
             if config.STRICT.get():
                 raise UnsupportedError(f"GRAPHKIT_STRICT=1, and no native kernel: {bound.describe()}")
-            shapes_ = [v.tensor.static_shape for v in bound.outputs]
-            found = Prepared(None, shapes_, [], [], _reference(self.node, bound))
+            found = Prepared(None, [], [], [], _reference(self.node, types, self._context.used_outputs))
         return found
 
 
 def late_node(node: Node, context: KernelContext) -> LateNode | None:
     """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
-    if not isinstance(node.op, Op) or not all(_is_numeric(v) for v in (*node.operands, *node.outputs)):
+    if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
     undecided = frozenset(i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor))
     for by_value in (frozenset[int](), undecided) if undecided else (undecided,):
@@ -118,7 +127,25 @@ def late_node(node: Node, context: KernelContext) -> LateNode | None:
     return None
 
 
-def _is_numeric(value: Value) -> bool:
+class ReferenceNode:
+    """A node inside a subgraph that runs by its reference. Its operands and results are tensors of numbers."""
+
+    by_value: frozenset[int] = frozenset()
+
+    def __init__(self, node: Node, used: Sequence[bool]):
+        self._node = node
+        self._used = used
+
+    def make(self, shapes: Shapes, values: Shapes) -> Prepared:
+        types = [
+            None if v is None else TensorType(v.dtype, v.tensor.static_shape if s is None else s)
+            for v, s in zip(self._node.inputs, shapes, strict=True)
+        ]
+        return Prepared(None, [], [], [], _reference(self._node, types, self._used))
+
+
+def is_numeric(value: Value) -> bool:
+    """Whether the value is a tensor that lies in plain memory."""
     return has_fixed_size(value) or has_run_time_size(value)
 
 
@@ -165,22 +192,20 @@ def _prepared(node: Node, context: KernelContext) -> Prepared | None:
     return Prepared(kernel, shapes, [], [], None)
 
 
-def _reference(node: Node, bound: Node) -> Any:
-    compute = reference_kernel(bound)
+def _reference(node: Node, types: Sequence[TensorType | None], used: Sequence[bool]) -> Any:
+    """A function of the operands' memory that returns the node's results, None where nobody reads them."""
 
-    def arrays(values: Sequence[Value | None], memory: Sequence[Any]) -> list[np.ndarray | None]:
-        return [
-            None if value is None or data is None
-            else np.ndarray(value.tensor.static_shape, value.dtype.numpy, buffer=data)
-            for value, data in zip(values, memory, strict=True)
-        ]  # fmt: skip
-
-    def run(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def run(memory: Sequence[Any]) -> list[np.ndarray | None]:
+        operands = [
+            None if kind is None else np.ndarray(kind.static_shape, kind.dtype.numpy, data)
+            for kind, data in zip(types, memory, strict=False)
+        ]
         try:
-            compute(arrays(bound.inputs, inputs), arrays(bound.outputs, outputs))
+            results = run_node(node, operands)
         except GraphkitError:
             raise
         except Exception as error:
             raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+        return [np.asarray(a, order="C") if needed else None for a, needed in zip(results, used, strict=True)]
 
     return run

@@ -310,7 +310,7 @@ def inner_region(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Se
     """The region of a subgraph. `fixed` are arrays by the position of the input. Raises NotNative."""
     if graph.updates or not all(has_fixed_size(v) or has_run_time_size(v) for v in (*graph.inputs, *graph.outputs)):
         raise NotNative("only tensors of numbers pass into and out of a subgraph")
-    region = Region(graph, {graph.inputs[i]: array for i, array in fixed.items()}, settings)
+    region = Region(graph, {graph.inputs[i]: array for i, array in fixed.items()}, settings, inner=True)
     for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
         if chosen.in_python:
             why = f": {chosen.reason}" if chosen.reason else ""

@@ -129,11 +129,11 @@ class Program:
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that run by reference, shape arithmetic left out, as "name (Op)"."""
+        """Nodes that run by reference, also inside subgraphs, shape arithmetic left out, as "name (Op)"."""
         return tuple(
-            f"{self.graph.node_name(node)} ({node.op.name}{chosen.reason and f': {chosen.reason}'})"
-            for node, chosen in zip(self.placement.steps, self.region.chosen, strict=True)
-            if chosen.kind == "reference" and not is_shape_arithmetic(node)
+            f"{name} ({node.op.name}{reason and f': {reason}'})"
+            for name, node, reason in self.region.by_reference()
+            if not is_shape_arithmetic(node)
         )
 
     @cached_property

@@ -6,7 +6,7 @@ is working memory of the step that runs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ from graphkit.ops.constants import Constant
 
 if TYPE_CHECKING:
     from graphkit.executor.control import ControlStep
-    from graphkit.executor.late import LateNode
+    from graphkit.executor.late import Late
 
 
 class Settings(NamedTuple):
@@ -47,7 +47,7 @@ class Chosen:
     kernel: Any = None
     control: ControlStep | None = None
     compiled: bool = False
-    late: LateNode | None = None
+    late: Late | None = None
     axes: tuple[int, int] | None = None
     reason: str = ""  # why a node with subgraphs runs by reference
 
@@ -63,10 +63,14 @@ class Chosen:
 
 
 class Region:
-    """Plans `graph`, whose inputs have static types. `fixed` gives the operands that only change with a version."""
+    """Plans `graph`. `fixed` gives the operands that only change with a version.
 
-    def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
+    The inputs have static types; those of an `inner` region may have sizes that a run tells.
+    """
+
+    def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings, *, inner: bool = False):
         self.graph = graph
+        self.inner = inner
         self.fixed = dict(fixed)
         self.fixed.update((node.output, node.op.value) for node in graph.nodes if isinstance(node.op, Constant))
         self.settings = settings
@@ -74,9 +78,18 @@ class Region:
         self.chosen: list[Chosen] = [self._choose(node) for node in self.placement.steps]
         self._arrange()
 
+    def by_reference(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
+        """Name, node and reason of every step that runs by its reference, also inside subgraphs."""
+        for node, chosen in zip(self.placement.steps, self.chosen, strict=True):
+            name = prefix + self.graph.node_name(node)
+            if chosen.kind == "reference":
+                yield name, node, chosen.reason
+            for part, inner in chosen.control.regions.items() if chosen.control is not None else ():
+                yield from inner.by_reference(f"{name}/{part}/")
+
     def _choose(self, node: Node) -> Chosen:
         from graphkit.executor.control import control_step
-        from graphkit.executor.late import late_node
+        from graphkit.executor.late import ReferenceNode, is_numeric, late_node
 
         root = self.placement.root
         constants = {i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed}
@@ -99,6 +112,8 @@ class Region:
             late = None if static else late_node(node, replace(context, constant_inputs={}))
             if late is not None:
                 return Chosen("native", late=late)
+            if self.inner and all(is_numeric(v) for v in (*node.operands, *node.outputs)):
+                return Chosen("reference", late=ReferenceNode(node, used), reason=reason)
         dynamic = any(self.placement.place[v] == "dynamic" for v in node.outputs if v in self.placement.used)
         return Chosen("reference", None if dynamic else reference_kernel(node), reason=reason)
 

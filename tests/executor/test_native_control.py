@@ -15,7 +15,7 @@ from graphkit.errors import RuntimeFailure, UnsupportedError
 from graphkit.executor.params import ParamStore
 from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import SequenceType, TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 
@@ -345,15 +345,43 @@ def test_python_steps_and_native_ones_hand_over(monkeypatch: pytest.MonkeyPatch)
     assert [f.split(" ")[1] for f in executor._latest.fallbacks] == ["(NonZero)", "(Unique)"]
 
 
-def test_the_plan_says_why_a_loop_runs_by_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_inside_a_loop_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It alone runs by reference, with sizes that it decides; the plan names it, and strict runs refuse it."""
     m, x = value("m", dtype="int64"), value("x", 3)
-    y = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, s, F.non_zero(s)]))[1]
-    executor = Executor(Graph([m, x], [y]), ParamStore({}))
-    feeds = {"m": np.array(2), "x": np.ones(3, np.float32)}
-    with pytest.raises(UnsupportedError, match=r"Loop: no native kernel for .*NonZero"):
+
+    def build(i: Any, c: Any, s: Any) -> list[Any]:
+        places = F.non_zero(F.relu(s))
+        picked = F.gather(s, F.squeeze(places, np.array([0])), axis=0)
+        smaller = F.sub(s, np.float32(0.5))
+        return [c, smaller, F.reduce_sum(picked, keepdims=False), F.det(F.unsqueeze(F.unsqueeze(i, [0]), [0]) + 0.5)]
+
+    graph = Graph(
+        [m, x], list(F.loop(m, None, x, body=body([ROW], lambda i, c, s: build(F.cast(i, to=s.dtype), c, s))))
+    )
+    executor = Executor(graph, ParamStore({}))
+    feeds = {"m": np.array(4), "x": np.array([0.4, 1.2, 7], np.float32)}
+    with pytest.raises(UnsupportedError, match=r"loop/body/non_zero \(NonZero\), loop/body/det \(Det\)$"):
+        executor.run(feeds)
+    assert executor.plan.fallbacks == ("loop/body/non_zero (NonZero)", "loop/body/det (Det)")
+    monkeypatch.delenv("GRAPHKIT_STRICT")
+    for trips in (4, 0, 1, 20):
+        feeds["m"] = np.array(trips)
+        got = executor.run(feeds)
+        for a, b in zip(got.values(), evaluate(graph, list(feeds.values())), strict=True):
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_sequences_keep_a_loop_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    m, x, many = value("m", dtype="int64"), value("x", 3), Value(SequenceType(ROW), "many")
+    both = body([SequenceType(ROW), ROW], lambda i, c, s, v: [c, s, F.add(v, v)])  # type: ignore[list-item]
+    executor = Executor(Graph([m, x, many], [F.loop(m, None, many, x, body=both)[1]]), ParamStore({}))
+    ones = np.ones(3, np.float32)
+    feeds = {"m": np.array(4), "x": ones, "many": [ones]}
+    with pytest.raises(UnsupportedError, match=r"loop \(Loop: only tensors of numbers are carried"):
         executor.run(feeds)
     monkeypatch.delenv("GRAPHKIT_STRICT")
-    assert executor.run(feeds)[executor.outputs[0]].shape == (2, 1, 3)
+    np.testing.assert_array_equal(next(iter(executor.run(feeds).values())), 16 * ones)
 
 
 # --- gradients ------------------------------------------------------------------------------------

@@ -63,10 +63,18 @@ std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
         made.scratch_bytes = made.kernel->scratch_bytes();
     }
     if (!held->function.is_none()) {
-        made.call = [function = held->function.ptr()](const void* const* inputs, const std::vector<std::size_t>& read,
-                                                      void* const* outputs, const std::vector<std::size_t>& written) {
+        made.call = [function = held->function.ptr()](const void* const* inputs, const std::vector<std::size_t>& bytes,
+                                                      const Prepared::Deliver& deliver) {
             const nb::gil_scoped_acquire gil;
-            nb::borrow(function)(arrays_at(inputs, read), arrays_at(outputs, written));
+            const nb::list results(nb::borrow(function)(arrays_at(inputs, bytes)));
+            std::size_t output = 0;
+            for (nb::handle result : results) {
+                if (!result.is_none()) {
+                    const Array array = open_array(result, "result", false);
+                    deliver(output, array.data, nb::cast<Dims>(result.attr("shape")), array.bytes);
+                }
+                ++output;
+            }
         };
     }
     return {held, &made};

@@ -249,6 +249,10 @@ const Prepared& Instance::prepared(const Late& late) {
 
 void Instance::run_late(const Late& late, const std::string& name) {
     const Prepared& chosen = prepared(late);
+    if (chosen.call) {
+        call_late(late, chosen, name);
+        return;
+    }
     for (std::size_t i = 0; i < late.outputs.size(); ++i) {
         if (late.outputs[i].slot >= 0) {
             resize(late.outputs[i].slot, chosen.shapes[i], late.outputs[i].item);
@@ -256,7 +260,7 @@ void Instance::run_late(const Late& late, const std::string& name) {
     }
     for (const auto& [input, output] : chosen.views) {
         copy_bytes(table_[late.first_output + output], table_[late.first_input + input],
-             bytes_of(chosen.shapes[output], late.outputs[output].item));
+                   bytes_of(chosen.shapes[output], late.outputs[output].item));
     }
     for (const auto& [output, bytes] : chosen.known) {
         copy_bytes(table_[late.first_output + output], bytes.data(), bytes.size());
@@ -264,18 +268,27 @@ void Instance::run_late(const Late& late, const std::string& name) {
     if (chosen.kernel != nullptr) {
         scratch_.reserve(chosen.scratch_bytes, 0);
         run_kernel(*chosen.kernel, late.first_input, late.first_output, scratch_.data(), name);
-    } else if (chosen.call) {
-        std::vector<std::size_t> read;
-        std::vector<std::size_t> written;
-        for (const Late::Operand& operand : late.inputs) {
-            const std::int64_t elements = operand.slot < 0 ? operand.elements : count(shape_of(operand.slot));
-            read.push_back(static_cast<std::size_t>(elements) * operand.item);
-        }
-        for (std::size_t i = 0; i < late.outputs.size(); ++i) {
-            written.push_back(bytes_of(chosen.shapes[i], late.outputs[i].item));
-        }
-        chosen.call(&table_[late.first_input], read, &table_[late.first_output], written);
     }
+}
+
+void Instance::call_late(const Late& late, const Prepared& chosen, const std::string& name) {
+    std::vector<std::size_t> bytes;
+    for (const Late::Operand& operand : late.inputs) {
+        const std::int64_t elements = operand.slot < 0 ? operand.elements : count(shape_of(operand.slot));
+        bytes.push_back(static_cast<std::size_t>(elements) * operand.item);
+    }
+    chosen.call(&table_[late.first_input], bytes,
+                [&](std::size_t output, const void* data, const Dims& shape, std::size_t size) {
+                    const Late::Operand& target = late.outputs[output];
+                    if (target.slot >= 0) {
+                        store(target.slot, data, shape, target.item);
+                    } else if (size != static_cast<std::size_t>(target.elements) * target.item) {
+                        throw NativeError(name + ": result " + std::to_string(output) + " has the shape " +
+                                          to_string(shape) + ", which is not what was inferred");
+                    } else if (void* const place = table_[late.first_output + output]; place != nullptr) {
+                        copy_bytes(place, data, size);
+                    }
+                });
 }
 
 void Instance::poll() {

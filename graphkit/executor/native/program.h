@@ -49,10 +49,13 @@ struct Branch {
 
 // What a node needs for operands of certain shapes: a kernel, a call of Python, or no more than bytes to copy.
 struct Prepared {
+    // Gets the operands and their bytes, and hands over each result with its shape and bytes.
+    using Deliver = std::function<void(std::size_t output, const void* data, const Dims& shape, std::size_t bytes)>;
+    using Compute = std::function<void(const void* const* inputs, const std::vector<std::size_t>& bytes, const Deliver&)>;
+
     const Kernel* kernel = nullptr;
-    std::function<void(const void* const*, const std::vector<std::size_t>&, void* const*, const std::vector<std::size_t>&)>
-        call;
-    std::vector<Dims> shapes;                           // of the outputs
+    Compute call;
+    std::vector<Dims> shapes;  // of the outputs, where they are known before
     std::vector<std::pair<std::size_t, std::size_t>> views;  // (input, output): the output has the input's bytes
     std::vector<std::pair<std::size_t, std::string>> known;  // an output, and its bytes
     std::size_t scratch_bytes = 0;
@@ -244,6 +247,7 @@ class Instance {
     void run_step(const Region& region, const Step& step);
     void run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch, const std::string& name);
     void run_late(const Late& late, const std::string& name);
+    void call_late(const Late& late, const Prepared& chosen, const std::string& name);
     const Prepared& prepared(const Late& late);
     void run_loop(const Loop& loop);
     std::int64_t start_loop(const Loop& loop);
