@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from graphkit import config
 from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
 from graphkit.executor.kernels import KernelContext, make_kernel
 from graphkit.executor.placement import has_fixed_size, has_run_time_size
-from graphkit.ir.dims import DimExpr
+from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops import Op
@@ -118,13 +119,33 @@ def late_node(node: Node, context: KernelContext) -> LateNode | None:
         return None
     undecided = frozenset(i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor))
     for by_value in (frozenset[int](), undecided) if undecided else (undecided,):
-        types = [None if v is None else _stand_in(node, i, v.tensor, i in by_value) for i, v in enumerate(node.inputs)]
-        try:
-            if _prepared(_bound(node, types), context) is not None:
-                return LateNode(node, context, by_value)
-        except GraphkitError:  # a shape is not known, or does not fit others
-            continue
+        for sizes in _sizes(node):
+            types = [
+                None if v is None else _stand_in(node, i, v.tensor, sizes, i in by_value)
+                for i, v in enumerate(node.inputs)
+            ]
+            try:
+                if _prepared(_bound(node, types), context) is not None:
+                    return LateNode(node, context, by_value)
+            except GraphkitError:  # a shape is not known, or does not fit others
+                continue
     return None
+
+
+def _sizes(node: Node) -> Iterator[dict[str, Dim]]:
+    """What to take unknown sizes for: the same all, or what other operands have at the same axis from the end."""
+    shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
+    mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
+    unknown = {symbol for d in mentioned if isinstance(d, DimExpr) for symbol in d.symbols}
+    yield dict.fromkeys(unknown, _STAND_IN)
+    aligned: dict[str, Dim] = {}
+    for dims in zip_longest(*(shape[::-1] for shape in shapes)):
+        size = next((d for d in dims if isinstance(d, int) and d != 1), None)
+        for d in dims if size is not None else ():
+            if isinstance(d, DimExpr):
+                aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
+    if aligned:
+        yield dict.fromkeys(unknown, _STAND_IN) | aligned
 
 
 class ReferenceNode:
@@ -156,10 +177,9 @@ def _may_decide(kind: TensorType) -> bool:
     return integer and kind.shape is not None and len(kind.shape) <= 1 and small and kind.constants is None
 
 
-def _stand_in(node: Node, position: int, kind: TensorType, by_value: bool) -> TensorType:
+def _stand_in(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
     """The type with every size known, and with elements if they are read."""
-    mentioned = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
-    sized = kind.substitute({symbol: _STAND_IN for d in mentioned for symbol in d.symbols})
+    sized = kind.substitute(sizes)
     if not by_value or sized.constants is not None:
         return sized if by_value or kind.constants is not None else TensorType(sized.dtype, sized.shape)
     elements = _ELEMENTS.get(node.op.name, ())
