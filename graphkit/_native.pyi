@@ -78,7 +78,7 @@ class Region:
         iteration: _Where | None,
         condition_before: _Where | None,
         condition_after: _Where | None,
-        carried: Sequence[tuple[_Where, int, int, _Where, _Where, _Where | None, int]],
+        carried: Sequence[tuple[_Where, int, int, tuple[_Where, _Where] | bool, _Where | None, int]],
         varying: Sequence[tuple[_Where, int, Sequence[int], int, int, int, int]],
         slices: Sequence[tuple[int, _Where, int, bool, int, int]],
         stacks: Sequence[tuple[int, int, Sequence[int] | None, int, bool]],

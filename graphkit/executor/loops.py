@@ -31,13 +31,17 @@ class NotNative(Exception):
 
 @dataclass(frozen=True)
 class _State:
-    """A value that is carried. `buffers`: the offsets of the two that take turns; None when its shape changes."""
+    """A value that is carried.
+
+    `buffers` are the offsets of the two that take turns; the position among the stacked values that it is one of; or
+    None when its shape changes.
+    """
 
     operand: int
     before: Value
     output: int  # of the node
     after: Value
-    buffers: tuple[int, int] | None
+    buffers: tuple[int, int] | int | None
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,8 @@ class _Stacked:
 class LoopStep:
     """A Loop or a Scan. Operands and outputs are positions of the node's; offsets are in the block.
 
-    `states` are those that change; the operands in `kept` go to the body as they are in every iteration, and those in
-    `unchanged` are states that are results as well. The body's outputs are the condition of a Loop, the states, the
-    stacked values that somebody reads.
+    `states` are those that change; the others, `unchanged`, go to the body like captures. The body's outputs are the
+    condition of a Loop that has one to test, `states`, and the stacked values that somebody reads.
     """
 
     node: Node
@@ -70,12 +73,11 @@ class LoopStep:
     trips: int  # -1: not known
     states: tuple[_State, ...]
     scanned: tuple[_Scanned, ...]
-    kept: tuple[int, ...]
     unchanged: tuple[tuple[int, int], ...]  # (operand, output)
     stacked: tuple[_Stacked, ...]
     iteration: int | None = None
     flag_before: int | None = None
-    flag_after: int | None = None
+    flag_after: int | None = None  # None as well when it stays true
 
     @property
     def regions(self) -> Mapping[str, Region]:
@@ -87,33 +89,15 @@ class LoopStep:
         def own(offset: int | None) -> Where | None:
             return None if offset is None else (ARENA, base + offset)
 
-        is_loop = self.flag_after is not None
+        is_loop = self.iteration is not None
         node, places = self.node, _Places(self.node, inputs)
-        results: list[Where] = [ABSENT if w is None else w for w in [own(self.flag_after)] if is_loop]
-        carried, varying = [], []
-        for state in self.states:
-            kind, initial, final = state.before.tensor, inputs[state.operand], _optional(outputs[state.output])
-            if state.buffers is not None:
-                before, after = (emitter.new_external(), 0), (emitter.new_external(), 0)
-                one, other = (own(offset) for offset in state.buffers)
-                carried.append((initial, before[0], after[0], one, other, final, kind.nbytes))
-            else:
-                before, after = emitter.new_slot(), emitter.new_slot()
-                slot, shape = places.slot_or_shape(state.operand)
-                item = kind.dtype.itemsize
-                varying.append(
-                    (initial, slot, shape, before[0], after[0], NO_SLOT if final is None else final[0], item)
-                )
-            places.of_body[state.before] = before
-            results.append(after)
-        slices = []
+        slices, stacks, rows = [], [], []
         for scan in self.scanned:
             kind, (slot, _) = scan.row.tensor, places.slot_or_shape(scan.operand)
             row = emitter.new_slot() if has_run_time_size(scan.row) else (emitter.new_external(), 0)
             stride = 0 if slot != NO_SLOT else kind.nbytes
             slices.append((row[0], inputs[scan.operand], stride, scan.backwards, slot, kind.dtype.itemsize))
             places.of_body[scan.row] = row
-        stacks = []
         for stack in self.stacked:
             kind, whole = stack.row.tensor, outputs[stack.output]
             row = emitter.new_slot() if has_run_time_size(stack.row) else (emitter.new_external(), 0)
@@ -122,7 +106,26 @@ class LoopStep:
             else:
                 fixed = kind.static_shape if kind.is_static else None
                 stacks.append((row[0], whole[0], fixed, kind.dtype.itemsize, stack.backwards))
-            results.append(row)
+            rows.append(row)
+        carried: list[Any] = []
+        varying: list[Any] = []
+        written: list[Where] = []
+        for state in self.states:
+            kind, initial, final = state.before.tensor, inputs[state.operand], _optional(outputs[state.output])
+            if state.buffers is None:
+                before, after = emitter.new_slot(), emitter.new_slot()
+                slot, shape = places.slot_or_shape(state.operand)
+                target = NO_SLOT if final is None else final[0]
+                varying.append((initial, slot, shape, before[0], after[0], target, kind.dtype.itemsize))
+            else:
+                before, buffers = (emitter.new_external(), 0), state.buffers
+                if isinstance(buffers, int):
+                    after, memory = rows[buffers], self.stacked[buffers].backwards
+                else:
+                    after, memory = (emitter.new_external(), 0), tuple(own(offset) for offset in buffers)
+                carried.append((initial, before[0], after[0], memory, final, kind.nbytes))
+            places.of_body[state.before] = before
+            written.append(after)
         inner = builder.loop(
             name,
             trips=self.trips,
@@ -142,7 +145,8 @@ class LoopStep:
         rest = (places.of_body.get(v) for v in graph.inputs[len(head) :])
         first = 2 if is_loop else 0
         entry = [*head, *(inputs[first + i] if w is None else w for i, w in enumerate(rest))]
-        emitter.region(inner, self.body, base + self.arena, entry, results, prefix=f"{name}/body/")
+        flag = [] if self.flag_after is None else [(ARENA, base + self.flag_after)]
+        emitter.region(inner, self.body, base + self.arena, entry, [*flag, *written, *rows], prefix=f"{name}/body/")
         for operand, output in self.unchanged:
             value = node.inputs[operand]
             assert value is not None
@@ -216,24 +220,27 @@ def loop_step(
     block = _Block()
     states: list[_State] = []
     unchanged: list[tuple[int, int]] = []
-    changing: list[Value] = []
-    for i, (before, after) in enumerate(
-        zip(body.inputs[first : first + count], body.outputs[lead : lead + count], strict=True)
-    ):
+    rows = body.outputs[lead + count :]
+    free = [*rows]  # one state can be in a row
+    pairs = zip(body.inputs[first : first + count], body.outputs[lead : lead + count], strict=True)
+    for i, (before, after) in enumerate(pairs):
         if before is after:
             unchanged.append((first + i, i))
             continue
-        size = before.tensor.nbytes if has_fixed_size(before) else None
-        buffers = None if size is None else (block.take(size), block.take(size))
-        states.append(_State(first + i, before, i, after, buffers))
-        changing.append(after)
         if has_fixed_size(before) != has_fixed_size(node.outputs[i]):
             raise NotNative(f"a state is {before.type} inside and {node.outputs[i].type} after")
-    rows = body.outputs[lead + count :]
-    body = body.replace(outputs=[*body.outputs[:lead], *changing, *rows])
+        buffers: tuple[int, int] | int | None = None
+        if after in free and has_fixed_size(before):
+            buffers = rows.index(after)
+            free.remove(after)
+        elif has_fixed_size(before):
+            buffers = block.take(before.tensor.nbytes), block.take(before.tensor.nbytes)
+        states.append(_State(first + i, before, i, after, buffers))
+    flags = [v for v in body.outputs[:lead] if v is not body.inputs[1] and v.tensor.constants != (1,)]
+    body = body.replace(outputs=[*flags, *(s.after for s in states), *rows])
     kept = [*(p for p, _ in unchanged), *range(first + count + scanned, len(node.inputs))]
     region = inner_region(body, {p: constants[p] for p in kept if p in constants}, settings)
-    offsets = (block.take(8), block.take(1), block.take(1)) if is_loop else (None, None, None)
+    offsets = (block.take(8), block.take(1), block.take(1) if flags else None) if is_loop else (None, None, None)
     arena = block.take(region.layout.arena_bytes)
     backwards = getattr(op, "scan_input_directions", None) or (0,) * scanned
     written = getattr(op, "scan_output_directions", None) or (0,) * (len(node.outputs) - count)
@@ -246,7 +253,6 @@ def loop_step(
         _known_trips(node, count, operands),
         tuple(states),
         tuple(_Scanned(p, body.inputs[p], bool(d)) for p, d in zip(operands, backwards, strict=True)),
-        tuple(kept),
         tuple(unchanged),
         tuple(_Stacked(i, row, bool(written[i - count])) for i, row in zip(stacked, rows, strict=True)),
         *offsets,

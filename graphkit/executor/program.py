@@ -129,11 +129,12 @@ class Program:
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that run by reference, also inside subgraphs, shape arithmetic left out, as "name (Op)"."""
+        """Nodes that run by reference, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
+        once = {node for node in self.placement.steps if is_shape_arithmetic(node)}
         return tuple(
             f"{name} ({node.op.name}{reason and f': {reason}'})"
             for name, node, reason in self.region.by_reference()
-            if not is_shape_arithmetic(node)
+            if node not in once
         )
 
     @cached_property

@@ -193,8 +193,9 @@ struct Builder {
         return {Builder{program, made.taken[1].get()}, Builder{program, made.taken[0].get()}};
     }
 
-    // initial, before, after, the two buffers, final, bytes
-    using Carried = std::tuple<Where, int, int, Where, Where, std::optional<Where>, std::size_t>;
+    // initial, before, after, the two buffers or whether the row that `after` is comes from the end, final, bytes
+    using Buffers = std::variant<std::pair<Where, Where>, bool>;
+    using Carried = std::tuple<Where, int, int, Buffers, std::optional<Where>, std::size_t>;
     // initial, its slot or -1, its shape without one, before, after, final or -1, bytes of an element
     using Varying = std::tuple<Where, int, Dims, int, int, int, std::size_t>;
     // external, whole, stride, backwards, slot of the whole or -1, bytes of an element
@@ -220,11 +221,18 @@ struct Builder {
         made.iteration = optional_entry(iteration);
         made.condition_before = optional_entry(condition_before);
         made.condition_after = optional_entry(condition_after);
-        for (const auto& [initial, before, after, one, other, final, bytes] : carried) {
+        for (const auto& [initial, before, after, buffers, final, bytes] : carried) {
             program->use_external(before);
             program->use_external(after);
-            made.carried.push_back(
-                {entry(initial), before, after, {entry(one), entry(other)}, optional_entry(final), bytes});
+            Loop::Carried& value = made.carried.emplace_back(
+                Loop::Carried{entry(initial), before, after, {0, 0}, optional_entry(final), bytes,
+                              Loop::Carried::Where::buffers});
+            if (const auto* pair = std::get_if<std::pair<Where, Where>>(&buffers)) {
+                value.buffers[0] = entry(pair->first);
+                value.buffers[1] = entry(pair->second);
+            } else {
+                value.where = std::get<bool>(buffers) ? Loop::Carried::Where::row_from_end : Loop::Carried::Where::row;
+            }
         }
         for (const auto& [initial, slot, dims, before, after, final, item] : varying) {
             program->use_external(before);

@@ -346,10 +346,6 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
     if (loop.iteration != Loop::kNone) {
         std::memcpy(table_[loop.iteration], &iteration, sizeof(iteration));
     }
-    for (const Loop::Carried& value : loop.carried) {
-        set_external(value.before, table_[iteration == 0 ? value.initial : value.buffers[(iteration - 1) & 1]]);
-        set_external(value.after, table_[value.buffers[iteration & 1]]);
-    }
     for (const Loop::Slice& slice : loop.slices) {
         const std::int64_t place = slice.backwards ? trips - 1 - iteration : iteration;
         const std::int64_t stride =
@@ -367,6 +363,27 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
             set_external(stack.row, at(memory(stack.whole).data, place * static_cast<std::int64_t>(row)));
         }
     }
+    for (const Loop::Carried& value : loop.carried) {
+        if (value.where == Loop::Carried::Where::buffers) {
+            set_external(value.after, table_[value.buffers[iteration & 1]]);
+        }
+        set_external(value.before, iteration == 0 ? table_[value.initial] : latest(value, iteration));
+    }
+}
+
+// What the iteration before this one wrote, where the row of this one is set already.
+void* Instance::latest(const Loop::Carried& value, std::int64_t iteration) const {
+    const auto bytes = static_cast<std::int64_t>(value.bytes);
+    void* const row = memory_[static_cast<std::size_t>(value.after)].data;
+    switch (value.where) {
+        case Loop::Carried::Where::buffers:
+            return table_[value.buffers[(iteration - 1) & 1]];
+        case Loop::Carried::Where::row:
+            return at(row, -bytes);
+        case Loop::Carried::Where::row_from_end:
+            return at(row, bytes);
+    }
+    return nullptr;
 }
 
 void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips) {
@@ -403,7 +420,10 @@ void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int6
 void Instance::end_loop(const Loop& loop, std::int64_t done) {
     for (const Loop::Carried& value : loop.carried) {
         if (value.final != Loop::kNone) {
-            copy_bytes(table_[value.final], table_[done == 0 ? value.initial : value.buffers[(done - 1) & 1]], value.bytes);
+            const void* const last = done == 0                                       ? table_[value.initial]
+                                     : value.where == Loop::Carried::Where::buffers ? latest(value, done)
+                                                                                    : memory(value.after).data;
+            copy_bytes(table_[value.final], last, value.bytes);
         }
     }
     for (const Loop::Varying& value : loop.varying) {

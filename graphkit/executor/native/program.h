@@ -95,13 +95,18 @@ struct Loop {
         std::size_t item = 0;   // bytes of an element, with a slot
     };
     // A value that one iteration hands to the next one. Two buffers take turns; the first iteration reads `initial`.
+    // A value that is stacked as well, so that `after` is the place of a slice or a stack, needs no buffers: the next
+    // iteration reads the row before its own.
     struct Carried {
+        enum class Where : std::uint8_t { buffers, row, row_from_end };
+
         std::size_t initial;
         int before;  // external memory, as the body reads it
         int after;   // as the body writes it
         std::size_t buffers[2];
         std::size_t final;  // kNone when nobody reads it
         std::size_t bytes;
+        Where where;
     };
     // The same for a value whose shape may change: `before` and `after` are slots, which swap what they hold.
     struct Varying {
@@ -252,6 +257,7 @@ class Instance {
     void run_loop(const Loop& loop);
     std::int64_t start_loop(const Loop& loop);
     void start_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
+    void* latest(const Loop::Carried& value, std::int64_t iteration) const;
     void end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
     void end_loop(const Loop& loop, std::int64_t done);
     void poll();
