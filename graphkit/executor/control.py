@@ -32,7 +32,7 @@ def control_step(
         return ""
     try:
         if node.op.name == "If":
-            return _if_step(node, constants, settings)
+            return _if_step(node, constants, settings, used)
         return loop_step(node, constants, settings, used)
     except NotNative as reason:
         return str(reason)
@@ -42,11 +42,13 @@ def control_step(
 class IfStep:
     """The branches then and else. Only one of them runs, so that their arenas share the block.
 
-    Types may rule one out, which fails when it is taken: that one is a message.
+    Types may rule one out, which fails when it is taken: that one is a message. The branches return what somebody
+    reads, which are the node's outputs at the positions `returned`.
     """
 
     node: Node
     branches: tuple[Region | str, Region | str]
+    returned: tuple[int, ...]
 
     @property
     def regions(self) -> Mapping[str, Region]:
@@ -62,14 +64,16 @@ class IfStep:
         self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
     ) -> None:
         regions = self.regions
+        targets = [outputs[i] for i in self.returned]
         for part, branch, inner in zip(("then", "else"), self.branches, builder.branch(name, inputs[0]), strict=True):
             if isinstance(branch, str):
                 inner.fail(f"{name}: {branch}")
             else:
-                emitter.region(inner, regions[part], base, inputs[1:], outputs, prefix=f"{name}/{part}/")
+                emitter.region(inner, regions[part], base, inputs[1:], targets, prefix=f"{name}/{part}/")
 
 
-def _if_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> IfStep:
+def _if_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]) -> IfStep:
+    returned = tuple(i for i, needed in enumerate(used) if needed)
     given = [v.type for v in node.inputs[1:] if v is not None]
     fixed = {i - 1: array for i, array in constants.items() if i > 0}
     op: Any = node.op
@@ -80,9 +84,10 @@ def _if_step(node: Node, constants: Mapping[int, VersionedArray], settings: Sett
         except TypeMismatch as error:
             branches.append(str(error))
             continue
+        static = static.replace(outputs=[static.outputs[i] for i in returned])
         region = inner_region(run_passes(static, CLEANUP) if settings.optimize else static, fixed, settings)
-        for made, declared in zip(region.graph.outputs, node.outputs, strict=True):
+        for made, declared in zip(region.graph.outputs, (node.outputs[i] for i in returned), strict=True):
             if declared.tensor.is_static and made.type != declared.type:
                 raise NotNative(f"a branch returns {made.type} where {declared.type} was inferred")
         branches.append(region)
-    return IfStep(node, (branches[0], branches[1]))
+    return IfStep(node, (branches[0], branches[1]), returned)

@@ -61,7 +61,10 @@ class Native:
         for a, b in zip(got, wanted, strict=True):
             assert a.shape == b.shape
             assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+            if a.dtype == np.float32:
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+            else:
+                np.testing.assert_array_equal(a, b)
         return got
 
     @property
@@ -288,6 +291,60 @@ def test_states_that_are_stacked_are_written_once() -> None:
     with gk.profile() as profile:
         run(20, draw(rng, 3), draw(rng, 3))
     assert "copy" not in {o.operator for o in profile.operators}
+
+
+def test_results_that_nobody_reads_and_results_read_twice() -> None:
+    p, m, x, w = value("p", dtype="bool"), value("m", dtype="int64"), value("x", 3), value("w", 3)
+    grow = TensorType("float32", ("k", 3))
+
+    def build(i: Any, c: Any, s: Any, g: Any, v: Any) -> list[Any]:
+        more = F.concat(g, F.unsqueeze(s, np.array([0])), axis=0)
+        return [c, F.tanh(F.add(s, v)), more, s, F.reduce_sum(more, np.array([0]), keepdims=False)]
+
+    final, grown, stack, sums = F.loop(
+        m, None, x, np.zeros((0, 3), np.float32), w, body=body([ROW, grow, ROW], build), captures=1
+    )
+    a, b, c, d = gk.cond(
+        p, lambda: (grown, F.exp(x), F.neg(stack), x), lambda: (stack, F.neg(x), F.exp(stack), F.exp(x))
+    )
+    rng = np.random.default_rng(14)
+    for outputs in ([stack, stack], [final], [sums, grown, sums], [a], [b], [c, a, c], [d, d], [F.shape(c)]):
+        inputs = [v for v in (p, m, x, w) if v in _reached(outputs)]
+        run = Native(inputs, outputs)
+        for taken, trips in ((True, 4), (False, 0), (False, 7), (True, 0)):
+            given = {p: taken, m: trips, x: draw(rng, 3), w: draw(rng, 3)}
+            run(*(given[v] for v in inputs))
+
+
+def _reached(outputs: Sequence[Value]) -> set[Value]:
+    found: set[Value] = set()
+    waiting = [*outputs]
+    while waiting:
+        v = waiting.pop()
+        found.add(v)
+        waiting += [] if v.node is None else v.node.operands
+    return found
+
+
+def test_rows_without_elements() -> None:
+    m, x = value("m", dtype="int64"), value("x", "n", 3)
+    final, stack = F.loop(m, None, x, body=body([TensorType("float32", ("n", 3))], lambda i, c, s: [c, F.neg(s), s]))
+    run = Native([m, x], [final, stack, F.reduce_sum(stack, np.array([1]))])
+    rng = np.random.default_rng(15)
+    for trips, rows in ((3, 0), (0, 0), (3, 2), (0, 2)):
+        run(trips, draw(rng, rows, 3))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", "bool", "uint64", "float64"])
+def test_element_types(dtype: str) -> None:
+    m, x = value("m", dtype="int64"), value("x", 2, 3, dtype=dtype)
+    kind = TensorType(dtype, ("k", 3))
+    grown = body([kind, kind], lambda i, c, s, v: [c, F.concat(v, s, axis=0), F.gather(s, i, axis=0)])
+    final, stack = F.loop(m, None, x, x, body=grown, captures=1)
+    run = Native([m, x], [final, stack, F.transpose(stack)])
+    array = np.arange(6).reshape(2, 3).astype(TensorType(dtype, ()).dtype.numpy)
+    for trips in (2, 0, 5):
+        run(trips, array)
 
 
 def test_memory_stays_for_the_next_run() -> None:

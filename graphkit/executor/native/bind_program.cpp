@@ -86,6 +86,13 @@ struct Builder {
     Region* region;
 
     std::size_t entry(const Where& where) const { return program->entry(place_of(where)); }
+
+    // A slot need not be an operand of anything, so that no entry tells the program of it.
+    int known(int external) const {
+        program->use_external(external);
+        return external;
+    }
+
     std::size_t optional_entry(const std::optional<Where>& where) const { return where ? entry(*where) : Loop::kNone; }
 
     std::size_t entries(const std::vector<Where>& list) const {
@@ -126,7 +133,7 @@ struct Builder {
         late.number = program->take_late();
         late.first_input = entries(inputs);
         for (const auto& [slot, item, elements, by_value] : operands) {
-            late.inputs.push_back({slot, item, elements, by_value});
+            late.inputs.push_back({known(slot), item, elements, by_value});
         }
         // The program keeps the function; it needs no reference of its own, which to drop would need the GIL.
         late.make = [function = make.ptr()](const Late::Shapes& shapes, const Late::Shapes& values) {
@@ -145,22 +152,22 @@ struct Builder {
         Late& made = region->late.emplace_back(make_late(std::move(make), inputs, operands));
         made.first_output = entries(outputs);
         for (const auto& [slot, item, elements, by_value] : results) {
-            made.outputs.push_back({slot, item, elements, by_value});
+            made.outputs.push_back({known(slot), item, elements, by_value});
         }
         region->steps.push_back(std::move(step));
     }
 
     void store(const std::string& name, int source, int target, std::size_t item) const {
         Step step{Step::Kind::store, name};
-        step.source = source;
-        step.target = target;
+        step.source = known(source);
+        step.target = known(target);
         step.bytes = item;
         region->steps.push_back(std::move(step));
     }
 
     void resize(const std::string& name, int slot, const Dims& shape, std::size_t item) const {
         Step step{Step::Kind::resize, name};
-        step.target = slot;
+        step.target = known(slot);
         step.dims = shape;
         step.bytes = item;
         region->steps.push_back(std::move(step));
@@ -168,7 +175,7 @@ struct Builder {
 
     void shape(const std::string& name, int slot, std::int64_t first, std::int64_t last, const Where& target) const {
         Step step{Step::Kind::shape, name};
-        step.source = slot;
+        step.source = known(slot);
         step.dims = {first, last};
         step.outputs = entry(target);
         region->steps.push_back(std::move(step));
@@ -222,10 +229,8 @@ struct Builder {
         made.condition_before = optional_entry(condition_before);
         made.condition_after = optional_entry(condition_after);
         for (const auto& [initial, before, after, buffers, final, bytes] : carried) {
-            program->use_external(before);
-            program->use_external(after);
             Loop::Carried& value = made.carried.emplace_back(
-                Loop::Carried{entry(initial), before, after, {0, 0}, optional_entry(final), bytes,
+                Loop::Carried{entry(initial), known(before), known(after), {0, 0}, optional_entry(final), bytes,
                               Loop::Carried::Where::buffers});
             if (const auto* pair = std::get_if<std::pair<Where, Where>>(&buffers)) {
                 value.buffers[0] = entry(pair->first);
@@ -235,17 +240,14 @@ struct Builder {
             }
         }
         for (const auto& [initial, slot, dims, before, after, final, item] : varying) {
-            program->use_external(before);
-            program->use_external(after);
-            made.varying.push_back({entry(initial), slot, dims, before, after, final, item});
+            made.varying.push_back(
+                {entry(initial), known(slot), dims, known(before), known(after), known(final), item});
         }
         for (const auto& [external, whole, stride, backwards, slot, item] : slices) {
-            program->use_external(external);
-            made.slices.push_back({external, entry(whole), stride, backwards, slot, item});
+            made.slices.push_back({known(external), entry(whole), stride, backwards, known(slot), item});
         }
         for (const auto& [row, whole, dims, item, backwards] : stacks) {
-            program->use_external(row);
-            made.stacks.push_back({row, whole, dims.has_value(), dims.value_or(Dims()), item, backwards});
+            made.stacks.push_back({known(row), known(whole), dims.has_value(), dims.value_or(Dims()), item, backwards});
         }
         if (empty) {
             const auto& [function, inputs, operands] = *empty;
