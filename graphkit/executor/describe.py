@@ -159,10 +159,8 @@ def _packed(region: Region) -> dict[tuple[int, str], int]:
     """Bytes of every array that a kernel of the region, or of one inside it, reads in packed form."""
     found: dict[tuple[int, str], int] = {}
     for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
-        if chosen.control is not None:
-            for inner in chosen.control.regions.values():
-                found |= _packed(inner)
-            continue
+        for inner in chosen.regions.values():
+            found |= _packed(inner)
         for position in chosen.kernel.packed_inputs if chosen.compiled else ():
             operand = node.inputs[position]
             assert operand is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from graphkit.executor.kernels import VersionedArray
 from graphkit.executor.placement import has_run_time_size
-from graphkit.executor.region import Region
 from graphkit.ir.graph import Node, Value
+
+if TYPE_CHECKING:
+    from graphkit.executor.region import Region
 
 # (external memory, offset in bytes); the arena and "no operand" have numbers of their own.
 Where: TypeAlias = tuple[int, int]
@@ -17,8 +19,27 @@ ARENA = -1
 ABSENT: Where = (-2, 0)
 NO_SLOT = -1
 
-# An operand of a late kernel: slot, bytes of an element, elements without a slot, whether its elements count.
-LateOperand: TypeAlias = tuple[int, int, int, bool]
+
+class Step(Protocol):
+    """A node that the native program runs otherwise than by a kernel made for it beforehand.
+
+    `regions` are the subgraphs that it runs, by the part of a step's name that tells which one it is in;
+    `scratch_bytes` is the working memory that it needs in the arena.
+    """
+
+    @property
+    def regions(self) -> Mapping[str, Region]: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    def emit(
+        self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
+    ) -> None:
+        """Write the step for operands and results that lie as given; a result that nobody reads is ABSENT.
+
+        The working memory begins at `base`.
+        """
+        ...
 
 
 class Emitter:
@@ -87,25 +108,9 @@ class Emitter:
     def _step(self, builder: Any, region: Region, index: int, places: _Places, prefix: str) -> None:
         node, chosen = region.placement.steps[index], region.chosen[index]
         name = prefix + region.graph.node_name(node)
-        if chosen.control is not None:
+        if chosen.step is not None:
             inputs, outputs = places.inputs(node), places.outputs(node)
-            chosen.control.emit(self, builder, name, inputs, outputs, places.scratch(index)[1])
-        elif chosen.axes is not None:
-            x = node.inputs[0]
-            assert x is not None
-            builder.shape(name, places.of(x)[0], *chosen.axes, places.of(node.outputs[0]))
-        elif chosen.late is not None:
-            late, length = chosen.late, len(node.inputs)
-            padded = max(length, len(getattr(node.op, "formals", ())))
-            builder.late(
-                name,
-                late.make,
-                places.inputs(node) + [ABSENT] * (padded - length),
-                [late_operand(v, w, i in late.by_value) for i, (v, w) in enumerate(places.operands(node))],
-                places.outputs(node),
-                [late_operand(v, places.of(v)) if v in region.placement.used else (NO_SLOT, 0, 0, False)
-                 for v in node.outputs],
-            )  # fmt: skip
+            chosen.step.emit(self, builder, name, inputs, outputs, places.scratch(index)[1])
         elif chosen.compiled:
             builder.kernel(
                 name,
@@ -127,16 +132,6 @@ class Emitter:
         if self.is_slot(target):
             builder.resize(name, target[0], kind.static_shape, kind.dtype.itemsize)
         builder.copy(name, source, target, kind.nbytes)
-
-
-def late_operand(value: Value | None, where: Where, by_value: bool = False) -> LateOperand:
-    """How the native program sees an operand or a result of a late kernel."""
-    if value is None:
-        return NO_SLOT, 0, 0, False
-    kind = value.tensor
-    if has_run_time_size(value):
-        return where[0], kind.dtype.itemsize, 0, by_value
-    return NO_SLOT, kind.dtype.itemsize, kind.nbytes // kind.dtype.itemsize, by_value
 
 
 class _Places:
@@ -179,10 +174,6 @@ class _Places:
             else:
                 found.append(self.of(operand))
         return found
-
-    def operands(self, node: Node) -> list[tuple[Value | None, Where]]:
-        """Each operand, and where it lies."""
-        return list(zip(node.inputs, self.inputs(node), strict=True))
 
     def outputs(self, node: Node) -> list[Where]:
         return [self.of(v) if v in self._region.placement.used else ABSENT for v in node.outputs]

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from graphkit import config
 from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
+from graphkit.executor.emit import ABSENT, NO_SLOT, Emitter, Where
 from graphkit.executor.kernels import KernelContext, make_kernel
 from graphkit.executor.placement import has_fixed_size, has_run_time_size
+from graphkit.executor.region import Region
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
@@ -41,6 +44,9 @@ _ELEMENTS: dict[str, tuple[int | None, ...]] = {
     "Pad": (0, 0),
 }
 
+# An operand of a late kernel: slot, bytes of an element, elements without a slot, whether its elements count.
+LateOperand: TypeAlias = tuple[int, int, int, bool]
+
 Shapes: TypeAlias = Sequence[Sequence[int] | None]
 
 
@@ -54,22 +60,51 @@ class Prepared(NamedTuple):
     function: Any
 
 
-class Late(Protocol):
-    """What the native program asks when it comes to a node."""
+class _LateStep:
+    """A node that the native program asks about, by `make`, when it comes to it."""
 
-    by_value: frozenset[int]  # operands whose elements are needed to prepare it
+    scratch_bytes = 0
+    regions: Mapping[str, Region] = MappingProxyType({})
+
+    def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
+        self.node = node
+        self._by_value = by_value  # operands whose elements are needed to prepare it
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
         """For operands of these shapes (None: the declared one) and elements (None: not needed)."""
-        ...
+        raise NotImplementedError
+
+    def emit(
+        self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
+    ) -> None:
+        # Kernels count optional operands that a node leaves out.
+        padding = max(len(getattr(self.node.op, "formals", ())) - len(inputs), 0)
+        operands = enumerate(zip(self.node.inputs, inputs, strict=True))
+        builder.late(
+            name,
+            self.make,
+            [*inputs, *[ABSENT] * padding],
+            [late_operand(value, where, i in self._by_value) for i, (value, where) in operands],
+            list(outputs),
+            [late_operand(value, where) for value, where in zip(self.node.outputs, outputs, strict=True)],
+        )
 
 
-class LateNode:
+def late_operand(value: Value | None, where: Where, by_value: bool = False) -> LateOperand:
+    """How the native program sees an operand or a result of a late kernel."""
+    if value is None or where == ABSENT:
+        return NO_SLOT, 0, 0, False
+    kind = value.tensor
+    if has_run_time_size(value):
+        return where[0], kind.dtype.itemsize, 0, by_value
+    return NO_SLOT, kind.dtype.itemsize, kind.nbytes // kind.dtype.itemsize, by_value
+
+
+class LateNode(_LateStep):
     """A node and what was prepared for it. Several instances of a program may ask at the same time."""
 
     def __init__(self, node: Node, context: KernelContext, by_value: frozenset[int]):
-        self.node = node
-        self.by_value = by_value
+        super().__init__(node, by_value)
         self._context = context
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._lock = threading.Lock()
@@ -137,7 +172,8 @@ def _sizes(node: Node) -> Iterator[dict[str, Dim]]:
     shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
     mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
     unknown = {symbol for d in mentioned if isinstance(d, DimExpr) for symbol in d.symbols}
-    yield dict.fromkeys(unknown, _STAND_IN)
+    same: dict[str, Dim] = dict.fromkeys(unknown, _STAND_IN)
+    yield same
     aligned: dict[str, Dim] = {}
     for dims in zip_longest(*(shape[::-1] for shape in shapes)):
         size = next((d for d in dims if isinstance(d, int) and d != 1), None)
@@ -145,24 +181,22 @@ def _sizes(node: Node) -> Iterator[dict[str, Dim]]:
             if isinstance(d, DimExpr):
                 aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
     if aligned:
-        yield dict.fromkeys(unknown, _STAND_IN) | aligned
+        yield same | aligned
 
 
-class ReferenceNode:
+class ReferenceNode(_LateStep):
     """A node inside a subgraph that runs by its reference. Its operands and results are tensors of numbers."""
 
-    by_value: frozenset[int] = frozenset()
-
     def __init__(self, node: Node, used: Sequence[bool]):
-        self._node = node
+        super().__init__(node)
         self._used = used
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
         types = [
             None if v is None else TensorType(v.dtype, v.tensor.static_shape if s is None else s)
-            for v, s in zip(self._node.inputs, shapes, strict=True)
+            for v, s in zip(self.node.inputs, shapes, strict=True)
         ]
-        return Prepared(None, [], [], [], _reference(self._node, types, self._used))
+        return Prepared(None, [], [], [], _reference(self.node, types, self._used))
 
 
 def is_numeric(value: Value) -> bool:
@@ -195,7 +229,9 @@ def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:
 
 
 def _prepared(node: Node, context: KernelContext) -> Prepared | None:
-    """For a node of static types, whose results are not all in use; None when it takes its reference."""
+    """For a node of known operands, whose results are not all in use; None when it takes its reference."""
+    if not all(has_fixed_size(v) for v in node.outputs):
+        return None
     shapes = [v.tensor.static_shape for v in node.outputs]
     used = [i for i, needed in enumerate(context.used_outputs) if needed]
     views = [(source, result) for source, result in getattr(node.op, "views", ()) if result in used]

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from graphkit.errors import TypeMismatch
-from graphkit.executor.emit import ABSENT, ARENA, NO_SLOT, Emitter, Where, late_operand
+from graphkit.executor.emit import ABSENT, ARENA, NO_SLOT, Emitter, Where
 from graphkit.executor.kernels import VersionedArray
-from graphkit.executor.late import Prepared, Shapes
+from graphkit.executor.late import Prepared, Shapes, late_operand
 from graphkit.executor.memory import aligned
 from graphkit.executor.placement import has_fixed_size, has_run_time_size
 from graphkit.executor.region import Region, Settings
@@ -86,93 +86,122 @@ class LoopStep:
     def emit(
         self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
     ) -> None:
-        def own(offset: int | None) -> Where | None:
-            return None if offset is None else (ARENA, base + offset)
-
+        memory = _LoopMemory(self, emitter, inputs, outputs, base)
+        flag = memory.own(self.flag_after)
         is_loop = self.iteration is not None
-        node, places = self.node, _Places(self.node, inputs)
-        slices, stacks, rows = [], [], []
-        for scan in self.scanned:
-            kind, (slot, _) = scan.row.tensor, places.slot_or_shape(scan.operand)
-            row = emitter.new_slot() if has_run_time_size(scan.row) else (emitter.new_external(), 0)
-            stride = 0 if slot != NO_SLOT else kind.nbytes
-            slices.append((row[0], inputs[scan.operand], stride, scan.backwards, slot, kind.dtype.itemsize))
-            places.of_body[scan.row] = row
-        for stack in self.stacked:
-            kind, whole = stack.row.tensor, outputs[stack.output]
-            row = emitter.new_slot() if has_run_time_size(stack.row) else (emitter.new_external(), 0)
-            if has_fixed_size(node.outputs[stack.output]):
-                slices.append((row[0], whole, kind.nbytes, stack.backwards, NO_SLOT, kind.dtype.itemsize))
-            else:
-                fixed = kind.static_shape if kind.is_static else None
-                stacks.append((row[0], whole[0], fixed, kind.dtype.itemsize, stack.backwards))
-            rows.append(row)
-        carried: list[Any] = []
-        varying: list[Any] = []
-        written: list[Where] = []
-        for state in self.states:
-            kind, initial, final = state.before.tensor, inputs[state.operand], _optional(outputs[state.output])
-            if state.buffers is None:
-                before, after = emitter.new_slot(), emitter.new_slot()
-                slot, shape = places.slot_or_shape(state.operand)
-                target = NO_SLOT if final is None else final[0]
-                varying.append((initial, slot, shape, before[0], after[0], target, kind.dtype.itemsize))
-            else:
-                before, buffers = (emitter.new_external(), 0), state.buffers
-                if isinstance(buffers, int):
-                    after, memory = rows[buffers], self.stacked[buffers].backwards
-                else:
-                    after, memory = (emitter.new_external(), 0), tuple(own(offset) for offset in buffers)
-                carried.append((initial, before[0], after[0], memory, final, kind.nbytes))
-            places.of_body[state.before] = before
-            written.append(after)
         inner = builder.loop(
             name,
             trips=self.trips,
             trip_count=_optional(inputs[0]) if is_loop else None,
             condition=_optional(inputs[1]) if is_loop else None,
-            iteration=own(self.iteration),
-            condition_before=own(self.flag_before),
-            condition_after=own(self.flag_after),
-            carried=carried,
-            varying=varying,
-            slices=slices,
-            stacks=stacks,
+            iteration=memory.own(self.iteration),
+            condition_before=memory.own(self.flag_before),
+            condition_after=flag,
+            carried=memory.carried,
+            varying=memory.varying,
+            slices=memory.slices,
+            stacks=memory.stacks,
             empty=self._empty(inputs) if any(has_run_time_size(s.row) for s in self.stacked) else None,
         )
-        graph = self.body.graph
-        head = [w for w in (own(self.iteration), own(self.flag_before)) if w is not None]
-        rest = (places.of_body.get(v) for v in graph.inputs[len(head) :])
-        first = 2 if is_loop else 0
-        entry = [*head, *(inputs[first + i] if w is None else w for i, w in enumerate(rest))]
-        flag = [] if self.flag_after is None else [(ARENA, base + self.flag_after)]
-        emitter.region(inner, self.body, base + self.arena, entry, [*flag, *written, *rows], prefix=f"{name}/body/")
+        written = [*([] if flag is None else [flag]), *memory.written, *memory.rows]
+        emitter.region(inner, self.body, base + self.arena, memory.entry(), written, prefix=f"{name}/body/")
         for operand, output in self.unchanged:
-            value = node.inputs[operand]
-            assert value is not None
             if outputs[output] != ABSENT:
+                value = _operand(self.node, operand)
                 emitter.copy(builder, f"{name}/state {output}", value, inputs[operand], outputs[output])
 
     def _empty(self, inputs: Sequence[Where]) -> Any:
+        """What tells the shapes of rows when there are none."""
         operands = [late_operand(v, w) for v, w in zip(self.node.inputs, inputs, strict=True)]
         outputs = [s.output for s in self.stacked if not has_fixed_size(self.node.outputs[s.output])]
         return partial(_empty_rows, self.node, outputs), list(inputs), operands
 
 
-class _Places:
-    """Where the operands of a loop lie, and what its body has of its own."""
+class _LoopMemory:
+    """Where a loop's values lie, and what the native program has to do with them in each iteration.
 
-    def __init__(self, node: Node, inputs: Sequence[Where]):
-        self.of_body: dict[Value, Where] = {}
-        self._node = node
+    `carried`, `varying`, `slices` and `stacks` are what Region.loop takes. The body reads `entry()`, writes the states
+    to `written` and what is stacked to `rows`.
+    """
+
+    def __init__(self, step: LoopStep, emitter: Emitter, inputs: Sequence[Where], outputs: Sequence[Where], base: int):
+        self._step = step
+        self._emitter = emitter
         self._inputs = inputs
+        self._base = base
+        self._of_body: dict[Value, Where] = {}
+        self.slices: list[tuple[Any, ...]] = []
+        self.stacks: list[tuple[Any, ...]] = []
+        self.carried: list[tuple[Any, ...]] = []
+        self.varying: list[tuple[Any, ...]] = []
+        self.written: list[Where] = []
+        self.rows: list[Where] = []
+        for scan in step.scanned:
+            self._scan(scan)
+        for stack in step.stacked:
+            self._stack(stack, outputs[stack.output])
+        for state in step.states:
+            self._carry(state, _optional(outputs[state.output]))
 
-    def slot_or_shape(self, operand: int) -> tuple[int, tuple[int, ...]]:
-        value = self._node.inputs[operand]
-        assert value is not None
-        if has_run_time_size(value):
-            return self._inputs[operand][0], ()
-        return NO_SLOT, value.tensor.static_shape
+    def own(self, offset: int | None) -> Where | None:
+        """A place in the step's block."""
+        return None if offset is None else (ARENA, self._base + offset)
+
+    def entry(self) -> list[Where]:
+        """The body's inputs; captures lie where the operands do."""
+        step = self._step
+        head = [w for w in (self.own(step.iteration), self.own(step.flag_before)) if w is not None]
+        rest = enumerate(step.body.graph.inputs[len(head) :], start=len(head))
+        return [*head, *(self._of_body[v] if v in self._of_body else self._inputs[i] for i, v in rest)]
+
+    def _row(self, value: Value) -> Where:
+        return self._emitter.new_slot() if has_run_time_size(value) else (self._emitter.new_external(), 0)
+
+    def _slot_or_shape(self, operand: int) -> tuple[int, tuple[int, ...]]:
+        value = _operand(self._step.node, operand)
+        return (self._inputs[operand][0], ()) if has_run_time_size(value) else (NO_SLOT, value.tensor.static_shape)
+
+    def _scan(self, scan: _Scanned) -> None:
+        kind, row = scan.row.tensor, self._row(scan.row)
+        slot, _ = self._slot_or_shape(scan.operand)
+        stride = kind.nbytes if slot == NO_SLOT else 0
+        self.slices.append((row[0], self._inputs[scan.operand], stride, scan.backwards, slot, kind.dtype.itemsize))
+        self._of_body[scan.row] = row
+
+    def _stack(self, stack: _Stacked, whole: Where) -> None:
+        kind, row = stack.row.tensor, self._row(stack.row)
+        item = kind.dtype.itemsize
+        if has_fixed_size(self._step.node.outputs[stack.output]):
+            self.slices.append((row[0], whole, kind.nbytes, stack.backwards, NO_SLOT, item))
+        else:
+            shape = kind.static_shape if kind.is_static else None
+            self.stacks.append((row[0], whole[0], shape, item, stack.backwards))
+        self.rows.append(row)
+
+    def _carry(self, state: _State, final: Where | None) -> None:
+        kind, initial = state.before.tensor, self._inputs[state.operand]
+        before = self._row(state.before)
+        if state.buffers is None:
+            after = self._emitter.new_slot()
+            slot, shape = self._slot_or_shape(state.operand)
+            target = NO_SLOT if final is None else final[0]
+            self.varying.append((initial, slot, shape, before[0], after[0], target, kind.dtype.itemsize))
+        elif isinstance(state.buffers, int):
+            after = self.rows[state.buffers]
+            backwards = self._step.stacked[state.buffers].backwards
+            self.carried.append((initial, before[0], after[0], backwards, final, kind.nbytes))
+        else:
+            after = (self._emitter.new_external(), 0)
+            buffers = tuple(self.own(offset) for offset in state.buffers)
+            self.carried.append((initial, before[0], after[0], buffers, final, kind.nbytes))
+        self._of_body[state.before] = before
+        self.written.append(after)
+
+
+def _operand(node: Node, position: int) -> Value:
+    value = node.inputs[position]
+    assert value is not None, "what a loop carries, scans and captures is never absent"
+    return value
 
 
 def _optional(where: Where) -> Where | None:
@@ -299,8 +328,7 @@ def _typed_body(node: Node, first: int, lead: int, count: int, scanned: int) -> 
 def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
     """How often the body runs at most, where that is known; else -1."""
     for position in scanned:
-        value = node.inputs[position]
-        length = None if value is None else value.tensor.known_shape[0]
+        length = _operand(node, position).tensor.known_shape[0]
         if isinstance(length, int):
             return length
     if scanned:

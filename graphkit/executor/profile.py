@@ -239,7 +239,7 @@ def _describe(region: Region, prefix: str, live: Mapping[str, int] | None, found
             sum(v.tensor.nbytes for v in values if has_fixed_size(v)),
             None if live is None else live[name],
         )
-        for part, inner in chosen.control.regions.items() if chosen.control is not None else ():
+        for part, inner in chosen.regions.items():
             _describe(inner, f"{prefix}{name}/{part}/", None, found)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel, native_module
 from graphkit.executor.memory import Request, aligned, plan_memory
-from graphkit.executor.placement import Placement, has_fixed_size, has_run_time_size, place_values, read_positions
+from graphkit.executor.placement import Placement, has_fixed_size, place_values, read_positions
 from graphkit.executor.plan import KernelKind
 from graphkit.executor.reference import reference_kernel
 from graphkit.executor.schedule import Task, schedule
@@ -20,8 +20,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.constants import Constant
 
 if TYPE_CHECKING:
-    from graphkit.executor.control import ControlStep
-    from graphkit.executor.late import Late
+    from graphkit.executor.emit import Step
 
 
 class Settings(NamedTuple):
@@ -37,28 +36,29 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How one node runs: by a prepared kernel, by one that a run prepares, by regions of its own, as the axes
-    (first, last) of a shape, or (all None) as arrays that it makes.
+    """How one node runs: by a prepared kernel, by a step of the native program, or (both None) as arrays that it makes.
 
     `compiled` kernels run inside the native program; others are Python functions of input and output arrays.
     """
 
     kind: KernelKind
     kernel: Any = None
-    control: ControlStep | None = None
     compiled: bool = False
-    late: Late | None = None
-    axes: tuple[int, int] | None = None
+    step: Step | None = None
     reason: str = ""  # why a node with subgraphs runs by reference
 
     @property
     def in_python(self) -> bool:
-        return not self.compiled and self.control is None and self.late is None and self.axes is None
+        return not self.compiled and self.step is None
+
+    @property
+    def regions(self) -> Mapping[str, Region]:
+        return {} if self.step is None else self.step.regions
 
     @property
     def scratch_bytes(self) -> int:
-        if self.control is not None:
-            return self.control.scratch_bytes
+        if self.step is not None:
+            return self.step.scratch_bytes
         return int(self.kernel.scratch_bytes) if self.compiled else 0
 
 
@@ -84,12 +84,13 @@ class Region:
             name = prefix + self.graph.node_name(node)
             if chosen.kind == "reference":
                 yield name, node, chosen.reason
-            for part, inner in chosen.control.regions.items() if chosen.control is not None else ():
+            for part, inner in chosen.regions.items():
                 yield from inner.by_reference(f"{name}/{part}/")
 
     def _choose(self, node: Node) -> Chosen:
         from graphkit.executor.control import control_step
         from graphkit.executor.late import ReferenceNode, is_numeric, late_node
+        from graphkit.executor.slots import slot_step
 
         root = self.placement.root
         constants = {i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed}
@@ -104,16 +105,14 @@ class Region:
         if self.settings.device == "cpu" and native_module() is not None:
             control = control_step(node, constants, self.settings, used)
             if not isinstance(control, str):
-                return Chosen("native", control=control)
+                return Chosen("native", step=control)
             reason = control
-            axes = None if static else _axes_of_shape(node)
-            if axes is not None:
-                return Chosen("native", axes=axes)
-            late = None if static else late_node(node, replace(context, constant_inputs={}))
-            if late is not None:
-                return Chosen("native", late=late)
+            if not static:
+                late = slot_step(node) or late_node(node, replace(context, constant_inputs={}))
+                if late is not None:
+                    return Chosen("native", step=late)
             if self.inner and all(is_numeric(v) for v in (*node.operands, *node.outputs)):
-                return Chosen("reference", late=ReferenceNode(node, used), reason=reason)
+                return Chosen("reference", step=ReferenceNode(node, used), reason=reason)
         dynamic = any(self.placement.place[v] == "dynamic" for v in node.outputs if v in self.placement.used)
         return Chosen("reference", None if dynamic else reference_kernel(node), reason=reason)
 
@@ -200,13 +199,3 @@ class Region:
             if fits and same_width and self.placement.place[storage] == "arena":
                 found.append((storage, output))
         return found
-
-
-def _axes_of_shape(node: Node) -> tuple[int, int] | None:
-    """The axes from the first to before the last one whose sizes a Shape of a value in a slot tells."""
-    x = node.inputs[0] if node.inputs else None
-    if node.op.name != "Shape" or node.op.domain or x is None or not has_run_time_size(x) or x.rank is None:
-        return None
-    op: Any = node.op
-    first, last, _ = slice(op.start, op.end).indices(x.rank)
-    return first, max(first, last)

@@ -165,6 +165,22 @@ def test_a_window_at_a_place_that_the_run_tells() -> None:
         run(draw(rng, 6, 3), trips)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_rows_of_a_stack(dtype: str) -> None:
+    m, x, w, place = value("m", dtype="int64"), value("x", 3), value("w", 3), value("place", dtype=dtype)
+    _, stack = F.loop(m, None, x, w, body=STACKING, captures=1)
+    run = Native([m, x, w, place], [F.gather(stack, place, axis=0), F.gather(stack, F.neg(place), axis=-2)])
+    zeros, steps = np.zeros(3, np.float32), np.full(3, 0.25, np.float32)
+    for trips, index in ((4, 3), (4, 0), (9, 7), (4, 1)):
+        row, back = run(trips, zeros, steps, np.array(index, dtype))
+        np.testing.assert_array_equal(row, steps * index)
+        np.testing.assert_array_equal(back, steps * (trips - index if index else 0))
+    for trips, index in ((4, 4), (0, 0), (4, -5)):
+        arrays = (np.array(trips), zeros, steps, np.array(index, dtype))
+        with pytest.raises(RuntimeFailure, match=f"gather.*: index {index} is outside of an axis of size {trips}"):
+            run.executor.run(dict(zip(run.graph.input_names, arrays, strict=True)))
+
+
 def test_loops_in_loops() -> None:
     """The inner trips depend on the outer iteration; its stack is reduced, and its rows are scanned, inside."""
     m, x = value("m", dtype="int64"), value("x", 3)

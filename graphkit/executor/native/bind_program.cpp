@@ -173,8 +173,19 @@ struct Builder {
         region->steps.push_back(std::move(step));
     }
 
-    void shape(const std::string& name, int slot, std::int64_t first, std::int64_t last, const Where& target) const {
-        Step step{Step::Kind::shape, name};
+    void row(const std::string& name, int slot, std::size_t item, const Where& index, bool wide,
+             const Where& target) const {
+        Step step{Step::Kind::row, name};
+        step.source = known(slot);
+        step.bytes = item;
+        step.wide = wide;
+        step.inputs = entry(index);
+        step.outputs = entry(target);
+        region->steps.push_back(std::move(step));
+    }
+
+    void sizes(const std::string& name, int slot, std::int64_t first, std::int64_t last, const Where& target) const {
+        Step step{Step::Kind::sizes, name};
         step.source = known(slot);
         step.dims = {first, last};
         step.outputs = entry(target);
@@ -341,7 +352,9 @@ void bind_program(nb::module_& m) {
              "A node that make(shapes, values) prepares when its operands' shapes are known.")
         .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a slot.")
         .def("resize", &Builder::resize, "name"_a, "slot"_a, "shape"_a, "item"_a, "Give a slot a shape, and memory.")
-        .def("shape", &Builder::shape, "name"_a, "slot"_a, "first"_a, "last"_a, "target"_a,
+        .def("row", &Builder::row, "name"_a, "slot"_a, "item"_a, "index"_a, "wide"_a, "target"_a,
+             "Copy the row of a slot that an int64 (`wide`) or int32 tells.")
+        .def("sizes", &Builder::sizes, "name"_a, "slot"_a, "first"_a, "last"_a, "target"_a,
              "Write the sizes of a slot's axes, from `first` to before `last`.")
         .def("call", &Builder::call, "name"_a, "index"_a, "Call Python: run()'s `call` with this index.")
         .def("fail", &Builder::fail, "message"_a, "Raise Error: this part is not to be reached.")

@@ -164,12 +164,15 @@ void Instance::run_step(const Region& region, const Step& step) {
         case Step::Kind::resize:
             resize(step.target, step.dims, step.bytes);
             break;
-        case Step::Kind::shape: {
+        case Step::Kind::sizes: {
             const Dims& shape = memory(step.source).shape;
             std::memcpy(table_[step.outputs], shape.data() + step.dims[0],
                         static_cast<std::size_t>(step.dims[1] - step.dims[0]) * sizeof(std::int64_t));
             break;
         }
+        case Step::Kind::row:
+            copy_row(step);
+            break;
         case Step::Kind::call:
             (*call_)(step.index);
             break;
@@ -191,6 +194,20 @@ void Instance::run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t 
     } catch (const NativeError& error) {
         throw NativeError(name + ": " + error.what());
     }
+}
+
+void Instance::copy_row(const Step& step) {
+    const Memory& slot = memory(step.source);
+    const std::int64_t size = slot.shape[0];
+    const std::int64_t index = step.wide ? *static_cast<const std::int64_t*>(table_[step.inputs])
+                                         : *static_cast<const std::int32_t*>(table_[step.inputs]);
+    if (index < -size || index >= size) {
+        throw NativeError(step.name + ": index " + std::to_string(index) + " is outside of an axis of size " +
+                          std::to_string(size));
+    }
+    const std::size_t bytes = row_bytes(slot.shape, step.bytes);
+    const std::int64_t place = index < 0 ? index + size : index;
+    copy_bytes(table_[step.outputs], at(slot.data, place * static_cast<std::int64_t>(bytes)), bytes);
 }
 
 const Prepared& Instance::prepared(const Late& late) {

@@ -27,19 +27,20 @@ struct Late;
 
 // One thing to do. Operands are positions in an instance's table of pointers.
 struct Step {
-    enum class Kind : std::uint8_t { kernel, late, copy, store, resize, shape, call, branch, loop, fail };
+    enum class Kind : std::uint8_t { kernel, late, copy, store, resize, sizes, row, call, branch, loop, fail };
 
     Kind kind;
     std::string name;  // of the node, for errors and traces; what a `fail` says
     const Kernel* kernel = nullptr;
-    std::size_t inputs = 0;   // first entry of the kernel's inputs, a copy's source, or a branch's condition
-    std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy or a shape
+    std::size_t inputs = 0;   // first entry of the kernel's inputs, a copy's source, a row's index, a branch's condition
+    std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy, sizes or a row
     std::size_t scratch = 0;  // entry of the working memory
-    std::size_t bytes = 0;    // of a copy; of one element of a store or a resize
+    std::size_t bytes = 0;    // of a copy; of one element of a store, a resize or a row
     std::size_t index = 0;    // of a call, a branch, a loop or a late kernel among those of its region
-    int source = -1;          // the slot that a store or a shape reads
+    bool wide = true;         // whether a row's index is an int64, else an int32
+    int source = -1;          // the slot that a store, sizes or a row read
     int target = -1;          // the slot that a store or a resize writes
-    Dims dims{};              // what a resize gives the slot; (first, last) axis of a shape
+    Dims dims{};              // what a resize gives the slot; the axes (first, last) of sizes
 };
 
 // An If: one of two regions.
@@ -251,6 +252,7 @@ class Instance {
     void run_region(const Region& region);
     void run_step(const Region& region, const Step& step);
     void run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch, const std::string& name);
+    void copy_row(const Step& step);
     void run_late(const Late& late, const std::string& name);
     void call_late(const Late& late, const Prepared& chosen, const std::string& name);
     const Prepared& prepared(const Late& late);
