@@ -2,9 +2,9 @@
 
     python bench/loops.py [--repeat 7] [--threads 1]
 
-The first table has the time of an iteration: that of a loop of many iterations less that of a loop of few, by the
-difference; and what is left of it beside the kernels of the body, which are timed alone, called one after the other
-from the same native program without a loop. The second has whole runs of exported models, best of the repetitions.
+The first table has the time of an iteration (a run of many less a run of few, by the difference), the steps of the
+bodies, and where that is one kernel, what the loop adds to its time in a program without a loop. The rows of two loops
+count an iteration of each. The second table has whole runs of exported models, best of the repetitions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ def loops(trips: int) -> dict[str, tuple[list[Value], list[Any]]]:
     after = step(s, v)
     stacking = Graph([i, going, s, v], [going, after, after])
     a, b = Value(row), Value(row)
-    scanned = Graph([a, b], [step(a, b), b])
+    result = step(a, b)
+    scanned = Graph([a, b], [result, result])
+    grown = Value(TensorType("float32", ("k", SMALL)))
+    one = F.unsqueeze(v, np.array([0]))
+    growing = Graph([i, going, grown, v], [going, F.concat(grown, one, axis=0)])
+    nothing = np.zeros((0, SMALL), np.float32)
     xs = Value(TensorType("float32", (trips, SMALL)), "xs")
     _, stack = F.loop(m, None, x, w, body=stacking, captures=1)
     return {
@@ -60,6 +65,7 @@ def loops(trips: int) -> dict[str, tuple[list[Value], list[Any]]]:
         "Loop, known trips, stacking": ([x, w], list(F.loop(count, None, x, w, body=stacking, captures=1))),
         "Loop, run-time trips": ([m, x, w], [F.loop(m, None, x, w, body=plain, captures=1)]),
         "Loop, run-time trips, stacking": ([m, x, w], list(F.loop(m, None, x, w, body=stacking, captures=1))),
+        "Loop, a state that grows": ([m, w], [F.loop(m, None, nothing, w, body=growing, captures=1)]),
         "Scan": ([x, xs], list(F.scan(x, xs, body=scanned, num_scan_inputs=1))),
         "Loop, then Scan of its stack": ([m, x, w], list(F.scan(x, stack, body=scanned, num_scan_inputs=1))),
         "Loop and its gradient": ([m, x, w], gradient([F.loop(m, None, x, w, body=plain, captures=1)], [x, w])),
@@ -76,39 +82,36 @@ def feeds_of(inputs: Sequence[Value], trips: int) -> dict[str, np.ndarray]:
     return made
 
 
-def executor_of(inputs: Sequence[Value], outputs: Sequence[Any], threads: int) -> Executor:
+def time_of(
+    inputs: Sequence[Value], outputs: Sequence[Any], trips: int, threads: int, repeat: int
+) -> tuple[float, int]:
+    """Seconds of a run, and how many steps it has inside its loops. Refuses what runs by reference."""
     executor = Executor(Graph(inputs, outputs), ParamStore({}), threads=threads)
-    return executor
-
-
-def iteration(name: str, threads: int, repeat: int) -> float:
-    """Seconds of one iteration."""
-    spent = []
-    for trips in (FEW, MANY):
-        inputs, outputs = loops(trips)[name]
-        executor = executor_of(inputs, outputs, threads)
-        feeds = feeds_of(inputs, trips)
+    feeds = feeds_of(inputs, trips)
+    executor.run(feeds)
+    with gk.profile() as profile:
         executor.run(feeds)
-        if executor._latest is not None and executor._latest.fallbacks:
-            raise SystemExit(f"{name} runs by reference: {executor._latest.fallbacks}")
-        spent.append(best(lambda executor=executor, feeds=feeds: executor.run(feeds), repeat * 10))
-    return (spent[1] - spent[0]) / (MANY - FEW)
+    if any(o.kind == "reference" for o in profile.operators):
+        raise SystemExit(f"steps by reference: {executor.plan.fallbacks}")
+    steps = sum(o.calls for o in profile.operators if o.operator not in ("Loop", "Scan"))
+    return best(lambda: executor.run(feeds), 10 * repeat), steps
 
 
-def kernels(threads: int, repeat: int) -> float:
-    """Seconds of the kernel of the body, in a straight program of as many of them."""
+def iteration(name: str, threads: int, repeat: int) -> tuple[float, float]:
+    """Seconds and steps of one iteration."""
+    few, many = (time_of(*loops(trips)[name], trips, threads, repeat) for trips in (FEW, MANY))
+    return (many[0] - few[0]) / (MANY - FEW), (many[1] - few[1]) / (MANY - FEW)
+
+
+def kernel_alone(threads: int, repeat: int) -> float:
+    """Seconds of the kernel of the body, in a program that has it many times in a row."""
     spent = []
     for count in (FEW, MANY):
         x, w = (Value(TensorType("float32", (SMALL,)), name) for name in ("x", "w"))
         y = x
         for _ in range(count):
-            y = F.stop_gradient(step(y, w))
-        # Without rewrites every operator would be a step; one fused kernel per call is what a loop's body has.
-        graph = Graph([x, w], [y])
-        executor = Executor(graph, ParamStore({}), threads=threads)
-        feeds = feeds_of([x, w], count)
-        executor.run(feeds)
-        spent.append(best(lambda executor=executor, feeds=feeds: executor.run(feeds), repeat * 10))
+            y = F.stop_gradient(step(y, w))  # a view, which keeps the next one from being fused
+        spent.append(time_of([x, w], [y], count, threads, repeat)[0])
     return (spent[1] - spent[0]) / (MANY - FEW)
 
 
@@ -181,12 +184,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    alone = kernels(options.threads, options.repeat)
+    alone = kernel_alone(options.threads, options.repeat)
     print(f"the kernel of the body alone: {alone * 1e9:.0f} ns")
-    print(f"{'loop':32}  {'ns/iteration':>12}  {'beyond kernels':>14}")
+    print(f"{'loop':32}  {'ns/iteration':>12}  {'steps':>5}  {'beyond the kernel, ns':>21}")
     for name in loops(FEW):
-        spent = iteration(name, options.threads, options.repeat)
-        print(f"{name:32}  {spent * 1e9:12.0f}  {(spent - alone) * 1e9:14.0f}")
+        spent, steps = iteration(name, options.threads, options.repeat)
+        beyond = f"{(spent - alone) * 1e9:21.0f}" if steps == 1 else f"{'':>21}"
+        print(f"{name:32}  {spent * 1e9:12.0f}  {steps:5.0f}  {beyond}".rstrip())
     print(f"\n{'model':24}  {'ours, us':>9}  {'ORT, us':>9}  {'ratio':>6}")
     for name, (model, arrays) in exported(options.threads).items():
         print(against_onnx_runtime(name, model, arrays, options.threads, options.repeat))

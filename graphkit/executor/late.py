@@ -31,7 +31,7 @@ from graphkit.ops.evaluate import run_node
 _STAND_IN = 16
 
 # Shapes whose kernels stay, of one node.
-_KEPT = 1024
+_KEPT = 4096
 
 # Elements that stand in for integer operands of which nothing is known, by position; None: 1, except -1 once.
 _ELEMENTS: dict[str, tuple[int | None, ...]] = {

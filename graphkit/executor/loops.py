@@ -265,6 +265,9 @@ def loop_step(
         elif has_fixed_size(before):
             buffers = block.take(before.tensor.nbytes), block.take(before.tensor.nbytes)
         states.append(_State(first + i, before, i, after, buffers))
+    for i, row in zip(stacked, rows, strict=True):
+        if has_fixed_size(node.outputs[i]) and not has_fixed_size(row):
+            raise NotNative(f"{row.type} is stacked to {node.outputs[i].type}")
     flags = [v for v in body.outputs[:lead] if v is not body.inputs[1] and v.tensor.constants != (1,)]
     body = body.replace(outputs=[*flags, *(s.after for s in states), *rows])
     kept = [*(p for p, _ in unchanged), *range(first + count + scanned, len(node.inputs))]

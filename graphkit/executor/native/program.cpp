@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPollInterval = std::chrono::milliseconds(50);
 
 // What one late kernel keeps; a program whose shapes never come back starts again from nothing.
-constexpr std::size_t kPreparedLimit = 1024;
+constexpr std::size_t kPreparedLimit = 4096;
 
 std::int64_t now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
