@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -393,6 +396,25 @@ def test_a_failing_kernel_leaves_nothing_behind() -> None:
         run(4, xs_array)
         with pytest.raises(RuntimeFailure, match="body/"):
             run.executor.run({"m": np.array(6), "xs": xs_array})
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
+def test_memory_of_failed_runs_is_freed() -> None:
+    m, xs = value("m", dtype="int64"), value("xs", 4, 1 << 18)
+    rows = TensorType("float32", (4, 1 << 18))
+    picked = body([rows], lambda i, c, v: [c, F.neg(F.gather(v, i, axis=0))])
+    executor = Executor(Graph([m, xs], [F.neg(F.loop(m, None, xs, body=picked, captures=1))]), ParamStore({}))
+    feeds = {"m": np.array(5), "xs": np.zeros((4, 1 << 18), np.float32)}
+
+    def fail(times: int) -> int:
+        for _ in range(times):
+            with pytest.raises(RuntimeFailure):
+                executor.run(feeds)
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = fail(3)
+    assert fail(40) - before < 40 << 20  # each run stacks 4 MiB before it fails
 
 
 def test_concurrent_runs() -> None:

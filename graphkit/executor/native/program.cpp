@@ -354,7 +354,8 @@ std::int64_t Instance::start_loop(const Loop& loop) {
         std::memcpy(table_[loop.condition_before], &yes, sizeof(yes));
     }
     for (const Loop::Varying& value : loop.varying) {
-        lend(value.before, table_[value.initial], value.slot < 0 ? value.dims : memory(value.slot).shape);
+        set_external(value.before, table_[value.initial]);
+        memory(value.before).shape = value.slot < 0 ? value.dims : memory(value.slot).shape;
     }
     return trips;
 }
