@@ -21,7 +21,7 @@ Place place_of(const Where& where) {
     return {where.first, where.second};
 }
 
-// What Python made for a late kernel: a kernel or None, shapes of the outputs, views, known outputs, a function or None.
+// What Python made for a late kernel: kernel or None, shapes of the outputs, views, known outputs, function or None.
 using Made = std::tuple<nb::object, std::vector<Dims>, std::vector<std::pair<std::size_t, std::size_t>>,
                         std::vector<std::pair<std::size_t, nb::bytes>>, nb::object>;
 
@@ -361,7 +361,8 @@ void bind_program(nb::module_& m) {
         .def("branch", &Builder::branch, "name"_a, "condition"_a, "The regions of an If: then, else.")
         .def("loop", &Builder::loop, "name"_a, nb::kw_only(), "trips"_a, "trip_count"_a.none(), "condition"_a.none(),
              "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "carried"_a,
-             "varying"_a, "slices"_a, "stacks"_a, "empty"_a.none(), "The region of the body of a Loop or Scan.");
+             "varying"_a, "slices"_a, "stacks"_a, "empty"_a.none(),
+             "The region of the body of a Loop or Scan.");
 
     nb::class_<BoundProgram>(m, "Program", "Steps for fixed shapes, and where their operands lie.")
         .def(nb::init<int, std::size_t, int>(), "threads"_a, "arena_bytes"_a, "externals"_a)

@@ -32,7 +32,7 @@ struct Step {
     Kind kind;
     std::string name;  // of the node, for errors and traces; what a `fail` says
     const Kernel* kernel = nullptr;
-    std::size_t inputs = 0;   // first entry of the kernel's inputs, a copy's source, a row's index, a branch's condition
+    std::size_t inputs = 0;   // first entry of a kernel's inputs; a copy's source, a row's index, a branch's condition
     std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy, sizes or a row
     std::size_t scratch = 0;  // entry of the working memory
     std::size_t bytes = 0;    // of a copy; of one element of a store, a resize or a row
@@ -52,7 +52,8 @@ struct Branch {
 struct Prepared {
     // Gets the operands and their bytes, and hands over each result with its shape and bytes.
     using Deliver = std::function<void(std::size_t output, const void* data, const Dims& shape, std::size_t bytes)>;
-    using Compute = std::function<void(const void* const* inputs, const std::vector<std::size_t>& bytes, const Deliver&)>;
+    using Sizes = std::vector<std::size_t>;
+    using Compute = std::function<void(const void* const* inputs, const Sizes& bytes, const Deliver& deliver)>;
 
     const Kernel* kernel = nullptr;
     Compute call;
@@ -92,8 +93,8 @@ struct Loop {
         std::size_t whole;  // entry of the array
         std::int64_t stride;
         bool backwards;
-        int slot = -1;          // of the array, when its length is that of a run: then the stride follows from its shape
-        std::size_t item = 0;   // bytes of an element, with a slot
+        int slot = -1;         // of the array, when a run tells its length: then the stride follows from its shape
+        std::size_t item = 0;  // bytes of an element, with a slot
     };
     // A value that one iteration hands to the next one. Two buffers take turns; the first iteration reads `initial`.
     // A value that is stacked as well, so that `after` is the place of a slice or a stack, needs no buffers: the next
@@ -244,18 +245,22 @@ class Instance {
     };
     // What was prepared for one late kernel, by shapes and elements of its operands.
     struct Known {
-        std::map<std::vector<std::int64_t>, std::shared_ptr<const Prepared>> found;
-        const std::vector<std::int64_t>* latest_key = nullptr;
+        std::map<Dims, std::shared_ptr<const Prepared>> found;
+        const Dims* latest_key = nullptr;
         const Prepared* latest = nullptr;
     };
 
     void run_region(const Region& region);
     void run_step(const Region& region, const Step& step);
-    void run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch, const std::string& name);
+    void run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch,
+                    const std::string& name);
     void copy_row(const Step& step);
     void run_late(const Late& late, const std::string& name);
     void call_late(const Late& late, const Prepared& chosen, const std::string& name);
     const Prepared& prepared(const Late& late);
+    std::shared_ptr<const Prepared> prepare(const Late& late) const;
+    std::int64_t elements_of(const Late::Operand& operand) const;
+    void append_elements(const Late::Operand& operand, const void* data, Dims& to) const;
     void run_loop(const Loop& loop);
     std::int64_t start_loop(const Loop& loop);
     void start_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
@@ -276,7 +281,7 @@ class Instance {
     std::vector<void*> table_;
     std::vector<Memory> memory_;  // each external memory
     std::vector<Known> known_;    // of each late kernel
-    std::vector<std::int64_t> key_;
+    Dims key_;
     Buffer scratch_;  // of late kernels
     const Call* call_ = nullptr;
     const std::function<void()>* poll_ = nullptr;
