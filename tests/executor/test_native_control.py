@@ -552,6 +552,22 @@ def test_lstm_in_a_loop() -> None:
         run(*lstm_arrays(2, 3), np.float32(limit))
 
 
+def test_gradient_of_an_imported_loop() -> None:
+    """The number of iterations comes from the data; the file has neither shapes for it nor gradients."""
+    x, w = gk.input("x", [2, 3]), gk.input("w", [3, 3])
+    y = gk.while_loop(below(30.0), lambda s: F.add(F.mat_mul(s, w), x), x, max_iterations=9)
+    net = gk.load(gk.Model(F.identity(F.reduce_sum(F.mul(y, y), keepdims=False), name="loss")).to_onnx())
+    derived = gk.grad(net, of=net.outputs[0], wrt=["x", "w"])
+    executor = derived.compile()
+    rng = np.random.default_rng(16)
+    for scale in (0.1, 1.0, 10.0):
+        feeds = {"x": draw(rng, 2, 3) * np.float32(scale), "w": draw(rng, 3, 3)}
+        got = executor.run(feeds)
+        wanted = evaluate(derived.graph, [feeds[name] for name in derived.graph.input_names])
+        for a, b in zip(got.values(), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 def test_branches_in_a_loop() -> None:
     inputs = x, w, bound = value("x", "N", 3), value("w", 3, 3), value("bound")
 
