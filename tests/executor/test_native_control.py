@@ -414,7 +414,8 @@ def test_memory_of_failed_runs_is_freed() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
     before = fail(3)
-    assert fail(40) - before < 40 << 20  # each run stacks 4 MiB before it fails
+    # Each run stacks 4 MiB before it fails. A memory checker may hold back 256 MiB of what was freed.
+    assert fail(100) - before < 320 << 20
 
 
 def test_concurrent_runs() -> None:
