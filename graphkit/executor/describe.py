@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from graphkit.executor.control import IfStep
 from graphkit.executor.memory import aligned
 from graphkit.executor.placement import has_fixed_size
 from graphkit.executor.plan import Block, KernelKind, Operand, Plan, PlanStep
@@ -66,6 +65,9 @@ class _Description:
             constant_bytes=sum(_bytes(v) for v, p in place.items() if p == "constant"),
             result_bytes=sum(_bytes(r.value) for r in region.placement.results),
             peak_node=region.graph.node_name(self._nodes[region.order[peak]]) if region.requests else "",
+            inner_fallbacks=tuple(
+                f"{name} ({node.op.name})" for name, node, _ in region.by_reference() if node not in self._kinds
+            ),
         )
 
     def _show(self, node: Node, live_bytes: int) -> None:
@@ -157,11 +159,8 @@ def _packed(region: Region) -> dict[tuple[int, str], int]:
     """Bytes of every array that a kernel of the region, or of one inside it, reads in packed form."""
     found: dict[tuple[int, str], int] = {}
     for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
-        if chosen.control is not None:
-            control = chosen.control
-            for inner in control.regions if isinstance(control, IfStep) else (control.body,):
-                found |= _packed(inner)
-            continue
+        for inner in chosen.regions.values():
+            found |= _packed(inner)
         for position in chosen.kernel.packed_inputs if chosen.compiled else ():
             operand = node.inputs[position]
             assert operand is not None

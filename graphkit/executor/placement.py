@@ -41,7 +41,7 @@ class Placement:
 def place_values(graph: Graph) -> Placement:
     """Place every value of `graph`. Linear.
 
-    Tensors of unknown size, strings, sequences and optionals are dynamic: arrays that a step makes.
+    Tensors of unknown size, strings, sequences and optionals are dynamic: what a step makes.
     """
     wanted = [*(new for _, new in graph.updates), *graph.outputs]
     used = {v for node in graph.nodes for v in node.inputs if v is not None}.union(wanted)
@@ -61,8 +61,7 @@ def place_values(graph: Graph) -> Placement:
         if isinstance(node.op, Constant):
             place[node.output] = "constant"
             continue
-        dynamic = not all(has_fixed_size(v) for v in node.outputs if v in used)
-        place.update((v, "dynamic" if dynamic else "arena") for v in node.outputs)
+        place.update((v, "arena" if has_fixed_size(v) else "dynamic") for v in node.outputs)
         steps.append(node)
     results: list[Result] = []
     for value in wanted:
@@ -77,6 +76,11 @@ def place_values(graph: Graph) -> Placement:
 def has_fixed_size(value: Value) -> bool:
     """Whether the value is a tensor whose bytes are known before it is computed."""
     return isinstance(value.type, TensorType) and value.type.is_static and value.type.dtype is not DType.STRING
+
+
+def has_run_time_size(value: Value) -> bool:
+    """Whether the value is a tensor that only its shape, known once it is computed, tells the bytes of."""
+    return isinstance(value.type, TensorType) and not value.type.is_static and value.type.dtype is not DType.STRING
 
 
 def _awaited(node: Node, root: dict[Value, Value], waits: dict[Value, tuple[Value, ...]]) -> tuple[Value, ...]:

@@ -82,11 +82,12 @@ class Plan:
     constant_bytes: int
     result_bytes: int
     peak_node: str
+    inner_fallbacks: tuple[str, ...] = ()  # steps inside subgraphs, see `fallbacks`
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
         """Nodes that run by their reference because the device has no kernel for them, as "name (Op)"."""
-        return tuple(f"{s.node} ({s.op})" for s in self.steps if s.kernel == "reference")
+        return (*(f"{s.node} ({s.op})" for s in self.steps if s.kernel == "reference"), *self.inner_fallbacks)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -128,6 +129,8 @@ class Plan:
             f"beside it    parameters {human(self.parameter_bytes)} (packed {human(self.packed_bytes)}), "
             f"constants {human(self.constant_bytes)}, results {human(self.result_bytes)}",
         ]
+        if self.inner_fallbacks:
+            lines.append(f"by reference inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)
 
 

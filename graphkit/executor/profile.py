@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor import engine
 from graphkit.executor import program as programs
-from graphkit.executor.control import IfStep
 from graphkit.executor.placement import has_fixed_size
 from graphkit.executor.plan import format_table, human
 from graphkit.executor.program import Program
-from graphkit.executor.region import Chosen, Region
+from graphkit.executor.region import Region
 from graphkit.ir.atomic import write_whole
 
 # Where the rows of engine workers begin: thread ids of the system are smaller.
@@ -104,7 +103,7 @@ class Profile:
         for run in self._runs:
             steps = self._known(run.program)
             for (name, _, _), own in zip(run.events, _own_times(run.events), strict=True):
-                step = steps[name]
+                step = steps.get(name) or _copy(name)
                 key = (step.operator, step.kind)
                 calls[key] = calls.get(key, 0) + 1
                 nanoseconds[key] = nanoseconds.get(key, 0) + own
@@ -168,7 +167,7 @@ class Profile:
         yield self._slice(f"run {run.program.graph.name}", "run", process, run.thread, run.start, run.end)
         counter = {"name": f"arena of {run.program.graph.name}", "ph": "C", "pid": process, "id": str(run.thread)}
         for name, start, end in run.events:
-            step = steps[name]
+            step = steps.get(name) or _copy(name)
             event = self._slice(step.operator, step.kind, process, run.thread, start, end)
             event["args"] = {
                 "node": step.node,
@@ -240,17 +239,13 @@ def _describe(region: Region, prefix: str, live: Mapping[str, int] | None, found
             sum(v.tensor.nbytes for v in values if has_fixed_size(v)),
             None if live is None else live[name],
         )
-        for inner in _regions(chosen):
-            _describe(inner, f"{prefix}{name}/", None, found)
-    if prefix:  # results that are no step's output are copied out under this name
-        found[prefix] = _Step("copy", prefix, "native", "", (), (), 0, None)
+        for part, inner in chosen.regions.items():
+            _describe(inner, f"{prefix}{name}/{part}/", None, found)
 
 
-def _regions(chosen: Chosen) -> tuple[Region, ...]:
-    control = chosen.control
-    if control is None:
-        return ()
-    return control.regions if isinstance(control, IfStep) else (control.body,)
+def _copy(name: str) -> _Step:
+    """A step that is no node: it moves a result of a region to where that belongs, or makes room for it."""
+    return _Step("copy", name, "native", "", (), (), 0, None)
 
 
 def _own_times(events: Sequence[tuple[str, int, int]]) -> list[int]:

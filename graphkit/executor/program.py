@@ -15,6 +15,7 @@ from graphkit.executor.describe import describe, is_shape_arithmetic
 from graphkit.executor.emit import Emitter, Where
 from graphkit.executor.kernels import VersionedArray, native_module
 from graphkit.executor.packing import PackedArrays, aligned_bytes
+from graphkit.executor.placement import has_fixed_size
 from graphkit.executor.plan import Plan
 from graphkit.executor.region import Region, Settings
 from graphkit.ir.graph import Graph, Node, Value
@@ -128,13 +129,13 @@ class Program:
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that run by reference, shape arithmetic left out, as "name (Op)"."""
-        slow = [
-            node
-            for node, chosen in zip(self.placement.steps, self.region.chosen, strict=True)
-            if chosen.kind == "reference" and not is_shape_arithmetic(node)
-        ]
-        return tuple(f"{self.graph.node_name(n)} ({n.op.name})" for n in slow)
+        """Nodes that run by reference, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
+        once = {node for node in self.placement.steps if is_shape_arithmetic(node)}
+        return tuple(
+            f"{name} ({node.op.name}{reason and f': {reason}'})"
+            for name, node, reason in self.region.by_reference()
+            if node not in once
+        )
 
     @cached_property
     def plan(self) -> Plan:
@@ -146,6 +147,14 @@ class _Calls:
 
     def call(self, name: str, index: int) -> None:
         """Nothing to write down."""
+
+
+class _Lent(NamedTuple):
+    """An operand of a Python step in a slot of the native program: external memory, position, the value's type."""
+
+    slot: int
+    position: int
+    kind: TensorType
 
 
 class _Slot(NamedTuple):
@@ -167,9 +176,9 @@ class _Instance:
         self._position = {index: position for position, index in enumerate(region.order)}
         self._calls: list[Callable[[], None]] = [self._python_step(index) for index in program.emitter.calls]
         self._finals: list[Any] = [None] * len(program.owned)
-        for position, result in enumerate(program.placement.results):
-            if not result.owned:
-                self._bind(self._finals, position, result.value)
+        self._lent_finals = self._bind_all(
+            self._finals, [None if r.owned else r.value for r in program.placement.results]
+        )
         self._owners = [(i, region.placement.root[r.value]) for i, r in enumerate(program.placement.results) if r.owned]
         graph = program.graph
         # Arrays that the native part reads; sequences and optionals are for Python steps only.
@@ -180,6 +189,7 @@ class _Instance:
         self._fixed_slots = [(fixed[v], slots) for v, slots in self._slots.items() if v in fixed]
         self._forget = [slots for v, slots in self._slots.items() if v not in fixed]
         self._held: list[np.ndarray] = []
+        self._lent: dict[int, np.ndarray] = {}  # what slots refer to in this run
         self._stamp = -1
         self.native: Any = None
         if program.native is not None:
@@ -189,50 +199,83 @@ class _Instance:
     def _python_step(self, index: int) -> Callable[[], None]:
         program = self._program
         node, kernel = program.placement.steps[index], program.region.chosen[index].kernel
-        inputs = self._bound(node.inputs)
         used = program.placement.used
-        outputs = self._bound([v if v in used else None for v in node.outputs]) if kernel is not None else []
-        run = kernel if kernel is not None else self._dynamic(node)
+        inputs: list[Any] = [None] * len(node.inputs)
+        outputs: list[Any] = [None] * len(node.outputs)
+        lent = self._bind_all(inputs, node.inputs)
+        run: Any = kernel
+        if kernel is None:
+            run = self._dynamic(node)
+        else:
+            self._bind_all(outputs, [v if v in used else None for v in node.outputs])
         done = [self._slots.setdefault(v, []) for v in program.region.releases.get(self._position[index], ())]
 
         def call() -> None:
+            for operand in lent:
+                inputs[operand.position] = self._read(operand)
             try:
                 run(inputs, outputs)
             except GraphkitError:
                 raise
             except Exception as error:
                 raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+            for operand in lent:
+                inputs[operand.position] = None
             for slots in done:
                 _release(slots)
 
         return call
 
-    def _bound(self, values: Sequence[Value | None]) -> list[Any]:
-        operands: list[Any] = [None] * len(values)
+    def _bind_all(self, operands: list[Any], values: Sequence[Value | None]) -> list[_Lent]:
+        """Put the arrays of `values` into `operands`, now or (as slots) in every run; return those to be read first."""
+        lent: list[_Lent] = []
         for position, value in enumerate(values):
-            if value is not None:
-                self._bind(operands, position, value)
-        return operands
+            if value is None:
+                continue
+            region, native_slots = self._program.region, self._program.emitter.slots
+            storage = region.placement.root[value]
+            if storage in region.request_of:
+                offset = region.layout.offsets[region.request_of[storage]]
+                kind = value.tensor
+                operands[position] = np.ndarray(kind.static_shape, kind.dtype.numpy, self.arena, offset)
+            elif storage in native_slots:
+                lent.append(_Lent(native_slots[storage], position, value.tensor))
+            else:
+                slot = _Slot(operands, position, None if value is storage else value.tensor)
+                self._slots.setdefault(storage, []).append(slot)
+        return lent
 
-    def _bind(self, operands: list[Any], position: int, value: Value) -> None:
-        """Put the array of `value` into `operands`, now or (as a slot) in every run."""
-        region = self._program.region
-        storage = region.placement.root[value]
-        if storage in region.request_of:
-            offset = region.layout.offsets[region.request_of[storage]]
-            kind = value.tensor
-            operands[position] = np.ndarray(kind.static_shape, kind.dtype.numpy, self.arena, offset)
-        else:
-            slot = _Slot(operands, position, None if value is storage else value.tensor)
-            self._slots.setdefault(storage, []).append(slot)
+    def _read(self, operand: _Lent) -> np.ndarray:
+        """The array in a slot, valid until the slot is written again."""
+        data, shape = self.native.read(operand.slot, operand.kind.dtype.itemsize)
+        return np.ndarray(shape, operand.kind.dtype.numpy, data)
 
     def _dynamic(self, node: Node) -> Callable[[Any, Any], None]:
-        """A step whose results are arrays that it makes: they go to whoever reads them."""
+        """A step whose results are arrays that it makes: they go to whoever reads them.
+
+        A result of known size goes to its memory.
+        """
+        used, native_slots = self._program.placement.used, self._program.emitter.slots
+        fixed: list[Any] = [None] * len(node.outputs)
+        self._bind_all(fixed, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
         targets = [self._slots.setdefault(v, []) for v in node.outputs]
 
         def run(inputs: Sequence[Any], _: Any) -> None:
-            for slots, result in zip(targets, run_node(node, inputs), strict=True):
-                _fill(slots, np.asarray(result, order="C") if isinstance(result, np.ndarray) else result)
+            results = run_node(node, inputs)
+            for value, target, slots, result in zip(node.outputs, fixed, targets, results, strict=True):
+                if isinstance(result, np.ndarray):
+                    result = np.asarray(result, order="C")
+                if target is not None:
+                    if result.shape != target.shape or result.dtype != target.dtype:
+                        raise RuntimeFailure(
+                            f"a result is {result.dtype}{list(result.shape)}; {value.type} was inferred"
+                        )
+                    np.copyto(target, result)
+                elif value in native_slots:
+                    self._lent[native_slots[value]] = result
+                    self.native.lend(native_slots[value], result, result.shape)
+                else:
+                    _fill(slots, result)
 
         return run
 
@@ -257,9 +300,12 @@ class _Instance:
                 arrays[position] = inputs[position]
             arrays += results
             self._run_native(arrays)
+        for operand in self._lent_finals:
+            results[operand.position] = self._read(operand).copy()
         for position, final in enumerate(self._finals):
             if final is not None:
                 results[position] = _copied(final)
+        self._lent.clear()
         for slots in self._forget:
             _release(slots)
         return results

@@ -23,7 +23,10 @@ def reference_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
         results = run_node(node, inputs, xp)
         if len(results) > 1:
             # Writing the first output may overwrite an operand that the second is a view of.
-            results = tuple(r if r.base is None and all(r is not x for x in inputs) else r.copy() for r in results)
+            results = tuple(
+                r if y is None or (r.base is None and all(r is not x for x in inputs)) else r.copy()
+                for r, y in zip(results, outputs, strict=True)
+            )
         for position, (result, output) in enumerate(zip(results, outputs, strict=True)):
             if output is None:
                 continue

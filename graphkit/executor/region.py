@@ -6,11 +6,11 @@ is working memory of the step that runs it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel
+from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel, native_module
 from graphkit.executor.memory import Request, aligned
 from graphkit.executor.placement import Placement, has_fixed_size, place_values
 from graphkit.executor.plan import KernelKind
@@ -22,7 +22,7 @@ from graphkit.ops.constants import Constant
 from graphkit.passes._base import elements_read
 
 if TYPE_CHECKING:
-    from graphkit.executor.control import ControlStep
+    from graphkit.executor.emit import Step
 
 
 class Settings(NamedTuple):
@@ -38,28 +38,41 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How one node runs: by a prepared kernel, by regions of its own, or (both None) as arrays that it makes.
+    """How one node runs: by a prepared kernel, by a step of the native program, or (both None) as arrays that it makes.
 
     `compiled` kernels run inside the native program; others are Python functions of input and output arrays.
     """
 
     kind: KernelKind
     kernel: Any = None
-    control: ControlStep | None = None
     compiled: bool = False
+    step: Step | None = None
+    reason: str = ""  # why a node with subgraphs runs by reference
+
+    @property
+    def in_python(self) -> bool:
+        return not self.compiled and self.step is None
+
+    @property
+    def regions(self) -> Mapping[str, Region]:
+        return {} if self.step is None else self.step.regions
 
     @property
     def scratch_bytes(self) -> int:
-        if self.control is not None:
-            return self.control.scratch_bytes
+        if self.step is not None:
+            return self.step.scratch_bytes
         return int(self.kernel.scratch_bytes) if self.compiled else 0
 
 
 class Region:
-    """Plans `graph`, whose inputs have static types. `fixed` gives the operands that only change with a version."""
+    """Plans `graph`. `fixed` gives the operands that only change with a version.
 
-    def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
+    The inputs have static types; those of an `inner` region may have sizes that a run tells.
+    """
+
+    def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings, *, inner: bool = False):
         self.graph = graph
+        self.inner = inner
         self.fixed = dict(fixed)
         self.fixed.update((node.output, node.op.value) for node in graph.nodes if isinstance(node.op, Constant))
         self.settings = settings
@@ -67,34 +80,43 @@ class Region:
         self.chosen: list[Chosen] = [self._choose(node) for node in self.placement.steps]
         self._arrange()
 
-    @property
-    def compiled(self) -> bool:
-        """Whether every step runs without Python."""
-        return all(c.compiled or c.control is not None for c in self.chosen)
+    def by_reference(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
+        """Name, node and reason of every step that runs by its reference, also inside subgraphs."""
+        for node, chosen in zip(self.placement.steps, self.chosen, strict=True):
+            name = prefix + self.graph.node_name(node)
+            if chosen.kind == "reference":
+                yield name, node, chosen.reason
+            for part, inner in chosen.regions.items():
+                yield from inner.by_reference(f"{name}/{part}/")
 
     def _choose(self, node: Node) -> Chosen:
         from graphkit.executor.control import control_step
+        from graphkit.executor.late import ReferenceNode, is_numeric, late_node
+        from graphkit.executor.slots import slot_step
 
-        placement = self.placement
-        if all(has_fixed_size(v) for v in (*node.inputs, *node.outputs) if v is not None):
-            root = placement.root
-            constants = {
-                i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed
-            }
-            # An array that a step makes is known at run time only: a kernel that reads it is called with what it is.
-            made = any(placement.place[root[v]] == "dynamic" for v in node.operands if v in root)
-            if made:
-                constants = {}
-            used = tuple(v in placement.used for v in node.outputs)
-            context = KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
+        root = self.placement.root
+        constants = {i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed}
+        used = tuple(v in self.placement.used for v in node.outputs)
+        context = KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
+        static = all(has_fixed_size(v) for v in (*node.inputs, *node.outputs) if v is not None)
+        if static:
             kernel = make_kernel(self.settings.device, node, context)
             if kernel is not None:
-                return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes") and not made)
-            control = None if made else control_step(node, constants, self.settings)
-            if control is not None:
-                return Chosen("native", control=control)
-        dynamic = any(placement.place[v] == "dynamic" for v in node.outputs)
-        return Chosen("reference", None if dynamic else reference_kernel(node))
+                return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes"))
+        reason = ""
+        if self.settings.device == "cpu" and native_module() is not None:
+            control = control_step(node, constants, self.settings, used)
+            if not isinstance(control, str):
+                return Chosen("native", step=control)
+            reason = control
+            if not static:
+                late = slot_step(node) or late_node(node, replace(context, constant_inputs={}))
+                if late is not None:
+                    return Chosen("native", step=late)
+            if self.inner and all(is_numeric(v) for v in (*node.operands, *node.outputs)):
+                return Chosen("reference", step=ReferenceNode(node, used), reason=reason)
+        dynamic = any(self.placement.place[v] == "dynamic" for v in node.outputs if v in self.placement.used)
+        return Chosen("reference", None if dynamic else reference_kernel(node), reason=reason)
 
     def _arrange(self) -> None:
         """Order the steps and lay out the arena."""

@@ -21,12 +21,78 @@ Place place_of(const Where& where) {
     return {where.first, where.second};
 }
 
+// What Python made for a late kernel: kernel or None, shapes of the outputs, views, known outputs, function or None.
+using Made = std::tuple<nb::object, std::vector<Dims>, std::vector<std::pair<std::size_t, std::size_t>>,
+                        std::vector<std::pair<std::size_t, nb::bytes>>, nb::object>;
+
+nb::object bytes_at(const void* data, std::size_t bytes) {
+    auto* const start = static_cast<char*>(const_cast<void*>(data));
+    return nb::steal(PyMemoryView_FromMemory(start, static_cast<Py_ssize_t>(bytes), PyBUF_WRITE));
+}
+
+nb::list arrays_at(const void* const* data, const std::vector<std::size_t>& bytes) {
+    nb::list made;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+        made.append(data[i] == nullptr ? nb::none() : bytes_at(data[i], bytes[i]));
+    }
+    return made;
+}
+
+// Needs the GIL; whoever lets go of the result last need not have it.
+std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
+    struct Held {
+        Prepared prepared;
+        nb::object kernel;
+        nb::object function;
+    };
+    auto [kernel, shapes, views, known, call] = nb::cast<Made>(object);
+    std::shared_ptr<Held> held(new Held, [](Held* done) {
+        const nb::gil_scoped_acquire gil;
+        delete done;
+    });
+    Prepared& made = held->prepared;
+    made.shapes = std::move(shapes);
+    made.views = std::move(views);
+    for (const auto& [output, bytes] : known) {
+        made.known.emplace_back(output, std::string(bytes.c_str(), bytes.size()));
+    }
+    held->kernel = std::move(kernel);
+    held->function = std::move(call);
+    if (!held->kernel.is_none()) {
+        made.kernel = nb::cast<const Kernel*>(held->kernel);
+        made.scratch_bytes = made.kernel->scratch_bytes();
+    }
+    if (!held->function.is_none()) {
+        made.call = [function = held->function.ptr()](const void* const* inputs, const std::vector<std::size_t>& bytes,
+                                                      const Prepared::Deliver& deliver) {
+            const nb::gil_scoped_acquire gil;
+            const nb::list results(nb::borrow(function)(arrays_at(inputs, bytes)));
+            std::size_t output = 0;
+            for (nb::handle result : results) {
+                if (!result.is_none()) {
+                    const Array array = open_array(result, "result", false);
+                    deliver(output, array.data, nb::cast<Dims>(result.attr("shape")), array.bytes);
+                }
+                ++output;
+            }
+        };
+    }
+    return {held, &made};
+}
+
 // A region that is being filled.
 struct Builder {
     BoundProgram* program;
     Region* region;
 
     std::size_t entry(const Where& where) const { return program->entry(place_of(where)); }
+
+    // A slot need not be an operand of anything, so that no entry tells the program of it.
+    int known(int external) const {
+        program->use_external(external);
+        return external;
+    }
+
     std::size_t optional_entry(const std::optional<Where>& where) const { return where ? entry(*where) : Loop::kNone; }
 
     std::size_t entries(const std::vector<Where>& list) const {
@@ -59,6 +125,73 @@ struct Builder {
         region->steps.push_back(std::move(step));
     }
 
+    // (slot or -1, bytes of an element, elements or 0 for a slot, whether the elements count)
+    using LateOperand = std::tuple<int, std::size_t, std::int64_t, bool>;
+
+    Late make_late(nb::object make, const std::vector<Where>& inputs, const std::vector<LateOperand>& operands) const {
+        Late late;
+        late.number = program->take_late();
+        late.first_input = entries(inputs);
+        for (const auto& [slot, item, elements, by_value] : operands) {
+            late.inputs.push_back({known(slot), item, elements, by_value});
+        }
+        // The program keeps the function; it needs no reference of its own, which to drop would need the GIL.
+        late.make = [function = make.ptr()](const Late::Shapes& shapes, const Late::Shapes& values) {
+            const nb::gil_scoped_acquire gil;
+            return prepared_from(nb::borrow(function)(shapes, values));
+        };
+        program->kept.push_back(std::move(make));
+        return late;
+    }
+
+    void late(const std::string& name, nb::object make, const std::vector<Where>& inputs,
+              const std::vector<LateOperand>& operands, const std::vector<Where>& outputs,
+              const std::vector<LateOperand>& results) const {
+        Step step{Step::Kind::late, name};
+        step.index = region->late.size();
+        Late& made = region->late.emplace_back(make_late(std::move(make), inputs, operands));
+        made.first_output = entries(outputs);
+        for (const auto& [slot, item, elements, by_value] : results) {
+            made.outputs.push_back({known(slot), item, elements, by_value});
+        }
+        region->steps.push_back(std::move(step));
+    }
+
+    void store(const std::string& name, int source, int target, std::size_t item) const {
+        Step step{Step::Kind::store, name};
+        step.source = known(source);
+        step.target = known(target);
+        step.bytes = item;
+        region->steps.push_back(std::move(step));
+    }
+
+    void resize(const std::string& name, int slot, const Dims& shape, std::size_t item) const {
+        Step step{Step::Kind::resize, name};
+        step.target = known(slot);
+        step.dims = shape;
+        step.bytes = item;
+        region->steps.push_back(std::move(step));
+    }
+
+    void row(const std::string& name, int slot, std::size_t item, const Where& index, bool wide,
+             const Where& target) const {
+        Step step{Step::Kind::row, name};
+        step.source = known(slot);
+        step.bytes = item;
+        step.wide = wide;
+        step.inputs = entry(index);
+        step.outputs = entry(target);
+        region->steps.push_back(std::move(step));
+    }
+
+    void sizes(const std::string& name, int slot, std::int64_t first, std::int64_t last, const Where& target) const {
+        Step step{Step::Kind::sizes, name};
+        step.source = known(slot);
+        step.dims = {first, last};
+        step.outputs = entry(target);
+        region->steps.push_back(std::move(step));
+    }
+
     void call(const std::string& name, std::size_t index) const {
         Step step{Step::Kind::call, name};
         step.index = index;
@@ -78,13 +211,24 @@ struct Builder {
         return {Builder{program, made.taken[1].get()}, Builder{program, made.taken[0].get()}};
     }
 
-    using Carried = std::tuple<Where, Where, Where, std::optional<Where>, std::size_t>;
-    using Slice = std::tuple<int, Where, std::int64_t, bool>;
+    // initial, before, after, the two buffers or whether the row that `after` is comes from the end, final, bytes
+    using Buffers = std::variant<std::pair<Where, Where>, bool>;
+    using Carried = std::tuple<Where, int, int, Buffers, std::optional<Where>, std::size_t>;
+    // initial, its slot or -1, its shape without one, before, after, final or -1, bytes of an element
+    using Varying = std::tuple<Where, int, Dims, int, int, int, std::size_t>;
+    // external, whole, stride, backwards, slot of the whole or -1, bytes of an element
+    using Slice = std::tuple<int, Where, std::int64_t, bool, int, std::size_t>;
+    // row, slot, shape of a row or None, bytes of an element, backwards
+    using Stack = std::tuple<int, int, std::optional<Dims>, std::size_t, bool>;
+    // function, operands
+    using Empty = std::tuple<nb::object, std::vector<Where>, std::vector<LateOperand>>;
 
     Builder loop(const std::string& name, std::int64_t trips, const std::optional<Where>& trip_count,
                  const std::optional<Where>& condition, const std::optional<Where>& iteration,
                  const std::optional<Where>& condition_before, const std::optional<Where>& condition_after,
-                 const std::vector<Carried>& carried, const std::vector<Slice>& slices) const {
+                 const std::vector<Carried>& carried, const std::vector<Varying>& varying,
+                 const std::vector<Slice>& slices, const std::vector<Stack>& stacks,
+                 const std::optional<Empty>& empty) const {
         Step step{Step::Kind::loop, name};
         step.index = region->loops.size();
         region->steps.push_back(std::move(step));
@@ -95,12 +239,30 @@ struct Builder {
         made.iteration = optional_entry(iteration);
         made.condition_before = optional_entry(condition_before);
         made.condition_after = optional_entry(condition_after);
-        for (const auto& [initial, before, after, final, bytes] : carried) {
-            made.carried.push_back({entry(initial), entry(before), entry(after), optional_entry(final), bytes});
+        for (const auto& [initial, before, after, buffers, final, bytes] : carried) {
+            Loop::Carried& value = made.carried.emplace_back(
+                Loop::Carried{entry(initial), known(before), known(after), {0, 0}, optional_entry(final), bytes,
+                              Loop::Carried::Where::buffers});
+            if (const auto* pair = std::get_if<std::pair<Where, Where>>(&buffers)) {
+                value.buffers[0] = entry(pair->first);
+                value.buffers[1] = entry(pair->second);
+            } else {
+                value.where = std::get<bool>(buffers) ? Loop::Carried::Where::row_from_end : Loop::Carried::Where::row;
+            }
         }
-        for (const auto& [external, whole, stride, backwards] : slices) {
-            program->use_external(external);
-            made.slices.push_back({external, entry(whole), stride, backwards});
+        for (const auto& [initial, slot, dims, before, after, final, item] : varying) {
+            made.varying.push_back(
+                {entry(initial), known(slot), dims, known(before), known(after), known(final), item});
+        }
+        for (const auto& [external, whole, stride, backwards, slot, item] : slices) {
+            made.slices.push_back({known(external), entry(whole), stride, backwards, known(slot), item});
+        }
+        for (const auto& [row, whole, dims, item, backwards] : stacks) {
+            made.stacks.push_back({known(row), known(whole), dims.has_value(), dims.value_or(Dims()), item, backwards});
+        }
+        if (empty) {
+            const auto& [function, inputs, operands] = *empty;
+            made.empty = std::make_unique<Late>(make_late(function, inputs, operands));
         }
         made.body = std::make_unique<Region>();
         return Builder{program, made.body.get()};
@@ -124,11 +286,27 @@ struct BoundInstance {
         return static_cast<std::byte*>(array.data);
     }
 
-    void set(int external, nb::handle array, bool writable) {
+    void check(int external) const {
         if (external < 0 || external >= nb::cast<BoundProgram*>(program)->externals()) {
             throw nb::index_error("the program has no such external memory");
         }
+    }
+
+    void set(int external, nb::handle array, bool writable) {
+        check(external);
         instance.set_external(external, array.is_none() ? nullptr : open_array(array, "external", writable).data);
+    }
+
+    void lend(int slot, nb::handle array, Dims shape) {
+        check(slot);
+        instance.lend(slot, open_array(array, "slot", false).data, std::move(shape));
+    }
+
+    // The bytes of a slot and its shape, valid until the slot is written again.
+    nb::tuple read(int slot, std::size_t item) {
+        check(slot);
+        const Dims& shape = instance.shape_of(slot);
+        return nb::make_tuple(bytes_at(instance.data_of(slot), static_cast<std::size_t>(count(shape)) * item), shape);
     }
 
     void run(nb::list arrays, const nb::object& call) {
@@ -170,11 +348,20 @@ void bind_program(nb::module_& m) {
                                      "arena, -2 an operand that is absent.")
         .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
         .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
+        .def("late", &Builder::late, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
+             "A node that make(shapes, values) prepares when its operands' shapes are known.")
+        .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a slot.")
+        .def("resize", &Builder::resize, "name"_a, "slot"_a, "shape"_a, "item"_a, "Give a slot a shape, and memory.")
+        .def("row", &Builder::row, "name"_a, "slot"_a, "item"_a, "index"_a, "wide"_a, "target"_a,
+             "Copy the row of a slot that an int64 (`wide`) or int32 tells.")
+        .def("sizes", &Builder::sizes, "name"_a, "slot"_a, "first"_a, "last"_a, "target"_a,
+             "Write the sizes of a slot's axes, from `first` to before `last`.")
         .def("call", &Builder::call, "name"_a, "index"_a, "Call Python: run()'s `call` with this index.")
         .def("fail", &Builder::fail, "message"_a, "Raise Error: this part is not to be reached.")
         .def("branch", &Builder::branch, "name"_a, "condition"_a, "The regions of an If: then, else.")
         .def("loop", &Builder::loop, "name"_a, nb::kw_only(), "trips"_a, "trip_count"_a.none(), "condition"_a.none(),
-             "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "carried"_a, "slices"_a,
+             "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "carried"_a,
+             "varying"_a, "slices"_a, "stacks"_a, "empty"_a.none(),
              "The region of the body of a Loop or Scan.");
 
     nb::class_<BoundProgram>(m, "Program", "Steps for fixed shapes, and where their operands lie.")
@@ -187,6 +374,9 @@ void bind_program(nb::module_& m) {
         .def(nb::init<nb::object, nb::object>(), "program"_a, "arena"_a)
         .def("set", &BoundInstance::set, "external"_a, "array"_a.none(), "writable"_a = false,
              "Make external memory that of an array, which the caller keeps alive.")
+        .def("lend", &BoundInstance::lend, "slot"_a, "array"_a, "shape"_a,
+             "Make a slot refer to an array, which the caller keeps alive.")
+        .def("read", &BoundInstance::read, "slot"_a, "item"_a, "Bytes and shape of a slot.")
         .def("run", &BoundInstance::run, "arrays"_a, "call"_a.none() = nb::none(),
              "Set external memory 0, 1, ... (None: as it was), then run every step without the GIL.")
         .def("trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)

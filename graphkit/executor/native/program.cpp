@@ -1,7 +1,8 @@
 #include "program.h"
 
-#include <cstring>
+#include <new>
 
+#include "bytes.h"
 #include "threads.h"
 
 namespace graphkit {
@@ -13,12 +14,6 @@ constexpr auto kPollInterval = std::chrono::milliseconds(50);
 
 std::int64_t now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-}
-
-void move(void* to, const void* from, std::size_t bytes) {
-    if (to != from) {
-        std::memcpy(to, from, bytes);
-    }
 }
 
 }  // namespace
@@ -37,30 +32,73 @@ std::size_t Program::entries(const std::vector<Place>& places) {
     return first;
 }
 
+void Buffer::Free::operator()(std::byte* memory) const {
+    ::operator delete(memory, std::align_val_t{kAlignment});
+}
+
+void Buffer::reserve(std::size_t bytes, std::size_t kept) {
+    if (data_ != nullptr && bytes <= capacity_) {
+        return;
+    }
+    const std::size_t capacity = std::max(std::max(bytes, 2 * capacity_), kAlignment);
+    void* const memory = ::operator new(capacity, std::align_val_t{kAlignment}, std::nothrow);
+    if (memory == nullptr) {
+        throw NativeError("no memory for " + std::to_string(capacity) + " bytes");
+    }
+    std::unique_ptr<std::byte, Free> grown(static_cast<std::byte*>(memory));
+    copy_bytes(grown.get(), data_.get(), std::min(kept, capacity_));
+    data_ = std::move(grown);
+    capacity_ = capacity;
+}
+
 Instance::Instance(const Program& program, std::byte* arena)
     : program_(program),
       table_(program.places().size(), nullptr),
-      patches_(static_cast<std::size_t>(program.externals())),
-      current_(static_cast<std::size_t>(program.externals()), nullptr) {
+      memory_(static_cast<std::size_t>(program.externals())),
+      known_(program.late()) {
     for (std::size_t i = 0; i < table_.size(); ++i) {
         const Place& place = program.places()[i];
         if (place.external == Place::kArena) {
             table_[i] = arena + place.offset;
         } else if (place.external >= 0) {
-            patches_[static_cast<std::size_t>(place.external)].push_back({i, place.offset});
+            memory(place.external).patches.push_back({i, place.offset});
         }
     }
 }
 
-void Instance::set_external(int external, void* memory) {
-    const auto index = static_cast<std::size_t>(external);
-    if (current_[index] == memory) {
-        return;
+void Instance::patch(const Memory& memory) {
+    for (const Patch& patch : memory.patches) {
+        table_[patch.entry] = memory.data == nullptr ? nullptr : at(memory.data, patch.offset);
     }
-    current_[index] = memory;
-    for (const Patch& patch : patches_[index]) {
-        table_[patch.entry] = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + patch.offset;
+}
+
+void Instance::set_external(int external, void* data) {
+    Memory& target = memory(external);
+    if (target.data != data) {
+        target.data = data;
+        patch(target);
     }
+}
+
+void Instance::lend(int slot, void* data, Dims shape) {
+    set_external(slot, data);
+    memory(slot).shape = std::move(shape);
+}
+
+void Instance::grow(int slot, std::size_t bytes, std::size_t kept) {
+    Memory& target = memory(slot);
+    target.buffer.reserve(bytes, kept);
+    set_external(slot, target.buffer.data());
+}
+
+void Instance::resize(int slot, const Dims& shape, std::size_t item) {
+    memory(slot).shape = shape;
+    grow(slot, bytes_of(shape, item), 0);
+}
+
+void Instance::store(int target, const void* source, const Dims& shape, std::size_t item) {
+    resize(target, shape, item);
+    copy_bytes(memory(target).data, source, bytes_of(shape, item));
 }
 
 void Instance::run(const Call& call, const std::function<void()>& poll) {
@@ -86,15 +124,28 @@ void Instance::run_region(const Region& region) {
 void Instance::run_step(const Region& region, const Step& step) {
     switch (step.kind) {
         case Step::Kind::kernel:
-            try {
-                step.kernel->run(&table_[step.inputs], &table_[step.outputs],
-                                 static_cast<std::byte*>(table_[step.scratch]));
-            } catch (const NativeError& error) {
-                throw NativeError(step.name + ": " + error.what());
-            }
+            run_kernel(*step.kernel, step.inputs, step.outputs, table_[step.scratch], step.name);
+            break;
+        case Step::Kind::late:
+            run_late(region.late[step.index], step.name);
             break;
         case Step::Kind::copy:
-            move(table_[step.outputs], table_[step.inputs], step.bytes);
+            copy_bytes(table_[step.outputs], table_[step.inputs], step.bytes);
+            break;
+        case Step::Kind::store:
+            store(step.target, memory(step.source).data, memory(step.source).shape, step.bytes);
+            break;
+        case Step::Kind::resize:
+            resize(step.target, step.dims, step.bytes);
+            break;
+        case Step::Kind::sizes: {
+            const Dims& shape = memory(step.source).shape;
+            std::memcpy(table_[step.outputs], shape.data() + step.dims[0],
+                        static_cast<std::size_t>(step.dims[1] - step.dims[0]) * sizeof(std::int64_t));
+            break;
+        }
+        case Step::Kind::row:
+            copy_row(step);
             break;
         case Step::Kind::call:
             (*call_)(step.index);
@@ -110,42 +161,33 @@ void Instance::run_step(const Region& region, const Step& step) {
     }
 }
 
-void Instance::run_loop(const Loop& loop) {
-    std::int64_t trips = loop.trips;
-    if (loop.trip_count != Loop::kNone) {
-        trips = *static_cast<const std::int64_t*>(table_[loop.trip_count]);
+void Instance::run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch,
+                          const std::string& name) {
+    try {
+        kernel.run(&table_[inputs], &table_[outputs], static_cast<std::byte*>(scratch));
+    } catch (const NativeError& error) {
+        throw NativeError(name + ": " + error.what());
     }
-    for (const Loop::Carried& carried : loop.carried) {
-        move(table_[carried.before], table_[carried.initial], carried.bytes);
+}
+
+void Instance::copy_row(const Step& step) {
+    const Memory& slot = memory(step.source);
+    const std::int64_t size = slot.shape[0];
+    const std::int64_t index = step.wide ? *static_cast<const std::int64_t*>(table_[step.inputs])
+                                         : *static_cast<const std::int32_t*>(table_[step.inputs]);
+    if (index < -size || index >= size) {
+        throw NativeError(step.name + ": index " + std::to_string(index) + " is outside of an axis of size " +
+                          std::to_string(size));
     }
-    bool go_on = loop.condition == Loop::kNone || read_bool(loop.condition);
-    for (std::int64_t i = 0; go_on && (trips < 0 || i < trips); ++i) {
-        if (loop.iteration != Loop::kNone) {
-            std::memcpy(table_[loop.iteration], &i, sizeof(i));
-        }
-        if (loop.condition_before != Loop::kNone) {
-            std::memcpy(table_[loop.condition_before], &go_on, sizeof(go_on));
-        }
-        for (const Loop::Slice& slice : loop.slices) {
-            const std::int64_t at = slice.backwards ? trips - 1 - i : i;
-            set_external(slice.external, static_cast<std::byte*>(table_[slice.whole]) + at * slice.stride);
-        }
-        run_region(*loop.body);
-        if (loop.condition_after != Loop::kNone) {
-            go_on = read_bool(loop.condition_after);
-        }
-        for (const Loop::Carried& carried : loop.carried) {
-            move(table_[carried.before], table_[carried.after], carried.bytes);
-        }
-        if (const auto time = Clock::now(); time - polled_ > kPollInterval) {
-            (*poll_)();
-            polled_ = time;
-        }
-    }
-    for (const Loop::Carried& carried : loop.carried) {
-        if (carried.final != Loop::kNone) {
-            move(table_[carried.final], table_[carried.before], carried.bytes);
-        }
+    const std::size_t bytes = row_bytes(slot.shape, step.bytes);
+    const std::int64_t place = index < 0 ? index + size : index;
+    copy_bytes(table_[step.outputs], at(slot.data, place * static_cast<std::int64_t>(bytes)), bytes);
+}
+
+void Instance::poll() {
+    if (const auto time = Clock::now(); time - polled_ > kPollInterval) {
+        (*poll_)();
+        polled_ = time;
     }
 }
 
