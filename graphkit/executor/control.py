@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, TypeAlias
 
 from graphkit.errors import TypeMismatch
@@ -26,12 +27,17 @@ from graphkit.passes.cleanup import CLEANUP
 ControlStep: TypeAlias = "IfStep | LoopStep"
 
 
-def control_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> ControlStep | None:
-    """The regions that compute a control-flow node of static types; None when one of them needs Python."""
+def control_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> ControlStep | None:
+    """The regions that compute a control-flow node of static types; None when one of them needs Python.
+
+    `used` tells which outputs something reads. The regions leave out the others, except a loop's states.
+    """
     if node.op.domain or not isinstance(node.op, Op) or settings.device != "cpu":
         return None
     make = {"If": _if_step, "Loop": _loop_step, "Scan": _scan_step}.get(node.op.name)
-    return None if make is None else make(node, constants, settings)
+    return None if make is None else make(node, constants, settings, used)
 
 
 @dataclass
@@ -67,11 +73,12 @@ class IfStep:
     def emit(
         self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
     ) -> None:
+        wanted = [where for where in outputs if where != ABSENT]
         for branch, inner in zip(self.branches, builder.branch(name, inputs[0]), strict=True):
             if isinstance(branch, str):
                 inner.fail(f"{name}: {branch}")
             else:
-                emitter.region(inner, branch, base, inputs[1:], outputs, prefix=f"{name}/")
+                emitter.region(inner, branch, base, inputs[1:], wanted, prefix=f"{name}/")
 
 
 @dataclass
@@ -91,7 +98,7 @@ class LoopStep:
     flag_before: int | None = None
     flag_after: int | None = None
     slices: tuple[tuple[int, bool], ...] = ()  # of each scan input: operand, whether from the end
-    written_backwards: tuple[bool, ...] = field(default=())  # of each scan output
+    written_backwards: tuple[bool, ...] = field(default=())  # of each scan output that is used
     first_state: int = 0  # operand
 
     def emit(
@@ -118,11 +125,8 @@ class LoopStep:
             slices.append((external, inputs[position], value.tensor.nbytes, backwards))
         written: list[Where] = []
         stacked = graph.outputs[(1 if is_loop else 0) + self.states :]
-        for i, value in enumerate(stacked):
-            whole = outputs[self.states + i]
-            if whole == ABSENT:
-                written.append(ABSENT)
-                continue
+        wholes = [where for where in outputs[self.states :] if where != ABSENT]
+        for i, (value, whole) in enumerate(zip(stacked, wholes, strict=True)):
             external = emitter.new_external()
             written.append((external, 0))
             backwards = bool(self.written_backwards) and self.written_backwards[i]
@@ -158,7 +162,9 @@ def _optional(where: Where) -> Where | None:
 # --- making steps ---------------------------------------------------------------------------------
 
 
-def _if_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> IfStep | None:
+def _if_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> IfStep | None:
     given = [v.type for v in node.inputs[1:] if v is not None]
     fixed = {i - 1: array for i, array in constants.items() if i > 0}
     op: Any = node.op
@@ -169,14 +175,16 @@ def _if_step(node: Node, constants: Mapping[int, VersionedArray], settings: Sett
         except TypeMismatch as error:
             branches.append(str(error))
             continue
-        region = _compiled_region(static, fixed, settings)
-        if region is None or [v.type for v in region.graph.outputs] != [v.type for v in node.outputs]:
+        region = _compiled_region(_with_outputs(static, used), fixed, settings)
+        if region is None or [v.type for v in region.graph.outputs] != [v.type for v in compress(node.outputs, used)]:
             return None
         branches.append(region)
     return IfStep(node, (branches[0], branches[1]))
 
 
-def _loop_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> LoopStep | None:
+def _loop_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> LoopStep | None:
     op: Any = node.op
     values = node.inputs[2:]
     states = len(values) - op.captures
@@ -184,7 +192,7 @@ def _loop_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     given: list[Type] = [TensorType(DType.INT64, op.body.inputs[0].shape), flag]
     given += [_without_value(v.type) for v in values if v is not None]
     fixed = {i: array for i, array in constants.items() if i >= 2 + states}
-    static = _body(op.body, given)
+    static = _body(op.body, given, (*[True] * (1 + states), *used[states:]))
     body = None if static is None else _compiled_region(static, fixed, settings, carried=(2, 1, states))
     if body is None:
         return None
@@ -203,7 +211,9 @@ def _loop_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     )  # fmt: skip
 
 
-def _scan_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> LoopStep | None:
+def _scan_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> LoopStep | None:
     op: Any = node.op
     scanned = op.num_scan_inputs
     states = len(node.inputs) - scanned - op.captures
@@ -217,7 +227,7 @@ def _scan_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     for i, kind in enumerate(inputs):
         given[states + i] = TensorType(kind.dtype, kind.static_shape[1:])
     fixed = {i: array for i, array in constants.items() if i >= states + scanned}
-    static = _body(op.body, given)
+    static = _body(op.body, given, (*[True] * states, *used[states:]))
     body = None if static is None else _compiled_region(static, fixed, settings, carried=(0, 0, states))
     if body is None:
         return None
@@ -229,7 +239,7 @@ def _scan_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     return LoopStep(
         node, body, block.size, arena, inputs[0].static_shape[0], states, op.captures, before, after,
         slices=tuple((states + i, bool(d)) for i, d in enumerate(read)),
-        written_backwards=tuple(bool(d) for d in written),
+        written_backwards=tuple(bool(d) for d in compress(written, used[states:])),
     )  # fmt: skip
 
 
@@ -259,12 +269,22 @@ def _compiled_region(
     return region if region.compiled else None
 
 
-def _body(graph: Graph, types: Sequence[Type]) -> Graph | None:
-    """A loop's body on operands of these types; None when they rule it out: the reference says what does not fit."""
+def _body(graph: Graph, types: Sequence[Type], used: Sequence[bool]) -> Graph | None:
+    """A loop's body on operands of these types, with the outputs that are used; None when the types rule it out: the
+    reference says what does not fit.
+    """
     try:
-        return rebind(graph, dict(zip(graph.inputs, types, strict=True)))
+        return _with_outputs(rebind(graph, dict(zip(graph.inputs, types, strict=True))), used)
     except TypeMismatch:
         return None
+
+
+def _with_outputs(graph: Graph, used: Sequence[bool]) -> Graph:
+    if all(used):
+        return graph
+    return graph.replace(
+        outputs=list(compress(graph.outputs, used)), output_names=list(compress(graph.output_names, used))
+    )
 
 
 def _without_value(kind: Type) -> Type:
