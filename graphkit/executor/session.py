@@ -317,6 +317,8 @@ class Executor:
                     raise InputError(f"the shape of input {spec.name!r} ({kind}) is not given")
                 arrays.append(None)
                 continue
+            if any(d < 0 for d in shape):
+                raise InputError(f"input {spec.name!r} is {kind}; the shape {list(shape)} has a negative size")
             # An array of this shape that takes no memory stands for the one to come.
             array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
             stand_ins[spec.name] = array

@@ -182,3 +182,8 @@ def test_out_arrays_must_not_overlap() -> None:
     interleaved = np.zeros(8, np.float32)
     exe.run({"x": np.ones(4, np.float32)}, out={"a": interleaved[::2], "b": interleaved[1::2]})
     np.testing.assert_allclose(interleaved, np.tile(np.array([np.e, -1], np.float32), 4), rtol=1e-6)
+
+
+def test_a_negative_size_cannot_be_planned() -> None:
+    with pytest.raises(InputError, match=r"'image' is float32\[N, 2\]; the shape \[-1, 2\] has a negative size"):
+        executor().specialise({"image": (-1, 2), "mask": (1, 1)})
