@@ -157,7 +157,9 @@ def test_misaligned_arrays_are_copied() -> None:
     np.testing.assert_array_equal(target, expected)
 
 
-@pytest.mark.parametrize("made", [misaligned, lambda a: a.astype(">f4"), np.asfortranarray], ids=["aligned", "bytes", "order"])
+@pytest.mark.parametrize(
+    "made", [misaligned, lambda a: a.astype(">f4"), np.asfortranarray], ids=["aligned", "bytes", "order"]
+)
 def test_layouts_of_parameters(made: Any) -> None:
     kind = TensorType("float32", (2, 3))
     x, w = Value(kind, "x"), Value(kind, "w", role="parameter")
@@ -169,7 +171,7 @@ def test_layouts_of_parameters(made: Any) -> None:
 
 def test_arrays_of_other_libraries() -> None:
     np.testing.assert_array_equal(executor()(OnlyDlpack(IMAGE), MASK)[0], executor()(IMAGE, MASK)[0])
-    with pytest.raises(InputError, match="'image' is float32.*OnlyDlpack given"):
+    with pytest.raises(InputError, match=r"'image' is float32.*OnlyDlpack given"):
         executor()(OnlyDlpack(np.zeros((3, 2), object)), MASK)
 
 

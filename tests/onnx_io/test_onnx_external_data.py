@@ -158,7 +158,9 @@ def test_nothing_but_the_data_of_large_initialisers_moves(folder, tmp_path):
         inner = onnx.numpy_helper.from_array(array, f"{name}_w")
         node = helper.make_node("Identity", [inner.name], [f"{name}_y"], name=name)
         output = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [40, 40])
-        branches.append(helper.make_graph([node], name, [], [output], [inner, onnx.numpy_helper.from_array(small, "s")]))
+        branches.append(
+            helper.make_graph([node], name, [], [output], [inner, onnx.numpy_helper.from_array(small, "s")])
+        )
     node = helper.make_node("If", ["p"], ["y"], then_branch=branches[0], else_branch=branches[1])
     inputs = [helper.make_tensor_value_info("p", TensorProto.BOOL, [])]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [40, 40])]
