@@ -131,11 +131,12 @@ class LoopStep:
             written.append((external, 0))
             backwards = bool(self.written_backwards) and self.written_backwards[i]
             slices.append((external, whole, value.tensor.nbytes, backwards))
+        given = [*inputs, ABSENT, ABSENT]  # absent operands at the end are not there at all
         inner = builder.loop(
             name,
             trips=self.trips,
-            trip_count=_optional(inputs[0]) if is_loop else None,
-            condition=_optional(inputs[1]) if is_loop else None,
+            trip_count=_optional(given[0]) if is_loop else None,
+            condition=_optional(given[1]) if is_loop else None,
             iteration=own(self.iteration),
             condition_before=own(self.flag_before),
             condition_after=own(self.flag_after),
@@ -197,7 +198,8 @@ def _loop_step(
     if body is None:
         return None
     stacked = node.outputs[states:]
-    known = node.inputs[0].tensor.constants if node.inputs[0] is not None else None
+    limit = node.inputs[0] if node.inputs else None
+    known = None if limit is None else limit.tensor.constants
     trips = -1 if known is None else max(int(known[0]), 0)
     if stacked:
         trips = stacked[0].tensor.static_shape[0]

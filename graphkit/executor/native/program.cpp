@@ -113,7 +113,7 @@ void Instance::run_step(const Region& region, const Step& step) {
 void Instance::run_loop(const Loop& loop) {
     std::int64_t trips = loop.trips;
     if (loop.trip_count != Loop::kNone) {
-        trips = *static_cast<const std::int64_t*>(table_[loop.trip_count]);
+        trips = std::max<std::int64_t>(*static_cast<const std::int64_t*>(table_[loop.trip_count]), 0);
     }
     for (const Loop::Carried& carried : loop.carried) {
         move(table_[carried.before], table_[carried.initial], carried.bytes);
