@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from graphkit.errors import GraphkitError, did_you_mean
+from graphkit.errors import GraphkitError, RuntimeFailure, did_you_mean
 
 # Sub-command -> one line of help; the module of the same name defines `command`.
 COMMANDS = {
@@ -101,5 +101,10 @@ def _run(argv: Sequence[str], raise_errors: bool = False) -> int:
             raise
         click.echo(f"graphkit: {error}", err=True)
         return error.exit_code
+    except MemoryError as error:
+        if raise_errors:
+            raise
+        click.echo(f"graphkit: out of memory: {error}", err=True)
+        return RuntimeFailure.exit_code
     except BrokenPipeError:
         return 0

@@ -46,7 +46,12 @@ def parse_inputs(model: Model, texts: tuple[str, ...]) -> tuple[dict[str, Any], 
 
 
 def parse_shapes(texts: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    return dict(_shape(text) for text in texts)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in map(_shape, texts):
+        if name in shapes:
+            raise UsageError(f"two shapes for input {name!r}")
+        shapes[name] = shape
+    return shapes
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -54,9 +59,12 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not separator or not name:
         raise UsageError(f"input {text!r}: expected NAME:SHAPE (x:1,3,224,224), NAME=FILE, or FILE.npz")
     try:
-        return name, tuple(int(part) for part in sizes.strip("[]() ").replace("x", ",").split(",") if part.strip())
+        shape = tuple(int(part) for part in sizes.strip("[]() ").replace("x", ",").split(",") if part.strip())
     except ValueError:
-        raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224") from None
+        shape = (-1,)
+    if any(size < 0 for size in shape):
+        raise UsageError(f"input {text!r}: {sizes!r} is not a shape such as 1,3,224,224")
+    return name, shape
 
 
 def _array(path: Path, name: str) -> np.ndarray:

@@ -28,8 +28,8 @@ _TITLES = {"graphkit": "graphkit", "onnxruntime": "ONNX Runtime"}
 @click.option(
     "--runs", type=click.IntRange(1), help="Timed runs of each engine, at least (default: as many as take 3 seconds)."
 )
-@click.option("--rtol", type=float, default=None, help="Relative tolerance of the outputs.")
-@click.option("--atol", type=float, default=None, help="Absolute tolerance of the outputs.")
+@click.option("--rtol", type=click.FloatRange(min=0), default=None, help="Relative tolerance of the outputs.")
+@click.option("--atol", type=click.FloatRange(min=0), default=None, help="Absolute tolerance of the outputs.")
 @device_options
 @external_root_option
 @json_option

@@ -13,8 +13,8 @@ from graphkit.cli._output import print_json, print_table
 @click.command()
 @click.argument("model")
 @input_options
-@click.option("--rtol", type=float, default=None, help="Relative tolerance.")
-@click.option("--atol", type=float, default=None, help="Absolute tolerance.")
+@click.option("--rtol", type=click.FloatRange(min=0), default=None, help="Relative tolerance.")
+@click.option("--atol", type=click.FloatRange(min=0), default=None, help="Absolute tolerance.")
 @click.option("--opset", type=int, default=None, help="Export at this opset for ONNX Runtime.")
 @external_root_option
 @json_option

@@ -11,10 +11,11 @@ from graphkit.ir.types import DType, SequenceType, TensorType, Type, dtype_of
 
 
 def convert(name: str, kind: Type, given: Any) -> Any:
-    """The C-contiguous array (or sequence) for input `name`; raises InputError for another dtype or rank.
+    """The C-contiguous, aligned array (or sequence) for input `name`; raises InputError for another dtype or rank.
 
-    Arrays must have the declared dtype. Python numbers and lists have none: they are converted where nothing but
-    the rounding of a decimal fraction is lost. Symbolic dimensions are checked when they are bound.
+    Arrays must have the declared dtype; those of other libraries are taken through `__array__` or DLPack. Python
+    numbers and lists have none: they are converted where nothing but the rounding of a decimal fraction is lost.
+    Symbolic dimensions are checked when they are bound.
     """
     if isinstance(kind, TensorType):
         return _tensor(name, kind, given)
@@ -38,6 +39,8 @@ def check_finite(name: str, array: Any) -> None:
 
 def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
     wanted = kind.dtype.numpy
+    if not isinstance(given, (np.ndarray, np.generic)) and hasattr(given, "__dlpack__"):
+        given = _from_dlpack(name, kind, given)
     if isinstance(given, (np.ndarray, np.generic)) or hasattr(given, "__array__"):
         array = np.asarray(given)
         try:
@@ -48,6 +51,8 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
             hint = "" if kind.dtype is DType.STRING else f"; convert it with .astype({kind.dtype.value!r})"
             raise InputError(f"input {name!r} is {kind}; the array given is {actual}{hint}")
         array = np.asarray(array, dtype=wanted, order="C")
+        if not array.flags.aligned:
+            array = array.copy()
     else:
         array = _from_python(name, kind, given)
     if kind.rank is not None and array.ndim != kind.rank:
@@ -56,6 +61,16 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
     if kind.is_static and array.shape != kind.shape:
         raise InputError(f"input {name!r} is {kind}; the array given has shape {list(array.shape)}")
     return array
+
+
+def _from_dlpack(name: str, kind: TensorType, given: Any) -> Any:
+    """The memory of an array of another library; `given` itself where numpy cannot see it but may convert it."""
+    try:
+        return np.from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        if hasattr(given, "__array__"):
+            return given
+        raise InputError(f"input {name!r} is {kind}; the {type(given).__name__} given: {error}") from None
 
 
 def _from_python(name: str, kind: TensorType, given: Any) -> np.ndarray:

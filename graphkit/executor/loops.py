@@ -89,11 +89,12 @@ class LoopStep:
         memory = _LoopMemory(self, emitter, inputs, outputs, base)
         flag = memory.own(self.flag_after)
         is_loop = self.iteration is not None
+        limit, condition = (*inputs, ABSENT, ABSENT)[:2]
         inner = builder.loop(
             name,
             trips=self.trips,
-            trip_count=_optional(inputs[0]) if is_loop else None,
-            condition=_optional(inputs[1]) if is_loop else None,
+            trip_count=_optional(limit) if is_loop else None,
+            condition=_optional(condition) if is_loop else None,
             iteration=memory.own(self.iteration),
             condition_before=memory.own(self.flag_before),
             condition_after=flag,
@@ -212,7 +213,7 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
     """The shapes that the rows of outputs would have, unknown sizes as 0."""
     op: Any = node.op
     first, scanned = (2, 0) if op.name == "Loop" else (0, op.num_scan_inputs)
-    states = len(node.inputs) - first - scanned - op.captures
+    states = max(len(node.inputs) - first - scanned - op.captures, 0)
     types: list[Type] = [v.type for v in op.body.inputs[:first]]
     for position, (value, shape) in enumerate(zip(node.inputs, shapes, strict=True)):
         if position >= first and value is not None:
@@ -235,7 +236,7 @@ def loop_step(
     op: Any = node.op
     is_loop = op.name == "Loop"
     first, scanned, lead = (2, 0, 1) if is_loop else (0, op.num_scan_inputs, 0)
-    count = len(node.inputs) - first - scanned - op.captures
+    count = max(len(node.inputs) - first - scanned - op.captures, 0)  # absent operands at the end are not there
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
         raise NotNative("only tensors of numbers are carried, scanned and captured")
     if not is_loop:
@@ -339,7 +340,8 @@ def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
     for output in node.outputs[count:]:
         if has_fixed_size(output):
             return output.tensor.static_shape[0]
-    known = node.inputs[0].tensor.constants if node.inputs[0] is not None else None
+    limit = next(iter(node.inputs), None)
+    known = None if limit is None else limit.tensor.constants
     return -1 if known is None else max(int(known[0]), 0)
 
 

@@ -59,7 +59,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._adopt(name, array)
 
     def _adopt(self, name: str, array: np.ndarray) -> None:
-        array = np.ascontiguousarray(array).reshape(array.shape)
+        array = np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
         array.flags.writeable = False
         self._arrays[name] = array
         self._versions[name] += 1

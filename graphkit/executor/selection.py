@@ -13,6 +13,8 @@ from graphkit.executor.program import Program
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 
+# numpy's bits of flags.num: C-contiguous, aligned.
+_IN_PLACE = 0x0001 | 0x0100
 _NO_BUFFERS: Mapping[int, np.ndarray] = {}
 
 
@@ -84,7 +86,7 @@ class Repeat:
             array = feeds.get(name)
             if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
                 return None
-            if not array.flags.c_contiguous:
+            if array.flags.num & _IN_PLACE != _IN_PLACE:
                 return None
             inputs[position] = array
         return dict(zip(self._outputs, self._program.run(inputs, _NO_BUFFERS), strict=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import sys
 import threading
 from collections import OrderedDict
@@ -144,7 +145,8 @@ class Executor:
     ) -> dict[str, np.ndarray]:
         """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name.
 
-        The arrays are fresh, or those of `out` (same dtype and shape, writable). Raises InputError for a feed that
+        The arrays are fresh, or those of `out` (same dtype and shape, writable, apart from each other; they may be
+        fed arrays). Raises InputError for a feed that
         does not fit, UsageError for an unknown output, TypeMismatch when fed shapes contradict each other
         inside the graph, RuntimeFailure when a kernel fails.
         """
@@ -187,8 +189,9 @@ class Executor:
                 raise UsageError(f"no output {name!r}{did_you_mean(name, selection.outputs)}")
             position = count + selection.outputs.index(name)
             target = _checked_out(name, placed[position].value, out[name])  # type: ignore[index]
-            if placed[position].owned and target.flags.c_contiguous and not _overlaps(target, arrays):
+            if placed[position].owned and target.flags.carray and not _overlaps(target, arrays):
                 buffers[position] = target
+        _check_apart(out or {})
         results = program.run(arrays, buffers)
         named = dict(zip(selection.outputs, results[count:], strict=True))
         if out is None and not self._check_finite:
@@ -314,6 +317,8 @@ class Executor:
                     raise InputError(f"the shape of input {spec.name!r} ({kind}) is not given")
                 arrays.append(None)
                 continue
+            if any(d < 0 for d in shape):
+                raise InputError(f"input {spec.name!r} is {kind}; the shape {list(shape)} has a negative size")
             # An array of this shape that takes no memory stands for the one to come.
             array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
             stand_ins[spec.name] = array
@@ -410,6 +415,12 @@ def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:
     if target.dtype != kind.dtype.numpy or (kind.is_static and target.shape != kind.static_shape):
         raise InputError(f"output {name!r} is {kind}; out[{name!r}] is {target.dtype}{list(target.shape)}")
     return target
+
+
+def _check_apart(out: Mapping[str, np.ndarray]) -> None:
+    for (one, a), (other, b) in itertools.combinations(out.items(), 2):
+        if np.may_share_memory(a, b) and np.shares_memory(a, b):
+            raise InputError(f"out[{one!r}] and out[{other!r}] share memory")
 
 
 def _delivered(name: str, result: np.ndarray, target: np.ndarray) -> np.ndarray:

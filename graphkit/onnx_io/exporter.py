@@ -189,7 +189,8 @@ class _Writer:
         unknown = next((key for key in self.params if key not in known), None)
         if unknown is not None:
             raise UsageError(f"the graph has no parameter {unknown!r}{did_you_mean(unknown, known)}")
-        proto = ModelProto(producer_name="graphkit", graph=self.top(name))
+        proto = ModelProto(producer_name="graphkit")
+        self.top(proto.graph, name)
         proto.ir_version = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", self.target]
         for domain in sorted(self.domains):
             version = self.target if domain == "" else _domain_version(domain, self.target)
@@ -210,9 +211,10 @@ class _Writer:
             proto.metadata_props.add(key=initializers.ROLES_KEY, value=json.dumps(differing, sort_keys=True))
         return proto
 
-    def top(self, name: str) -> GraphProto:
+    def top(self, proto: GraphProto, name: str) -> None:
+        """Fill the model's graph where it is: protobuf copies a message by serialising it, which ends at 2 GiB."""
         graph = self.graph
-        proto = GraphProto(name=name or "graph")
+        proto.name = name or "graph"
         table = {v: self.names.take(self.input_names[v]) for v in graph.inputs}
         read = _values_read(graph)
         for value in graph.inputs:
@@ -221,13 +223,12 @@ class _Writer:
             if value.role in ("parameter", "state"):
                 array = self.param(value)
                 if array is not None:
-                    proto.initializer.append(to_proto(array, table[value]))
+                    to_proto(array, table[value], into=proto.initializer.add())
                     self.roles[table[value]] = value.role
                 if not self.as_inputs:
                     continue
             proto.input.add(name=table[value], type=type_to_proto(value.type))
         self.body(proto, graph, graph.output_names, table, top=True)
-        return proto
 
     def param(self, value: Value) -> np.ndarray | None:
         """The array of a parameter input, checked against its type."""
@@ -282,7 +283,7 @@ class _Writer:
     def constant(self, proto: GraphProto, node: Node, name: str, node_name: str, top: bool) -> None:
         tensor: Tensor = node.op.attributes()["value"]
         if top and tensor.nbytes > _INLINE_CONSTANT and tensor.dtype is not DType.STRING:
-            proto.initializer.append(to_proto(tensor.array, name))
+            to_proto(tensor.array, name, into=proto.initializer.add())
             self.roles[name] = "constant"
             return
         written = proto.node.add(op_type="Constant", output=[name], name=self.node_names.take(node_name))

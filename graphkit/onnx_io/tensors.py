@@ -201,11 +201,14 @@ def densify(proto: SparseTensorProto, where: str, external: ExternalReader | Non
     return dense.reshape(shape)
 
 
-def to_proto(array: np.ndarray, name: str = "") -> TensorProto:
-    """A TensorProto with raw data (strings: string_data); sub-byte types are packed."""
+def to_proto(array: np.ndarray, name: str = "", into: TensorProto | None = None) -> TensorProto:
+    """A TensorProto with raw data (strings: string_data); sub-byte types are packed. `into` is an empty one to fill."""
     array = np.asarray(array)
     dtype = dtype_of(array.dtype)
-    proto = TensorProto(name=name, data_type=CODES[dtype], dims=array.shape)
+    proto = TensorProto() if into is None else into
+    proto.name = name
+    proto.data_type = CODES[dtype]
+    proto.dims.extend(array.shape)
     if dtype is DType.STRING:
         proto.string_data.extend(str(text).encode("utf-8") for text in array.reshape(-1).tolist())
     else:

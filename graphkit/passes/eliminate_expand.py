@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.passes._base import Readers, fuse
 from graphkit.passes._match import first, producer
@@ -21,7 +22,10 @@ def eliminate_expand(graph: Graph) -> Graph:
             if expand is None or first(expand).rank is None:
                 continue
             tried = [*operands[:position], first(expand), *operands[position + 1 :]]
-            types = node.op.infer_types([None if v is None else v.type for v in tried])
+            try:
+                types = node.op.infer_types([None if v is None else v.type for v in tried])
+            except TypeMismatch:  # it broadcasts some of its operands only
+                continue
             if node.output.shape is not None and list(types) == [v.type for v in node.outputs]:
                 operands = tried
         return None if operands == list(node.inputs) else node.rebuilt(operands).outputs

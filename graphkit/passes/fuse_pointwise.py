@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
@@ -97,8 +98,12 @@ def _fits(node: Node, region: _Region) -> bool:
 def _fused(region: _Region, built: dict[Value, Value]) -> Value:
     """The Fused node of a region; `built` has the values of the new graph."""
     root = region.root
-    body, operands = _body(region, built, embed=True)
-    if body.outputs[0].type != root.output.type:
+    try:
+        body, operands = _body(region, built, embed=True)
+        fits = body.outputs[0].type == root.output.type
+    except TypeMismatch:  # an operator that broadcasts one operand to the other, which was embedded
+        fits = False
+    if not fits:
         # The result has axes that only the constants have.
         body, operands = _body(region, built, embed=False)
     meta: dict[str, Any] = {k: v for node in reversed(region.members) for k, v in node.meta.items()}

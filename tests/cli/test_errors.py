@@ -228,3 +228,20 @@ def test_external_data_outside_the_folder_is_refused(call, tmp_path):
     assert code == INVALID
     assert "w" in err
     assert call("run", path, "--allow-external-root", tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "code", "message"),
+    [
+        ("plan", ["--shape", "x:-1,4"], USAGE, "'-1,4' is not a shape"),
+        ("run", ["x:-1,4"], USAGE, "'-1,4' is not a shape"),
+        ("plan", ["--shape", "x:2,4", "--shape", "x:3,4"], USAGE, "two shapes for input 'x'"),
+        ("run", ["x:999999999999999,4"], RUNTIME, "out of memory"),
+        ("bench", ["--rtol", "-1"], USAGE, "--rtol"),
+    ],
+    ids=["plan", "run", "twice", "memory", "tolerance"],
+)
+def test_sizes_that_cannot_be(call, tmp_path, command, arguments, code, message):
+    found, err = call(command, write_onnx(tmp_path / "m.onnx", [GOOD]), *arguments)
+    assert found == code
+    assert message in err

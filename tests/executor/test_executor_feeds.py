@@ -124,3 +124,68 @@ def test_static_input_of_another_size() -> None:
 def test_wrong_number_of_arrays() -> None:
     with pytest.raises(InputError, match=r"2 inputs expected \(image, mask\), 1 given"):
         executor()(IMAGE)
+
+
+def misaligned(array: np.ndarray) -> np.ndarray:
+    made = np.zeros(array.nbytes + 1, np.uint8)[1:].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    assert not made.flags.aligned
+    return made
+
+
+class OnlyDlpack:
+    """An array of another library."""
+
+    def __init__(self, array: np.ndarray):
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+def test_misaligned_arrays_are_copied() -> None:
+    exe = executor()
+    expected = exe(IMAGE, MASK)[0]
+    for _ in range(2):
+        np.testing.assert_array_equal(exe(misaligned(IMAGE), MASK)[0], expected)
+    target = misaligned(np.zeros_like(IMAGE))
+    (name,) = exe.outputs
+    assert exe.run({"image": IMAGE, "mask": MASK}, out={name: target})[name] is target
+    np.testing.assert_array_equal(target, expected)
+
+
+@pytest.mark.parametrize(
+    "made", [misaligned, lambda a: a.astype(">f4"), np.asfortranarray], ids=["aligned", "bytes", "order"]
+)
+def test_layouts_of_parameters(made: Any) -> None:
+    kind = TensorType("float32", (2, 3))
+    x, w = Value(kind, "x"), Value(kind, "w", role="parameter")
+    array = made(np.arange(6, dtype=np.float32).reshape(2, 3))
+    array.flags.writeable = False
+    exe = Executor(Graph([x, w], [F.add(x, w)]), ParamStore({"w": kind}, {"w": array}))
+    np.testing.assert_array_equal(exe(np.ones((2, 3), np.float32))[0], array + 1)
+
+
+def test_arrays_of_other_libraries() -> None:
+    np.testing.assert_array_equal(executor()(OnlyDlpack(IMAGE), MASK)[0], executor()(IMAGE, MASK)[0])
+    with pytest.raises(InputError, match=r"'image' is float32.*OnlyDlpack given"):
+        executor()(OnlyDlpack(np.zeros((3, 2), object)), MASK)
+
+
+def test_out_arrays_must_not_overlap() -> None:
+    x = Value(TensorType("float32", ("N",)), "x")
+    exe = Executor(Graph([x], [F.exp(x), F.neg(x)], output_names=["a", "b"]), ParamStore({}))
+    memory = np.zeros(7, np.float32)
+    with pytest.raises(InputError, match=r"out\['a'\] and out\['b'\] share memory"):
+        exe.run({"x": np.ones(4, np.float32)}, out={"a": memory[:4], "b": memory[3:]})
+    interleaved = np.zeros(8, np.float32)
+    exe.run({"x": np.ones(4, np.float32)}, out={"a": interleaved[::2], "b": interleaved[1::2]})
+    np.testing.assert_allclose(interleaved, np.tile(np.array([np.e, -1], np.float32), 4), rtol=1e-6)
+
+
+def test_a_negative_size_cannot_be_planned() -> None:
+    with pytest.raises(InputError, match=r"'image' is float32\[N, 2\]; the shape \[-1, 2\] has a negative size"):
+        executor().specialise({"image": (-1, 2), "mask": (1, 1)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -462,3 +463,50 @@ def test_a_branch_that_the_sizes_rule_out_fails_when_it_is_taken() -> None:
         assert exe.plan.steps[-1].kernel == "native"
         with pytest.raises(RuntimeFailure, match=r"MatMul.*float32\[2, [36]\].*inner"):
             exe(np.array(not taken), array)
+
+
+def body(*results: Any, states: Sequence[Value] = ()) -> Graph:
+    return Graph([Value(TensorType("int64", ()), "i"), Value(TensorType("bool", ()), "going"), *states], results)
+
+
+@pytest.mark.parametrize("limit", [-1, -(2**63), 0, 3])
+def test_a_loop_with_a_trip_count_that_is_fed(limit: int) -> None:
+    state = Value(f32(2), "state")
+    m, x = Value(TensorType("int64", ()), "m"), Value(f32(2), "x")
+    going = F.constant(value=np.array(True))
+    graph = Graph([m, x], [F.loop(m, None, x, body=body(going, F.add(state, 1.0), states=[state]))])
+    exe = Executor(graph, no_params())
+    np.testing.assert_array_equal(exe(np.array(limit), np.zeros(2, np.float32))[0], np.full(2, max(limit, 0)))
+    assert exe.plan.steps[-1].kernel == "native"
+
+
+def test_a_loop_without_condition_and_states() -> None:
+    inner = body(F.constant(value=np.array(True)), F.constant(value=np.ones(2, np.float32)))
+    exe = Executor(Graph([], [F.loop(np.array(3), None, body=inner)]), no_params(), optimize=False)
+    np.testing.assert_array_equal(exe()[0], np.ones((3, 2), np.float32))
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_outputs_of_control_flow_that_nothing_reads(optimize: bool) -> None:
+    x, p = Value(f32("N", 3), "x"), Value(TensorType(DType.BOOL, ()), "p")
+    branches = []
+    for build in (F.exp, F.neg):
+        inner = Value(f32("N", 3), "inner")
+        made = build(inner)
+        branches.append(Graph([inner], [made, F.tanh(inner), made, inner]))
+    chosen = F.if_(p, x, then_branch=branches[0], else_branch=branches[1])
+    state, item = Value(f32(3), "state"), Value(f32(3), "item")
+    total = F.add(state, item)
+    scanned = F.scan(
+        F.constant(value=np.zeros(3, np.float32)), x,
+        body=Graph([state, item], [total, F.exp(item), total]), num_scan_inputs=1, scan_output_directions=(0, 1),
+    )  # fmt: skip
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for outputs in ([chosen[0]], [chosen[2], chosen[3]], [scanned[0]], [scanned[1]], [scanned[2], chosen[1]]):
+        graph = Graph([x, p], outputs)
+        exe = Executor(graph, no_params(), optimize=optimize)
+        for taken in (True, False):
+            feeds = [array, np.array(taken)]
+            found = exe.run(dict(zip(("x", "p"), feeds, strict=True)))
+            for result, expected in zip(found.values(), evaluate(graph, feeds), strict=True):
+                np.testing.assert_allclose(result, expected, rtol=1e-6)

@@ -11,10 +11,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphkit.errors import InvalidModel, RuntimeFailure, UnsafeModel, UsageError
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
 from graphkit.onnx_io import exporter
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.exporter import save
 from graphkit.onnx_io.importer import import_model
+from graphkit.ops import F
 
 W = np.arange(4096, dtype=np.float32).reshape(64, 64)
 
@@ -146,3 +149,45 @@ def test_the_message_of_a_missing_folder(folder, tmp_path):
         save(exported(folder), tmp_path / "none" / "net.onnx")
     with pytest.raises(UsageError, match="is a directory"):
         save(exported(folder), tmp_path)
+
+
+def test_nothing_but_the_data_of_large_initialisers_moves(folder, tmp_path):
+    large, small = np.random.default_rng(0).standard_normal((2, 40, 40)).astype(np.float32), np.ones(3, np.float32)
+    branches = []
+    for name, array in zip(("then", "else"), large, strict=True):
+        inner = onnx.numpy_helper.from_array(array, f"{name}_w")
+        node = helper.make_node("Identity", [inner.name], [f"{name}_y"], name=name)
+        output = helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, [40, 40])
+        branches.append(
+            helper.make_graph([node], name, [], [output], [inner, onnx.numpy_helper.from_array(small, "s")])
+        )
+    node = helper.make_node("If", ["p"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    inputs = [helper.make_tensor_value_info("p", TensorProto.BOOL, [])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [40, 40])]
+    graph = helper.make_graph([node], "g", inputs, outputs, [onnx.numpy_helper.from_array(large, "unread")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, doc_string="text")
+    proto.metadata_props.add(key="key", value="value")
+    before = proto.SerializeToString(deterministic=True)
+    data, path = save(proto, tmp_path / "net.onnx", external=True)
+    assert proto.SerializeToString(deterministic=True) == before
+    assert data.stat().st_size >= 2 * large.nbytes
+    again = onnx.load(path)
+    for tensor in (*again.graph.initializer, *(i for a in again.graph.node[0].attribute for i in a.g.initializer)):
+        del tensor.external_data[:]
+        tensor.ClearField("data_location")
+    assert again.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.full
+def test_more_than_a_message_holds(tmp_path):
+    """2.1 GiB of weights: protobuf neither serialises nor copies such a message."""
+    x = Value(TensorType("float32", ("N", 1 << 14)), "x")
+    arrays = {f"w{i}": np.full((1 << 14, 11264), i, np.float32) for i in range(3)}
+    weights = [Value(TensorType("float32", a.shape), n, role="parameter") for n, a in arrays.items()]
+    graph = Graph([x, *weights], [F.mat_mul(x, w) for w in weights])
+    path = tmp_path / "net.onnx"
+    data, _ = save(exporter.export(graph, arrays), path)
+    assert data.stat().st_size > 1 << 31
+    found = import_model(path).params
+    for name, array in arrays.items():
+        assert np.array_equal(found[name], array)

@@ -47,6 +47,12 @@ def test_broadcast_operands_stay_small(apply: Any) -> None:
     assert apply([x, other], F.tanh(F.neg(x) + other), fuse_pointwise, N=3, M=3) == {"Neg": 1, "Fused": 1}
 
 
+def test_a_constant_that_keeps_its_rank(apply: Any) -> None:
+    x, one = data(1), np.ones(1, np.float32)
+    assert apply([x], F.neg(F.p_relu(F.constant(value=one), F.exp(x))), fuse_pointwise) == {"Fused": 1}
+    assert apply([x], F.neg(F.tanh(F.constant(value=one[None]) + F.exp(x))), fuse_pointwise)["Fused"] == 1
+
+
 def test_single_nodes_and_parameters_stay(apply: Any) -> None:
     x = data(3, 4)
     w = Value(TensorType("float32", (3, 4)), "w", role="parameter")

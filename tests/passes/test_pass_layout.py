@@ -99,6 +99,7 @@ def test_a_reshape_of_two_unknown_dimensions_stays(apply: Any) -> None:
 def test_expansions(apply: Any) -> None:
     x, w = data("N", 3, 4), Value(TensorType("float32", (4,)), "w", role="parameter")
     assert apply([x, w], F.p_relu(x, F.expand(w, ints(3, 4))), eliminate_expand, N=2) == {"PRelu": 1}
+    assert apply([x, w], F.p_relu(F.expand(w, ints(2, 3, 4)), x), eliminate_expand, N=2) == {"PRelu": 1, "Expand": 1}
     assert apply([x, w], F.add(F.expand(w, F.shape(x)), x), eliminate_expand, N=2)["Expand"] == 0
     grown = F.expand(w, ints(5, 1, 3, 4))
     assert apply([x, w], F.add(grown, x), eliminate_expand, N=2) == {"Expand": 1, "Add": 1}

@@ -2,13 +2,6 @@
 #include <mutex>
 #include <utility>
 
-#ifdef __GLIBCXX__
-#include <cxxabi.h>
-#endif
-#ifdef __unix__
-#include <unistd.h>
-#endif
-
 #include "bindings.h"
 #include "engine.h"
 #include "kernel_call.h"
@@ -108,26 +101,6 @@ PyObject* take_raised() {
 #endif
 }
 
-// An interpreter that is being finalized ends threads which ask for the GIL by unwinding their stacks (before 3.14).
-// Destructors would then use Python without it: such a thread sleeps instead, until the process ends.
-template <typename Body>
-#ifdef __GLIBCXX__
-__attribute__((no_sanitize("undefined")))  // the reference that is caught refers to nothing
-#endif
-void or_sleep(Body&& body) {
-#ifdef __GLIBCXX__
-    try {
-        body();
-    } catch (const abi::__forced_unwind&) {
-        for (;;) {
-            pause();
-        }
-    }
-#else
-    body();
-#endif
-}
-
 // The Python side of a worker thread: made when it first runs a callable, kept until the thread ends.
 class PythonThread {
   public:
@@ -201,7 +174,7 @@ struct PythonWork {
 };
 
 void poll_signals() {
-    const nb::gil_scoped_acquire gil;
+    const WithGil gil;
     if (PyErr_CheckSignals() != 0) {
         throw nb::python_error();
     }
@@ -269,7 +242,7 @@ void push_kernel(BoundEngine& self, std::string name, nb::object kernel, nb::han
 nb::object wait(BoundEngine& self, const BoundVariable& variable, bool exclusive) {
     std::shared_ptr<const Failure> failure;
     {
-        const nb::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         failure = self.engine.wait(variable.variable, exclusive, poll_signals);
     }
     return report(failure);
@@ -278,7 +251,7 @@ nb::object wait(BoundEngine& self, const BoundVariable& variable, bool exclusive
 nb::object wait_all(BoundEngine& self) {
     std::shared_ptr<const Failure> failure;
     {
-        const nb::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         failure = self.engine.wait_all(poll_signals);
     }
     return report(failure);
@@ -287,7 +260,7 @@ nb::object wait_all(BoundEngine& self) {
 bool close(BoundEngine& self, double patience) {
     bool ended = false;
     {
-        const nb::gil_scoped_release no_gil;
+        const WithoutGil no_gil;
         ended = self.engine.close(std::chrono::milliseconds(static_cast<std::int64_t>(patience * 1e3)), poll_signals);
     }
     orphans().drop();

@@ -70,8 +70,10 @@ KernelCall open_call(const Kernel& kernel, nb::handle inputs, nb::handle outputs
 void KernelCall::run() const {
     const std::size_t bytes = (kernel->scratch_bytes() + kAlignment) / kAlignment * kAlignment;
     const std::unique_ptr<void, Free> scratch(std::aligned_alloc(kAlignment, bytes));
-    const Team team(kernel->threads());
-    kernel->run(inputs.data(), outputs.data(), static_cast<std::byte*>(scratch.get()));
+    where_team_works(kernel->threads(), [&] {
+        const Team team(kernel->threads());
+        kernel->run(inputs.data(), outputs.data(), static_cast<std::byte*>(scratch.get()));
+    });
 }
 
 namespace {
@@ -80,7 +82,7 @@ void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
     // The items of a sequence that is no list or tuple live no longer than the list made of them.
     const nb::list in(inputs), out(outputs);
     const KernelCall prepared = open_call(kernel, in, out);
-    const nb::gil_scoped_release no_gil;
+    const WithoutGil no_gil;
     prepared.run();
 }
 
@@ -95,9 +97,11 @@ void pack(const Kernel& kernel, int input, nb::handle plain, nb::handle packed) 
     if (to.bytes != bytes) {
         throw nb::value_error((kernel.describe() + ": the memory for the packed operand has another size").c_str());
     }
-    nb::gil_scoped_release no_gil;
-    Team team(kernel.threads());
-    kernel.pack(input, from.data, to.data);
+    const WithoutGil no_gil;
+    where_team_works(kernel.threads(), [&] {
+        const Team team(kernel.threads());
+        kernel.pack(input, from.data, to.data);
+    });
 }
 
 }  // namespace

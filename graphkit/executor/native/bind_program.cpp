@@ -4,6 +4,7 @@
 #include "array.h"
 #include "bindings.h"
 #include "program.h"
+#include "threads.h"
 
 namespace graphkit {
 namespace {
@@ -318,17 +319,18 @@ struct BoundInstance {
             ++external;
         }
         const Instance::Call forward = [&](std::size_t index) {
-            const nb::gil_scoped_acquire gil;
+            const WithGil gil;
             call(index);
         };
         const std::function<void()> poll = [] {
-            const nb::gil_scoped_acquire gil;
+            const WithGil gil;
             if (PyErr_CheckSignals() != 0) {
                 throw nb::python_error();
             }
         };
-        const nb::gil_scoped_release no_gil;
-        instance.run(forward, poll);
+        const int threads = nb::cast<BoundProgram*>(program)->threads();
+        const WithoutGil no_gil;
+        where_team_works(threads, [&] { instance.run(forward, poll); });
     }
 
     // (name, start, end) of each step, in nanoseconds of the monotonic clock.

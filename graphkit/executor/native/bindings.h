@@ -9,6 +9,7 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include "gil.h"
 #include "kernel.h"
 #include "threads.h"
 
@@ -17,7 +18,7 @@ namespace graphkit {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-using NoGil = nb::call_guard<nb::gil_scoped_release>;
+using NoGil = nb::call_guard<WithoutGil>;
 
 void bind_kernels(nb::module_& m);  // Kernel itself, before all others
 void bind_program(nb::module_& m);

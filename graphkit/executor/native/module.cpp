@@ -19,6 +19,12 @@ NB_MODULE(_native, m) {
     m.def("default_threads", &default_threads, "Threads of kernels made with threads=0.");
     m.def("set_default_threads", &set_default_threads, "threads"_a, "0: the cores allowed.");
 
+    Py_AtExit([] {
+        if (WithoutGil::threads() > 0) {
+            nb::set_leak_warnings(false);
+        }
+    });
+
     const nb::exception<NativeError> error(m, "Error", PyExc_RuntimeError);
     nb::exception<Unsupported>(m, "Unsupported", error);  // after its base, so that it is tried first
 

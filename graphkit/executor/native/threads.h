@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <mutex>
 
 #ifdef _OPENMP
@@ -41,6 +42,10 @@ class Team {
     std::unique_lock<std::recursive_mutex> lock_;
     int previous_;
 };
+
+// Calls `body`, which makes a Team of `threads`: on this thread, or on one of its own where this thread's workers were
+// lost because the process is the child of a fork.
+void where_team_works(int threads, const std::function<void()>& body);
 
 // Nanoseconds of work below which starting other threads does not pay.
 constexpr double kSerialNanoseconds = 5000;

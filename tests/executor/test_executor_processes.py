@@ -1,0 +1,131 @@
+"""Forks, the end of the interpreter, interruptions and lost executors, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import multiprocessing, os, signal, threading, time
+import numpy as np
+import graphkit as gk
+
+x = gk.input("x", ["N", 64])
+net = gk.Model(gk.softmax(gk.nn.linear(gk.tanh(gk.nn.linear(x, 256, name="one")), 64, name="two")))
+array = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+
+def compiled(threads):
+    exe = net.compile(threads=threads)
+    return exe, exe(array)[0]
+"""
+
+FORK = """
+exe, expected = compiled(4)
+single, _ = compiled(1)
+
+def child(queue):
+    queue.put([np.array_equal(model(array)[0], expected) for model in (single, exe, exe, net.compile(threads=4))])
+
+def forked():
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=child, args=(queue,))
+    process.start()
+    print(*queue.get(timeout=60))
+    process.join()
+
+forked()
+busy = True
+
+def work():
+    while busy:
+        exe(array)
+
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(3):
+    forked()
+busy = False
+thread.join()
+"""
+
+LEAVE = """
+exe, _ = compiled(THREADS)
+
+def work():
+    while True:
+        exe(array)
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+print("leaving")
+"""
+
+INTERRUPT = """
+count = gk.while_loop(lambda i: i < np.array(10**12), lambda i: i + np.array(1), gk.ops.F.constant(value=np.array(0)))
+exe = gk.Model(count).compile(threads=2)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for _ in range(2):
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        exe()
+    except KeyboardInterrupt:
+        print("interrupted")
+model, expected = compiled(2)
+print(np.array_equal(model(array)[0], expected))
+"""
+
+LEAK = """
+import gc
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+def grown(times, act):
+    for _ in range(times):  # caches fill
+        act()
+    gc.collect()
+    before = resident()
+    for _ in range(times):
+        act()
+    gc.collect()
+    return resident() - before
+
+exe, _ = compiled(2)
+def lengths():
+    for rows in range(1, 101):
+        exe(np.ones((rows, 64), np.float32))
+
+print(grown(8, lengths) < 16, grown(200, lambda: compiled(2)) < 16)
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", HEAD + script], capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")
+def test_children_of_a_fork_run_models() -> None:
+    done = run(FORK)
+    assert done.stdout.split() == ["True"] * 16, done.stderr
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_interpreter_may_end_while_threads_run(threads: int) -> None:
+    done = run(LEAVE.replace("THREADS", str(threads)))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+
+
+def test_a_loop_can_be_interrupted() -> None:
+    done = run(INTERRUPT)
+    assert done.stdout.split() == ["interrupted", "interrupted", "True"], done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_neither_lengths_nor_executors_leak() -> None:
+    done = run(LEAK)
+    assert done.stdout.split() == ["True", "True"], done.stderr
