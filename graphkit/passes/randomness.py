@@ -38,6 +38,11 @@ def _unbound(node: Node) -> bool:
     return position is not None and (len(node.inputs) <= position or node.inputs[position] is None)
 
 
+def is_undetermined(node: Node) -> bool:
+    """Whether the node, or one in its subgraphs, draws without a state: computed again, it gives other numbers."""
+    return _unbound(node) or any(_has_unbound(inner) for inner in node.op.subgraphs().values())
+
+
 def _rng_position(node: Node) -> int | None:
     """Where a random operator takes its state; None for other operators."""
     operator: Any = node.op
