@@ -20,6 +20,7 @@ from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
 from graphkit.passes.merge_control import merge_control
+from graphkit.passes.randomness import bind_nested
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -301,10 +302,9 @@ def grad(
     """
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
     names = list(model.trainable) if wrt is None else list(wrt)
-    gradients = gradient([model.value(n) for n in targets], [model.value(n) for n in names], allow_unused=allow_unused)
-    outputs = dict(zip(model.outputs, model.graph.outputs, strict=True)) if with_outputs else {}
+    source = bind_nested(model.graph)
+    gradients = gradient([source.find(n) for n in targets], [source.find(n) for n in names], allow_unused=allow_unused)
+    outputs = dict(zip(model.outputs, source.outputs, strict=True)) if with_outputs else {}
     outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
-    graph = Graph(
-        model.graph.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta
-    )
+    graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)
     return Model.from_graph(merge_control(graph), dict(model.params))

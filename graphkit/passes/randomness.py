@@ -33,6 +33,12 @@ def bind_rng(graph: Graph) -> Graph:
     return _bind(graph, rng, streams, extra=(rng,) if existing is None else ())
 
 
+def bind_nested(graph: Graph) -> Graph:
+    """`bind_rng` where a subgraph draws, so that what it computes can be computed again; other graphs as they are."""
+    nested = any(_has_unbound(inner) for node in graph.nodes for inner in node.op.subgraphs().values())
+    return bind_rng(graph) if nested else graph
+
+
 def _unbound(node: Node) -> bool:
     position = _rng_position(node)
     return position is not None and (len(node.inputs) <= position or node.inputs[position] is None)

@@ -107,6 +107,36 @@ def test_loop_in_a_loop(check: Check) -> None:
     check([x, w], y, [np.array([0.8, -0.6]), np.array([1.4, 1.2])])
 
 
+@pytest.mark.parametrize("outer", ["scan", "while_loop"])
+def test_trips_that_differ_between_iterations_around(check: Check, outer: str) -> None:
+    xs, w = float64("T", 2, name="xs"), float64(2, name="w")
+    trips = []
+
+    def inner(start: Value) -> Value:
+        state = {"s": start, "n": np.int64(0)}
+        end = gk.while_loop(
+            lambda state: norm_below(30.0)(state["s"]),
+            lambda state: {"s": F.add(F.mul(state["s"], w), F.sin(state["s"])), "n": F.add(state["n"], np.int64(1))},
+            state,
+        )
+        trips.append(end["n"])
+        result: Value = end["s"]
+        return result
+
+    arrays = [np.array([[0.1, 0.2], [1.0, 2.0], [9.0, 9.0], [0.01, 0.02]]), np.array([1.5, 1.3])]
+    if outer == "scan":
+        last, ys = gk.scan(lambda c, x: ((lambda y: (F.add(c, F.cos(y)), (y, trips[-1])))(inner(x))), w, xs)
+        assert set(evaluate(Graph([xs, w], [ys[1]]), arrays)[0]) == {0, 2, 5, 7}
+        check([xs, w], [last, ys[0]], arrays)
+    else:
+        end = gk.while_loop(
+            lambda s: F.less(s[0], np.int64(4)),
+            lambda s: (F.add(s[0], np.int64(1)), F.add(s[1], F.cos(inner(F.gather(xs, s[0], axis=0))))),
+            (np.int64(0), w),
+        )
+        check([xs, w], end[1], arrays)
+
+
 def test_if_in_a_loop_in_a_scan(check: Check) -> None:
     xs, w = float64("T", 2, name="xs"), float64(2, name="w")
 

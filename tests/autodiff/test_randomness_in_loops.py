@@ -1,0 +1,83 @@
+"""Dropout inside control flow: training turns it on, and forward and backward draw the same masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import UsageError
+from graphkit.ir.graph import Value
+from graphkit.passes.to_training import is_in_training, to_inference, to_training
+
+ROWS = np.random.default_rng(1).standard_normal((6, 8)).astype(np.float32)
+
+
+def dropped(x: Value) -> Value:
+    y: Value = gk.nn.dropout(gk.tanh(x), 0.5)
+    return y
+
+
+def by_scan(w: Value, x: Value) -> Value:
+    # Two equal expressions that CSE merges: the body's nodes are rebuilt.
+    _, ys = gk.scan(lambda c, v: (dropped(c * w + v) + v * w * 0.0, c * w), np.ones(8, np.float32), x)
+    total: Value = gk.reduce_sum(ys, keepdims=False)
+    return total
+
+
+def by_nested_loops(w: Value, x: Value) -> Value:
+    def body(s: Any) -> Any:
+        return {"h": dropped(s["h"] * w) + s["h"], "i": s["i"] + 1}
+
+    def step(c: Value, v: Value) -> tuple[Value, Value]:
+        h = gk.while_loop(lambda s: s["i"] < 3, body, {"h": c + v, "i": 0})["h"]
+        return h, h
+
+    total: Value = gk.reduce_sum(gk.scan(step, np.ones(8, np.float32), x)[1], keepdims=False)
+    return total
+
+
+def by_branches(w: Value, x: Value) -> Value:
+    y = gk.cond(gk.reduce_sum(w, keepdims=False) > 0.0, lambda: dropped(x * w), lambda: x * w)
+    total: Value = gk.reduce_sum(y, keepdims=False)
+    return total
+
+
+@pytest.mark.parametrize("network", [by_scan, by_nested_loops, by_branches])
+def test_backward_uses_the_masks_of_forward(network: Callable[[Value, Value], Value]) -> None:
+    w, x = gk.input("w", [8]), gk.input("x", ["T", 8])
+    inference = gk.Model({"loss": network(w, x)})
+    net = gk.Model.from_graph(to_training(inference.graph), {})
+    gradient = gk.grad(net, of="loss", wrt=["w"], with_outputs=True)
+    rng = np.array([5, 7], np.uint64)
+
+    def run(scale: np.ndarray) -> dict[str, np.ndarray]:
+        return gradient.compile(seed=3).run({"w": scale, "x": ROWS, "rng": rng})
+
+    at = np.full(8, 0.5, np.float32)
+    found = run(at)
+    assert run(at)["loss"] == found["loss"], "one state draws one set of masks"
+    assert found["loss"] != inference.run({"w": at, "x": ROWS})["loss"]
+    for i in range(8):
+        step = np.zeros(8, np.float32)
+        step[i] = 1e-2
+        numeric = (float(run(at + step)["loss"]) - float(run(at - step)["loss"])) / 2e-2
+        assert abs(numeric - found["w_grad"][i]) < 2e-2 * max(1.0, abs(numeric))
+
+
+def test_modes_reach_into_subgraphs() -> None:
+    net = gk.Model({"loss": by_nested_loops(gk.input("w", [8]), gk.input("x", ["T", 8]))})
+    training = to_training(net.graph)
+    assert is_in_training(training)
+    assert not is_in_training(net.graph)
+    assert not is_in_training(to_inference(training))
+
+
+def test_randomness_without_a_state_is_refused() -> None:
+    w, x = gk.input("w", [8]), gk.input("x", ["T", 8])
+    training = to_training(gk.Model({"loss": by_scan(w, x)}).graph)
+    with pytest.raises(UsageError, match="draw random numbers without a state"):
+        gk.gradient(training.outputs, [training.inputs[0]])
