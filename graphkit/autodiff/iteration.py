@@ -55,20 +55,21 @@ class Iteration:
         pairs = [(a, b) for a, b in zip(inner, operands, strict=True) if b is not None]
         assert len(pairs) == len(operands), "values of a loop are never absent"
         count = len(results) - states
-        none = (0,) * max(scanned, count)
-        in_axes, in_directions = (none, none) if loop else (op.scan_input_axes or none, op.scan_input_directions or none)
-        axes, directions = (none, none) if loop else (op.scan_output_axes or none, op.scan_output_directions or none)
+        read, written = _places(op, "scan_input", scanned), _places(op, "scan_output", count)
         return Iteration(
             node,
             op.body,
             tuple(map(Carried, inner[:states], results[:states], node.outputs[:states])),
-            tuple(Stacked(*pairs[states + i], in_axes[i], in_directions[i]) for i in range(scanned)),
+            tuple(Stacked(*pairs[states + i], *read[i]) for i in range(scanned)),
             tuple(pairs[states + scanned :]),
-            tuple(
-                Stacked(results[states + i], node.outputs[states + i], axes[i], directions[i]) for i in range(count)
-            ),
+            tuple(Stacked(results[states + i], node.outputs[states + i], *written[i]) for i in range(count)),
             first,
         )
+
+    @property
+    def entry(self) -> Sequence[Value]:
+        """What a Loop's body is told: the number of the iteration, and the condition, which holds."""
+        return self.body.inputs[: self.first_operand]
 
     def carrying_gradients(self, active: set[Value], seeded: set[Value], outputs: Sequence[Value]) -> list[Carried]:
         """The states whose gradient an iteration passes on: they depend on what is differentiated, and results on them.
@@ -139,3 +140,9 @@ class Iteration:
                 for d in (*(value.type.shape or ()), *(value.type.value or ())):
                     found.update(() if isinstance(d, int) else d.symbols)
         return found
+
+
+def _places(op: Any, kind: str, count: int) -> list[tuple[int, int]]:
+    """Axis and direction of each scan input, or output; a Loop stacks along the first axis, forwards."""
+    none = (0,) * count
+    return list(zip(*(getattr(op, f"{kind}_{what}", None) or none for what in ("axes", "directions")), strict=True))

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graphkit.autodiff.iteration import Carried, Iteration, Stacked
-from graphkit.autodiff.saving import by_shape, invariant_values, placeholder, read_values, rebuild, shape_stand_in
+from graphkit.autodiff.saving import (
+    by_shape,
+    invariant_values,
+    is_view,
+    placeholder,
+    read_values,
+    rebuild,
+    shape_stand_in,
+)
 from graphkit.autodiff.subgraphs import Contribution, Differentiate, differentiable
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
@@ -100,8 +108,10 @@ def loop_gradient(
         f"{node.name}_backward" if node.name else "",
         node.op.recompute,  # type: ignore[attr-defined]
     )
-    build = _reverse_loop if node.op.name == "Loop" else _reverse_scan
-    values = build(reverse, step.results, reads.table, step.slices)
+    if node.op.name == "Loop":
+        values = _reverse_loop(reverse, step.results, reads.table, loop.entry)
+    else:
+        values = _reverse_scan(reverse, step.results, reads.table, step.slices)
     inputs = [*(c.before for c in step.carried), *(a for a, _ in step.captures), *(s.inner for s in step.slices)]
     of_input = dict(zip(inputs, values, strict=True))
     lead: list[Value | None] = [None] * loop.first_operand
@@ -139,13 +149,16 @@ def _step(
 def _reads(loop: Iteration, step: _Step) -> _Reads:
     """Tell the forward values that are read apart: captures, those of which only the shape counts, and the rest."""
     outer_of = dict(loop.captures)
-    given = set(loop.body.inputs)
+    given = {*loop.body.inputs, *(s.inner for s in loop.stacked)}
     nodes = [*loop.body.nodes, *step.extended]
     again = invariant_values(nodes, outer_of)
     if loop.node.op.recompute:  # type: ignore[attr-defined]
+        given = set(loop.body.inputs)
         kept = {v for n in nodes if is_undetermined(n) for v in n.outputs}
     else:
-        kept = {v for n in nodes for v in n.outputs if v not in again and (loop.keeps_size(v) or is_undetermined(n))}
+        made = [v for n in nodes if not is_view(n) for v in n.outputs]
+        kept = {v for v in made if v not in again and loop.keeps_size(v)}
+        kept |= {v for n in nodes if is_undetermined(n) for v in n.outputs}
     read = read_values(step.results, lambda v: v in given or v in kept)
     found = _Reads({v: placeholder(v) for v, elements in read.items() if elements and v in outer_of})
     own = [*step.sums, *step.state_seeds, *step.output_seeds]
@@ -157,7 +170,7 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
         elif value in outer_of:
             found.table.setdefault(value, placeholder(value))
             found.captures.append(value)
-        else:
+        elif value not in loop.entry:
             found.saved.append(value)
     return found
 
@@ -185,20 +198,25 @@ def _reverse_scan(
 
 
 def _reverse_loop(
-    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], slices: Sequence[Stacked]
+    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], entry: Sequence[Value]
 ) -> list[Value]:
-    """The final carried values. Iteration i reads the last slice but i of each stack, and none when there is none."""
-    assert not slices, "a Loop scans no operand"
+    """The final carried values. Iteration i reads the last slice but i of each stack, and none when there is none.
+
+    entry: the number of the iteration and its condition, as the forward body takes them.
+    """
     iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
     stacks = [Value(without_value(s.outer.type), s.outer.name) for s in reverse.scanned]
     place = F.sub(np.array(-1, np.int64), iteration)
     read = {s.inner: F.gather(stack, place, axis=0) for s, stack in zip(reverse.scanned, stacks, strict=True)}
     table = {v: read.get(new, new) for v, new in table.items()} | read
+    # Both are scalars, which some exporters declare with one dimension of size 1.
+    number, condition = ((1,) if v.shape == (1,) else () for v in entry)
+    table.setdefault(entry[0], F.reshape(F.add(_length(stacks[0]), place), np.array(number, np.int64)))
+    table.setdefault(entry[1], F.constant(value=np.ones(condition, bool)))
     outputs = [F.constant(value=np.array(True)), *rebuild(results, table)]
     body = Graph([iteration, going, *reverse.carried, *stacks, *reverse.captures], outputs, name="backward")
-    count = F.squeeze(F.shape(reverse.scanned[0].outer, start=0, end=1))
     found = F.loop(
-        count,
+        _length(reverse.scanned[0].outer),
         None,
         *reverse.starts,
         *(s.outer for s in reverse.scanned),
@@ -209,6 +227,12 @@ def _reverse_loop(
         name=reverse.name,
     )
     return list(found) if isinstance(found, tuple) else [found]
+
+
+def _length(stack: Value) -> Value:
+    """How many slices there are, as a scalar."""
+    count: Value = F.squeeze(F.shape(stack, start=0, end=1))
+    return count
 
 
 def _or_zeros(value: Value | None, like: Value) -> Value:

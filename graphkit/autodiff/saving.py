@@ -55,6 +55,11 @@ def invariant_values(nodes: Iterable[Node], inputs: Iterable[Value]) -> set[Valu
     return found
 
 
+def is_view(node: Node) -> bool:
+    """Whether the node only gives its operand another shape, which costs nothing to do again."""
+    return isinstance(node.op, Op) and bool(node.op.views)
+
+
 def rebuild(results: Sequence[Value], table: MutableMapping[Value, Value]) -> list[Value]:
     """`results` computed from `table`, which maps what they read to its replacement, and gets every value made."""
     for node in topological(results, stop=table):

@@ -121,9 +121,9 @@ def test_while_loop_over_a_dict():
 
 
 @pytest.mark.parametrize("limit", [0, 3, np.int64(4)])
-def test_while_loop_stops_at_max_iterations(limit):
+def test_while_loop_stops_at_maximum_iterations(limit):
     x = gk.input("x", [])
-    y = gk.while_loop(lambda s: s > 0.0, lambda s: s * 2.0, x, max_iterations=limit)
+    y = gk.while_loop(lambda s: s > 0.0, lambda s: s * 2.0, x, maximum_iterations=limit)
     assert run({"y": y}, x=f32(1).reshape(()))[0]["y"] == 2.0**limit
 
 
@@ -172,7 +172,7 @@ def test_while_loop_errors():
         gk.while_loop(lambda s: s, lambda s: s, x)
     with pytest.raises(UsageError, match="no value"):
         gk.while_loop(lambda s: True, lambda s: s, ())
-    with pytest.raises(TypeMismatch, match="max_iterations must be an integer scalar"):
+    with pytest.raises(TypeMismatch, match="maximum_iterations must be an integer scalar"):
         gk.while_loop(keep, lambda s: s, x, 2.5)
 
 
