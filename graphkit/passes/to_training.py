@@ -10,11 +10,11 @@ import numpy as np
 from graphkit.errors import InvalidModel
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, Op
-from graphkit.passes._base import map_subgraphs, rewrite
+from graphkit.passes._base import rewrite
 
 
 def to_training(graph: Graph, frozen: Collection[Value] = ()) -> Graph:
-    """BatchNormalization normalises by its batch and updates its running statistics; Dropout drops, in subgraphs too.
+    """BatchNormalization normalises by its batch and updates its running statistics; Dropout drops.
 
     Running statistics that are graph inputs (role "state") get an entry in `updates`. A BatchNormalization whose
     statistics are computed inside the graph, or whose scale and offset are both in `frozen`, has its inference form.
@@ -41,7 +41,7 @@ def to_training(graph: Graph, frozen: Collection[Value] = ()) -> Graph:
             return trained.outputs[: len(node.outputs)]
         if is_dropout(node):
             return _dropout(node, operator, operands, training=True)
-        return _inside(node, operands, training=True)
+        return None
 
     trained = rewrite(graph, rule)
     return trained.replace(updates=[*trained.updates, *updates.items()]) if updates else trained
@@ -59,7 +59,7 @@ def to_inference(graph: Graph) -> Graph:
             return _inference_norm(node, operator, operands)
         if is_dropout(node):
             return _dropout(node, operator, operands[:3], training=False)
-        return _inside(node, operands, training=False)
+        return None
 
     names = graph.output_names
     plain = rewrite(graph.replace(updates=()), rule)
@@ -71,8 +71,7 @@ def to_inference(graph: Graph) -> Graph:
 def is_in_training(graph: Graph) -> bool:
     """Whether a BatchNormalization is in training mode, or a Dropout may be."""
     return any(
-        any(is_in_training(inner) for inner in node.op.subgraphs().values())
-        or (is_batch_norm(node) and node.op.training_mode)  # type: ignore[attr-defined]
+        (is_batch_norm(node) and node.op.training_mode)  # type: ignore[attr-defined]
         or (is_dropout(node) and len(node.inputs) > 2 and _may_be_true(node.inputs[2]))
         for node in graph.nodes
     )
@@ -94,19 +93,6 @@ def _inference_norm(node: Node, operator: Op, operands: list[Value | None]) -> S
     inference = operator.replace(training_mode=False)
     y = Node(inference, operands, node.name, node.meta, output_names=[node.outputs[0].name]).output
     return [y, *(v for v in operands[3:5] if v is not None)]
-
-
-def _inside(node: Node, operands: list[Value | None], training: bool) -> Sequence[Value] | None:
-    """The node with its subgraphs' Dropouts switched; a BatchNormalization there keeps its mode."""
-
-    def rule(inner: Node, given: list[Value | None]) -> Sequence[Value] | None:
-        if is_dropout(inner):
-            return _dropout(inner, inner.op, given if training else given[:3], training)  # type: ignore[arg-type]
-        return _inside(inner, given, training)
-
-    if node.op.domain or not node.op.subgraphs():
-        return None
-    return map_subgraphs(node, operands, lambda graph: rewrite(graph, rule)).outputs
 
 
 def _dropout(node: Node, operator: Op, operands: list[Value | None], training: bool) -> Sequence[Value]:
