@@ -50,6 +50,7 @@ def test_backward_uses_the_masks_of_forward(network: Callable[[Value, Value], Va
     w, x = gk.input("w", [8]), gk.input("x", ["T", 8])
     net = gk.Model({"loss": network(w, x)})
     gradient = gk.grad(net, of="loss", wrt=["w"], with_outputs=True)
+
     def run(scale: np.ndarray) -> dict[str, np.ndarray]:
         return gradient.compile(seed=3).run({"w": scale, "x": ROWS})
 
