@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from graphkit.autodiff.subgraphs import differentiable
@@ -130,8 +131,9 @@ class Iteration:
         if not isinstance(value.type, TensorType) or value.type.shape is None:
             return False
         symbols = {s for d in value.type.shape if not isinstance(d, int) for s in d.symbols if s.startswith("?")}
-        return symbols <= self._outer_symbols()
+        return symbols <= self._outer_symbols
 
+    @cached_property
     def _outer_symbols(self) -> set[str]:
         steady = [c.before for c in self.carried if c.before.type == c.after.type]
         found: set[str] = set()

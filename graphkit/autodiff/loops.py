@@ -11,7 +11,7 @@ what a loop inside saved; and, in a loop marked `recompute`, all but the states.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -61,9 +61,9 @@ class _Reads:
     the forward loop stacks.
     """
 
-    table: dict[Value, Value] = field(default_factory=dict)
-    captures: list[Value] = field(default_factory=list)
-    saved: list[Value] = field(default_factory=list)
+    table: dict[Value, Value]
+    captures: list[Value]
+    saved: list[Value]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def loop_gradient(
     seeds = zip(step.output_seeds, step.outputs, strict=True)
     scanned = [Stacked(seed, g, s.axis, s.backwards) for seed, (s, g) in seeds]
     for source in sources:
-        reads.table[source.inner] = placeholder(source.inner)
+        reads.table.setdefault(source.inner, placeholder(source.inner))
         scanned.append(Stacked(reads.table[source.inner], source.outer, source.axis, source.backwards))
     outer_of = dict(loop.captures)
     reverse = _Reverse(
@@ -160,19 +160,17 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
         kept = {v for v in made if v not in again and loop.keeps_size(v)}
         kept |= {v for n in nodes if is_undetermined(n) for v in n.outputs}
     read = read_values(step.results, lambda v: v in given or v in kept)
-    found = _Reads({v: placeholder(v) for v, elements in read.items() if elements and v in outer_of})
-    own = [*step.sums, *step.state_seeds, *step.output_seeds]
-    alike = by_shape([*found.table.values(), *own])
-    for value, elements in read.items():
-        stand_in = None if elements else shape_stand_in(value, alike)
-        if stand_in is not None:
-            found.table[value] = stand_in
-        elif value in outer_of:
-            found.table.setdefault(value, placeholder(value))
-            found.captures.append(value)
-        elif value not in loop.entry:
-            found.saved.append(value)
-    return found
+    # The number of an iteration and its condition are counted back in the reverse loop.
+    read = {v: elements for v, elements in read.items() if v not in loop.entry}
+    table = {v: placeholder(v) for v, elements in read.items() if elements}
+    alike = by_shape([*table.values(), *step.sums, *step.state_seeds, *step.output_seeds])
+    for value in read:
+        if value not in table:
+            stand_in = shape_stand_in(value, alike)
+            table[value] = placeholder(value) if stand_in is None else stand_in
+            read[value] = stand_in is None
+    needed = [v for v, is_needed in read.items() if is_needed]
+    return _Reads(table, [v for v in needed if v in outer_of], [v for v in needed if v not in outer_of])
 
 
 def _reverse_scan(
