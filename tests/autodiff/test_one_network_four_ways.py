@@ -104,22 +104,24 @@ def test_equal_outputs_and_gradients(way: str, dtype: str, tolerance: float, len
         np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance * scale, err_msg=name)
 
 
+def iterated(way: str, parallel: int) -> gk.Model:
+    x, w = gk.input("x", ["T", BATCH, FEATURES], "float64"), gk.input("w", [FEATURES], "float64")
+    first = gk.gather(x, np.int64(0), axis=0)
+    if way == "scan":
+        last = gk.fold(lambda c, v: gk.tanh(c * w + v), first, x, parallel_iterations=parallel)
+    else:
+        below = lambda s: gk.reduce_sum(s * s, keepdims=False) < 50.0  # noqa: E731
+        last = gk.while_loop(below, lambda s: s * w + gk.sin(s), first, 9, parallel_iterations=parallel)
+    net = gk.Model({"loss": gk.reduce_sum(last, keepdims=False)})
+    return gk.grad(net, wrt=["x", "w"], with_outputs=True)
+
+
 @pytest.mark.parametrize("way", ["scan", "loop"])
 def test_parallel_iterations_change_nothing(way: str) -> None:
-    feeds, results = draw(6, "float64"), []
-    for parallel in (1, 2, 10, 32):
-        x, w = gk.input("x", ["T", BATCH, FEATURES], "float64"), gk.input("w", [FEATURES], "float64")
-        first = gk.gather(x, np.int64(0), axis=0)
-        if way == "scan":
-            last = gk.fold(lambda c, v: gk.tanh(c * w + v), first, x, parallel_iterations=parallel)
-        else:
-            below = lambda s: gk.reduce_sum(s * s, keepdims=False) < 50.0  # noqa: E731
-            last = gk.while_loop(below, lambda s: s * w + gk.sin(s), first, 9, parallel_iterations=parallel)
-        net = gk.Model({"loss": gk.reduce_sum(last, keepdims=False)})
-        data = {"x": feeds["x"], "w": np.array([1.5, -1.2, 1.1, 0.9])}
-        results.append(gk.grad(net, wrt=["x", "w"], with_outputs=True).run(data))
-    for other in results[1:]:
-        for name, array in results[0].items():
+    feeds = {"x": draw(6, "float64")["x"], "w": np.array([1.5, -1.2, 1.1, 0.9])}
+    first, *others = (iterated(way, parallel).run(feeds) for parallel in (1, 2, 10, 32))
+    for other in others:
+        for name, array in first.items():
             np.testing.assert_array_equal(other[name], array)
 
 
