@@ -61,9 +61,9 @@ class Iteration:
             node,
             op.body,
             tuple(map(Carried, inner[:states], results[:states], node.outputs[:states])),
-            tuple(Stacked(*pairs[states + i], *read[i]) for i in range(scanned)),
+            tuple(Stacked(a, b, *place) for (a, b), place in zip(pairs[states:], read, strict=False)),
             tuple(pairs[states + scanned :]),
-            tuple(Stacked(results[states + i], node.outputs[states + i], *written[i]) for i in range(count)),
+            tuple(Stacked(a, b, *at) for a, b, at in zip(results[states:], node.outputs[states:], written, strict=True)),
             first,
         )
 

@@ -204,9 +204,9 @@ def scan(
             name=name,
         )
     )
-    results = _recomputed(results, recompute)
-    carry = tree.unflatten(carry_shape, results[: len(start)])
-    return carry, tree.unflatten(tree.skeleton(result[1]), results[len(start) :])
+    values = _recomputed(results, recompute)
+    carry = tree.unflatten(carry_shape, values[: len(start)])
+    return carry, tree.unflatten(tree.skeleton(result[1]), values[len(start) :])
 
 
 def map(
