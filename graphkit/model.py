@@ -22,6 +22,7 @@ from graphkit.ir.types import TensorType, Type
 from graphkit.passes.block_loops import Block
 from graphkit.passes.block_loops import block_loops as blocked
 from graphkit.passes.merge_control import merge_control
+from graphkit.passes.prune_control import prune_control
 from graphkit.passes.randomness import bind_nested
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
@@ -309,7 +310,7 @@ def grad(
     outputs = dict(zip(model.outputs, source.outputs, strict=True)) if with_outputs else {}
     outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
     graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)
-    return Model.from_graph(merge_control(graph), dict(model.params))
+    return Model.from_graph(prune_control(merge_control(graph)), dict(model.params))
 
 
 def block_loops(model: Model, block: Block = "sqrt") -> Model:
