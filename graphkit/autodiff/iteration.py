@@ -61,9 +61,11 @@ class Iteration:
             node,
             op.body,
             tuple(map(Carried, inner[:states], results[:states], node.outputs[:states])),
-            tuple(Stacked(a, b, *place) for (a, b), place in zip(pairs[states:], read, strict=False)),
+            tuple(Stacked(*pair, *at) for pair, at in zip(pairs[states:], read, strict=False)),
             tuple(pairs[states + scanned :]),
-            tuple(Stacked(a, b, *at) for a, b, at in zip(results[states:], node.outputs[states:], written, strict=True)),
+            tuple(
+                Stacked(*both, *at) for *both, at in zip(results[states:], node.outputs[states:], written, strict=True)
+            ),
             first,
         )
 
