@@ -61,11 +61,9 @@ class Iteration:
             node,
             op.body,
             tuple(map(Carried, inner[:states], results[:states], node.outputs[:states])),
-            tuple(Stacked(*pair, *at) for pair, at in zip(pairs[states:], read, strict=False)),
+            _stacked(pairs[states : states + scanned], read),
             tuple(pairs[states + scanned :]),
-            tuple(
-                Stacked(*both, *at) for *both, at in zip(results[states:], node.outputs[states:], written, strict=True)
-            ),
+            _stacked(list(zip(results[states:], node.outputs[states:], strict=True)), written),
             first,
         )
 
@@ -144,6 +142,10 @@ class Iteration:
                 for d in (*(value.type.shape or ()), *(value.type.value or ())):
                     found.update(() if isinstance(d, int) else d.symbols)
         return found
+
+
+def _stacked(pairs: Sequence[tuple[Value, Value]], places: Sequence[tuple[int, int]]) -> tuple[Stacked, ...]:
+    return tuple(Stacked(a, b, axis, backwards) for (a, b), (axis, backwards) in zip(pairs, places, strict=True))
 
 
 def _places(op: Any, kind: str, count: int) -> list[tuple[int, int]]:

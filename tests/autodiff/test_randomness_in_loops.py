@@ -27,6 +27,13 @@ def by_scan(w: Value, x: Value) -> Value:
     return total
 
 
+def by_blocks(w: Value, x: Value) -> Value:
+    step = lambda c, v: (dropped(c * w + v), dropped(c))  # noqa: E731
+    last, ys = gk.scan(step, np.ones(8, np.float32), x, recompute=4)
+    total: Value = gk.reduce_sum(ys, keepdims=False) + gk.reduce_sum(last, keepdims=False)
+    return total
+
+
 def by_nested_loops(w: Value, x: Value) -> Value:
     def body(s: Any) -> Any:
         return {"h": dropped(s["h"] * w) + s["h"], "i": s["i"] + 1}
@@ -45,7 +52,7 @@ def by_branches(w: Value, x: Value) -> Value:
     return total
 
 
-@pytest.mark.parametrize("network", [by_scan, by_nested_loops, by_branches])
+@pytest.mark.parametrize("network", [by_scan, by_blocks, by_nested_loops, by_branches])
 def test_backward_uses_the_masks_of_forward(network: Callable[[Value, Value], Value]) -> None:
     w, x = gk.input("w", [8]), gk.input("x", ["T", 8])
     net = gk.Model({"loss": network(w, x)})

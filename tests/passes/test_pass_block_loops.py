@@ -126,6 +126,23 @@ def test_second_order_keeps_the_blocks() -> None:
         np.testing.assert_allclose(b, a, rtol=1e-11, atol=1e-12)
 
 
+def test_blocks_of_blocks() -> None:
+    x, h, w = float64(12, 2, name="x"), float64(2, name="h"), float64(2, name="w")
+    plain, deep = (
+        gk.fold(lambda c, v: F.tanh(F.add(F.mul(c, w), v)), h, x),
+        gk.fold(
+            lambda c, rows: gk.fold(lambda d, v: F.tanh(F.add(F.mul(d, w), v)), c, rows, recompute=2),
+            h,
+            F.reshape(x, np.array([2, 6, 2])),
+            recompute=1,
+        ),
+    )
+    inputs, arrays = [x, h, w], [draw(12, 2), draw(2), draw(2)]
+    found = [evaluate(Graph(inputs, gradient([y], inputs)), arrays) for y in (plain, deep)]
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12)
+
+
 def power(limit: Any, bound: float) -> tuple[list[Value], Value]:
     x, w = float64(3, name="x"), float64(3, name="w")
     norm = lambda s: F.less(F.reduce_sum(F.mul(s, s), keepdims=False), np.float64(bound))  # noqa: E731
