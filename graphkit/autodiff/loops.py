@@ -3,7 +3,8 @@
 The reverse loop carries the gradients of the states and the sums of the captures' gradients. It reads, per
 iteration, the gradients of scan outputs, the slices of scan inputs, and what the forward body computed and the
 backward one needs, which the forward node stacks into additional scan outputs. The number of iterations of a Loop
-is the length of those stacks, so that data-dependent trips, none included, need nothing more. Computed again in
+is the length of those stacks, so that data-dependent trips, none included, need nothing more. The gradients of rows
+that an iteration looks up in a capture are stacked, and scattered into it once, behind the loop. Computed again in
 place of being stacked are: what depends on captures alone; values whose shape may differ between iterations, such as
 what a loop inside saved; and, in a loop marked `recompute`, all but the states.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,16 +37,27 @@ from graphkit.passes.merge_control import merge_control
 from graphkit.passes.randomness import is_undetermined
 
 
+class _Lookup(NamedTuple):
+    """Rows (slices along the first axis) of a capture that an iteration reads: their gradient, and which they are."""
+
+    capture: Value
+    outer: Value
+    gradient: Value
+    indices: Value
+
+
 @dataclass
 class _Step:
     """The backward pass of one iteration, on the values of the forward one.
 
-    `results` are the gradients of the states, the sums of the captures' gradients, and the gradients of the slices.
+    `results` are the gradients of the states, the sums of the captures' gradients, the gradients of the slices, and
+    gradient and indices of each lookup.
     """
 
     carried: list[Carried]
     slices: list[Stacked]
     captures: list[tuple[Value, Value]]
+    lookups: list[_Lookup]
     outputs: list[tuple[Stacked, Value]]
     state_seeds: list[Value]
     output_seeds: list[Value]
@@ -86,7 +99,7 @@ def loop_gradient(
     loop = Iteration.of(node)
     finals = dict(zip(loop.carried, gradients[: len(loop.carried)], strict=True))
     step = _step(loop, finals, gradients[len(loop.carried) :], active, differentiate)
-    if not (step.carried or step.slices or step.captures):
+    if not (step.carried or step.slices or step.captures or step.lookups):
         return [None] * len(node.inputs), None
     reads = _reads(loop, step)
     saving, sources = loop.stacking(reads.saved)
@@ -111,9 +124,15 @@ def loop_gradient(
     if node.op.name == "Loop":
         values = _reverse_loop(reverse, step.results, reads.table, loop.entry)
     else:
-        values = _reverse_scan(reverse, step.results, reads.table, step.slices)
+        written = [*((s.axis, s.backwards) for s in step.slices), *[(0, 0)] * (2 * len(step.lookups))]
+        values = _reverse_scan(reverse, step.results, reads.table, written)
     inputs = [*(c.before for c in step.carried), *(a for a, _ in step.captures), *(s.inner for s in step.slices)]
-    of_input = dict(zip(inputs, values, strict=True))
+    of_input = dict(zip(inputs, values, strict=False))
+    stacks = iter(values[len(inputs) :])
+    for lookup in step.lookups:
+        scattered = F.gather_grad(next(stacks), lookup.outer, next(stacks), axis=0)
+        known = of_input.get(lookup.capture)
+        of_input[lookup.capture] = scattered if known is None else F.add(known, scattered)
     lead: list[Value | None] = [None] * loop.first_operand
     return lead + [of_input.get(v) for v in loop.body.inputs[loop.first_operand :]], saving
 
@@ -138,12 +157,42 @@ def _step(
     )
     by_input = dict(zip(wrt, found, strict=True))
     slices = [s for s in slices if by_input[s.inner] is not None]
+    lookups: list[_Lookup] = []
+    for inner, outer in captures:
+        by_input[inner] = _without_lookups(loop, by_input[inner], inner, outer, lookups)
     captures = [(a, b) for a, b in captures if by_input[a] is not None]
     sums = [Value(without_value(a.type), f"d_{a.name or 'capture'}") for a, _ in captures]
     results: list[Value] = [_or_zeros(by_input[c.before], c.before) for c in carried]
     results += [F.add(total, by_input[a]) for total, (a, _) in zip(sums, captures, strict=True)]
     results += [_or_zeros(by_input[s.inner], s.inner) for s in slices]
-    return _Step(carried, slices, captures, outputs, state_seeds, output_seeds, sums, results, extended)
+    results += [v for lookup in lookups for v in (lookup.gradient, lookup.indices)]
+    return _Step(carried, slices, captures, lookups, outputs, state_seeds, output_seeds, sums, results, extended)
+
+
+def _without_lookups(
+    loop: Iteration, contribution: Value | None, inner: Value, outer: Value, lookups: list[_Lookup]
+) -> Value | None:
+    """A capture's gradient in one iteration, less what comes from looking rows up, which goes into `lookups`.
+
+    Not in a loop marked `recompute`: there, memory must not grow with the number of iterations.
+    """
+    if contribution is None or contribution.node is None or loop.node.op.recompute:  # type: ignore[attr-defined]
+        return contribution
+    is_sum = contribution.node.op.name == "Sum" and not contribution.node.op.domain
+    rest = []
+    for term in contribution.node.operands if is_sum else [contribution]:
+        node = term.node
+        op: Any = None if node is None else node.op
+        if node is not None and op.name == "GatherGrad" and op.axis == 0 and node.inputs[1] is inner:
+            gradient, _, indices = node.operands
+            if loop.keeps_size(gradient) and loop.keeps_size(indices):
+                lookups.append(_Lookup(inner, outer, gradient, indices))
+                continue
+        rest.append(term)
+    if len(rest) <= 1:
+        return rest[0] if rest else None
+    total: Value = F.sum(*rest)
+    return total
 
 
 def _reads(loop: Iteration, step: _Step) -> _Reads:
@@ -174,9 +223,9 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
 
 
 def _reverse_scan(
-    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], slices: Sequence[Stacked]
+    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], written: Sequence[tuple[int, int]]
 ) -> list[Value]:
-    """The final carried values, then the gradients of `slices`, which `results` ends with."""
+    """The final carried values, then stacks of the other results, written along (axis, backwards) of forward."""
     inputs = [*reverse.carried, *(s.inner for s in reverse.scanned), *reverse.captures]
     found = F.scan(
         *reverse.starts,
@@ -186,8 +235,8 @@ def _reverse_scan(
         num_scan_inputs=len(reverse.scanned),
         scan_input_axes=[s.axis for s in reverse.scanned],
         scan_input_directions=[1 - s.backwards for s in reverse.scanned],
-        scan_output_axes=[s.axis for s in slices],
-        scan_output_directions=[1 - s.backwards for s in slices],
+        scan_output_axes=[axis for axis, _ in written],
+        scan_output_directions=[1 - backwards for _, backwards in written],
         captures=len(reverse.captured),
         recompute=reverse.recompute,
         name=reverse.name,
@@ -198,7 +247,9 @@ def _reverse_scan(
 def _reverse_loop(
     reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], entry: Sequence[Value]
 ) -> list[Value]:
-    """The final carried values. Iteration i reads the last slice but i of each stack, and none when there is none.
+    """The final carried values, then stacks of the other results, last iteration first.
+
+    Iteration i reads the last slice but i of each stack, and none when there is none.
 
     entry: the number of the iteration and its condition, as the forward body takes them.
     """

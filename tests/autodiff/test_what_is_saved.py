@@ -151,3 +151,31 @@ def test_zero_iterations_stack_nothing_and_give_zeros() -> None:
     _, dx, dw = evaluate(graph, arrays)
     np.testing.assert_array_equal(dx, np.ones(3))
     np.testing.assert_array_equal(dw, np.zeros(3))
+
+
+def test_rows_that_are_looked_up_are_scattered_once(check: Any) -> None:
+    """Of a table that is read row by row, no gradient of its own size is added up in the loop."""
+    ids, h, table = Value(TensorType("int64", ("T",)), "ids"), float64(3, name="h"), float64(50, 3, name="table")
+
+    def step(c: Value, i: Value) -> Value:
+        result: Value = F.tanh(F.add(F.mul(c, F.gather(table, i, axis=0)), F.gather(table, np.int64(7), axis=0)))
+        return result
+
+    last = gk.fold(step, h, ids)
+    _, backward = pair([last], [h, table], [ids, h, table])
+    body: Graph = backward.op.body  # type: ignore[attr-defined]
+    assert not [n for n in body.nodes if any(v.shape == (50, 3) for v in n.outputs)]
+    arrays = [np.array([3, 49, 7, 3, 0]), np.full(3, 0.5), np.random.default_rng(0).standard_normal((50, 3))]
+    check([ids, h, table], last, arrays)
+
+
+def test_rows_in_a_while_loop_and_other_reads_of_the_same_capture(check: Any) -> None:
+    x, w = float64("T", 2, name="x"), float64(2, name="w")
+    whole = lambda i, c: F.add(F.mul(F.gather(x, i, axis=0), c), F.reduce_mean(F.sin(x), np.array([0]), keepdims=False))  # noqa: E731
+    size = F.squeeze(F.shape(x, start=0, end=1))
+    end = gk.while_loop(
+        lambda s: F.less(s[0], size), lambda s: (F.add(s[0], np.int64(1)), whole(s[0], s[1])), (np.int64(0), w)
+    )
+    check([x, w], end[1], [np.random.default_rng(1).standard_normal((4, 2)), np.array([0.7, -0.4])])
+    dx, _ = gradient([end[1]], [x, w])
+    assert evaluate(Graph([x, w], [dx]), [np.zeros((0, 2)), np.ones(2)])[0].shape == (0, 2)
