@@ -80,3 +80,13 @@ def test_randomness_without_a_state_is_refused() -> None:
     w, x = gk.input("w", [8]), gk.input("x", ["T", 8])
     with pytest.raises(UsageError, match="draw random numbers without a state"):
         gk.gradient([by_scan(w, x)], [w])
+
+
+def test_dropout_of_inference_draws_nothing() -> None:
+    w, x = gk.input("w", [8]), gk.input("x", ["T", 8])
+    last = gk.fold(lambda c, v: gk.nn.dropout(gk.tanh(c * w + v)), np.ones(8, np.float32), x)
+    net = gk.Model({"loss": gk.reduce_sum(last, keepdims=False)})
+    gradient = gk.grad(net, wrt=["w", "x"], with_outputs=True)
+    assert not [v for v in gradient.graph.inputs if v.role == "rng"]
+    report = gk.verify(gradient, inputs={"w": np.full(8, 0.5, np.float32), "x": ROWS})
+    assert report.passed, str(report)
