@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,29 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--threads", type=click.IntRange(1), help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores)."
     )(command)
     return click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")(command)
+
+
+class Recompute(click.ParamType):
+    """`sqrt`, or an amount of memory: bytes, or a number with KB, MB, GB, KiB, MiB or GiB."""
+
+    name = "sqrt|MEMORY"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        if value == "sqrt" or isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?)?B?", value, re.IGNORECASE)
+        if match is None:
+            self.fail(f"{value!r} is neither 'sqrt' nor an amount of memory such as 500MB", param, ctx)
+        unit = (match[2] or "").lower()
+        power = " kmg".index(unit[0]) if unit else 0
+        return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** power)
+
+
+def recompute_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--recompute", type=Recompute(),
+        help="Compute activations again in the backward pass: most (sqrt), or as many as the memory asks for.",
+    )(command)  # fmt: skip
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from graphkit.cli._options import device_options, external_root_option, json_option, read_model
+from graphkit.cli._options import device_options, external_root_option, json_option, read_model, recompute_option
 from graphkit.cli._output import human_bytes, log, print_json, print_table
-from graphkit.errors import UnsupportedError
+from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
+from graphkit.model import Model
 
 _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", False, True), ("both", True, True))
 
@@ -21,6 +22,9 @@ _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", Fa
     "--batch", type=click.IntRange(1), help="Size of the first dimension of every input, where it is symbolic."
 )
 @click.option("--shape", "shapes", multiple=True, metavar="NAME:SHAPE", help="Shape of one input; repeat.")
+@click.option("--training", is_flag=True, help="A training step, by SGD with momentum, in place of inference.")
+@click.option("--loss", default="softmax_cross_entropy", show_default=True, help="The loss, with --training.")
+@recompute_option
 @click.option("--steps", is_flag=True, help="Print every step with its offsets.")
 @click.option("--compare", is_flag=True, help="Also without in-place and without sharing: the four-way table.")
 @click.option(
@@ -34,6 +38,9 @@ def command(
     model: str,
     batch: int | None,
     shapes: tuple[str, ...],
+    training: bool,
+    loss: str,
+    recompute: str | int | None,
     steps: bool,
     compare: bool,
     html: str | None,
@@ -49,17 +56,29 @@ def command(
     graphkit plan net.onnx --batch 64
     graphkit plan net.onnx --batch 64 --compare --no-run
     graphkit plan net.onnx --html memory.html
+    graphkit plan net.onnx --training --batch 16 --recompute sqrt
     """
     from graphkit.checks.inputs import concrete_shapes
     from graphkit.cli._inputs import parse_shapes
+    from graphkit.executor.session import Executor
 
     net = read_model(model, external_root)
-    bound, guesses = concrete_shapes(net, parse_shapes(shapes), batch)
+    if recompute is not None and not training:
+        raise UsageError("--recompute is for a training step: add --training")
+    switches = {"device": device, "threads": threads}
+    # A Trainer has a graph and plans it, as a model does.
+    subject: Any = _trainer(net, loss, recompute, switches) if training else net
+    bound, guesses = concrete_shapes(subject, parse_shapes(shapes), batch)
     if guesses:
         log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
-    executor = net.compile(device, shapes=bound, threads=threads)
-    plan = executor.plan
-    title = f"{net.name}: " + ", ".join(f"{n}{list(s)}" for n, s in bound.items())
+    if training:
+        plan, executor = subject.plan(bound), subject.executor
+        graph = subject.graph
+    else:
+        executor = net.compile(shapes=bound, **switches)
+        plan, graph = executor.plan, net.graph
+    what = f"{net.name}, a training step" if training else net.name
+    title = f"{what}: " + ", ".join(f"{n}{list(s)}" for n, s in bound.items())
     result = plan.to_dict() | {"model": net.name, "inputs": {n: list(s) for n, s in bound.items()}}
     result["parameter_bytes"] = sum(net.params[n].nbytes for n in net.params)
     if html is not None:
@@ -67,11 +86,13 @@ def command(
         log(f"wrote {html}")
     if compare:
         result["compare"] = {
-            label: net.compile(device, shapes=bound, threads=threads, inplace=inplace, share=share).plan.arena_bytes
+            label: Executor(graph, executor.params, inplace=inplace, share=share, **switches)
+            .specialise(bound)
+            .arena_bytes
             for label, inplace, share in _PLANNERS
         }
     if measured:
-        result |= _measure(net, executor, bound)
+        result |= _measure(subject, executor, bound)
     if as_json:
         print_json("plan", result)
         return
@@ -82,13 +103,20 @@ def command(
         click.echo(str(plan))
 
 
-def _measure(net: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+def _trainer(net: Model, loss: str, recompute: Any, switches: dict[str, Any]) -> Any:
+    from graphkit.train.optim import SGD
+    from graphkit.train.trainer import Trainer
+
+    return Trainer(net, loss, SGD(0.01, momentum=0.9), recompute=recompute, **switches)
+
+
+def _measure(subject: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """A real run on random inputs beside the plan; nothing, and why, where there is no measuring."""
     from graphkit.checks.footprint import measure
     from graphkit.checks.inputs import make_feeds
 
     try:
-        found = measure(executor, make_feeds(net, shapes=shapes).arrays)
+        found = measure(executor, make_feeds(subject, shapes=shapes).arrays)
     except UnsupportedError as error:
         log(f"not measured: {error}")
         return {}

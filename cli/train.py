@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from graphkit.cli._options import device_options, external_root_option, json_option, key_values, read_model
+from graphkit.cli._options import (
+    device_options,
+    external_root_option,
+    json_option,
+    key_values,
+    read_model,
+    recompute_option,
+)
 from graphkit.cli._output import log, print_json
 from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
@@ -69,9 +76,17 @@ from graphkit.model import Model
 @click.option("--ema", type=float, metavar="DECAY", help="Keep a moving average of the parameters, and save that.")
 @click.option("--clip-norm", type=float, help="Limit on the global norm of the gradients.")
 @click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update.")
+@recompute_option
 @click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint in the output folder.")
 @click.option("--seed", type=int, default=None, help="Seed of data order and dropout.")
+@click.option(
+    "--precision",
+    type=click.Choice(["f32", "bf16"]),
+    default="f32",
+    show_default=True,
+    help="bf16: matrix work in bfloat16, parameters in float32.",
+)
 @click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
 @click.option(
     "--processes", type=click.IntRange(1), default=1, show_default=True, help="Start that many MPI processes."
@@ -129,6 +144,7 @@ def _train(
         output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
         clip_norm=o["clip_norm"], accumulate=o["accumulate"], seed=o["seed"], deterministic=o["deterministic"],
+        recompute=o["recompute"], precision=o["precision"],
     )  # fmt: skip
     if resume:
         trainer.resume(Path(folder or ""))

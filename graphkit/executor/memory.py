@@ -53,16 +53,22 @@ class _Block:
     offset: int = 0
 
 
-def plan_memory(requests: Sequence[Request], *, inplace: bool = True, share: bool = True) -> Layout:
+def plan_memory(
+    requests: Sequence[Request], *, inplace: bool = True, share: bool = True, known: Sequence[int] | None = None
+) -> Layout:
     """Offsets such that requests which live at one step never overlap, unless one took the other's memory over.
 
     Two sweeps over time with a best-fit free list, n log n; where they leave gaps, first fit in several orders and a
     search among their neighbours, both with a bounded amount of work. The smallest arena wins. Offsets are multiples of
-    ALIGNMENT; an empty request has offset 0.
+    ALIGNMENT; an empty request has offset 0. `known` are offsets found before, one per request, which are taken as they
+    are (see `fits`).
     """
     owner, blocks = _blocks(requests, inplace)
     bound, peak = _peak(blocks)
-    offsets = _shared(blocks, bound, peak) if share else _side_by_side(blocks)
+    if known is not None:
+        offsets = _of_blocks(owner, blocks, known)
+    else:
+        offsets = _shared(blocks, bound, peak) if share else _side_by_side(blocks)
     return Layout(
         offsets=tuple(offsets[owner[i]] if r.size else 0 for i, r in enumerate(requests)),
         arena_bytes=max((o + b.size for o, b in zip(offsets, blocks, strict=True)), default=0),
@@ -71,6 +77,38 @@ def plan_memory(requests: Sequence[Request], *, inplace: bool = True, share: boo
         peak_step=peak,
         inplace_count=len(requests) - len(blocks),
     )
+
+
+def fits(requests: Sequence[Request], offsets: Sequence[int], *, inplace: bool = True) -> bool:
+    """Whether offsets, one per request, put requests that live at one step beside each other. n log n."""
+    if len(offsets) != len(requests) or any(o < 0 or o % ALIGNMENT for o in offsets):
+        return False
+    owner, blocks = _blocks(requests, inplace)
+    placed = _of_blocks(owner, blocks, offsets)
+    if any(offsets[i] != (placed[owner[i]] if r.size else 0) for i, r in enumerate(requests)):
+        return False
+    events = [(b.first, 1, i) for i, b in enumerate(blocks) if b.size]
+    events += [(b.last + 1, 0, i) for i, b in enumerate(blocks) if b.size]
+    live: list[tuple[int, int]] = []  # (offset, end), sorted
+    for _, begins, index in sorted(events):
+        span = (placed[index], placed[index] + blocks[index].size)
+        position = bisect.bisect_left(live, span)
+        if not begins:
+            del live[position]
+            continue
+        before, after = live[position - 1 : position] if position else [], live[position : position + 1]
+        if (before and before[0][1] > span[0]) or (after and after[0][0] < span[1]):
+            return False
+        live.insert(position, span)
+    return True
+
+
+def _of_blocks(owner: Sequence[int], blocks: Sequence[_Block], offsets: Sequence[int]) -> list[int]:
+    """The offset of every block from those of the requests."""
+    placed = [0] * len(blocks)
+    for request, block in enumerate(owner):
+        placed[block] = max(placed[block], offsets[request])
+    return placed
 
 
 def aligned(size: int) -> int:

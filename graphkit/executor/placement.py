@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphkit.executor.plan import Place
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops import Op
 from graphkit.ops.constants import Constant
 from graphkit.ops.layout import Transpose
+from graphkit.passes._base import read_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,8 @@ class Placement:
 
     `root` maps every value to the value whose bytes it is (itself, unless it is a view); `place` maps roots to
     their kind of memory. `results` are the updates' new values, then the outputs. `steps` are the nodes that
-    compute something; `used` holds the values that something reads.
+    compute something; `used` holds the values that something reads. `waits` lists, for views that ask for it, the
+    storages that are written before whoever reads the view may run.
     """
 
     root: dict[Value, Value]
@@ -35,6 +35,7 @@ class Placement:
     results: tuple[Result, ...]
     steps: tuple[Node, ...]
     used: frozenset[Value]
+    waits: dict[Value, tuple[Value, ...]]
 
 
 def place_values(graph: Graph) -> Placement:
@@ -47,10 +48,14 @@ def place_values(graph: Graph) -> Placement:
     root: dict[Value, Value] = {v: v for v in graph.inputs}
     place: dict[Value, Place] = {v: "parameter" if v.role in ("parameter", "state") else "input" for v in graph.inputs}
     steps: list[Node] = []
+    waits: dict[Value, tuple[Value, ...]] = {}
     for node in graph.nodes:
         sources = _view_sources(node, used, root, place)
         if sources is not None:
             root.update(sources)
+            awaited = _awaited(node, root, waits)
+            if awaited:
+                waits.update((v, awaited) for v in sources)
             continue
         root.update((v, v) for v in node.outputs)
         if isinstance(node.op, Constant):
@@ -66,7 +71,7 @@ def place_values(graph: Graph) -> Placement:
         if owned:
             place[source] = "result"
         results.append(Result(value, owned))
-    return Placement(root, place, tuple(results), tuple(steps), frozenset(used))
+    return Placement(root, place, tuple(results), tuple(steps), frozenset(used), waits)
 
 
 def has_fixed_size(value: Value) -> bool:
@@ -74,14 +79,16 @@ def has_fixed_size(value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.type.is_static and value.type.dtype is not DType.STRING
 
 
-def read_positions(node: Node) -> Sequence[int]:
-    """Positions of the operands whose elements are read; of the others only the shape matters."""
-    shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
-    positions = [i for i, v in enumerate(node.inputs) if v is not None]
-    if not shape_only or not isinstance(node.op, Op):
-        return positions
-    formals = node.op.formals
-    return [i for i in positions if formals[min(i, len(formals) - 1)].name not in shape_only]
+def _awaited(node: Node, root: dict[Value, Value], waits: dict[Value, tuple[Value, ...]]) -> tuple[Value, ...]:
+    """The storages that readers of a view wait for: those of operands of which the view reads nothing."""
+    read = set(read_positions(node))
+    found: dict[Value, None] = {}
+    for position, value in enumerate(node.inputs):
+        if value is not None:
+            found.update(dict.fromkeys(waits.get(value, ())))
+            if position not in read:
+                found[root[value]] = None
+    return tuple(found)
 
 
 def _view_sources(

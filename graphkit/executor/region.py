@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel
-from graphkit.executor.memory import Request, aligned, plan_memory
-from graphkit.executor.placement import Placement, has_fixed_size, place_values, read_positions
+from graphkit.executor.memory import Request, aligned
+from graphkit.executor.placement import Placement, has_fixed_size, place_values
 from graphkit.executor.plan import KernelKind
+from graphkit.executor.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.reference import reference_kernel
-from graphkit.executor.schedule import Task, schedule
+from graphkit.executor.schedule import Task
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.constants import Constant
+from graphkit.passes._base import elements_read
 
 if TYPE_CHECKING:
     from graphkit.executor.control import ControlStep
@@ -100,7 +102,9 @@ class Region:
         written = [v for node in nodes for v in node.outputs if v in used]
         buffer_of = {v: i for i, v in enumerate(written)}
         sizes = [v.tensor.nbytes if place[v] == "arena" else 0 for v in written]
-        reads = [[root[v] for i in read_positions(n) if (v := n.inputs[i]) is not None] for n in nodes]
+        reads = [[root[v] for v in elements_read(n)] for n in nodes]
+        waits = self.placement.waits
+        after = [[a for v in n.operands for a in (root[v], *waits.get(v, ()))] for n in nodes]
         pairs = [
             tuple((buffer_of[source], buffer_of[target]) for source, target in self._inplace_pairs(node, chosen))
             for node, chosen in zip(nodes, self.chosen, strict=True)
@@ -109,13 +113,13 @@ class Region:
             Task(
                 tuple(dict.fromkeys(buffer_of[r] for r in operands if r in buffer_of)),
                 tuple(buffer_of[v] for v in node.outputs if v in used),
-                tuple(buffer_of[root[v]] for v in node.inputs if v is not None and root[v] in buffer_of),
+                tuple(buffer_of[a] for a in awaited if a in buffer_of),
                 permitted if self.settings.inplace else (),
                 aligned(chosen.scratch_bytes),
             )
-            for node, operands, permitted, chosen in zip(nodes, reads, pairs, self.chosen, strict=True)
+            for node, operands, awaited, permitted, chosen in zip(nodes, reads, after, pairs, self.chosen, strict=True)
         ]
-        order = schedule(tasks, [aligned(size) for size in sizes])
+        order = cached_schedule(tasks, [aligned(size) for size in sizes])
         self.order = order.order
         self.plain_lower_bound = order.plain_peak_bytes
 
@@ -143,7 +147,7 @@ class Region:
             if size := self.chosen[index].scratch_bytes:
                 self.scratch_of[index] = len(self.requests)
                 self.requests.append(Request(size, step, step))
-        self.layout = plan_memory(self.requests, inplace=self.settings.inplace, share=self.settings.share)
+        self.layout = cached_layout(self.requests, inplace=self.settings.inplace, share=self.settings.share)
         kept = {root[r.value] for r in self.placement.results}
         self.releases: dict[int, list[Value]] = {}
         for buffer, value in enumerate(written):

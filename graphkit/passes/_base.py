@@ -105,6 +105,21 @@ def _holds(declared: Type, given: Type, names: dict[Any, Any]) -> bool:
     )
 
 
+def read_positions(node: Node) -> Sequence[int]:
+    """Positions of the operands whose elements are read; of the others only the shape matters."""
+    shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
+    positions = [i for i, v in enumerate(node.inputs) if v is not None]
+    if not shape_only or not isinstance(node.op, Op):
+        return positions
+    formals = node.op.formals
+    return [i for i in positions if formals[min(i, len(formals) - 1)].name not in shape_only]
+
+
+def elements_read(node: Node) -> list[Value]:
+    """The operands whose elements are read."""
+    return [v for i in read_positions(node) if (v := node.inputs[i]) is not None]
+
+
 def use_counts(graph: Graph) -> Counter[Value]:
     """How many times each value is read: by nodes, as an output, as an update."""
     counts: Counter[Value] = Counter(v for node in graph.nodes for v in node.inputs if v is not None)

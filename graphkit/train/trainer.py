@@ -15,13 +15,14 @@ from graphkit.data import Dataset
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, InvalidModel, UsageError
 from graphkit.executor.params import JointStore, ParamStore
+from graphkit.executor.plan import Plan
 from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.to_training import is_in_training, to_inference, to_training
 from graphkit.train import checkpoint as checkpoints
-from graphkit.train import losses, metrics
+from graphkit.train import losses, metrics, recomputation
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE, EMA
@@ -59,6 +60,10 @@ class Trainer:
     Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
     BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
     the learning rate and the weight decay; lazy are tables with row-sparse updates (see `graphkit.train.sparse`).
+    recompute: "sqrt" to compute most activations again in the backward pass in place of keeping them, or the number of
+    bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
+    precision: "bf16" rounds the operands and results of matrix products and convolutions to bfloat16, in the backward
+    pass too; parameters, slots and all else stay float32.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
     """
 
@@ -81,9 +86,12 @@ class Trainer:
         accumulate: int = 1,
         targets: Mapping[str, TensorType] | None = None,
         output: str | None = None,
+        recompute: recomputation.Recompute | None = None,
         seed: int | None = None,
+        precision: str = "f32",
         deterministic: bool = False,
     ):
+        recomputation.check(recompute)
         if accumulate < 1:
             raise UsageError(f"accumulate={accumulate}: at least one batch makes an update")
         self.net = net
@@ -111,16 +119,21 @@ class Trainer:
             "device": device,
             "threads": threads,
             "seed": self.seed,
+            "precision": precision,
             "deterministic": deterministic,
         }
         if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
             self._programs = [steps.fused_step(graph, trainees, recipe)]
         else:
             self._programs = list(steps.split_step(graph, trainees, recipe))
+        self._programs[0] = recomputation.marked(self._programs[0])
+        # Waits for the shapes of the first batch.
+        self._recompute = recompute
         self._slots = self._starts()
         self._averaged = False
-        store = JointStore([net.params, self._slots])
-        self._executors = [Executor(program, store, **options) for program in self._programs]
+        self._store = JointStore([net.params, self._slots])
+        self._options = options
+        self._executors = [Executor(program, self._store, **options) for program in self._programs]
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self._inference = Executor(self._inference_graph, net.params, **options)
         if kvstore is not None and kvstore.num_workers > 1:
@@ -180,8 +193,37 @@ class Trainer:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The training programs: one fused step, or an accumulating and an updating one."""
+        """The training programs: one fused step, or an accumulating and an updating one; recomputation shows from the
+        first step on."""
         return tuple(self._programs)
+
+    @property
+    def graph(self) -> Graph:
+        """The program that a batch goes through: its inputs are those of the model, the targets and the settings."""
+        return self._programs[0]
+
+    @property
+    def executor(self) -> Executor:
+        """What runs `graph`."""
+        return self._executors[0]
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """The memory plan of the step for inputs and targets of the given shapes (of the accumulating program)."""
+        self._fit_memory(shapes)
+        return self._executors[0].specialise(shapes)
+
+    def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Choose what is recomputed, once."""
+        if self._recompute is None:
+            return
+
+        def arena_bytes(program: Graph) -> int:
+            return Executor(program, self._store, **self._options).specialise(shapes).arena_bytes
+
+        program = recomputation.within(self._programs[0], self._recompute, shapes, arena_bytes)
+        executor = Executor(program, self._store, **self._options)
+        executor.rng = self._executors[0].rng
+        self._programs[0], self._executors[0], self._recompute = program, executor, None
 
     @property
     def learning_rate(self) -> float:
@@ -199,6 +241,7 @@ class Trainer:
         if self._averaged:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **_by_name(targets, self._targets, "targets")}
+        self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
         if len(self._executors) == 1:
             results = self._executors[0].run({**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)})
             self.updates += 1

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
+
+# The networks of the zoo as PyTorch modules: torch_zoo.py, and what the tests of training graphs share: training.py.
+sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture

@@ -1,13 +1,21 @@
-"""Networks with PyTorch's weights give PyTorch's outputs. Left out where torch or torchvision is not installed."""
+"""Networks with PyTorch's weights give PyTorch's outputs, losses, gradients and running statistics.
+
+Left out where torch is not installed, and the comparison with torchvision's own modules where torchvision is not.
+"""
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
+from training import SMALL, WHOLE, feeds_of, label, relative_errors, run, training_graph
 
 import graphkit as gk
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch.set_num_threads(2)
+torch_zoo = importlib.import_module("torch_zoo")
 
 BLOCK = {"vocab": 50, "width": 32, "heads": 4, "layers": 2, "length": 12}
 
@@ -32,6 +40,77 @@ def shuffled_statistics(module):
         if isinstance(part, torch.nn.BatchNorm2d):
             part.running_mean.normal_(0, 0.1)
             part.running_var.uniform_(0.5, 1.5)
+
+
+def randomise(module, seed=0):
+    """Every bias, scale and running statistic is a number that matters; gradients neither vanish nor explode."""
+    torch.manual_seed(seed)
+    for part in module.modules():
+        if isinstance(part, torch.nn.BatchNorm2d | torch.nn.LayerNorm):
+            part.weight.data.uniform_(0.5, 1.5)
+        if getattr(part, "bias", None) is not None:
+            part.bias.data.normal_(0, 0.1)
+    shuffled_statistics(module)
+
+
+def observe_batches(module):
+    """For every BatchNorm2d the number of elements that its last statistics were taken over, in order."""
+    sizes = {}
+    norms = [part for part in module.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    for part in norms:
+        part.register_forward_pre_hook(lambda p, x: sizes.update({p: x[0].numel() // x[0].shape[1]}))
+    return norms, sizes
+
+
+def torch_loss(name, output, target):
+    functional = torch.nn.functional
+    match name:
+        case "dqn":
+            return functional.huber_loss(output, target)
+        case "matrix_factorization":
+            return functional.mse_loss(output, target)
+        case "unet":
+            return functional.binary_cross_entropy_with_logits(output, target)
+        case "vae":
+            logits, mean, log_variance = output
+            likelihood = -functional.binary_cross_entropy_with_logits(logits, target, reduction="sum")
+            prior, posterior = (
+                torch.distributions.Normal(0, 1),
+                torch.distributions.Normal(mean, (log_variance / 2).exp()),
+            )
+            return (torch.distributions.kl_divergence(posterior, prior).sum() - likelihood) / len(mean)
+    return functional.cross_entropy(output.flatten(0, -2), target.flatten())
+
+
+@pytest.mark.parametrize(("name", "options"), SMALL, ids=label)
+def test_loss_gradients_and_statistics_in_training(name, options):
+    """In float64, where rounding decides nothing."""
+    net, module = gk.models.build(name, **options), torch_zoo.build(name, **options)
+    randomise(module)
+    adopt(net, module.state_dict())
+    feeds = feeds_of(name, net, batch=3)
+    ours = run(training_graph(name, net, wide=True), net.params, feeds)
+
+    module.double().train()
+    before = {n: b.clone() for n, b in module.named_buffers()}
+    norms, sizes = observe_batches(module)
+    tensors = {n: torch.tensor(a) for n, a in feeds.items()}
+    tensors = {n: t.double() if t.is_floating_point() else t for n, t in tensors.items()}
+    target = tensors.pop("target")
+    output = module(*(tensors[n] for n in net.inputs))
+    loss = torch_loss(name, output, target)
+    loss.backward()
+    theirs = {"loss": loss, **dict(zip(net.outputs, output if isinstance(output, tuple) else [output], strict=True))}
+    theirs |= {f"{n}_grad": p.grad for n, p in zip(net.trainable, module.parameters(), strict=True)}
+    states = [n for n in net.params if n not in net.trainable]
+    named = {p: n for n, p in module.named_modules()}
+    for part, (mean, variance) in zip(norms, zip(states[::2], states[1::2], strict=True), strict=True):
+        theirs[f"{mean}_updated"] = part.running_mean
+        # ONNX takes the batch's own variance for the running one, PyTorch the unbiased estimate.
+        old = 0.9 * before[f"{named[part]}.running_var"]
+        theirs[f"{variance}_updated"] = old + (part.running_var - old) * (1 - 1 / sizes[part])
+    errors = relative_errors(ours, {n: t.detach().numpy() for n, t in theirs.items()})
+    assert {n: e for n, e in errors.items() if not e <= 1e-8} == {}
 
 
 @pytest.mark.parametrize(
@@ -63,6 +142,25 @@ def test_image_networks_are_those_of_torchvision(name, options, function, argume
         x = torch.randn(1, 3, size, size)
         with torch.no_grad():
             assert_close(net.compile(threads=2).run({"x": x.numpy()})["logits"], module(x))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "options"), WHOLE, ids=label)
+def test_outputs_at_the_sizes_of_the_papers(name, options, unset_parameters):
+    net, module = gk.models.build(name, **options), torch_zoo.build(name, **defaults(name, options)).eval()
+    randomise(module)
+    adopt(net, module.state_dict())
+    feeds = {n: a for n, a in feeds_of(name, net, batch=1).items() if n != "target"}
+    with torch.no_grad():
+        theirs = module(*(torch.tensor(a) for a in feeds.values()))
+    ours = net.compile(threads=2).run(feeds)
+    for array, tensor in zip(ours.values(), theirs if isinstance(theirs, tuple) else [theirs], strict=True):
+        assert_close(array, tensor)
+
+
+def defaults(name, options):
+    """All options of a network, for modules that have no defaults."""
+    return {option.name: option.default for option in gk.models.options(name)} | options
 
 
 def encoder_layer(prefix, net, *, epsilon, norm_first, activation):

@@ -20,7 +20,7 @@ from graphkit.models.vae import negative_elbo
 from graphkit.train.losses import with_loss
 
 INPUTS = {"bert": ("x", "segments", "mask"), "matrix_factorization": ("user", "item"), "vae": ("x", "noise")}
-OUTPUTS = {"matrix_factorization": ("rating",), "vae": ("logits", "mean", "log_variance")}
+OUTPUTS = {"dqn": ("q",), "matrix_factorization": ("rating",), "vae": ("logits", "mean", "log_variance")}
 
 PUBLISHED = [
     # torchvision's documentation, "num_params" of the weights of each network
@@ -44,6 +44,8 @@ PUBLISHED = [
     ("unet", {}, 31_030_658),
     # pytorch/examples, vae: 784-400-(20, 20)-400-784
     ("vae", {}, 652_824),
+    # PyTorch's tutorial, "Reinforcement Learning (DQN)", for CartPole: 4-128-128-2
+    ("dqn", {"observations": 4, "actions": 2, "hidden": (128, 128)}, 17_410),
     # the MovieLens 100K sizes: a vector and a bias per user and item, and the mean
     ("matrix_factorization", {"factors": 10}, (943 + 1682) * 11 + 1),
 ]
@@ -51,6 +53,7 @@ PUBLISHED = [
 SMALL = {
     "alexnet": {"image": (3, 64, 64), "classes": 7, "hidden": 24},
     "bert": {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3},
+    "dqn": {"observations": 9, "actions": 3, "hidden": (16,), "dueling": True},
     "googlenet": {"image": (3, 32, 32), "classes": 5},
     "lenet": {"image": (1, 8, 8)},
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
@@ -66,6 +69,7 @@ TOKENS = 6  # in a small sequence; shorter than its `length`
 
 PIXELS = {"target": gk.TensorType("float32", ["N", 1, 6, 6])}
 LOSSES = {
+    "dqn": ("huber", None),
     "matrix_factorization": ("mse", None),
     "unet": ("sigmoid_binary_cross_entropy", None),
     "vae": (negative_elbo, PIXELS),
@@ -97,12 +101,16 @@ def test_the_command_line_builds_it(name, tmp_path):
     assert gk.load(tmp_path / "net.json").num_parameters == gk.models.build(name, **SMALL[name]).num_parameters
 
 
-def test_the_guide_lists_every_network_with_its_options():
+def test_the_guide_lists_every_network_with_its_options_and_size(unset_parameters):
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", text, re.MULTILINE))
-    assert sorted(rows) == gk.models.names()
-    for name, listed in rows.items():
-        assert re.findall(r"`(\w+)=", listed) == [option.name for option in gk.models.options(name)], name
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([\d,]+) \|", text, re.MULTILINE)
+    assert sorted(name for name, _, _ in rows) == gk.models.names()
+    for name, listed, count in rows:
+        written = dict(re.findall(r"`(\w+)=([^`]*)`", listed))
+        known = gk.models.options(name)
+        assert {o.name: o.parse(written[o.name]) for o in known} == {o.name: o.default for o in known}, name
+        assert list(written) == [o.name for o in known], name
+        assert gk.models.build(name).num_parameters == int(count.replace(",", "")), name
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -206,6 +214,7 @@ def test_the_elbo_is_minus_log_likelihood_plus_divergence():
         ("unet", {"image": (1, 24, 32)}, r"divisible by 16 \(2\^depth\)"),
         ("transformer_lm", {"heads": 3}, "width 256 does not divide into 3 heads"),
         ("bert", {"layers": 0}, "layers must be a positive integer"),
+        ("dqn", {"hidden": (8, 0)}, "hidden is positive integers"),
     ],
 )
 def test_wrong_options(name, options, message):

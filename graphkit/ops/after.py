@@ -1,0 +1,36 @@
+"""An order between computations that exchange no data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.ir.graph import Node
+from graphkit.ir.types import ANY, TensorType
+from graphkit.ops._base import DOMAIN, F, Op, Sample, op
+
+
+@op
+class After(Op):
+    """x itself; what reads the result is computed after `token`, of which nothing is read.
+
+    Recomputation uses it: an activation is computed again when its gradient has arrived, not before.
+    """
+
+    domain = DOMAIN
+    inputs = ("x", "token")
+    types = {"x": ANY, "token": ANY}
+    views = ((0, 0),)
+    shape_only = ("token",)
+    samples = (Sample((2, 3), (4,)), Sample((), ()), Sample((0, 2), (1,)))
+
+    def infer(self, x: TensorType, token: TensorType) -> TensorType:
+        return x
+
+    def reference(self, xp: Any, x: Any, token: Any) -> Any:
+        return x
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return dy, None
+
+    def expand(self, x: Any, token: Any) -> Any:
+        return F.identity(x)

@@ -1,0 +1,374 @@
+"""Deep Q-learning (Mnih et al. 2015) as one program: an episode in an environment that is a graph itself.
+
+The program is a loop of steps. Each chooses an action (epsilon-greedy), steps the environment, stores the transition
+in a replay memory and learns from a batch of it; a target network follows the learnt one at intervals. Network,
+target, optimizer slots and memory are states of the graph, carried through the loop and updated together at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from graphkit import config
+from graphkit.autodiff import gradient
+from graphkit.errors import UsageError
+from graphkit.executor.params import JointStore, ParamStore
+from graphkit.executor.session import Executor
+from graphkit.frontend import control, tree
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.subgraph import inline
+from graphkit.ir.types import DType, TensorType
+from graphkit.model import Model
+from graphkit.ops import F, as_value
+from graphkit.train.losses import huber
+from graphkit.train.optim import Adam, Optimizer
+from graphkit.train.step import LEARNING_RATE, STEP
+
+EPSILON = "epsilon"
+UNIFORM = "uniform"
+
+
+class Environment(Protocol):
+    """What can be learnt: graphs over states, which are tensors with one row per agent."""
+
+    actions: int
+
+    def reset(self, agents: int) -> Value:
+        """The states in which `agents` episodes begin."""
+
+    def observe(self, state: Value) -> Value:
+        """What the network sees: float32 [N, ...]."""
+
+    def step(self, state: Value, action: Value) -> tuple[Value, Value, Value]:
+        """(next state, reward float32 [N], bool [N]: the episode is over) for an int64 [N] of actions."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to learn.
+
+    discount: of a reward one step later; capacity: transitions in the replay memory, the oldest of which make room;
+    batch: transitions of one update; warmup: how many there must be before the first; sync: updates between two
+    copies into the target network; limit: steps after which an episode is broken off; double: the learnt network
+    chooses the next action that the target network values (van Hasselt et al. 2016).
+    """
+
+    discount: float = 0.95
+    capacity: int = 2048
+    batch: int = 32
+    warmup: int = 64
+    sync: int = 50
+    limit: int = 100
+    double: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.discount <= 1:
+            raise UsageError(f"discount={self.discount}: expected a number in [0, 1]")
+        for name in ("capacity", "batch", "warmup", "sync", "limit"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: expected a positive number")
+
+
+class Learnt(NamedTuple):
+    """The parameters, those of the target network, the slots of each parameter, the number of updates."""
+
+    weights: list[Value]
+    target: list[Value]
+    slots: list[list[Value]]
+    updates: Value
+
+
+class Memory(NamedTuple):
+    """A ring of transitions: `stored` were so far, the next one goes to row stored % capacity."""
+
+    state: Value
+    action: Value
+    reward: Value
+    following: Value
+    final: Value
+    stored: Value
+
+
+class Progress(NamedTuple):
+    """One agent's episode: where it is, whether it is over, and the sums over its steps."""
+
+    state: Value
+    over: Value
+    steps: Value
+    total: Value
+    loss: Value
+
+
+class Episode(NamedTuple):
+    """The sum of rewards, the number of steps, and the mean loss of an update."""
+
+    total: float
+    steps: int
+    loss: float
+
+
+def policy(net: Model, weights: Sequence[Value], observation: Value) -> Value:
+    """The network's values of every action, with other weights: float32 [N, actions]."""
+    (q,) = inline(net.graph, [observation, *weights])
+    return q
+
+
+def epsilon_greedy(q: Value, actions: int, epsilon: Value, uniform: Value) -> Value:
+    """int64 [N]: with probability epsilon any action, else the one of the largest q. uniform: float32 [2, N].
+
+    Uniform numbers are below 1 by 2^-24 at least, so that products with an integer do not round up to it.
+    """
+    whether, which = F.split(uniform, np.array([1, 1]), axis=0)
+    any_action = F.cast(F.mul(F.squeeze(which, np.array([0])), np.float32(actions)), to=DType.INT64)
+    greedy = F.arg_max(q, axis=1, keepdims=False)
+    return F.where(F.less(F.squeeze(whether, np.array([0])), epsilon), any_action, greedy, name="action")
+
+
+def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100) -> Model:
+    """A model that plays: `agents` episodes side by side by the network's epsilon-greedy policy, in one Loop.
+
+    Inputs: epsilon, a float32 scalar (0: greedy); uniform, float32 [limit, 2, agents] in [0, 1), which decide. Outputs:
+    path [limit + 1, agents, ...], the states, of which the first steps + 1 count; total: float32 [agents], the sums of
+    rewards; steps: int64, until the last episode was over. The parameters are those the network has now.
+    """
+    epsilon = Value(TensorType(DType.FLOAT32, ()), EPSILON)
+    uniform = Value(TensorType(DType.FLOAT32, (limit, 2, agents)), UNIFORM)
+    weights = _weights(net, world)
+    start = world.reset(agents)
+    path = F.expand(F.unsqueeze(start, np.array([0])), np.array([limit + 1] + [1] * (start.rank or 0)))
+    begin = (start, path, np.zeros(agents, bool), np.zeros(agents, np.float32), np.int64(0))
+
+    def body(carried: Any) -> Any:
+        state, path, over, total, steps = carried
+        q = policy(net, weights, world.observe(state))
+        action = epsilon_greedy(q, world.actions, epsilon, F.gather(uniform, steps, axis=0))
+        following, reward, final = world.step(state, action)
+        going = F.not_(over)
+        following = F.where(_like(going, following), following, state)
+        total = F.add(total, F.where(going, reward, np.float32(0)))
+        steps = F.add(steps, np.int64(1))
+        return following, _put(path, steps, F.unsqueeze(following, np.array([0]))), F.or_(over, final), total, steps
+
+    _, path, _, total, steps = control.while_loop(
+        lambda carried: F.not_(_all(carried[2])), body, begin, maximum_iterations=limit, name="episode"
+    )
+    outputs = {"path": path, "total": total, "steps": steps}
+    graph = Graph([epsilon, uniform, *weights], outputs.values(), name="rollout", output_names=list(outputs))
+    return Model.from_graph(graph, {n: net.params[n] for n in net.params})
+
+
+def learning_episode(
+    net: Model, world: Environment, optimizer: Optimizer, settings: Settings, *, feed_uniform: bool = False
+) -> Graph:
+    """One episode of one agent, with an update of the network after every step.
+
+    Inputs: epsilon and learning_rate, float32 scalars, and with `feed_uniform` uniform, float32 [limit, 2 + batch] in
+    [0, 1), in place of the graph's own random numbers. Outputs: total, steps and loss, as in Episode. Updates: the
+    network's parameters and the states that `starts` describes.
+    """
+    epsilon, rate = (Value(TensorType(DType.FLOAT32, ()), n) for n in (EPSILON, LEARNING_RATE))
+    uniform = Value(TensorType(DType.FLOAT32, (settings.limit, 2 + settings.batch)), UNIFORM) if feed_uniform else None
+    weights = _weights(net, world)
+    names = [net.graph.name_of(v) for v in weights]
+    arrays = starts(net, world, optimizer, settings)
+    states = {n: Value(TensorType(a.dtype, a.shape), n, role="state") for n, a in arrays.items()}
+    learnt = Learnt(
+        weights,
+        [states[f"target/{n}"] for n in names],
+        [[states[f"{n}/{slot}"] for slot in optimizer.slots] for n in names],
+        states[STEP],
+    )
+    memory = Memory(*(states[f"replay/{field}"] for field in Memory._fields))
+    learn = _Learner(net, world, optimizer, settings, rate)
+
+    def body(carried: Any) -> Any:
+        progress, learnt, memory = carried
+        draws = F.random_uniform(shape=(2 + settings.batch,)) if uniform is None else F.gather(uniform, progress.steps)
+        acting, sampling = F.split(draws, np.array([2, settings.batch]))
+        q = policy(net, learnt.weights, world.observe(progress.state))
+        action = epsilon_greedy(q, world.actions, epsilon, F.reshape(acting, np.array([2, 1])))
+        following, reward, final = world.step(progress.state, action)
+        memory = _remember(memory, (progress.state, action, reward, following, final), settings.capacity)
+        ready = F.greater_or_equal(memory.stored, np.int64(settings.warmup))
+        learnt, loss = control.cond(
+            ready, lambda: learn(learnt, memory, sampling), lambda: (learnt, as_value(np.float32(0))), name="learn"
+        )
+        progress = Progress(
+            following, final, F.add(progress.steps, np.int64(1)),
+            F.add(progress.total, reward), F.add(progress.loss, loss),
+        )  # fmt: skip
+        return progress, learnt, memory
+
+    begin = Progress(
+        world.reset(1), as_value(np.zeros(1, bool)), as_value(np.int64(0)), as_value(np.zeros(1, np.float32)),
+        as_value(np.float32(0)),
+    )  # fmt: skip
+    end, after, remembered = control.while_loop(
+        lambda carried: F.not_(_all(carried[0].over)), body, (begin, learnt, memory), settings.limit, name="episode"
+    )
+    done = F.cast(F.sub(after.updates, learnt.updates), to=DType.FLOAT32)
+    outputs = {
+        "total": F.squeeze(end.total, np.array([0])),
+        "steps": end.steps,
+        "loss": F.div(end.loss, F.max(done, np.float32(1))),
+    }
+    before, new = list(tree.leaves((learnt, memory))), list(tree.leaves((after, remembered)))
+    inputs = [epsilon, rate, *([] if uniform is None else [uniform]), *before]
+    return Graph(
+        inputs, outputs.values(), list(zip(before, new, strict=True)), "learning_episode", output_names=list(outputs)
+    )
+
+
+@dataclass(frozen=True)
+class _Learner:
+    """One update: the gradient of the Huber loss of a batch, the optimizer's step, perhaps a new target network."""
+
+    net: Model
+    world: Environment
+    optimizer: Optimizer
+    settings: Settings
+    rate: Value
+
+    def __call__(self, learnt: Learnt, memory: Memory, uniform: Value) -> tuple[Learnt, Value]:
+        settings = self.settings
+        filled = F.min(memory.stored, np.int64(settings.capacity))
+        rows = F.cast(F.mul(uniform, F.cast(filled, to=DType.FLOAT32)), to=DType.INT64)
+        batch = Memory._make([*(F.gather(part, rows, axis=0) for part in memory[:-1]), memory.stored])
+        loss = self._loss(learnt, batch)
+        gradients = gradient([loss], learnt.weights)
+        updates = F.add(learnt.updates, np.int64(1))
+        weights, slots = [], []
+        for weight, grad, own in zip(learnt.weights, gradients, learnt.slots, strict=True):
+            new, *changed = self.optimizer.update(weight, grad, own, self.rate, updates, 1.0)
+            weights.append(new)
+            slots.append(list(changed))
+        copy = F.equal(F.mod(updates, np.int64(settings.sync)), np.int64(0))
+        target = [F.where(copy, new, old) for new, old in zip(weights, learnt.target, strict=True)]
+        return Learnt(weights, target, slots, updates), loss
+
+    def _loss(self, learnt: Learnt, batch: Memory) -> Value:
+        """Huber(Q(s, a) - (r + discount * Q'(s', a'))), nothing after a final step; Q' is the target network."""
+        observation = self.world.observe(batch.following)
+        future = policy(self.net, learnt.target, observation)
+        chosen = policy(self.net, learnt.weights, observation) if self.settings.double else future
+        best = _pick(future, F.arg_max(chosen, axis=1, keepdims=False))
+        later = F.where(batch.final, np.float32(0), F.mul(best, np.float32(self.settings.discount)))
+        q = _pick(policy(self.net, learnt.weights, self.world.observe(batch.state)), batch.action)
+        return huber(q, F.add(batch.reward, later))
+
+
+def starts(net: Model, world: Environment, optimizer: Optimizer, settings: Settings) -> dict[str, np.ndarray]:
+    """The states of a learning episode before the first one: target network, slots, number of updates, memory."""
+    names = list(net.params)
+    start: Any = world.reset(1)
+    kept = settings.capacity
+    return {
+        **{f"target/{n}": np.array(net.params[n]) for n in names},
+        **{
+            f"{n}/{slot}": np.full_like(net.params[n], optimizer.start(slot)) for n in names for slot in optimizer.slots
+        },
+        STEP: np.zeros((), np.int64),
+        "replay/state": np.zeros((kept, *start.tensor.static_shape[1:]), start.dtype.numpy),
+        "replay/action": np.zeros(kept, np.int64),
+        "replay/reward": np.zeros(kept, np.float32),
+        "replay/following": np.zeros((kept, *start.tensor.static_shape[1:]), start.dtype.numpy),
+        "replay/final": np.zeros(kept, bool),
+        "replay/stored": np.zeros((), np.int64),
+    }
+
+
+class QLearner:
+    """Trains `net` in place by episodes in `world`; its one input is an observation, its one output a value per action.
+
+    settings: see Settings. threads: more than one pays for networks much larger than those that small worlds need.
+    seed: of exploration and replay. The optimizer's schedule counts episodes. Raises UsageError for a network that does
+    not fit.
+    """
+
+    def __init__(
+        self,
+        net: Model,
+        world: Environment,
+        optimizer: Optimizer | None = None,
+        settings: Settings | None = None,
+        *,
+        device: str = "cpu",
+        threads: int = 1,
+        seed: int | None = None,
+    ):
+        self.net, self.world = net, world
+        self.optimizer = Adam(1e-3) if optimizer is None else optimizer
+        self.settings = settings or Settings()
+        self.graph = learning_episode(net, world, self.optimizer, self.settings)
+        arrays = starts(net, world, self.optimizer, self.settings)
+        self.states = ParamStore({n: TensorType(a.dtype, a.shape) for n, a in arrays.items()}, arrays)
+        self.episodes = 0
+        seed = config.SEED.get() if seed is None else seed
+        self._executor = Executor(
+            self.graph, JointStore([net.params, self.states]), device=device, threads=threads, seed=seed
+        )
+
+    def episode(self, epsilon: float) -> Episode:
+        """Play one episode and learn from every step of it."""
+        rate = self.optimizer.schedule(self.episodes)
+        found = self._executor.run({EPSILON: np.float32(epsilon), LEARNING_RATE: np.float32(rate)})
+        self.episodes += 1
+        return Episode(float(found["total"]), int(found["steps"]), float(found["loss"]))
+
+    def fit(self, episodes: int, epsilon: Callable[[int], float] | None = None) -> list[Episode]:
+        """Play and learn. epsilon(i): exploration in episode i; by default from 1 down to 0.05 in the first half."""
+
+        def falling(i: int) -> float:
+            return max(0.05, 1 - 2 * i / episodes)
+
+        return [self.episode((epsilon or falling)(i)) for i in range(episodes)]
+
+
+# --- pieces -----------------------------------------------------------------------------------------
+
+
+def _weights(net: Model, world: Environment) -> list[Value]:
+    """The inputs that hold the network's parameters; UsageError for a network that does not fit the world."""
+    observation, *weights = net.graph.inputs
+    if observation.role != "data" or any(v.role == "data" for v in weights) or len(net.outputs) != 1:
+        raise UsageError(f"a Q network has one input, the observation, and one output, not {net!r}")
+    if other := [net.graph.name_of(v) for v in weights if v.role != "parameter" or not v.dtype.is_float]:
+        raise UsageError(f"a Q network has parameters that are learnt and nothing else; {other[0]!r} is not one")
+    shape = net.graph.outputs[0].tensor.shape
+    if shape is None or len(shape) != 2 or shape[1] != world.actions:
+        raise UsageError(
+            f"for {world.actions} actions a Q network gives [N, {world.actions}], not {net.graph.outputs[0]}"
+        )
+    return weights
+
+
+def _remember(memory: Memory, transition: Sequence[Value], capacity: int) -> Memory:
+    """The ring with one more transition, each part of which has one row."""
+    row = F.mod(memory.stored, np.int64(capacity))
+    parts = [_put(part, row, new) for part, new in zip(memory[:-1], transition, strict=True)]
+    return Memory._make([*parts, F.add(memory.stored, np.int64(1))])
+
+
+def _put(rows: Value, at: Value, new: Value) -> Value:
+    """`rows` with row `at` (int64 scalar) replaced by new: [1, ...]."""
+    return F.scatter_nd(rows, F.reshape(at, np.array([1, 1])), new)
+
+
+def _pick(q: Value, action: Value) -> Value:
+    """q[i, action[i]]: [N]."""
+    return F.squeeze(F.gather_elements(q, F.unsqueeze(action, np.array([1])), axis=1), np.array([1]))
+
+
+def _like(flags: Value, rows: Value) -> Value:
+    """bool [N] as [N, 1, ...], to broadcast against rows."""
+    return F.unsqueeze(flags, np.arange(1, rows.rank or 1))
+
+
+def _all(flags: Value) -> Value:
+    """Whether all of a bool [N] are set."""
+    lowest: Value = F.reduce_min(F.cast(flags, to=DType.INT64), keepdims=False)
+    return F.cast(lowest, to=DType.BOOL)

@@ -1,0 +1,78 @@
+"""How much of a training step's forward part is computed twice, given how much memory there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from graphkit.errors import UsageError
+from graphkit.ir.graph import Graph
+from graphkit.passes._base import run_passes
+from graphkit.passes.bind import match_shapes
+from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.expand_composites import expand_composites
+from graphkit.passes.randomness import bind_rng
+from graphkit.passes.recompute import MARK, Segments, recompute_marked, recompute_sqrt
+
+Recompute = Literal["sqrt"] | int
+
+
+def check(recompute: Recompute | None) -> None:
+    """Raises UsageError for what is neither None, "sqrt", nor a number of bytes."""
+    if recompute is None or recompute == "sqrt":
+        return
+    if isinstance(recompute, bool) or not isinstance(recompute, int) or recompute < 1:
+        raise UsageError(f"recompute is 'sqrt' or a number of bytes, not {recompute!r}")
+
+
+def marked(program: Graph) -> Graph:
+    """The training program with its nodes of `gk.attr_scope(recompute=True)` recomputed."""
+    if all(MARK not in node.meta for node in program.nodes):
+        return program
+    return recompute_marked(prepared(program))
+
+
+def within(
+    program: Graph, recompute: Recompute, shapes: Mapping[str, Sequence[int]], arena_bytes: Callable[[Graph], int]
+) -> Graph:
+    """The training program for inputs of the given shapes with as much recomputation as is asked for.
+
+    "sqrt" recomputes every segment (see `recompute_sqrt`). With a number of bytes, which `arena_bytes` of a program
+    must not exceed, as few segments as that takes are recomputed, first those that save most for their arithmetic.
+    Raises UsageError, with the least that is possible, when the memory is not enough.
+    """
+    segments = _segments(program, shapes)
+    if recompute == "sqrt":
+        return segments.apply()
+    if arena_bytes(program) <= recompute:
+        return program
+    order = segments.worth()
+    best = segments.apply()
+    if (least := arena_bytes(best)) > recompute:
+        raise UsageError(
+            f"recompute={recompute}: with all activations recomputed that can be, a step still takes {least} bytes "
+            "for activations and working memory; use smaller batches"
+        )
+    low, high = 0, len(order)  # `low` segments are too few, `high` are enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        trial = segments.apply(order[:middle])
+        if arena_bytes(trial) <= recompute:
+            best, high = trial, middle
+        else:
+            low = middle
+    return best
+
+
+def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
+    by_name = {program.name_of(v): v.tensor for v in program.inputs if v.role == "data"}
+    bindings = match_shapes([(n, by_name[n], by_name[n].with_shape(s)) for n, s in shapes.items() if n in by_name])
+    return recompute_sqrt(prepared(program), {n: d for n, d in bindings.items() if isinstance(d, int)})
+
+
+def prepared(program: Graph) -> Graph:
+    """The program as recomputation needs it: random nodes have their streams, so that a copy draws alike, and what
+    forward and backward part both compute is one node."""
+    names = program.output_names
+    prepared = run_passes(program, [("bind_rng", bind_rng), *CLEANUP, ("expand", expand_composites), *CLEANUP])
+    return prepared.replace(output_names=names)

@@ -1,0 +1,67 @@
+"""A grid with walls, a start and a goal: an environment whose step is a graph, for `graphkit.train.q_learning`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.ir.graph import Value
+from graphkit.ops import F, as_value
+
+# Up, down, left, right, as (row, column).
+MOVES = np.array([[-1, 0], [1, 0], [0, -1], [0, 1]], np.int64)
+
+SMALL = ("S.#..", "..#..", "....#", ".##..", "...#G")
+
+
+class GridWorld:
+    """Cells in rows of text: S the start, G the goal, # a wall, anything else free. Any number of agents at once.
+
+    A state is int64 [N, 2], the row and column of every agent; an observation float32 [N, rows * columns], 1 at the
+    agent's cell; an action int64 [N]: 0 up, 1 down, 2 left, 3 right. A move into a wall or over the edge leaves the
+    agent where it is. The reward is `goal` for the move that reaches the goal, which ends the episode, and `cost` for
+    any other. Raises UsageError for a map that is not a rectangle with one S and one G.
+    """
+
+    actions = len(MOVES)
+
+    def __init__(self, rows: Sequence[str] = SMALL, *, goal: float = 1.0, cost: float = -0.02):
+        if not rows or len({len(row) for row in rows}) != 1:
+            raise UsageError("a grid world is rows of text of one length")
+        self.cells = np.array([list(row) for row in rows])
+        for mark, meaning in (("S", "start"), ("G", "goal")):
+            if (count := int((self.cells == mark).sum())) != 1:
+                raise UsageError(f"a grid world has one {meaning} ({mark}), not {count}")
+        self.start, self.goal = (np.argwhere(self.cells == mark)[0].astype(np.int64) for mark in "SG")
+        self.rewards = np.float32(goal), np.float32(cost)
+        self.observations = self.cells.size
+
+    def reset(self, agents: int) -> Value:
+        """`agents` of them at the start."""
+        return as_value(np.tile(self.start, (agents, 1)))
+
+    def observe(self, state: Value) -> Value:
+        """One-hot cells."""
+        hot = np.eye(self.cells.size, dtype=np.float32).reshape(*self.cells.shape, -1)
+        return F.gather_nd(as_value(hot), state, name="observation")
+
+    def step(self, state: Value, action: Value) -> tuple[Value, Value, Value]:
+        """(next state, reward float32 [N], bool [N]: the episode is over)."""
+        moved = F.add(state, F.gather(as_value(MOVES), action, axis=0))
+        inside = F.min(F.max(moved, np.zeros(2, np.int64)), np.array(self.cells.shape, np.int64) - 1)
+        wall = F.gather_nd(as_value(self.cells == "#"), inside)
+        state = F.where(F.unsqueeze(wall, np.array([1])), state, inside, name="state")
+        away = F.reduce_sum(F.abs(F.sub(state, self.goal)), np.array([1]), keepdims=False)
+        arrived = F.equal(away, np.int64(0), name="arrived")
+        goal, cost = self.rewards
+        return state, F.where(arrived, goal, cost, name="reward"), arrived
+
+    def draw(self, path: Sequence[Sequence[int]]) -> str:
+        """The map with the cells of a path (rows of a state) marked by `*`."""
+        cells = self.cells.copy()
+        for row, column in path:
+            if cells[row, column] not in ("S", "G"):
+                cells[row, column] = "*"
+        return "\n".join("".join(row) for row in cells)

@@ -1,0 +1,336 @@
+"""The zoo as PyTorch modules, from the papers and torchvision's definitions, without dropout.
+
+Parameters and buffers are registered in the order in which our networks list theirs, so that the two are matched by
+position and shape. `build(name, **options)` takes the options of `gk.models.build`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_MODULES: dict[str, Callable[..., nn.Module]] = {}
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    return _MODULES[name](**{k: v for k, v in options.items() if k != "dropout"})
+
+
+def _network(name: str) -> Callable[[Any], Any]:
+    def register(factory: Any) -> Any:
+        _MODULES[name] = factory
+        return factory
+
+    return register
+
+
+def _stack(*parts: Any) -> nn.Sequential:
+    """Modules one after another; lists are flattened."""
+    flat: list[nn.Module] = []
+    for part in parts:
+        flat += part if isinstance(part, list) else [part]
+    return nn.Sequential(*flat)
+
+
+def _conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, eps: float = 1e-5) -> list[Any]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs, eps=eps)]
+
+
+def _norm(channels: int, batch_norm: bool) -> list[nn.Module]:
+    return [nn.BatchNorm2d(channels)] if batch_norm else []
+
+
+def _dense(features: nn.Module, image: Sequence[int], hidden: int, classes: int) -> nn.Sequential:
+    """`features`, then two hidden layers; their first width follows from the image."""
+    width = features(torch.zeros(1, *image)).numel()
+    layers = [nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
+    return _stack(features, nn.Flatten(), layers)
+
+
+# --- images -----------------------------------------------------------------------------------------
+
+
+@_network("mlp")
+def _mlp(inputs: int, hidden: Sequence[int] = (128, 64), classes: int = 10) -> nn.Module:
+    widths = [inputs, *hidden]
+    layers = [[nn.Linear(a, b), nn.ReLU()] for a, b in zip(widths[:-1], hidden, strict=True)]
+    return _stack(*layers, nn.Linear(widths[-1], classes))
+
+
+@_network("dqn")
+class _QNetwork(nn.Module):
+    def __init__(self, observations: int, actions: int, hidden: Sequence[int], dueling: bool = False):
+        super().__init__()
+        self.features = _mlp(observations, hidden[:-1], hidden[-1])
+        self.value = nn.Linear(hidden[-1], 1) if dueling else None
+        self.advantage = nn.Linear(hidden[-1], actions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.relu(self.features(x))
+        advantage = self.advantage(h)
+        if self.value is None:
+            return advantage
+        return self.value(h) + advantage - advantage.mean(1, keepdim=True)
+
+
+@_network("lenet")
+def _lenet(image: Sequence[int], classes: int = 10) -> nn.Module:
+    pad = 0 if min(image[1:]) >= 16 else 2
+    features = _stack(
+        nn.Conv2d(image[0], 20, 5, padding=pad), nn.Tanh(), nn.MaxPool2d(2),
+        nn.Conv2d(20, 50, 5, padding=pad), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(),
+    )  # fmt: skip
+    width = features(torch.zeros(1, *image)).numel()
+    return _stack(features, nn.Linear(width, 500), nn.Tanh(), nn.Linear(500, classes))
+
+
+@_network("alexnet")
+def _alexnet(image: Sequence[int], classes: int, hidden: int = 4096) -> nn.Module:
+    features = _stack(
+        nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2),
+        nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2),
+    )  # fmt: skip
+    return _dense(features, image, hidden, classes)
+
+
+@_network("vgg")
+def _vgg(layers: int, image: Sequence[int], classes: int, hidden: int = 4096, batch_norm: bool = False) -> nn.Module:
+    depths = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}[layers]
+    parts: list[nn.Module] = []
+    width = 3
+    for stage, depth in enumerate(depths):
+        for _ in range(depth):
+            outputs = min(64 << stage, 512)
+            parts += [nn.Conv2d(width, outputs, 3, padding=1), *_norm(outputs, batch_norm), nn.ReLU()]
+            width = outputs
+        parts.append(nn.MaxPool2d(2))
+    return _dense(_stack(parts).eval(), image, hidden, classes)
+
+
+class _Residual(nn.Module):
+    """activation(f(x) + shortcut(x))."""
+
+    def __init__(self, body: list[nn.Module], shortcut: list[nn.Module], activation: bool):
+        super().__init__()
+        self.body, self.shortcut, self.activation = _stack(body), _stack(shortcut), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x) + self.shortcut(x)
+        return functional.relu(y) if self.activation else y
+
+
+@_network("resnet")
+def _resnet(layers: int, image: Sequence[int], classes: int) -> nn.Module:
+    depths = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}[layers]
+    expansion = 1 if layers < 50 else 4
+    parts = [_stack(_conv_bn(3, 64, 7, 2)), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    width = 64
+    for stage, depth in enumerate(depths):
+        for block in range(depth):
+            inner, stride = 64 << stage, 2 if stage and not block else 1
+            outputs = inner * expansion
+            if expansion == 1:
+                body = [*_conv_bn(width, inner, 3, stride), nn.ReLU(), *_conv_bn(inner, outputs, 3)]
+            else:
+                body = [*_conv_bn(width, inner, 1), nn.ReLU(), *_conv_bn(inner, inner, 3, stride), nn.ReLU()]
+                body += _conv_bn(inner, outputs, 1)
+            shortcut = _conv_bn(width, outputs, 1, stride) if stride != 1 or width != outputs else []
+            parts.append(_Residual(body, shortcut, activation=True))
+            width = outputs
+    return _stack(parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+
+
+@_network("mobilenetv2")
+def _mobilenetv2(image: Sequence[int], classes: int) -> nn.Module:
+    stages = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    parts, width = [*_conv_bn(3, 32, 3, 2), nn.ReLU6()], 32
+    for expansion, outputs, blocks, first in stages:
+        for block in range(blocks):
+            inner, stride = width * expansion, 1 if block else first
+            body = [] if expansion == 1 else [*_conv_bn(width, inner, 1), nn.ReLU6()]
+            body += [*_conv_bn(inner, inner, 3, stride, inner), nn.ReLU6(), *_conv_bn(inner, outputs, 1)]
+            same = stride == 1 and width == outputs
+            parts.append(_Residual(body, [], activation=False) if same else _stack(body))
+            width = outputs
+    head = [*_conv_bn(width, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, classes)]
+    return _stack(parts, head)
+
+
+class _Branches(nn.Module):
+    """Branches side by side, joined along the channels."""
+
+    def __init__(self, *branches: list[nn.Module]):
+        super().__init__()
+        self.branches = nn.ModuleList(_stack(branch) for branch in branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], dim=1)
+
+
+@_network("googlenet")
+def _googlenet(image: Sequence[int], classes: int, batch_norm: bool = True) -> nn.Module:
+    def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> list[nn.Module]:
+        if batch_norm:
+            return [*_conv_bn(inputs, outputs, kernel, stride, eps=1e-3), nn.ReLU()]
+        return [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2), nn.ReLU()]
+
+    def norm() -> list[nn.Module]:
+        return [] if batch_norm else [nn.LocalResponseNorm(5)]
+
+    stages = [
+        [(64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)],
+        [
+            (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64),
+            (112, 144, 288, 32, 64, 64), (256, 160, 320, 32, 128, 128),
+        ],
+        [(256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)],
+    ]  # fmt: skip
+    parts = [
+        *conv(3, 64, 7, 2),
+        nn.MaxPool2d(3, 2, ceil_mode=True),
+        *norm(),
+        *conv(64, 64, 1),
+        *conv(64, 192, 3),
+        *norm(),
+    ]
+    width = 192
+    for number, stage in enumerate(stages):
+        window = 2 if batch_norm and number == 2 else 3  # the last pooling of torchvision's differs from the paper's
+        parts.append(nn.MaxPool2d(window, 2, ceil_mode=True))
+        for direct, reduce3, width3, reduce5, width5, projection in stage:
+            parts.append(
+                _Branches(
+                    conv(width, direct, 1),
+                    [*conv(width, reduce3, 1), *conv(reduce3, width3, 3)],
+                    [*conv(width, reduce5, 1), *conv(reduce5, width5, 3 if batch_norm else 5)],
+                    [nn.MaxPool2d(3, 1, 1), *conv(width, projection, 1)],
+                )
+            )
+            width = direct + width3 + width5 + projection
+    return _stack(parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+
+
+@_network("unet")
+class _UNet(nn.Module):
+    def __init__(self, image: Sequence[int], classes: int, width: int, depth: int, batch_norm: bool = False):
+        super().__init__()
+
+        def double(inputs: int, outputs: int) -> nn.Sequential:
+            widths = [(inputs, outputs), (outputs, outputs)]
+            layers = [
+                [nn.Conv2d(a, b, 3, padding=1, bias=not batch_norm), *_norm(b, batch_norm), nn.ReLU()]
+                for a, b in widths
+            ]
+            return _stack(*layers)
+
+        widths = [width << level for level in range(depth + 1)]
+        self.down = nn.ModuleList(map(double, [image[0], *widths[:-1]], widths))
+        pairs = [(widths[level + 1], widths[level]) for level in reversed(range(depth))]
+        self.up = nn.ModuleList(nn.ModuleList([nn.ConvTranspose2d(a, b, 2, 2), double(a, b)]) for a, b in pairs)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scales: list[Tensor] = []
+        for block in self.down:
+            scales.append(block(functional.max_pool2d(scales[-1], 2) if scales else x))
+        h = scales.pop()
+        for enlarge, block in self.up:
+            h = block(torch.cat([scales.pop(), enlarge(h)], dim=1))
+        return self.head(h)
+
+
+@_network("vae")
+class _VAE(nn.Module):
+    def __init__(self, image: Sequence[int], hidden: int, latent: int):
+        super().__init__()
+        pixels = math.prod(image)
+        self.encode = nn.Linear(pixels, hidden)
+        self.mean, self.log_variance = nn.Linear(hidden, latent), nn.Linear(hidden, latent)
+        self.decode1, self.decode2 = nn.Linear(latent, hidden), nn.Linear(hidden, pixels)
+
+    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = functional.relu(self.encode(x.flatten(1)))
+        mean, log_variance = self.mean(h), self.log_variance(h)
+        z = mean + noise * torch.exp(log_variance / 2)
+        return self.decode2(functional.relu(self.decode1(z))).reshape(x.shape), mean, log_variance
+
+
+# --- tables and tokens ------------------------------------------------------------------------------
+
+
+@_network("matrix_factorization")
+class _MatrixFactorization(nn.Module):
+    def __init__(self, users: int, items: int, factors: int):
+        super().__init__()
+        self.user, self.item = nn.Embedding(users, factors), nn.Embedding(items, factors)
+        self.user_bias, self.item_bias = nn.Embedding(users, 1), nn.Embedding(items, 1)
+        self.mean = nn.ParameterList([torch.zeros(1)])  # in a module, so that it comes last
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        product = (self.user(user) * self.item(item)).sum(1)
+        return product + (self.user_bias(user) + self.item_bias(item)).squeeze(1) + self.mean[0]
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.qkv, self.project, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return self.project(functional.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2))
+
+
+@_network("transformer_lm")
+class _GPT(nn.Module):
+    def __init__(self, vocab: int, width: int, heads: int, layers: int, length: int):
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            feed = [nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)]
+            self.blocks.append(nn.ModuleList([nn.LayerNorm(width), _Attention(width, heads), _stack(feed)]))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.shape[1]
+        h = self.token(x) + self.position.weight[:tokens]
+        mask = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+        for norm, attention, feed in self.blocks:
+            h = h + attention(norm(h), mask)
+            h = h + feed(h)
+        return self.norm(h) @ self.token.weight.T
+
+
+@_network("bert")
+class _Bert(nn.Module):
+    def __init__(self, vocab: int, width: int, heads: int, layers: int, length: int, classes: int):
+        super().__init__()
+
+        def norm() -> nn.LayerNorm:
+            return nn.LayerNorm(width, eps=1e-12)
+
+        self.token, self.segment = nn.Embedding(vocab, width), nn.Embedding(2, width)
+        self.position, self.norm = nn.Embedding(length, width), norm()
+        self.blocks = nn.ModuleList()
+        for _ in range(layers):
+            feed = _stack(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            self.blocks.append(nn.ModuleList([_Attention(width, heads), norm(), feed, norm()]))
+        self.pool, self.classifier = nn.Linear(width, width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
+        h = self.norm(self.token(x) + self.segment(segments) + self.position.weight[: x.shape[1]])
+        visible = (mask != 0)[:, None, None]
+        for attention, norm1, feed, norm2 in self.blocks:
+            h = norm1(h + attention(h, visible))
+            h = norm2(h + feed(h))
+        return self.classifier(torch.tanh(self.pool(h[:, 0])))

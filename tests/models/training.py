@@ -1,0 +1,187 @@
+"""What the tests of training graphs share: networks at small sizes, their losses, and the graphs of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import graphkit as gk
+from graphkit.autodiff import gradient
+from graphkit.checks.inputs import make_feeds
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.models.vae import negative_elbo
+from graphkit.ops import F
+from graphkit.passes._base import rewrite
+from graphkit.passes.to_training import to_training
+from graphkit.train.losses import attach
+
+TOKENS = 6  # in a small sequence; shorter than its `length`
+
+# Without dropout, so that a training graph gives the same numbers everywhere.
+SMALL = [
+    ("alexnet", {"image": (3, 64, 64), "classes": 7, "hidden": 24, "dropout": 0.0}),
+    ("bert", {"vocab": 50, "width": 16, "heads": 4, "layers": 2, "length": 8, "classes": 3, "dropout": 0.0}),
+    ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8)}),
+    ("dqn", {"observations": 9, "actions": 3, "hidden": (16, 8), "dueling": True}),
+    ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0}),
+    ("googlenet", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0, "batch_norm": False}),
+    ("lenet", {"image": (1, 8, 8)}),
+    ("lenet", {"image": (1, 28, 28)}),
+    ("matrix_factorization", {"users": 6, "items": 9, "factors": 4}),
+    ("mlp", {"inputs": 12}),
+    ("mobilenetv2", {"image": (3, 32, 32), "classes": 5, "dropout": 0.0}),
+    ("resnet", {"layers": 18, "image": (3, 32, 32), "classes": 5}),
+    ("resnet", {"layers": 50, "image": (3, 32, 32), "classes": 5}),
+    ("transformer_lm", {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8, "dropout": 0.0}),
+    ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1}),
+    ("unet", {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1, "batch_norm": True}),
+    ("vae", {"image": (1, 6, 6), "hidden": 12, "latent": 3}),
+    ("vgg", {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24, "dropout": 0.0}),
+    ("vgg", {"layers": 11, "image": (3, 32, 32), "classes": 5, "hidden": 24, "dropout": 0.0, "batch_norm": True}),
+]
+
+
+# At the sizes of the papers, two images or sequences.
+WHOLE = [
+    ("alexnet", {"dropout": 0.0}),
+    ("bert", {"dropout": 0.0}),
+    ("dqn", {}),
+    ("googlenet", {"dropout": 0.0}),
+    ("googlenet", {"dropout": 0.0, "batch_norm": False}),
+    ("lenet", {}),
+    ("matrix_factorization", {}),
+    ("mlp", {}),
+    ("mobilenetv2", {"dropout": 0.0}),
+    ("resnet", {"layers": 50}),
+    ("transformer_lm", {"dropout": 0.0}),
+    ("unet", {"classes": 1}),
+    ("vae", {}),
+    ("vgg", {"dropout": 0.0}),
+]
+
+
+def label(case: Any) -> str | None:
+    """An id of a case's options: what tells the rows of SMALL apart."""
+    if not isinstance(case, dict):
+        return None
+    return "-".join(f"{k}={v}" for k, v in case.items() if k in ("layers", "batch_norm", "dueling")) or "plain"
+
+
+def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | None]:
+    """The loss that a network is trained by, and its targets where the loss does not say."""
+    match name:
+        case "dqn":
+            return "huber", None
+        case "matrix_factorization":
+            return "mse", None
+        case "unet":
+            return "sigmoid_binary_cross_entropy", None
+        case "vae":
+            return negative_elbo, {"target": net.input_types["x"]}
+    return "softmax_cross_entropy", None
+
+
+def feeds_of(name: str, net: gk.Model, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs and target of one batch: standard normal, except pixels and probabilities, which are in (0, 1)."""
+    loss, targets = loss_of(name, net)
+    graph = gk.losses.with_loss(net, loss, targets)
+    shapes = {
+        n: (batch, *(d if isinstance(d, int) else TOKENS for d in t.shape[1:])) for n, t in graph.input_types.items()
+    }
+    feeds = make_feeds(graph, shapes=shapes, seed=seed).arrays
+    if name in ("unet", "vae"):
+        feeds["target"] = 1 / (1 + np.exp(-feeds["target"]))
+    return feeds
+
+
+def shuffle(net: gk.Model, seed: int = 0) -> None:
+    """Other values for parameters that start as zeros or ones, biases and running statistics among them."""
+    rng = np.random.default_rng(seed)
+    for name, array in dict(net.params).items():
+        if name.endswith("running_var"):
+            net.params[name] = rng.uniform(0.5, 1.5, array.shape).astype(array.dtype)
+        elif array.ndim == 1:
+            net.params[name] = (array + 0.1 * rng.standard_normal(array.shape)).astype(array.dtype)
+
+
+def condition(net: gk.Model, seed: int = 0) -> None:
+    """Normalised channels of mean 2 and deviation around 1, so that rectifiers mask few elements.
+
+    With a mean of 0, some elements would lie so near to the kink that rounding decides, and a chain of normalisations
+    would amplify what that changes: in float32 no two implementations would agree.
+    """
+    rng = np.random.default_rng(seed)
+    for name in [n.removesuffix("_running_mean") for n in net.params if n.endswith("_running_mean")]:
+        shape = net.params[f"{name}_bias"].shape
+        net.params[f"{name}_bias"] = np.full(shape, 2, np.float32)
+        net.params[f"{name}_weight"] = rng.uniform(0.7, 1.3, shape).astype(np.float32)
+
+
+def training_graph(name: str, net: gk.Model, *, wide: bool = False) -> Graph:
+    """Loss, outputs and every gradient, with the new running statistics as updates. wide: in float64."""
+    graph = to_training(net.graph)
+    graph = attach(in_float64(graph) if wide else graph, *_loss(name, net, wide))
+    names = net.trainable
+    gradients = gradient([graph.outputs[0]], [graph.find(n) for n in names])
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+    outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
+    return Graph(graph.inputs, outputs.values(), graph.updates, output_names=list(outputs))
+
+
+def _loss(name: str, net: gk.Model, wide: bool) -> tuple[Any, Mapping[str, TensorType] | None]:
+    loss, targets = loss_of(name, net)
+    if targets and wide:
+        targets = {n: TensorType(DType.FLOAT64, t.shape) for n, t in targets.items()}
+    return loss, targets
+
+
+def run(graph: Graph, params: Mapping[str, np.ndarray], feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs and updated states, called as in an export with updates. Parameters and feeds take the graph's types."""
+    types = {graph.name_of(v): v.dtype for v in graph.inputs}
+    floats = {DType.FLOAT32, DType.FLOAT64}
+
+    def fit(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {n: a.astype(types[n].numpy) if types[n] in floats else a for n, a in arrays.items()}
+
+    model = gk.Model.from_graph(graph, fit(params))
+    results = model.compile(threads=2).run(fit(feeds))
+    return results | {f"{n}_updated": model.params[n] for n in (graph.name_of(s) for s, _ in graph.updates)}
+
+
+def in_float64(graph: Graph) -> Graph:
+    """The graph with float64 in place of float32: inputs, constants and casts."""
+
+    def rule(node: Node, operands: list[Value | None]) -> Any:
+        operator: Any = node.op
+        if node.op.name == "Constant" and node.output.dtype is DType.FLOAT32:
+            return [F.constant(value=np.asarray(operator.value.array, np.float64))]
+        if node.op.name == "Cast" and node.output.dtype is DType.FLOAT32:
+            return node.rebuilt(operands, operator.replace(to=DType.FLOAT64)).outputs
+        return None
+
+    floats = [v for v in graph.inputs if v.dtype is DType.FLOAT32]
+    wide = {v: Value(TensorType(DType.FLOAT64, v.tensor.shape), v.name, role=v.role, attrs=v.attrs) for v in floats}
+    return rewrite(graph, rule, inputs=wide)
+
+
+def relative_errors(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Largest difference over the largest element, by name.
+
+    A bias is measured by the weight of its layer as well: its gradient may vanish by symmetry (before a
+    normalisation), and is then nothing but the rounding of what the weight's is made of.
+    """
+    assert set(ours) == set(theirs)
+    peaks = {n: float(np.abs(a).max()) for n, a in theirs.items()}
+    errors = {n: float(np.abs(ours[n].astype(np.float64) - theirs[n]).max()) for n in ours}
+    scales = {n: max(p, peaks.get(n.replace("_bias_grad", "_weight_grad"), 0.0)) for n, p in peaks.items()}
+    return {n: errors[n] / scales[n] if errors[n] else 0.0 for n in ours}
+
+
+def joint_error(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:
+    """The norm of the difference of all gradients over their norm, as one vector."""
+    names = [n for n in theirs if n.endswith("_grad")]
+    error = sum(float(np.sum(np.square(ours[n].astype(np.float64) - theirs[n]))) for n in names)
+    return (error / sum(float(np.sum(np.square(theirs[n].astype(np.float64)))) for n in names)) ** 0.5
