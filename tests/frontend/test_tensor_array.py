@@ -184,6 +184,14 @@ def test_the_array_itself_is_not_saved():
     assert sorted(saved) == [(), (), (), (2,), (2,)]
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_branch_may_write(taken):
+    p, x, v = gk.input("p", [], "bool"), f64("x", 3, 2), f64("v", 2)
+    array = gk.TensorArray.of(x)
+    chosen = gk.cond(p, lambda: array.write(1, gk.sin(v)), lambda: array)
+    check([p, x, v], gk.tanh(chosen.stack()), [np.array(taken), draw(3, 2), draw(2)])
+
+
 @pytest.mark.parametrize("recompute", [1, 3])
 def test_with_blocks(recompute):
     x, w = f64("x", 7, 2), f64("w", 2)

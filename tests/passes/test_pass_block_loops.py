@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,16 @@ def test_blocks_of_blocks() -> None:
     found = [evaluate(Graph(inputs, gradient([y], inputs)), arrays) for y in (plain, deep)]
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-12, atol=1e-12)
+
+
+def test_files(tmp_path: Path) -> None:
+    """JSON keeps the mark, ONNX has no word for it: the blocks stay there, and the memory of the gradient is lost."""
+    net = gk.Model.from_graph(block_loops(recurrent(6), 3), {})
+    net.save(tmp_path / "net.json")
+    for loaded, mark in ((gk.load(tmp_path / "net.json"), True), (gk.load(net.to_onnx()), False)):
+        (outer,) = named(loaded.graph, "Scan")
+        assert outer.op.recompute is mark  # type: ignore[attr-defined]
+        assert len(named(outer.op.body, "Scan")) == 1  # type: ignore[attr-defined]
 
 
 def power(limit: Any, bound: float) -> tuple[list[Value], Value]:
