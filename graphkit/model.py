@@ -19,7 +19,11 @@ from graphkit.ir import printing
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
+from graphkit.passes.block_loops import Block
+from graphkit.passes.block_loops import block_loops as blocked
 from graphkit.passes.merge_control import merge_control
+from graphkit.passes.prune_control import prune_control
+from graphkit.passes.randomness import bind_nested
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -301,10 +305,20 @@ def grad(
     """
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
     names = list(model.trainable) if wrt is None else list(wrt)
-    gradients = gradient([model.value(n) for n in targets], [model.value(n) for n in names], allow_unused=allow_unused)
-    outputs = dict(zip(model.outputs, model.graph.outputs, strict=True)) if with_outputs else {}
+    source = bind_nested(model.graph)
+    gradients = gradient([source.find(n) for n in targets], [source.find(n) for n in names], allow_unused=allow_unused)
+    outputs = dict(zip(model.outputs, source.outputs, strict=True)) if with_outputs else {}
     outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
-    graph = Graph(
-        model.graph.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta
-    )
-    return Model.from_graph(merge_control(graph), dict(model.params))
+    graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)
+    return Model.from_graph(prune_control(merge_control(graph)), dict(model.params))
+
+
+def block_loops(model: Model, block: Block = "sqrt") -> Model:
+    """The model with the iterations of its loops in blocks, so that training it takes less memory.
+
+    The backward pass then keeps the states at the borders of blocks and computes one block at a time again: for T
+    iterations, memory for T / block + block of them in place of T, and one more forward pass. block: iterations in a
+    block, or "sqrt" for loops of known length. Applies to Scan and to Loop without scan outputs, imported ones
+    included; parameters are copied. Raises UsageError for "sqrt" where the number of iterations is not known.
+    """
+    return Model.from_graph(blocked(model.graph, block), dict(model.params))

@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.autodiff.saving import by_shape, invariant_values, placeholder, read_values, rebuild, shape_stand_in
+from graphkit.autodiff.saving import (
+    by_shape,
+    invariant_values,
+    is_view,
+    placeholder,
+    read_values,
+    rebuild,
+    shape_stand_in,
+)
 from graphkit.autodiff.subgraphs import Contribution, Differentiate, differentiable
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
@@ -100,9 +108,11 @@ def _find_reads(branch: _Branch, other: _Branch, wanted: Sequence[int]) -> None:
     constants = invariant_values([*branch.graph.nodes, *branch.extended], ())
 
     def is_source(value: Value) -> bool:
-        if value in inputs:
+        if value in inputs or value in branch.graph.outputs:
             return True
-        return value in forward and value not in constants and _zeros(value, branch.graph, other.graph) is not None
+        if value not in forward or value in constants or (value.node is not None and is_view(value.node)):
+            return False
+        return _zeros(value, branch.graph, other.graph) is not None
 
     read = read_values(branch.results, is_source)
     branch.table = {v: placeholder(v) for v, elements in read.items() if elements}

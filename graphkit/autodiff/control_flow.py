@@ -1,4 +1,4 @@
-"""The gradient rules of control flow, by operator. Results are ordinary If and Scan nodes: second order follows."""
+"""The gradient rules of control flow, by operator. What they give are If, Loop and Scan, which have rules too."""
 
 from __future__ import annotations
 

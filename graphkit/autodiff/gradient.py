@@ -18,6 +18,7 @@ from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Node, Value, topological
 from graphkit.ops import F
+from graphkit.passes.randomness import is_undetermined
 
 
 @uncollected
@@ -107,6 +108,8 @@ class _Sweep:
             return
         try:
             if control is not None:
+                if is_undetermined(node):
+                    raise UsageError("its subgraphs draw random numbers without a state: see passes.randomness")
                 results, extended = control(node, gradients, self.active, _differentiate)
                 self.extended += [] if extended is None else [extended]
                 contributions: Iterable[tuple[Value | None, Value | None]] = zip(node.inputs, results, strict=True)

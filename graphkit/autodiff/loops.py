@@ -3,56 +3,80 @@
 The reverse loop carries the gradients of the states and the sums of the captures' gradients. It reads, per
 iteration, the gradients of scan outputs, the slices of scan inputs, and what the forward body computed and the
 backward one needs, which the forward node stacks into additional scan outputs. The number of iterations of a Loop
-is the length of those stacks, so that data-dependent trips, none included, need nothing more. What depends on
-captures alone is computed again in place of being stacked.
+is the length of those stacks, so that data-dependent trips, none included, need nothing more. The gradients of rows
+that an iteration looks up in a capture are stacked, and scattered into it once, behind the loop. Computed again in
+place of being stacked are: what depends on captures alone; values whose shape may differ between iterations, such as
+what a loop inside saved; and, in a loop marked `recompute`, all but the states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.autodiff.saving import by_shape, invariant_values, placeholder, read_values, rebuild, shape_stand_in
+from graphkit.autodiff.iteration import Carried, Iteration, Stacked
+from graphkit.autodiff.saving import (
+    by_shape,
+    invariant_values,
+    is_view,
+    placeholder,
+    read_values,
+    rebuild,
+    shape_stand_in,
+)
 from graphkit.autodiff.subgraphs import Contribution, Differentiate, differentiable
-from graphkit.errors import MissingGradient
-from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops._carried import without_value
 from graphkit.ops._shapes import zeros_like
 from graphkit.passes.merge_control import merge_control
+from graphkit.passes.randomness import is_undetermined
 
 
-@dataclass(frozen=True)
-class _Stacked:
-    """A tensor of the surrounding graph that is read or written slice by slice."""
+class _Lookup(NamedTuple):
+    """Rows (slices along the first axis) of a capture that an iteration reads: their gradient, and which they are."""
 
-    inner: Value
+    capture: Value
     outer: Value
-    axis: int = 0
-    backwards: int = 0
+    gradient: Value
+    indices: Value
 
 
-@dataclass(frozen=True)
-class _Carried:
-    before: Value
-    after: Value
-    final: Value
+@dataclass
+class _Step:
+    """The backward pass of one iteration, on the values of the forward one.
+
+    `results` are the gradients of the states, the sums of the captures' gradients, the gradients of the slices, and
+    gradient and indices of each lookup.
+    """
+
+    carried: list[Carried]
+    slices: list[Stacked]
+    captures: list[tuple[Value, Value]]
+    lookups: list[_Lookup]
+    outputs: list[tuple[Stacked, Value]]
+    state_seeds: list[Value]
+    output_seeds: list[Value]
+    sums: list[Value]
+    results: list[Value]
+    extended: list[Node]
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """A Loop or Scan taken apart. `positions` of operands: of the states, the slices, the captures."""
+@dataclass
+class _Reads:
+    """Where the values come from that the backward pass reads.
 
-    body: Graph
-    carried: tuple[_Carried, ...]
-    slices: tuple[_Stacked, ...]
-    captures: tuple[tuple[Value, Value], ...]
-    stacked: tuple[_Stacked, ...]
-    first_operand: int
+    table: what stands in the reverse body for a forward value; captures: those taken from outside; saved: those that
+    the forward loop stacks.
+    """
+
+    table: dict[Value, Value]
+    captures: list[Value]
+    saved: list[Value]
 
 
 @dataclass(frozen=True)
@@ -61,47 +85,70 @@ class _Reverse:
 
     carried: Sequence[Value]
     starts: Sequence[Value]
-    scanned: Sequence[_Stacked]
+    scanned: Sequence[Stacked]
     captures: Sequence[Value]
     captured: Sequence[Value]
-
-
-def _parts(node: Node) -> _Parts:
-    op: Any = node.op
-    loop = op.name == "Loop"
-    first, scanned = (2, 0) if loop else (0, op.num_scan_inputs)
-    operands, inner = node.inputs[first:], op.body.inputs[first:]
-    results = op.body.outputs[1 if loop else 0 :]
-    states = len(operands) - scanned - op.captures
-    pairs = [(a, b) for a, b in zip(inner, operands, strict=True) if b is not None]
-    assert len(pairs) == len(operands), "values of a loop are never absent"
-    count = len(results) - states
-    none = (0,) * max(scanned, count)
-    in_axes, in_directions = (none, none) if loop else (op.scan_input_axes or none, op.scan_input_directions or none)
-    axes, directions = (none, none) if loop else (op.scan_output_axes or none, op.scan_output_directions or none)
-    return _Parts(
-        op.body,
-        tuple(map(_Carried, inner[:states], results[:states], node.outputs[:states])),
-        tuple(_Stacked(*pairs[states + i], in_axes[i], in_directions[i]) for i in range(scanned)),
-        tuple(pairs[states + scanned :]),
-        tuple(_Stacked(results[states + i], node.outputs[states + i], axes[i], directions[i]) for i in range(count)),
-        first,
-    )
+    name: str
+    recompute: bool
 
 
 def loop_gradient(
     node: Node, gradients: Sequence[Value | None], active: set[Value], differentiate: Differentiate
 ) -> Contribution:
     """Gradients of the operands of a Loop or Scan, and the forward node with what they need saved."""
-    parts = _parts(node)
-    states = len(parts.carried)
-    finals = dict(zip(parts.carried, gradients[:states], strict=True))
-    outputs = [(s, g) for s, g in zip(parts.stacked, gradients[states:], strict=True) if g is not None]
-    carried = _carried_gradients(parts, node, active, finals, [s.inner for s, _ in outputs])
-    slices = [s for s in parts.slices if s.outer in active and differentiable(s.inner)]
-    captures = [(a, b) for a, b in parts.captures if b in active and differentiable(a)]
+    loop = Iteration.of(node)
+    finals = dict(zip(loop.carried, gradients[: len(loop.carried)], strict=True))
+    step = _step(loop, finals, gradients[len(loop.carried) :], active, differentiate)
+    if not (step.carried or step.slices or step.captures or step.lookups):
+        return [None] * len(node.inputs), None
+    reads = _reads(loop, step)
+    saving, sources = loop.stacking(reads.saved)
+    if not (sources or step.outputs):
+        # What is scanned tells the number of iterations.
+        saving, sources = loop.stacking([loop.counter()])
+    seeds = zip(step.output_seeds, step.outputs, strict=True)
+    scanned = [Stacked(seed, g, s.axis, s.backwards) for seed, (s, g) in seeds]
+    for source in sources:
+        reads.table.setdefault(source.inner, placeholder(source.inner))
+        scanned.append(Stacked(reads.table[source.inner], source.outer, source.axis, source.backwards))
+    outer_of = dict(loop.captures)
+    reverse = _Reverse(
+        [*step.state_seeds, *step.sums],
+        [*(_or_zeros(finals[c], c.final) for c in step.carried), *(zeros_like(b) for _, b in step.captures)],
+        scanned,
+        [reads.table[v] for v in reads.captures],
+        [outer_of[v] for v in reads.captures],
+        f"{node.name}_backward" if node.name else "",
+        node.op.recompute,  # type: ignore[attr-defined]
+    )
+    if node.op.name == "Loop":
+        values = _reverse_loop(reverse, step.results, reads.table, loop.entry)
+    else:
+        written = [*((s.axis, s.backwards) for s in step.slices), *[(0, 0)] * (2 * len(step.lookups))]
+        values = _reverse_scan(reverse, step.results, reads.table, written)
+    inputs = [*(c.before for c in step.carried), *(a for a, _ in step.captures), *(s.inner for s in step.slices)]
+    of_input = dict(zip(inputs, values, strict=False))
+    stacks = iter(values[len(inputs) :])
+    for lookup in step.lookups:
+        scattered = F.gather_grad(next(stacks), lookup.outer, next(stacks), axis=0)
+        known = of_input.get(lookup.capture)
+        of_input[lookup.capture] = scattered if known is None else F.add(known, scattered)
+    lead: list[Value | None] = [None] * loop.first_operand
+    return lead + [of_input.get(v) for v in loop.body.inputs[loop.first_operand :]], saving
 
-    # The backward pass of one iteration, on the values of the forward one.
+
+def _step(
+    loop: Iteration,
+    finals: dict[Carried, Value | None],
+    of_outputs: Sequence[Value | None],
+    active: set[Value],
+    differentiate: Differentiate,
+) -> _Step:
+    outputs = [(s, g) for s, g in zip(loop.stacked, of_outputs, strict=True) if g is not None]
+    seeded = {c.before for c, g in finals.items() if g is not None}
+    carried = loop.carrying_gradients(active, seeded, [s.inner for s, _ in outputs])
+    slices = [s for s in loop.slices if s.outer in active and differentiable(s.inner)]
+    captures = [(a, b) for a, b in loop.captures if b in active and differentiable(a)]
     state_seeds = [Value(without_value(c.after.type), f"d_{c.after.name or 'state'}") for c in carried]
     output_seeds = [Value(without_value(s.inner.type), f"d_{s.inner.name or 'output'}") for s, _ in outputs]
     wrt = [*(c.before for c in carried), *(s.inner for s in slices), *(a for a, _ in captures)]
@@ -110,52 +157,75 @@ def loop_gradient(
     )
     by_input = dict(zip(wrt, found, strict=True))
     slices = [s for s in slices if by_input[s.inner] is not None]
+    lookups: list[_Lookup] = []
+    for inner, outer in captures:
+        by_input[inner] = _without_lookups(loop, by_input[inner], inner, outer, lookups)
     captures = [(a, b) for a, b in captures if by_input[a] is not None]
-    if not (carried or slices or captures):
-        return [None] * len(node.inputs), None
     sums = [Value(without_value(a.type), f"d_{a.name or 'capture'}") for a, _ in captures]
     results: list[Value] = [_or_zeros(by_input[c.before], c.before) for c in carried]
     results += [F.add(total, by_input[a]) for total, (a, _) in zip(sums, captures, strict=True)]
     results += [_or_zeros(by_input[s.inner], s.inner) for s in slices]
+    results += [v for lookup in lookups for v in (lookup.gradient, lookup.indices)]
+    return _Step(carried, slices, captures, lookups, outputs, state_seeds, output_seeds, sums, results, extended)
 
-    # Where each forward value that it reads comes from.
-    forward = {*parts.body.values, *(v for n in extended for v in n.outputs)}
-    outer_of = dict(parts.captures)
-    again = invariant_values([*parts.body.nodes, *extended], outer_of)
-    read = read_values(results, lambda v: v in forward and v not in again)
-    table = {v: placeholder(v) for v, elements in read.items() if elements and v in outer_of}
-    alike = by_shape([*table.values(), *sums, *state_seeds, *output_seeds])
+
+def _without_lookups(
+    loop: Iteration, contribution: Value | None, inner: Value, outer: Value, lookups: list[_Lookup]
+) -> Value | None:
+    """A capture's gradient in one iteration, less what comes from looking rows up, which goes into `lookups`.
+
+    Not in a loop marked `recompute`: there, memory must not grow with the number of iterations.
+    """
+    if contribution is None or contribution.node is None or loop.node.op.recompute:  # type: ignore[attr-defined]
+        return contribution
+    is_sum = contribution.node.op.name == "Sum" and not contribution.node.op.domain
+    rest = []
+    for term in contribution.node.operands if is_sum else [contribution]:
+        node = term.node
+        op: Any = None if node is None else node.op
+        if node is not None and op.name == "GatherGrad" and op.axis == 0 and node.inputs[1] is inner:
+            gradient, _, indices = node.operands
+            if loop.keeps_size(gradient) and loop.keeps_size(indices):
+                lookups.append(_Lookup(inner, outer, gradient, indices))
+                continue
+        rest.append(term)
+    if len(rest) <= 1:
+        return rest[0] if rest else None
+    total: Value = F.sum(*rest)
+    return total
+
+
+def _reads(loop: Iteration, step: _Step) -> _Reads:
+    """Tell the forward values that are read apart: captures, those of which only the shape counts, and the rest."""
+    outer_of = dict(loop.captures)
+    given = {*loop.body.inputs, *(s.inner for s in loop.stacked)}
+    nodes = [*loop.body.nodes, *step.extended]
+    again = invariant_values(nodes, outer_of)
+    if loop.node.op.recompute:  # type: ignore[attr-defined]
+        given = set(loop.body.inputs)
+        kept = {v for n in nodes if is_undetermined(n) for v in n.outputs}
+    else:
+        made = [v for n in nodes if not is_view(n) for v in n.outputs]
+        kept = {v for v in made if v not in again and loop.keeps_size(v)}
+        kept |= {v for n in nodes if is_undetermined(n) for v in n.outputs}
+    read = read_values(step.results, lambda v: v in given or v in kept)
+    # The number of an iteration and its condition are counted back in the reverse loop.
+    read = {v: elements for v, elements in read.items() if v not in loop.entry}
+    table = {v: placeholder(v) for v, elements in read.items() if elements}
+    alike = by_shape([*table.values(), *step.sums, *step.state_seeds, *step.output_seeds])
     for value in read:
-        stand_in = None if read[value] else shape_stand_in(value, alike)
-        if stand_in is not None:
-            table[value] = stand_in
-        elif value in outer_of:
-            table.setdefault(value, placeholder(value))
-    read_captures = [v for v in read if v in outer_of and table[v].is_input and table[v] not in (*sums, *state_seeds)]
-    saving, sources = _saved(node, parts, [v for v in read if v not in table])
-    if not (sources or outputs):
-        # A Scan needs something to scan: it tells the number of iterations.
-        saving, sources = _saved(node, parts, [_counter(parts)])
-    scanned = [_Stacked(seed, g, s.axis, s.backwards) for seed, (s, g) in zip(output_seeds, outputs, strict=True)]
-    for source in sources:
-        table[source.inner] = placeholder(source.inner)
-        scanned.append(_Stacked(table[source.inner], source.outer, source.axis, source.backwards))
-    starts = [*(_or_zeros(finals[c], c.final) for c in carried), *(zeros_like(b) for _, b in captures)]
-    reverse = _Reverse(
-        [*state_seeds, *sums], starts, scanned, [table[v] for v in read_captures], [outer_of[v] for v in read_captures]
-    )
-    build = _reverse_loop if node.op.name == "Loop" else _reverse_scan
-    values = build(reverse, results, table, slices, f"{node.name}_backward" if node.name else "")
-    inputs = [*(c.before for c in carried), *(a for a, _ in captures), *(s.inner for s in slices)]
-    of_input = dict(zip(inputs, values, strict=True))
-    lead: list[Value | None] = [None] * parts.first_operand
-    return lead + [of_input.get(v) for v in parts.body.inputs[parts.first_operand :]], saving
+        if value not in table:
+            stand_in = shape_stand_in(value, alike)
+            table[value] = placeholder(value) if stand_in is None else stand_in
+            read[value] = stand_in is None
+    needed = [v for v, is_needed in read.items() if is_needed]
+    return _Reads(table, [v for v in needed if v in outer_of], [v for v in needed if v not in outer_of])
 
 
 def _reverse_scan(
-    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], slices: Sequence[_Stacked], name: str
+    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], written: Sequence[tuple[int, int]]
 ) -> list[Value]:
-    """The final carried values, then the gradients of `slices`, which `results` ends with."""
+    """The final carried values, then stacks of the other results, written along (axis, backwards) of forward."""
     inputs = [*reverse.carried, *(s.inner for s in reverse.scanned), *reverse.captures]
     found = F.scan(
         *reverse.starts,
@@ -165,92 +235,53 @@ def _reverse_scan(
         num_scan_inputs=len(reverse.scanned),
         scan_input_axes=[s.axis for s in reverse.scanned],
         scan_input_directions=[1 - s.backwards for s in reverse.scanned],
-        scan_output_axes=[s.axis for s in slices],
-        scan_output_directions=[1 - s.backwards for s in slices],
+        scan_output_axes=[axis for axis, _ in written],
+        scan_output_directions=[1 - backwards for _, backwards in written],
         captures=len(reverse.captured),
-        name=name,
+        recompute=reverse.recompute,
+        name=reverse.name,
     )
     return list(found) if isinstance(found, tuple) else [found]
 
 
 def _reverse_loop(
-    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], slices: Sequence[_Stacked], name: str
+    reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], entry: Sequence[Value]
 ) -> list[Value]:
-    """The final carried values. Iteration i reads the last slice but i of each stack, and none when there is none."""
-    assert not slices, "a Loop scans no operand"
+    """The final carried values, then stacks of the other results, last iteration first.
+
+    Iteration i reads the last slice but i of each stack, and none when there is none.
+
+    entry: the number of the iteration and its condition, as the forward body takes them.
+    """
     iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
     stacks = [Value(without_value(s.outer.type), s.outer.name) for s in reverse.scanned]
     place = F.sub(np.array(-1, np.int64), iteration)
     read = {s.inner: F.gather(stack, place, axis=0) for s, stack in zip(reverse.scanned, stacks, strict=True)}
     table = {v: read.get(new, new) for v, new in table.items()} | read
+    # Both are scalars, which some exporters declare with one dimension of size 1.
+    number, condition = ((1,) if v.shape == (1,) else () for v in entry)
+    table.setdefault(entry[0], F.reshape(F.add(_length(stacks[0]), place), np.array(number, np.int64)))
+    table.setdefault(entry[1], F.constant(value=np.ones(condition, bool)))
     outputs = [F.constant(value=np.array(True)), *rebuild(results, table)]
     body = Graph([iteration, going, *reverse.carried, *stacks, *reverse.captures], outputs, name="backward")
-    count = F.squeeze(F.shape(reverse.scanned[0].outer, start=0, end=1))
     found = F.loop(
-        count,
+        _length(reverse.scanned[0].outer),
         None,
         *reverse.starts,
         *(s.outer for s in reverse.scanned),
         *reverse.captured,
         body=merge_control(body),
         captures=len(stacks) + len(reverse.captured),
-        name=name,
+        recompute=reverse.recompute,
+        name=reverse.name,
     )
     return list(found) if isinstance(found, tuple) else [found]
 
 
-def _carried_gradients(
-    parts: _Parts,
-    node: Node,
-    active: set[Value],
-    finals: dict[_Carried, Value | None],
-    outputs: Sequence[Value],
-) -> list[_Carried]:
-    """The states whose gradient an iteration passes on: they depend on what is differentiated, and results on them."""
-    operands = zip(parts.body.inputs[parts.first_operand :], node.inputs[parts.first_operand :], strict=True)
-    varying = {a for a, b in operands if b in active and differentiable(a)}
-    while True:
-        reached = set(varying)
-        for inner in parts.body.nodes:
-            if any(v in reached for v in inner.operands):
-                reached.update(v for v in inner.outputs if differentiable(v))
-        more = {c.before for c in parts.carried if c.after in reached and differentiable(c.before)} - varying
-        if not more:
-            break
-        varying |= more
-    live = {c.before for c in parts.carried if finals[c] is not None}
-    while True:
-        seeds = [*outputs, *(c.after for c in parts.carried if c.before in live)]
-        used = {*seeds, *(v for n in topological(seeds) for v in n.operands)}
-        more = {c.before for c in parts.carried if c.before in used} - live
-        if not more:
-            break
-        live |= more
-    return [c for c in parts.carried if c.before in varying and c.before in live]
-
-
-def _saved(node: Node, parts: _Parts, values: Sequence[Value]) -> tuple[Node | None, list[_Stacked]]:
-    """The forward node that also stacks those of `values` which are not scanned yet; where each is found."""
-    existing = {s.inner: s for s in (*parts.stacked, *parts.slices)}
-    new = [v for v in dict.fromkeys(values) if v not in existing]
-    for value in new:
-        if not isinstance(value.type, TensorType):
-            raise MissingGradient(f"the backward pass needs {value} of every iteration; only tensors stack")
-    if new:
-        op: Any = node.op
-        changes: dict[str, Any] = {"body": merge_control(parts.body.replace(outputs=[*parts.body.outputs, *new]))}
-        for field in ("scan_output_axes", "scan_output_directions") if op.name == "Scan" else ():
-            if getattr(op, field) is not None:
-                changes[field] = (*getattr(op, field), *(0 for _ in new))
-        node = Node(op.replace(**changes), node.inputs, node.name, node.meta)
-        stacks = node.outputs[len(node.outputs) - len(new) :]
-        existing |= {v: _Stacked(v, stack) for v, stack in zip(new, stacks, strict=True)}
-    return node if new else None, [existing[v] for v in dict.fromkeys(values)]
-
-
-def _counter(parts: _Parts) -> Value:
-    """A value that each iteration has."""
-    return parts.slices[0].inner if parts.slices else parts.body.inputs[0]
+def _length(stack: Value) -> Value:
+    """How many slices there are, as a scalar."""
+    count: Value = F.squeeze(F.shape(stack, start=0, end=1))
+    return count
 
 
 def _or_zeros(value: Value | None, like: Value) -> Value:

@@ -12,7 +12,7 @@ from graphkit.ir.graph import Node, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, Op
 from graphkit.ops._carried import without_value
-from graphkit.passes.cse import is_random
+from graphkit.passes.randomness import is_undetermined
 
 
 def read_values(results: Iterable[Value], is_source: Callable[[Value], bool]) -> dict[Value, bool]:
@@ -49,10 +49,15 @@ def invariant_values(nodes: Iterable[Node], inputs: Iterable[Value]) -> set[Valu
     known = set(inputs)
     found: set[Value] = set()
     for node in nodes:
-        if all(v in known for v in node.operands) and not is_random(node.op):
+        if all(v in known for v in node.operands) and not is_undetermined(node):
             known.update(node.outputs)
             found.update(node.outputs)
     return found
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node only gives its operand another shape, which costs nothing to do again."""
+    return isinstance(node.op, Op) and bool(node.op.views)
 
 
 def rebuild(results: Sequence[Value], table: MutableMapping[Value, Value]) -> list[Value]:

@@ -1,11 +1,13 @@
-"""Nested tuples, lists and dicts of values, as control flow carries them.
+"""Nested tuples, lists, dicts and TensorArrays of values, as control flow carries them.
 
 A tree's `Skeleton` is the same nesting with every leaf replaced by LEAF; None is a tree without leaves. Dicts are
-walked in the order of their sorted keys, so that two dicts of the same keys have the same skeleton.
+walked in the order of their sorted keys, so that two dicts of the same keys have the same skeleton. A class of
+values takes part by being a `Nest`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -21,6 +23,18 @@ LEAF = _Leaf()
 Skeleton: TypeAlias = Any
 
 
+class Nest(ABC):
+    """A container of a class of its own. Two with LEAF in place of their items are equal when their nesting is."""
+
+    @abstractmethod
+    def items(self) -> Sequence[Any]:
+        """What it holds, in order."""
+
+    @abstractmethod
+    def around(self, items: Sequence[Any]) -> Nest:
+        """One like it around other items."""
+
+
 def _keys(tree: dict[Any, Any]) -> list[Any]:
     return sorted(tree, key=lambda key: (type(key).__name__, str(key)))
 
@@ -32,6 +46,8 @@ def _rebuild(tree: Any, items: list[Any]) -> Any:
         return {key: table[key] for key in tree}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*items)
+    if isinstance(tree, Nest):
+        return tree.around(items)
     return tuple(items) if isinstance(tree, tuple) else items
 
 
@@ -39,6 +55,8 @@ def _children(tree: Any) -> list[Any] | None:
     """The items of a container; None for a leaf."""
     if isinstance(tree, dict):
         return [tree[key] for key in _keys(tree)]
+    if isinstance(tree, Nest):
+        return list(tree.items())
     return list(tree) if isinstance(tree, (tuple, list)) else None
 
 

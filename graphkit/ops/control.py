@@ -81,11 +81,10 @@ def _if_samples() -> tuple[Sample, ...]:
         "then_branch": branch(lambda a: [F.constant(value=np.zeros((2, 5), np.float32))], matrix),
         "else_branch": branch(lambda a: [F.exp(a)], matrix),
     }
-    options: dict[str, Any] = {"grad": False}  # control flow has no gradient rule yet
     return (
-        Sample(np.array(True), x, **same, **options),
-        Sample(np.array([False]), x, **same, **options),
-        Sample(np.array(False), x, **other_shapes, **options),
+        Sample(np.array(True), x, **same),
+        Sample(np.array([False]), x, **same),
+        Sample(np.array(False), x, **other_shapes),
     )
 
 
@@ -147,15 +146,14 @@ def _loop_samples() -> tuple[Sample, ...]:
         lambda i, c, s: [F.less(i, np.array(2)), F.concat(s, F.constant(value=half.reshape(1)), axis=0)],
     )
     counted = body([TensorType(DType.INT64, ())], lambda i, c, s: [c, F.add(s, i), F.add(s, s)])
-    options: dict[str, Any] = {"grad": False}  # control flow has no gradient rule yet
     return (
-        Sample(np.array(3), np.array(True), x, x, body=double, captures=1, **options),
-        Sample(np.array(3), None, x, x, body=double, captures=1, **options),
-        Sample(np.array(0), None, x, x, body=double, captures=1, **options),
-        Sample(np.array(5), np.array(False), x, x, body=double, captures=1, **options),
-        Sample(None, np.array(True), x, body=grow, **options),
-        Sample(None, None, x, body=grow, **options),
-        Sample(np.array([4]), None, np.array(1), body=counted, **options),
+        Sample(np.array(3), np.array(True), x, x, body=double, captures=1),
+        Sample(np.array(3), None, x, x, body=double, captures=1),
+        Sample(np.array(0), None, x, x, body=double, captures=1),
+        Sample(np.array(5), np.array(False), x, x, body=double, captures=1),
+        Sample(None, np.array(True), x, body=grow),
+        Sample(None, None, x, body=grow),
+        Sample(np.array([4]), None, np.array(1), body=counted),
     )
 
 
@@ -166,15 +164,17 @@ class Loop(Op):
     m: int64 scalar, unbounded when absent; cond: bool scalar, true when absent; then the initial state and the
     captures. body: (iteration, cond, *state, *captures) -> (cond, *state, *scan outputs). The results are the final
     state and the scan outputs of all iterations, stacked along a new first axis. The condition that the body
-    returns counts also when `cond` is absent, as in ONNX Runtime.
+    returns counts also when `cond` is absent, as in ONNX Runtime. recompute: of an iteration, the gradient keeps the
+    state alone and computes the rest again; ONNX has no word for it.
     """
 
     body: Graph
     captures: int = 0
+    recompute: bool = False
     inputs = ("m?", "cond?", "values*")
     outputs = ("ys*",)
     types = {"m": INT64, "cond": BOOLS}
-    onnx = Onnx("Loop", since=25, hidden=("captures",))
+    onnx = Onnx("Loop", since=25, hidden=("captures", "recompute"))
     samples = staticmethod(_loop_samples)
 
     def infer(self, m: TensorType | None = None, cond: TensorType | None = None, *values: Type) -> tuple[Type, ...]:
@@ -265,18 +265,17 @@ def _scan_samples() -> tuple[Sample, ...]:
     total = body([row, row], lambda s, x: (lambda t: [t, t])(F.add(s, x)))
     pair = body([row, row, scalar, row], lambda s, x, y, w: [F.add(s, F.mul(x, w)), F.mul(x, y), F.add(x, y)])
     ys = np.array([[2.0, 3.0, 4.0, 5.0]], np.float32)[0]
-    options: dict[str, Any] = {"grad": False}  # control flow has no gradient rule yet
     # onnx=False: onnx's evaluator has neither axes, nor directions, nor empty scans.
     return (
-        Sample(start, xs, body=total, num_scan_inputs=1, **options),
-        Sample(start, xs.T.copy(), body=total, num_scan_inputs=1, scan_input_axes=(-1,), onnx=False, **options),
-        Sample(start, xs, body=total, num_scan_inputs=1, scan_input_directions=(1,), onnx=False, **options),
+        Sample(start, xs, body=total, num_scan_inputs=1),
+        Sample(start, xs.T.copy(), body=total, num_scan_inputs=1, scan_input_axes=(-1,), onnx=False),
+        Sample(start, xs, body=total, num_scan_inputs=1, scan_input_directions=(1,), onnx=False),
         Sample(
             start, xs, ys, start, body=pair, num_scan_inputs=2, captures=1, scan_input_directions=(0, 1),
-            scan_output_axes=(-1, 1), scan_output_directions=(1, 0), onnx=False, **options,
+            scan_output_axes=(-1, 1), scan_output_directions=(1, 0), onnx=False,
         ),
-        Sample(start, np.zeros((0, 3), np.float32), body=total, num_scan_inputs=1, onnx=False, **options),
-        Sample(start, xs, ys, start, body=pair, num_scan_inputs=2, captures=1, **options),
+        Sample(start, np.zeros((0, 3), np.float32), body=total, num_scan_inputs=1, onnx=False),
+        Sample(start, xs, ys, start, body=pair, num_scan_inputs=2, captures=1),
     )  # fmt: skip
 
 
@@ -286,7 +285,7 @@ class Scan(Op):
 
     Operands: the initial state, `num_scan_inputs` scan inputs, the captures. body: (*state, *slices, *captures) ->
     (*state, *scan outputs). The results are the final state and the scan outputs, stacked along a new axis. Axes
-    (default 0) may be negative; direction 1 reads the input, or writes the output, from the end.
+    (default 0) may be negative; direction 1 reads the input, or writes the output, from the end. recompute: as in Loop.
     """
 
     body: Graph
@@ -296,9 +295,10 @@ class Scan(Op):
     scan_output_axes: tuple[int, ...] | None = None
     scan_output_directions: tuple[int, ...] | None = None
     captures: int = 0
+    recompute: bool = False
     inputs = ("values*",)
     outputs = ("ys*",)
-    onnx = Onnx("Scan", since=25, hidden=("captures",))
+    onnx = Onnx("Scan", since=25, hidden=("captures", "recompute"))
     samples = staticmethod(_scan_samples)
 
     def _split(self, values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:

@@ -15,11 +15,8 @@ _LENGTHS = np.array([3, 1, 4], np.int32)
 
 
 def _case(*operands: Any, **attributes: Any) -> Sample:
-    """A sample with five hidden units.
-
-    grad=False: second derivatives go through Scan, which has no gradient rule yet; the first ones have their own tests.
-    """
-    return Sample(*operands, hidden_size=5, grad=False, **attributes)
+    """A sample with five hidden units."""
+    return Sample(*operands, hidden_size=5, **attributes)
 
 
 def _plus(x: Any, bias: Any) -> Any:

@@ -191,8 +191,8 @@ def _rows(x: Any) -> Any:
 
 
 def _case(*operands: Any, **attributes: Any) -> Sample:
-    """A sample with five hidden units. grad=False: it is differentiated as Scan, which has no gradient rule yet."""
-    return Sample(*operands, hidden_size=5, grad=False, **attributes)
+    """A sample with five hidden units."""
+    return Sample(*operands, hidden_size=5, **attributes)
 
 
 @op

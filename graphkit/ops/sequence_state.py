@@ -20,8 +20,7 @@ from graphkit.ops.attention import merge_heads, needs_ranks, split_heads
 _RULES = ("linear", "gated", "delta", "gated_delta")
 _DECAY = Rand((2, 3, 2), -1.0, 0.0)
 _RATE = Rand((2, 3, 2), 0.0, 1.0)
-# grad=False throughout: differentiated as the Scan that it expands to.
-_GATED_DELTA: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 2, "grad": False}
+_GATED_DELTA: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 2}
 
 
 @op
@@ -57,13 +56,13 @@ class LinearAttention(Op):
         Sample((2, 3, 4), (2, 3, 4), (2, 3, 6), None, Rand((2, 3, 4), -1.0, 0.0), Rand((2, 3, 1)), **_GATED_DELTA),
         Sample(
             (2, 3, 8), (2, 3, 4), (2, 3, 4), None, _DECAY,
-            q_num_heads=4, kv_num_heads=2, update_rule="gated", scale=0.5, grad=False,
+            q_num_heads=4, kv_num_heads=2, update_rule="gated", scale=0.5,
         ),
         Sample(
             (2, 3, 4), (2, 3, 4), (2, 3, 4), None, None, _RATE,
-            q_num_heads=2, kv_num_heads=2, update_rule="delta", grad=False,
+            q_num_heads=2, kv_num_heads=2, update_rule="delta",
         ),
-        Sample((1, 1, 2), (1, 1, 2), (1, 1, 3), q_num_heads=1, kv_num_heads=1, update_rule="linear", grad=False),
+        Sample((1, 1, 2), (1, 1, 2), (1, 1, 3), q_num_heads=1, kv_num_heads=1, update_rule="linear"),
     )  # fmt: skip
 
     @property

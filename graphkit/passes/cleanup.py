@@ -6,6 +6,7 @@ from graphkit.passes._base import Pass
 from graphkit.passes.cse import cse
 from graphkit.passes.fold import fold
 from graphkit.passes.merge_control import merge_control
+from graphkit.passes.prune_control import prune_control
 from graphkit.passes.simplify import simplify
 
 CLEANUP: tuple[tuple[str, Pass], ...] = (
@@ -13,4 +14,5 @@ CLEANUP: tuple[tuple[str, Pass], ...] = (
     ("fold", fold),
     ("cse", cse),
     ("merge_control", merge_control),
+    ("prune_control", prune_control),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.passes._base import map_subgraphs, rewrite
+from graphkit.passes.randomness import is_undetermined
 
 
 def is_random(op: Operator) -> bool:
@@ -17,12 +18,15 @@ def is_random(op: Operator) -> bool:
 
 
 def cse(graph: Graph) -> Graph:
-    """Merge equal nodes; random ones never. Constants are equal by their bytes (large ones by identity). Linear."""
+    """Merge equal nodes. Constants are equal by their bytes (large ones by identity). Linear.
+
+    Random nodes are equal when they draw from one state with one stream; those without a state stay apart.
+    """
     seen: dict[tuple[Any, ...], Node] = {}
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
         rebuilt = map_subgraphs(node, operands, cse)
-        if is_random(rebuilt.op):
+        if is_undetermined(rebuilt):
             return rebuilt.outputs
         return seen.setdefault((rebuilt.op, rebuilt.inputs), rebuilt).outputs
 

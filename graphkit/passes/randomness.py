@@ -33,9 +33,29 @@ def bind_rng(graph: Graph) -> Graph:
     return _bind(graph, rng, streams, extra=(rng,) if existing is None else ())
 
 
+def bind_nested(graph: Graph) -> Graph:
+    """`bind_rng` where a subgraph draws, so that what it computes can be computed again; other graphs as they are."""
+    nested = (inner for node in graph.nodes for g in node.op.subgraphs().values() for inner in _nodes(g))
+    return bind_rng(graph) if any(map(_draws_anew, nested)) else graph
+
+
 def _unbound(node: Node) -> bool:
     position = _rng_position(node)
     return position is not None and (len(node.inputs) <= position or node.inputs[position] is None)
+
+
+def is_undetermined(node: Node) -> bool:
+    """Whether the node, or one in its subgraphs, draws without a state: computed again, it gives other numbers."""
+    return _draws_anew(node) or any(_draws_anew(n) for g in node.op.subgraphs().values() for n in _nodes(g))
+
+
+def _draws_anew(node: Node) -> bool:
+    """Whether the node draws, and has no state. A Dropout does in training only."""
+    if node.op.name == "Dropout" and not node.op.domain:
+        mode = node.inputs[2] if len(node.inputs) > 2 else None
+        if mode is None or mode.tensor.constants == (0,):
+            return False
+    return _unbound(node)
 
 
 def _rng_position(node: Node) -> int | None:

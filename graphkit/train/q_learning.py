@@ -154,7 +154,7 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
         return following, _put(path, steps, F.unsqueeze(following, np.array([0]))), F.or_(over, final), total, steps
 
     _, path, _, total, steps = control.while_loop(
-        lambda carried: F.not_(_all(carried[2])), body, begin, max_iterations=limit, name="episode"
+        lambda carried: F.not_(_all(carried[2])), body, begin, maximum_iterations=limit, name="episode"
     )
     outputs = {"path": path, "total": total, "steps": steps}
     graph = Graph([epsilon, uniform, *weights], outputs.values(), name="rollout", output_names=list(outputs))

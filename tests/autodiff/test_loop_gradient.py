@@ -53,7 +53,7 @@ def test_data_dependent_trips(check: Check, scale: float) -> None:
 
 def test_a_budget_of_iterations(check: Check) -> None:
     x, w = float64(3, name="x"), float64(3, name="w")
-    y = gk.while_loop(norm_below(1e9), lambda s: F.add(F.mul(s, w), F.sin(s)), x, max_iterations=3)
+    y = gk.while_loop(norm_below(1e9), lambda s: F.add(F.mul(s, w), F.sin(s)), x, maximum_iterations=3)
     arrays = [np.array([1.0, -0.7, 0.5]), np.array([1.5, 1.25, -1.75])]
     check([x, w], y, arrays)
     unrolled = x
@@ -100,11 +100,41 @@ def test_loop_in_a_loop(check: Check) -> None:
     x, w = float64(2, name="x"), float64(2, name="w")
 
     def outer(s: Value) -> Value:
-        inner = gk.while_loop(norm_below(2.0), lambda t: F.add(F.mul(t, w), s), F.sin(s), max_iterations=4)
+        inner = gk.while_loop(norm_below(2.0), lambda t: F.add(F.mul(t, w), s), F.sin(s), maximum_iterations=4)
         return F.add(F.mul(F.tanh(inner), s), s)
 
-    y = gk.while_loop(norm_below(20.0), outer, x, max_iterations=3)
+    y = gk.while_loop(norm_below(20.0), outer, x, maximum_iterations=3)
     check([x, w], y, [np.array([0.8, -0.6]), np.array([1.4, 1.2])])
+
+
+@pytest.mark.parametrize("outer", ["scan", "while_loop"])
+def test_trips_that_differ_between_iterations_around(check: Check, outer: str) -> None:
+    xs, w = float64("T", 2, name="xs"), float64(2, name="w")
+    trips = []
+
+    def inner(start: Value) -> Value:
+        state = {"s": start, "n": np.int64(0)}
+        end = gk.while_loop(
+            lambda state: norm_below(30.0)(state["s"]),
+            lambda state: {"s": F.add(F.mul(state["s"], w), F.sin(state["s"])), "n": F.add(state["n"], np.int64(1))},
+            state,
+        )
+        trips.append(end["n"])
+        result: Value = end["s"]
+        return result
+
+    arrays = [np.array([[0.1, 0.2], [1.0, 2.0], [9.0, 9.0], [0.01, 0.02]]), np.array([1.5, 1.3])]
+    if outer == "scan":
+        last, ys = gk.scan(lambda c, x: (lambda y: (F.add(c, F.cos(y)), (y, trips[-1])))(inner(x)), w, xs)
+        assert set(evaluate(Graph([xs, w], [ys[1]]), arrays)[0]) == {0, 2, 5, 7}
+        check([xs, w], [last, ys[0]], arrays)
+    else:
+        end = gk.while_loop(
+            lambda s: F.less(s[0], np.int64(4)),
+            lambda s: (F.add(s[0], np.int64(1)), F.add(s[1], F.cos(inner(F.gather(xs, s[0], axis=0))))),
+            (np.int64(0), w),
+        )
+        check([xs, w], end[1], arrays)
 
 
 def test_if_in_a_loop_in_a_scan(check: Check) -> None:
@@ -115,7 +145,7 @@ def test_if_in_a_loop_in_a_scan(check: Check) -> None:
             rising = F.greater(F.reduce_sum(s, keepdims=False), np.float64(0.5))
             return gk.cond(rising, lambda: F.mul(F.mul(s, w), x), lambda: F.add(F.sin(s), w))
 
-        after = gk.while_loop(norm_below(4.0), body, carry, max_iterations=2)
+        after = gk.while_loop(norm_below(4.0), body, carry, maximum_iterations=2)
         return F.tanh(after), F.mul(after, x)
 
     last, ys = gk.scan(step, w, xs)
@@ -124,7 +154,7 @@ def test_if_in_a_loop_in_a_scan(check: Check) -> None:
 
 def test_saved_values_that_change_their_shape_are_refused() -> None:
     x = float64("N", name="x")
-    y = gk.while_loop(norm_below(10.0), lambda s: F.concat(s, F.sin(s), axis=0), x, max_iterations=3)
+    y = gk.while_loop(norm_below(10.0), lambda s: F.concat(s, F.sin(s), axis=0), x, maximum_iterations=3)
     (dx,) = gradient([F.reduce_sum(y)], [x])
     with pytest.raises(RuntimeFailure, match="changes its shape between iterations"):
         evaluate(Graph([x], [dx]), [np.array([1.0, 0.5])])

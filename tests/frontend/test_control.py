@@ -121,9 +121,9 @@ def test_while_loop_over_a_dict():
 
 
 @pytest.mark.parametrize("limit", [0, 3, np.int64(4)])
-def test_while_loop_stops_at_max_iterations(limit):
+def test_while_loop_stops_at_maximum_iterations(limit):
     x = gk.input("x", [])
-    y = gk.while_loop(lambda s: s > 0.0, lambda s: s * 2.0, x, max_iterations=limit)
+    y = gk.while_loop(lambda s: s > 0.0, lambda s: s * 2.0, x, maximum_iterations=limit)
     assert run({"y": y}, x=f32(1).reshape(()))[0]["y"] == 2.0**limit
 
 
@@ -172,7 +172,7 @@ def test_while_loop_errors():
         gk.while_loop(lambda s: s, lambda s: s, x)
     with pytest.raises(UsageError, match="no value"):
         gk.while_loop(lambda s: True, lambda s: s, ())
-    with pytest.raises(TypeMismatch, match="max_iterations must be an integer scalar"):
+    with pytest.raises(TypeMismatch, match="maximum_iterations must be an integer scalar"):
         gk.while_loop(keep, lambda s: s, x, 2.5)
 
 
@@ -273,3 +273,106 @@ def test_scan_errors():
         gk.scan(lambda c, row: (None, None), None, x)
     with pytest.raises(UsageError, match=r"\(outputs, states\)"):
         gk.foreach(lambda row, s: row, x, zero)
+
+
+def test_axes_for_each_leaf():
+    x, y = gk.input("x", ["T", 3]), gk.input("y", [2, "T"])
+    _, out = gk.scan(
+        lambda c, e: (c, {"a": e["x"] * 2.0, "b": e["y"] + 1.0}),
+        np.float32(0),
+        {"x": x, "y": y},
+        axis={"x": 0, "y": -1},
+        out_axis={"a": 1, "b": 0},
+    )
+    ys = np.arange(8, dtype=np.float32).reshape(2, 4)
+    found, _ = run(out, x=ROWS, y=ys)
+    np.testing.assert_allclose(found["a"], ROWS.T * 2)
+    np.testing.assert_allclose(found["b"], ys.T + 1)
+
+
+def test_foreach_takes_axes_and_directions():
+    x = gk.input("x", [3, "T"])
+    outs, last = gk.foreach(
+        lambda row, s: (s + row, s + row), x, gk.constant(np.zeros(3, np.float32)), axis=1, out_axis=1, reverse=True
+    )
+    found, _ = run({"outs": outs, "last": last}, x=ROWS.T.copy())
+    np.testing.assert_allclose(found["outs"], np.cumsum(ROWS[::-1], axis=0)[::-1].T)
+    np.testing.assert_allclose(found["last"], ROWS.sum(0))
+
+
+def test_options_of_loops_are_checked():
+    x, keep = gk.input("x", [4, 3]), lambda s: gk.reduce_sum(s, keepdims=False) < 9.0
+    for wrong in (0, -1, 1.5, True, None):
+        with pytest.raises(UsageError, match="rows: parallel_iterations is a positive integer"):
+            gk.map(lambda row: row, x, parallel_iterations=wrong, name="rows")
+        with pytest.raises(UsageError, match="search: parallel_iterations"):
+            gk.while_loop(keep, lambda s: s * 2.0, x, parallel_iterations=wrong, name="search")
+    with pytest.raises(UsageError, match=r"'rows'.*a block has a positive number of iterations or 'sqrt', not 0"):
+        gk.fold(lambda c, row: c + row, x[0], x, recompute=0, name="rows")
+    with pytest.raises(UsageError, match=r"'search'.*the number of iterations is not known"):
+        gk.while_loop(keep, lambda s: s * 2.0, x, recompute="sqrt", name="search")
+    with pytest.raises(UsageError, match=r"scan: axis is an integer or has the nesting \(\*, \*\), not \(\*,\)"):
+        gk.scan(lambda c, e: (c, e), np.float32(0), (x, x), axis=(0,))
+    with pytest.raises(UsageError, match=r"scan: axis\[1\] is 0.5, not an integer"):
+        gk.scan(lambda c, e: (c, e), np.float32(0), (x, x), axis=(0, 0.5))
+    with pytest.raises(TypeMismatch, match=r"map: y is .*float32\[3\], which cannot be stacked along a new axis 2"):
+        gk.map(lambda row: row * 2.0, x, out_axis=2)
+
+
+@pytest.mark.parametrize("recompute", [None, 1, 3, "sqrt"])
+def test_blocks_compute_the_same(recompute):
+    x = gk.input("x", [7, 3])
+    options = {"recompute": recompute, "parallel_iterations": 2}
+    first = gk.constant(np.ones(3, np.float32))
+    outs, state = gk.foreach(lambda row, s: (row * 2.0, s + row), x, first, **options)
+    below = lambda s: gk.reduce_sum(s, keepdims=False) < 1e6  # noqa: E731
+    outputs = {
+        "map": gk.map(lambda row: gk.reduce_sum(row, keepdims=False), x, **options),
+        "outs": outs,
+        "state": state,
+        "fold": gk.fold(lambda c, row: c * 0.5 + row, first, x, reverse=True, **options),
+        "loop": gk.while_loop(below, lambda s: s * 2.0, first, 9, **options),
+    }
+    rows = np.arange(21, dtype=np.float32).reshape(7, 3)
+    found, _ = run(outputs, x=rows)
+    np.testing.assert_allclose(found["map"], rows.sum(1))
+    np.testing.assert_allclose(found["outs"], rows * 2)
+    np.testing.assert_allclose(found["state"], rows.sum(0) + 1)
+    expected = np.ones(3)
+    for row in rows[::-1]:
+        expected = expected * 0.5 + row
+    np.testing.assert_allclose(found["fold"], expected)
+    np.testing.assert_allclose(found["loop"], np.full(3, 512.0))
+
+
+def test_parameters_of_a_body_that_is_traced_again():
+    # The first call finds that sizes grow, the second builds the body.
+    x = gk.input("x", ["N", 4])
+    grow = lambda s: gk.concat(gk.nn.linear(s, 4, name="cell"), s, axis=0)  # noqa: E731
+    y = gk.while_loop(lambda s: gk.reduce_sum(s, keepdims=False) < 1e9, grow, x, 2)
+    found, net = run({"y": y}, x=np.ones((1, 4), np.float32))
+    assert sorted(net.params) == ["cell_bias", "cell_weight"]
+    assert found["y"].shape == (4, 4)
+
+
+def test_captures_through_three_levels():
+    x, w, p = gk.input("x", ["T", 2]), gk.input("w", [2]), gk.input("p", [], "bool")
+
+    def step(carry, row):
+        inner = lambda s: gk.cond(p, lambda: s * w + row, lambda: s - gk.nn.linear(row, 2, name="lin"))  # noqa: E731
+        return gk.while_loop(lambda s: gk.reduce_sum(s, keepdims=False) < 40.0, inner, carry, 3), None
+
+    last = gk.scan(step, gk.constant(np.ones(2, np.float32)), x)[0]
+    rows = ROWS[:, :2] + 1
+    found, net = run({"y": last}, x=rows, w=f32(1.5, 2.0), p=np.array(True))
+    assert sorted(net.params) == ["lin_bias", "lin_weight"]
+    expected = np.ones(2)
+    for row in rows:
+        for _ in range(3):
+            if expected.sum() >= 40.0:
+                break
+            expected = expected * [1.5, 2.0] + row
+    np.testing.assert_allclose(found["y"], expected, rtol=1e-6)
+    gradients = gk.grad(net, wrt=["w", "lin_weight"]).run({"x": rows, "w": f32(1.5, 2.0), "p": np.array(True)})
+    assert np.abs(gradients["w_grad"]).min() > 0
+    np.testing.assert_array_equal(gradients["lin_weight_grad"], np.zeros((2, 2)))

@@ -34,9 +34,11 @@ def test_constants_are_equal_by_bytes() -> None:
     assert len(cse(Graph([], values)).nodes) == 4
 
 
-def test_random_nodes_stay_apart() -> None:
+def test_random_nodes_without_a_state_stay_apart() -> None:
     rng = Value(TensorType("uint64", (2,)), "rng", role="rng")
-    draw = [F.random_normal(rng, shape=(2,)) for _ in range(2)]
+    draw = [F.random_normal(shape=(2,)) for _ in range(2)]
+    assert len(cse(Graph([rng], draw)).nodes) == 2
+    draw = [F.random_normal(rng, shape=(2,), stream=stream) for stream in (0, 1, 0)]
     assert len(cse(Graph([rng], draw)).nodes) == 2
     flag = Value(TensorType(DType.BOOL, ()), "flag")
     branch = Graph([], [F.random_normal(shape=(2,))])

@@ -1,0 +1,147 @@
+"""Leaves of the trees that control flow carries: values, the types that they keep, and what to say when they do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.frontend import tree
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ops import F, as_value
+
+
+def leaf(item: Any, like: Any = None) -> Value:
+    return as_value(item, like if isinstance(like, Value) else None)
+
+
+def hint(what: str, path: str) -> str:
+    """A name for a leaf without one: state['h'][0] is called state_h_0."""
+    return "_".join([what, *re.findall(r"\w+", path)])
+
+
+def outputs(results: Any) -> list[Value]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def predicate(value: Value, name: str, what: str) -> Value:
+    """A boolean with one element."""
+    wanted = value.tensor
+    if wanted.dtype is not DType.BOOL or (
+        wanted.shape is not None and any(not dims.may_equal(d, 1) for d in wanted.shape)
+    ):
+        raise TypeMismatch(f"{name}: {what} must be a boolean scalar, not {value}")
+    return value if wanted.rank == 0 else F.reshape(value, np.zeros(0, np.int64))
+
+
+def count(given: int | Value, name: str, what: str) -> Value:
+    value = as_value(given)
+    if value.dtype not in (DType.INT64, DType.INT32) or value.rank not in (0, None):
+        raise TypeMismatch(f"{name}: {what} must be an integer scalar, not {value}")
+    return value if value.dtype is DType.INT64 else F.cast(value, to=DType.INT64)
+
+
+def same_kind(a: Type, b: Type) -> bool:
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return a.dtype is b.dtype
+    return type(a) is type(b)
+
+
+def carried(given: Type) -> Type:
+    """A loop-carried value's type: its elements change, so they are not known."""
+    return given.with_value(None) if isinstance(given, TensorType) else given
+
+
+def same_tree(name: str, what: str, shape: tree.Skeleton, result: Any, like: Sequence[Value]) -> list[Value]:
+    """The leaves of `result`, which must have the nesting `shape` and the element types of `like`."""
+    found = tree.skeleton(result)
+    if found != shape:
+        raise TypeMismatch(f"{name}: {what} has the nesting {found}, and the state {shape}; * is a value")
+    values = [leaf(item, before) for item, before in zip(tree.leaves(result), like, strict=True)]
+    for path, before, after in zip(tree.paths(result), like, values, strict=True):
+        if not same_kind(before.type, after.type):
+            raise TypeMismatch(f"{name}: state{path} is {before.type} before and {after.type} after one iteration")
+    return values
+
+
+def fits(before: Type, after: Type) -> bool:
+    """Whether a carry may keep its type."""
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType):
+        return before == after
+    if before.shape is None or after.shape is None:
+        return True
+    return len(before.shape) == len(after.shape) and all(
+        dims.may_equal(a, b) for a, b in zip(before.shape, after.shape, strict=True)
+    )
+
+
+def widened(name: str, path: str, before: Type, after: Type, varying: set[Dim]) -> Type:
+    """`before` with every size that an iteration changes replaced by a new name; `before` itself when none changes.
+
+    `varying` collects those names: they may change freely, so repeated widening ends.
+    """
+    if not isinstance(before, TensorType) or not isinstance(after, TensorType):
+        if before != after:
+            raise TypeMismatch(f"{name}: state{path} is {before} before and {after} after one iteration")
+        return before
+    if before.shape is None:
+        return before
+    if after.shape is None or len(before.shape) != len(after.shape):
+        return TensorType(before.dtype)
+    sizes = [d if d == new or d in varying else dims.fresh() for d, new in zip(before.shape, after.shape, strict=True)]
+    fresh = {new for new, old in zip(sizes, before.shape, strict=True) if new is not old}
+    varying |= fresh
+    return TensorType(before.dtype, sizes) if fresh else before
+
+
+def axes_of(name: str, option: str, given: Any, of: Any) -> list[int]:
+    """One axis for each leaf of the tree `of`: the one that holds for all, or those of a tree of the same nesting."""
+    if isinstance(given, (int, np.integer)) and not isinstance(given, bool):
+        return [int(given)] * len(list(tree.leaves(of)))
+    if tree.skeleton(given) != tree.skeleton(of):
+        raise UsageError(
+            f"{name}: {option} is an integer or has the nesting {tree.skeleton(of)}, not {tree.skeleton(given)}"
+        )
+    found = list(tree.leaves(given))
+    for path, axis in zip(tree.paths(given), found, strict=True):
+        if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+            raise UsageError(f"{name}: {option}{path} is {axis!r}, not an integer")
+    return [int(axis) for axis in found]
+
+
+def scanned_axes(name: str, paths: Sequence[str], sequences: Sequence[Value], given: Sequence[int]) -> list[int]:
+    """The axis to scan in each sequence, as ONNX wants it: not negative where the rank is known."""
+    axes = []
+    for path, value, axis in zip(paths, sequences, given, strict=True):
+        rank = value.tensor.rank
+        if rank is not None and not -rank <= axis < rank:
+            raise TypeMismatch(f"{name}: xs{path} is {value}, which has no axis {axis} to scan")
+        axes.append(axis if rank is None else axis % rank)
+    known = [
+        (p, v.tensor.shape[a], v) for p, v, a in zip(paths, sequences, axes, strict=True) if v.tensor.shape is not None
+    ]
+    for path, size, value in known[1:]:
+        if not dims.may_equal(size, known[0][1]):
+            raise TypeMismatch(f"{name}: xs{known[0][0]} is {known[0][2]} and xs{path} is {value}: the lengths differ")
+    return axes
+
+
+def stacked_axes(name: str, paths: Sequence[str], values: Sequence[Value], given: Sequence[int]) -> list[int]:
+    """The new axis along which each of `values` is stacked."""
+    for path, value, axis in zip(paths, values, given, strict=True):
+        rank = value.tensor.rank
+        if rank is not None and not -rank - 1 <= axis <= rank:
+            raise TypeMismatch(f"{name}: y{path} is {value}, which cannot be stacked along a new axis {axis}")
+    return list(given)
+
+
+def without(given: TensorType, axis: int) -> TensorType:
+    if given.shape is None:
+        return TensorType(given.dtype)
+    return TensorType(given.dtype, [d for i, d in enumerate(given.shape) if i != axis])
