@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from graphkit.cli._options import device_options, external_root_option, json_option, key_values, read_model
+from graphkit.cli._options import (
+    data_option,
+    described,
+    device_options,
+    external_root_option,
+    json_option,
+    key_values,
+    read_model,
+    source_options,
+)
 from graphkit.cli._output import log, print_json
 from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
@@ -18,8 +27,12 @@ from graphkit.model import Model
 @click.command()
 @click.argument("model")
 @click.option(
-    "--data", "data_spec", required=True, help="digits, a folder with MNIST idx files, or an .npz or .csv file."
+    "--data",
+    "data_spec",
+    required=True,
+    help="digits, a folder with MNIST idx files, an .npz or .csv file, sentences:FOLDER or text:FILE.",
 )
+@data_option
 @click.option("--valid", "valid_spec", help="Data to validate on (default: the part of --data held out for testing).")
 @click.option(
     "-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log."
@@ -49,6 +62,9 @@ from graphkit.model import Model
     default=("accuracy",),
     show_default=True,
     help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat.",
+)
+@click.option(
+    "--carry", "carries", multiple=True, metavar="INPUT=OUTPUT", help="State that goes from batch to batch; repeat."
 )
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")
 @click.option("--train", "train_only", multiple=True, metavar="PATTERN", help="Train only these parameters; repeat.")
@@ -91,6 +107,8 @@ def command(
     graphkit train net.onnx --data pets.npz --head classes=37 --train 'fc*' -o run/
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync -o run/
     mpiexec -n 2 graphkit train net.json --data digits --kvstore dist_sync -o run/
+    graphkit train net.json --data sentences:reviews/ --optimizer adam -o run/
+    graphkit train net.json --data text:book.txt --metric perplexity --carry h=last_h --carry c=last_c -o run/
     """
     if processes > 1 and not mpi.launched_by_mpi():
         if kvstore_type == "local":
@@ -120,18 +138,29 @@ def _train(
 
     store = kvstore.create(kvstore_type)
     net = prepared(read_model(model, external_root), o["constants"], o["head_options"], o["free_batch"], o["seed"])
-    train_set, held_out = data.load(o["data_spec"])
-    valid_set = data.load(o["valid_spec"])[0] if o["valid_spec"] else held_out
+    of_source = source_options(o["data_options"])
+    if (listed := net.meta.get("vocabulary")) is not None and o["data_spec"].startswith(data.TEXT_SOURCES):
+        of_source = {"vocabulary": data.Vocabulary.from_json(listed), **of_source}
+    train_set, held_out = data.load(o["data_spec"], **of_source)
+    net = described(net, train_set)
+    valid_set = held_out
+    if o["valid_spec"] and train_set.vocabulary is not None:
+        valid_set = data.read(o["valid_spec"], **{**of_source, "vocabulary": train_set.vocabulary})
+    elif o["valid_spec"]:
+        valid_set = data.load(o["valid_spec"])[0]
     further = key_values(o["optimizer_options"], "--optimizer-option")
     trainer = Trainer(
         net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further),
         device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
         output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
-        clip_norm=o["clip_norm"], accumulate=o["accumulate"], seed=o["seed"], deterministic=o["deterministic"],
+        carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"],
+        accumulate=o["accumulate"], seed=o["seed"], deterministic=o["deterministic"],
     )  # fmt: skip
     if resume:
         trainer.resume(Path(folder or ""))
+    if folder is not None and train_set.vocabulary is not None and store.rank == 0:
+        train_set.vocabulary.save(Path(folder) / "vocabulary.json")
     history = trainer.fit(
         train_set, valid_set, epochs=o["epochs"], batch_size=o["batch_size"],
         metrics=o["metric_names"], folder=folder, checkpoint_every=o["checkpoint_every"],
