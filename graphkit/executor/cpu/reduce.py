@@ -7,6 +7,7 @@ from typing import Any
 from graphkit.executor.cpu._base import kernel, native, operand, shape
 from graphkit.executor.kernels import Factory, KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import DOMAIN
 
 
 def _reduced_axes(node: Node) -> tuple[int, ...] | None:
@@ -55,3 +56,11 @@ def _global_max_pool(node: Node, context: KernelContext) -> Any:
 def _global_lp_pool(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     return _global_pool(f"L{op.p}", node, context) if op.p in (1, 2) else None
+
+
+@kernel("ReduceToShapeOf", DOMAIN)
+def _reduce_to_shape_of(node: Node, context: KernelContext) -> Any:
+    x, y = shape(node.inputs[0]), shape(node.output)
+    lead = len(x) - len(y)
+    axes = [*range(lead), *(lead + i for i, size in enumerate(y) if size == 1 and x[lead + i] != 1)]
+    return native.Reduce("Sum", x, axes, y, str(node.output.dtype), context.threads)
