@@ -31,8 +31,7 @@ def gru_step(projected: Value, h: Value, *, name: str) -> Value:
     projected: [N, 3 * hidden] of `gru_input`; h: [N, hidden]. Parameters `<name>_hidden_weight` [3 * hidden, hidden],
     `_bias`.
     """
-    hidden = h.tensor.known_shape[-1]
-    assert isinstance(hidden, int)
+    hidden = units(h)
     start = uniform(hidden)
     recurrent = nn.linear(h, 3 * hidden, init=start, bias_init=start, name=f"{name}_hidden")
     x_reset, x_update, x_new = F.split(projected, num_outputs=3, axis=-1)
@@ -43,8 +42,24 @@ def gru_step(projected: Value, h: Value, *, name: str) -> Value:
     return F.add(new, F.mul(update, F.sub(h, new)))
 
 
-def alive(lengths: Value, sequence: Value) -> Value:
-    """bool [T, N, 1]: whether sequence n has a step t. lengths: int64 [N]; sequence: [T, N, ...]."""
-    size = F.squeeze(F.slice(F.shape(sequence), np.array([0]), np.array([1])), np.array([0]))
-    steps = F.unsqueeze(F.range(np.int64(0), size, np.int64(1)), np.array([1]))
-    return F.unsqueeze(F.less(steps, lengths), np.array([2]))
+def units(x: Value) -> int:
+    """The size of the last axis."""
+    size = x.tensor.known_shape[-1]
+    assert isinstance(size, int)
+    return size
+
+
+def within(lengths: Value, rows: Value) -> Value:
+    """lengths: int64 [N], at most T each. rows: [N, T]."""
+    return F.min(lengths, _size(rows, 1))
+
+
+def alive(lengths: Value, rows: Value) -> Value:
+    """bool [N, T]: whether sequence n has a step t. lengths: int64 [N]; rows: [N, T]."""
+    steps = F.range(np.int64(0), F.squeeze(_size(rows, 1), np.array([0])), np.int64(1))
+    return F.less(steps, F.unsqueeze(lengths, np.array([1])))
+
+
+def _size(x: Value, axis: int) -> Value:
+    size: Value = F.slice(F.shape(x), np.array([axis]), np.array([axis + 1]))
+    return size

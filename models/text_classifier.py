@@ -10,7 +10,7 @@ from graphkit.frontend import layers as nn
 from graphkit.ir.graph import Value
 from graphkit.model import Model
 from graphkit.models._images import positive
-from graphkit.models._recurrent import alive, gru_input, gru_step
+from graphkit.models._recurrent import alive, gru_input, gru_step, within
 from graphkit.models._registry import network
 from graphkit.models._transformer import drop
 from graphkit.ops import F
@@ -20,7 +20,7 @@ _POOLINGS = ("mean", "last")
 
 @network
 def text_classifier(
-    vocab: int = 10000, width: int = 100, hidden: int = 100, classes: int = 2, bidirectional: bool = True,
+    vocab: int = 10000, width: int = 128, hidden: int = 128, classes: int = 2, bidirectional: bool = True,
     pooling: str = "mean", dropout: float = 0.5,
 ) -> Model:  # fmt: skip
     """An embedding, a Scan of a GRU in one or both directions, pooled over time, and a linear layer.
@@ -38,14 +38,15 @@ def text_classifier(
     lengths = nn.input("lengths", ["N"], "int64")
     small = {"type": "normal", "std": 0.1}
     words = drop(nn.embedding(F.transpose(x, perm=(1, 0)), vocab, width, init=small, name="token"), dropout)
-    there = alive(lengths, words)
+    sizes = within(lengths, x)
+    there = F.unsqueeze(F.transpose(alive(sizes, x), perm=(1, 0)), np.array([2]), name="there")
     start = F.expand(np.float32(0), F.concat(F.shape(lengths), np.array([hidden]), axis=0))
 
     def walk(direction: str) -> Value:
-        def step(h: Value, slices: tuple[Value, Value]) -> tuple[Value, Value]:
+        def step(h: Value, slices: tuple[Value, Value]) -> tuple[Value, Value | None]:
             projected, goes_on = slices
             after = F.where(goes_on, gru_step(projected, h, name=direction), h)
-            return after, F.where(goes_on, after, np.float32(0))
+            return after, None if pooling == "last" else F.where(goes_on, after, np.float32(0))
 
         projected = gru_input(words, hidden, name=direction)
         last, states = control.scan(
@@ -56,7 +57,7 @@ def text_classifier(
     directions = ("forward", "reverse") if bidirectional else ("forward",)
     pooled = F.concat(*(walk(d) for d in directions), axis=1, name="pooled")
     if pooling == "mean":
-        count = F.cast(F.max(lengths, np.int64(1)), to="float32")
+        count = F.cast(F.max(sizes, np.int64(1)), to="float32")
         pooled = F.div(pooled, F.unsqueeze(count, np.array([1])), name="mean")
     logits = nn.linear(drop(pooled, dropout), classes, name="fc")
     return Model({"logits": logits}, name="text_classifier")

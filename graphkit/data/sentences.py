@@ -25,6 +25,8 @@ class Sentences(Dataset):
     batches hold sentences of similar length. No sentence is longer than `length`: the rest of it is cut off.
     """
 
+    vocabulary: Vocabulary
+
     def __init__(
         self, rows: Sequence[np.ndarray], targets: Any, vocabulary: Vocabulary, *, classes: Sequence[str] | None = None,
         length: int = 128, bucket: int = 8, name: str = "sentences",

@@ -22,6 +22,8 @@ class TokenStream(Dataset):
     shuffle change nothing.
     """
 
+    vocabulary: Vocabulary
+
     def __init__(self, tokens: np.ndarray, vocabulary: Vocabulary, *, length: int = 35, name: str = "text"):
         if length < 1:
             raise UsageError(f"{name}: length is positive, not {length}")

@@ -58,7 +58,7 @@ def lstm(
 
     The parameters hold the gates in ONNX's order: input, output, forget, new.
     """
-    states = [None, None] if initial is None else list(initial)
+    states: list[Value | None] = [None, None] if initial is None else [*initial]
     y, h, c = _layer("lstm", 4, x, units, lengths, states, direction, bias, init, in_features, name)
     return y, (h, c)
 

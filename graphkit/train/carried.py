@@ -62,7 +62,8 @@ class Carried:
         declared = self._types[name]
         sizes = match_shapes([(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items()])
         try:
-            shape = tuple(evaluate(d, {k: int(n) for k, n in sizes.items()}) for d in declared.known_shape)
+            known = {k: n for k, n in sizes.items() if isinstance(n, int)}
+            shape = tuple(evaluate(d, known) for d in declared.known_shape)
         except TypeMismatch as error:
             raise UsageError(f"carry: the other inputs do not say the size of {name!r}, {declared}: {error}") from None
         kept = self._arrays.get(name)
