@@ -55,7 +55,7 @@ def test_sentences(call, reviews, tmp_path):
     assert json.loads(built.meta["classes"]) == ["neg", "pos"]
     code, out, err = call(
         "train", net, "--data", f"sentences:{reviews}", "--optimizer", "adam", "--lr", "0.02", "--epochs", 8,
-        "--batch-size", 16, "-o", run, "--json",
+        "--batch-size", 16, "-o", run, "--threads", 1, "--json",
     )  # fmt: skip
     assert code == 0, err
     assert json.loads(out)["history"][-1]["valid_accuracy"] > 0.9
@@ -80,7 +80,7 @@ def test_validation_text_has_the_words_of_training(call, reviews, tmp_path):
     build = ["build", "text_classifier", "-p", "width=4", "-p", "hidden=4", "-o", net]
     assert call(*build, "-p", "vocab=16")[0] == 0
     data = ["--data", f"sentences:{reviews}", "--valid", f"sentences:{other}"]
-    code, out, err = call("train", net, *data, "-o", tmp_path / "run", "--json")
+    code, out, err = call("train", net, *data, "--threads", 1, "-o", tmp_path / "run", "--json")
     assert code == 0, err
     assert json.loads(out)["history"][0]["valid_accuracy"] in (0.0, 0.5, 1.0)
     # A model without a vocabulary got that of the training part.
@@ -94,11 +94,11 @@ def test_text(call, book, tmp_path):
     train = [
         "train", net, "--data", f"text:{book}", "--data-option", "length=15", "--batch-size", 8, "--optimizer", "adam",
         "--lr", "0.02", "--output-name", "logits", "--carry", "h=last_h", "--carry", "c=last_c", "--metric",
-        "perplexity", "-o", run, "--json",
+        "perplexity", "-o", run, "--threads", 1, "--json",
     ]  # fmt: skip
-    code, out, err = call(*train, "--epochs", 2)
+    code, _, err = call(*train, "--epochs", 2)
     assert code == 0, err
-    code, out, err = call(*train, "--epochs", 4, "--resume")
+    code, _, err = call(*train, "--epochs", 4, "--resume")
     assert code == 0, err
     records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     scores = [r["valid_perplexity"] for r in records]
@@ -131,6 +131,31 @@ def test_a_decoder_takes_over_the_weights(call, tmp_path):
     code, _, err = call("build", "seq2seq", *sizes, "--weights", tmp_path / "lenet.json", "-o", writer)
     assert code == 2
     assert "lenet has no parameter of seq2seq" in err
+
+
+def test_pairs_of_sequences(call, tmp_path):
+    """A network that repeats two letters: trained on arrays, then writing by itself."""
+    rng = np.random.default_rng(0)
+    source = rng.integers(3, 8, (512, 2))
+    y = np.concatenate([source, np.full((512, 1), 2)], axis=1)
+    previous = np.concatenate([np.full((512, 1), 1), source], axis=1)
+    np.savez(tmp_path / "pairs.npz", source=source, lengths=np.full(512, 2), previous=previous, y=y)
+    np.savez(tmp_path / "two.npz", source=source[:2], lengths=np.full(2, 2))
+    net, run, writer = tmp_path / "net.json", tmp_path / "run", tmp_path / "writer.onnx"
+    sizes = ["-p", "vocab=8", "-p", "width=8", "-p", "hidden=24"]
+    assert call("build", "seq2seq", *sizes, "-o", net)[0] == 0
+    code, out, err = call(
+        "train", net, "--data", tmp_path / "pairs.npz", "--optimizer", "adam", "--lr", "0.02", "--epochs", 10,
+        "--batch-size", 32, "-o", run, "--threads", 1, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert json.loads(out)["history"][-1]["valid_accuracy"] > 0.95
+    assert call("build", "seq2seq", *sizes, "-p", "decode=4", "--weights", run, "-o", writer)[0] == 0
+    code, out, _ = call("run", writer, tmp_path / "two.npz", "--json")
+    assert code == 0
+    (tokens,) = json.loads(out)["outputs"]
+    np.testing.assert_array_equal(tokens["values"], np.concatenate([y[:2], np.full((2, 1), 2)], axis=1))
+    assert call("verify", writer, tmp_path / "two.npz")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ def test_fit_feeds_the_last_state_of_the_batch_before(stream):
         np.testing.assert_allclose(fitted.net.params[n], by_hand.net.params[n], rtol=1e-4, atol=1e-6)
 
 
+def test_state_goes_on_while_gradients_accumulate(stream):
+    found = trainer(accumulate=2)
+    history = found.fit(stream, epochs=3, batch_size=4, metrics=["perplexity"])
+    assert found.updates == 6
+    assert history[2]["loss"] < history[0]["loss"]
+    assert history[0]["loss"] == pytest.approx(np.log(history[0]["perplexity"]), rel=1e-5)
+
+
 def test_evaluation_in_pieces_is_that_of_the_whole(stream):
     found = trainer().evaluate(stream, ["perplexity"], batch_size=4)["perplexity"]
     whole = gk.Trainer(gk.models.build("lstm_lm", **OPTIONS), threads=1, seed=0)
