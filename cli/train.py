@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,9 @@ from graphkit.cli._output import log, print_json
 from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
 from graphkit.model import Model
+
+if TYPE_CHECKING:
+    from graphkit.data import Splits
 
 
 @click.command()
@@ -132,22 +135,13 @@ def _train(
     external_root: str | None,
     **o: Any,
 ) -> None:
-    from graphkit import data
     from graphkit.dist import kvstore
     from graphkit.train.trainer import Trainer
 
     store = kvstore.create(kvstore_type)
     net = prepared(read_model(model, external_root), o["constants"], o["head_options"], o["free_batch"], o["seed"])
-    of_source = source_options(o["data_options"])
-    if (listed := net.meta.get("vocabulary")) is not None and o["data_spec"].startswith(data.TEXT_SOURCES):
-        of_source = {"vocabulary": data.Vocabulary.from_json(listed), **of_source}
-    train_set, held_out = data.load(o["data_spec"], **of_source)
+    train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]))
     net = described(net, train_set)
-    valid_set = held_out
-    if o["valid_spec"] and train_set.vocabulary is not None:
-        valid_set = data.read(o["valid_spec"], **{**of_source, "vocabulary": train_set.vocabulary})
-    elif o["valid_spec"]:
-        valid_set = data.load(o["valid_spec"])[0]
     further = key_values(o["optimizer_options"], "--optimizer-option")
     trainer = Trainer(
         net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further),
@@ -182,6 +176,20 @@ def _train(
         click.echo(f"epoch {number}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items()))
     if folder is not None:
         log(f"wrote {folder}: model.json, checkpoint.json, log.jsonl")
+
+
+def read_data(net: Model, spec: str, valid_spec: str | None, options: dict[str, Any]) -> Splits:
+    """What to train on, and to validate on. Text is numbered by the model's vocabulary, where it has one."""
+    from graphkit import data
+
+    if spec.startswith(data.TEXT_SOURCES) and "vocabulary" in net.meta:
+        options = {"vocabulary": data.Vocabulary.from_json(net.meta["vocabulary"]), **options}
+    train, held_out = data.load(spec, **options)
+    if valid_spec is None:
+        return data.Splits(train, held_out)
+    if train.vocabulary is not None:
+        return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
+    return data.Splits(train, data.load(valid_spec)[0])
 
 
 def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: dict[str, str]) -> Any:

@@ -44,10 +44,10 @@ def load(spec: str | os.PathLike[str], *, test_fraction: float | None = None, se
     Dataset.split. A vocabulary is made of the training part. Raises InputError, naming the file, for whatever cannot
     be read or is not finite, UsageError for an option that the source does not have.
     """
-    text = _text_source(spec, options)
-    if text is not None:
+    load_text_parts = _text_source(spec, options)
+    if load_text_parts is not None:
         fraction = 0.1 if test_fraction is None else test_fraction
-        found: Splits = text(test_fraction=fraction, seed=seed, **options)
+        found: Splits = load_text_parts(test_fraction=fraction, seed=seed, **options)
         return found
     parts = _parts(spec)
     return parts if isinstance(parts, Splits) else parts.split(0.2 if test_fraction is None else test_fraction, seed)
@@ -55,9 +55,9 @@ def load(spec: str | os.PathLike[str], *, test_fraction: float | None = None, se
 
 def read(spec: str | os.PathLike[str], **options: Any) -> Dataset:
     """All samples of a data set, unsplit; the train part first where there are two. `spec`, options: as for `load`."""
-    text = _text_source(spec, options)
-    if text is not None:
-        whole: Dataset = text(test_fraction=None, **options)
+    load_text_whole = _text_source(spec, options)
+    if load_text_whole is not None:
+        whole: Dataset = load_text_whole(test_fraction=None, **options)
         return whole
     parts = _parts(spec)
     if isinstance(parts, Dataset):
@@ -86,7 +86,7 @@ def _text_source(spec: str | os.PathLike[str], options: Mapping[str, Any]) -> Ca
     """The loader of a source of text, with its path; None for any other. UsageError for an unknown option."""
     kind, _, path = os.fspath(spec).partition(":")
     loader = _TEXTS.get(kind)
-    known = [] if loader is None else list(inspect.signature(loader).parameters)[3:]
+    known = [] if loader is None else [k for k in inspect.signature(loader).parameters if k not in _COMMON]
     for key in options:
         if key not in known:
             raise UsageError(f"{spec}: there is no option {key!r}{did_you_mean(key, known)}")
@@ -269,6 +269,8 @@ def _is_number(cell: str) -> bool:
     return True
 
 
+# Arguments that every loader of text has; the others are options.
+_COMMON = ("path", "test_fraction", "seed")
 _TEXTS: dict[str, Callable[..., Any]] = {"sentences": load_sentences, "text": load_text}
 # How the name of a source of text begins.
 TEXT_SOURCES = tuple(f"{kind}:" for kind in _TEXTS)
