@@ -60,7 +60,8 @@ class Carried:
 
     def _state(self, name: str, inputs: Mapping[str, Any]) -> np.ndarray:
         declared = self._types[name]
-        sizes = match_shapes([(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items()])
+        given = [(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items() if k in inputs]
+        sizes = match_shapes(given)
         try:
             known = {k: n for k, n in sizes.items() if isinstance(n, int)}
             shape = tuple(evaluate(d, known) for d in declared.known_shape)

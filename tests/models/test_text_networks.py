@@ -166,6 +166,29 @@ def test_wrong_options(options, message):
         seq2seq(**options)
 
 
+@pytest.mark.parametrize(("name", "options"), [
+    ("lstm_lm", LANGUAGE), ("text_classifier", CLASSIFIER), ("seq2seq", PAIRS), ("seq2seq", PAIRS | {"decode": 5}),
+])  # fmt: skip
+def test_dropout_acts_in_training_only(name, options):
+    net = gk.models.build(name, **{**options, "dropout": 0.5})
+    without = gk.models.build(name, **{**options, "dropout": 0.0})
+    assert {n: a.shape for n, a in without.params.items()} == {n: a.shape for n, a in net.params.items()}
+    for n in net.params:
+        without.params[n] = net.params[n]
+    feeds = {n: np.random.default_rng(0).integers(1, 6, (3, 6)) for n in net.inputs}
+    if "lengths" in feeds:
+        feeds["lengths"] = np.array([6, 1, 3])
+    (wanted,), (found,) = without.run(feeds).values(), net.run(feeds).values()
+    np.testing.assert_array_equal(found, wanted)
+    assert gk.verify(net, feeds).passed
+    if "decode" not in options:
+        target = np.zeros(found.shape[:-1], np.int64)
+        losses = [
+            float(gk.Trainer(net, optimizer=gk.optim.SGD(0.0), seed=s, threads=1).step(feeds, target)) for s in (0, 1)
+        ]
+        assert losses[0] != losses[1]
+
+
 # --- gradients --------------------------------------------------------------------------------------
 
 GRADIENTS = {
