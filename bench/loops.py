@@ -152,7 +152,7 @@ def exported(threads: int) -> dict[str, tuple[gk.Model, dict[str, np.ndarray]]]:
         def again(state: Any, x: Any = x, w: Any = w, b: Any = b) -> Any:
             return lstm_cell(x, *state, w, b)
 
-        last = gk.while_loop(holds, again, (h, c), max_iterations=steps)
+        last = gk.while_loop(holds, again, (h, c), maximum_iterations=steps)
         made[f"Loop, {name}"] = gk.Model(list(last)), {**arrays, "limit": np.array(1e9, np.float32)}
     return made
 

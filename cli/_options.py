@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
+
+if TYPE_CHECKING:
+    from graphkit.data import Dataset
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,6 +74,28 @@ def read_model(source: str, external_root: str | None = None) -> Model:
         data = sys.stdin.buffer.read()
         return load(data, external_root=external_root)
     return load(Path(source), external_root=external_root)
+
+
+def data_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--data-option", "data_options", multiple=True, metavar="NAME=VALUE",
+        help="Options of sentences: and text: data: level, min_count, size, length, ...; repeat.",
+    )(command)  # fmt: skip
+
+
+def source_options(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """`--data-option` texts as keywords of `data.load`: numbers where they are numbers."""
+    return {k: int(v) if v.isdecimal() else v for k, v in key_values(pairs, "--data-option").items()}
+
+
+def described(model: Model, train: Dataset) -> Model:
+    """The model with what its numbers mean in the metadata, where the data are text: vocabulary and classes."""
+    if train.vocabulary is None:
+        return model
+    meta = {"vocabulary": train.vocabulary.to_json()}
+    if train.classes is not None:
+        meta["classes"] = json.dumps(train.classes)
+    return Model.from_graph(model.graph, dict(model.params), meta={**model.meta, **meta})
 
 
 def key_values(pairs: tuple[str, ...], option: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from graphkit import data, models
-from graphkit.cli._options import json_option, key_values
+from graphkit.cli._options import data_option, described, json_option, key_values, read_model, source_options
 from graphkit.cli._output import log, print_json
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.model import Model
@@ -21,20 +21,28 @@ from graphkit.model import Model
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="File to write: .json or .onnx.")
 @click.option("-p", "--option", "options", multiple=True, metavar="NAME=VALUE", help="An option of the model; repeat.")
-@click.option("--dataset", help="Take image size, inputs and classes from a data set (digits, a folder, a file).")
+@click.option("--dataset", help="Take image size, inputs, classes, vocabulary from a data set (digits, a folder, ...).")
+@data_option
+@click.option("--weights", help="Take the parameters of the same names from this model (.json, .onnx or a folder).")
 @click.option("--seed", type=int, default=None, help="Seed of the initialisers.")
 @json_option
 def command(
-    model: str, output: str, options: tuple[str, ...], dataset: str | None, seed: int | None, as_json: bool
-) -> None:
+    model: str, output: str, options: tuple[str, ...], dataset: str | None, data_options: tuple[str, ...],
+    weights: str | None, seed: int | None, as_json: bool,
+) -> None:  # fmt: skip
     """Write MODEL: a name of the zoo (`mlp`, `lenet`, `resnet`, ...), or FILE.py:FUNCTION, which returns a gk.Model.
 
     \b
     graphkit build lenet --dataset digits -o net.json
     graphkit build resnet -p layers=50 -p classes=10 -o net.onnx
+    graphkit build text_classifier --dataset sentences:reviews/ --data-option min_count=2 -o net.json
+    graphkit build seq2seq -p decode=20 --weights run/ -o translate.onnx
     graphkit build mynet.py:make -p width=64 -o net.json
     """
-    built = build_model(model, key_values(options, "--option"), dataset, seed)
+    train = None if dataset is None else data.load(dataset, **source_options(data_options)).train
+    built = build_model(model, key_values(options, "--option"), train, seed)
+    if weights is not None:
+        built = with_weights(built, read_model(weights))
     built.save(Path(output))
     if as_json:
         print_json(
@@ -45,16 +53,19 @@ def command(
         log(f"wrote {output}: {built!r}")
 
 
-def build_model(name: str, options: dict[str, str], dataset: str | None, seed: int | None) -> Model:
-    """The model, with options from the data set first and from texts after; seed: of the initialisers."""
+def build_model(name: str, options: dict[str, str], train: data.Dataset | None, seed: int | None) -> Model:
+    """The model, with options from the data set first and from texts after; seed: of the initialisers.
+
+    The vocabulary and the classes of a text go along in the model's metadata.
+    """
     path, separator, attribute = name.rpartition(":")
     function = _function(path, attribute) if separator else models.find(name)
     known = inspect.signature(function).parameters
     chosen: dict[str, Any] = {}
-    if dataset is not None:
-        train = data.load(dataset).train
-        inputs = train.shape if len(train.shape) > 1 else train.shape[0]
-        facts = {"image": train.shape, "inputs": inputs, "classes": train.num_classes}
+    if train is not None:
+        inputs = train.shape[0] if len(train.shape) == 1 else train.shape
+        vocab = None if train.vocabulary is None else len(train.vocabulary)
+        facts = {"image": train.shape, "inputs": inputs, "classes": train.num_classes, "vocab": vocab}
         chosen = {k: v for k, v in facts.items() if k in known and v is not None}
     for key, text in options.items():
         if key not in known:
@@ -68,7 +79,23 @@ def build_model(name: str, options: dict[str, str], dataset: str | None, seed: i
     built = function(**chosen)
     if not isinstance(built, Model):
         raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
-    return built if seed is None else Model.from_graph(built.graph, {}, seed=seed)
+    built = built if seed is None else Model.from_graph(built.graph, {}, seed=seed)
+    return built if train is None else described(built, train)
+
+
+def with_weights(model: Model, source: Model) -> Model:
+    """The model with the parameters that `source` has by the same names, and its metadata.
+
+    Raises InputError for shapes that differ, UsageError when no name is the same.
+    """
+    shared = [name for name in model.params if name in source.params]
+    if not shared:
+        raise UsageError(f"{source.name} has no parameter of {model.name}: {', '.join(list(model.params)[:5])}, ...")
+    for name in shared:
+        model.params[name] = source.params[name]
+    if missing := [name for name in model.params if name not in source.params]:
+        log(f"parameters that keep their initial values: {', '.join(missing)}")
+    return Model.from_graph(model.graph, dict(model.params), meta={**source.meta, **model.meta})
 
 
 def _function(path: str, attribute: str) -> Any:

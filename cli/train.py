@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from graphkit.cli._options import (
+    data_option,
+    described,
     device_options,
     external_root_option,
     json_option,
     key_values,
     read_model,
     recompute_option,
+    source_options,
 )
 from graphkit.cli._output import log, print_json
 from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
+if TYPE_CHECKING:
+    from graphkit.data import Splits
+
 
 @click.command()
 @click.argument("model")
 @click.option(
-    "--data", "data_spec", required=True, help="digits, a folder with MNIST idx files, or an .npz or .csv file."
+    "--data",
+    "data_spec",
+    required=True,
+    help="digits, a folder with MNIST idx files, an .npz or .csv file, sentences:FOLDER or text:FILE.",
 )
+@data_option
 @click.option("--valid", "valid_spec", help="Data to validate on (default: the part of --data held out for testing).")
 @click.option(
     "-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log."
@@ -56,6 +66,9 @@ from graphkit.model import Model
     default=("accuracy",),
     show_default=True,
     help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat.",
+)
+@click.option(
+    "--carry", "carries", multiple=True, metavar="INPUT=OUTPUT", help="State that goes from batch to batch; repeat."
 )
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")
 @click.option("--train", "train_only", multiple=True, metavar="PATTERN", help="Train only these parameters; repeat.")
@@ -106,6 +119,8 @@ def command(
     graphkit train net.onnx --data pets.npz --head classes=37 --train 'fc*' -o run/
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync -o run/
     mpiexec -n 2 graphkit train net.json --data digits --kvstore dist_sync -o run/
+    graphkit train net.json --data sentences:reviews/ --optimizer adam -o run/
+    graphkit train net.json --data text:book.txt --metric perplexity --carry h=last_h --carry c=last_c -o run/
     """
     if processes > 1 and not mpi.launched_by_mpi():
         if kvstore_type == "local":
@@ -129,25 +144,26 @@ def _train(
     external_root: str | None,
     **o: Any,
 ) -> None:
-    from graphkit import data
     from graphkit.dist import kvstore
     from graphkit.train.trainer import Trainer
 
     store = kvstore.create(kvstore_type)
     net = prepared(read_model(model, external_root), o["constants"], o["head_options"], o["free_batch"], o["seed"])
-    train_set, held_out = data.load(o["data_spec"])
-    valid_set = data.load(o["valid_spec"])[0] if o["valid_spec"] else held_out
+    train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]))
+    net = described(net, train_set)
     further = key_values(o["optimizer_options"], "--optimizer-option")
     trainer = Trainer(
         net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further),
         device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
         output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
-        clip_norm=o["clip_norm"], accumulate=o["accumulate"], seed=o["seed"], deterministic=o["deterministic"],
-        recompute=o["recompute"], precision=o["precision"],
+        carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
+        seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
     )  # fmt: skip
     if resume:
         trainer.resume(Path(folder or ""))
+    if folder is not None and train_set.vocabulary is not None and store.rank == 0:
+        train_set.vocabulary.save(Path(folder) / "vocabulary.json")
     history = trainer.fit(
         train_set, valid_set, epochs=o["epochs"], batch_size=o["batch_size"],
         metrics=o["metric_names"], folder=folder, checkpoint_every=o["checkpoint_every"],
@@ -169,6 +185,20 @@ def _train(
         click.echo(f"epoch {number}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items()))
     if folder is not None:
         log(f"wrote {folder}: model.json, checkpoint.json, log.jsonl")
+
+
+def read_data(net: Model, spec: str, valid_spec: str | None, options: dict[str, Any]) -> Splits:
+    """What to train on, and to validate on. Text is numbered by the model's vocabulary, where it has one."""
+    from graphkit import data
+
+    if spec.startswith(data.TEXT_SOURCES) and "vocabulary" in net.meta:
+        options = {"vocabulary": data.Vocabulary.from_json(net.meta["vocabulary"]), **options}
+    train, held_out = data.load(spec, **options)
+    if valid_spec is None:
+        return data.Splits(train, held_out)
+    if train.vocabulary is not None:
+        return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
+    return data.Splits(train, data.load(valid_spec)[0])
 
 
 def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: dict[str, str]) -> Any:

@@ -1,9 +1,15 @@
-"""Data sets: the handwritten digits that come with the package, files from disk, reproducible batches."""
+"""Data sets: the handwritten digits that come with the package, files from disk, text, reproducible batches."""
 
 from __future__ import annotations
 
 from graphkit.data.batches import Batch, Batches
 from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.sources import load, names, read
+from graphkit.data.sentences import Sentences
+from graphkit.data.sources import TEXT_SOURCES, load, names, read
+from graphkit.data.stream import TokenStream
+from graphkit.data.vocabulary import Vocabulary
 
-__all__ = ["Batch", "Batches", "Dataset", "Splits", "load", "names", "read"]
+__all__ = [
+    "TEXT_SOURCES", "Batch", "Batches", "Dataset", "Sentences", "Splits", "TokenStream", "Vocabulary", "load", "names",
+    "read",
+]  # fmt: skip

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.data import order
 from graphkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,11 +33,11 @@ class Batch:
 class Batches:
     """The batches of one epoch after another; each `for` loop runs to the end of the current epoch.
 
-    Epoch e visits the samples in the order of `order.permutation(n, seed, e)` (in their own order without
-    `shuffle`). `batch_size` is what one rank gets: a global batch is the next batch_size * ranks samples, and rank r
-    takes the r-th of `ranks` consecutive parts of it, so that two ranks with 32 see what one with 64 sees. The last
-    batch of an epoch is shorter, its parts differing by one sample at most (and empty on some ranks when there
-    are fewer samples than ranks), or left out with `drop_last`.
+    Epoch e visits the samples in the order of `dataset.order(seed, e, ...)`, a permutation that they decide alone (in
+    their own order without `shuffle`). `batch_size` is what one rank gets: a global batch is the next
+    batch_size * ranks samples, and rank r takes the r-th of `ranks` consecutive parts of it, so that two ranks with 32
+    see what one with 64 sees. The last batch of an epoch is shorter, its parts differing by one sample at most (and
+    empty on some ranks when there are fewer samples than ranks), or left out with `drop_last`.
 
     `position` is (epoch, index of the next batch); setting it resumes there. `len` counts an epoch's batches.
     """
@@ -98,8 +97,9 @@ class Batches:
 
     def order(self, epoch: int) -> np.ndarray:
         """int64 [samples]: the order in which an epoch visits the samples."""
-        count = len(self.dataset)
-        return order.permutation(count, self.seed, epoch) if self.shuffle else np.arange(count)
+        if not self.shuffle:
+            return np.arange(len(self.dataset))
+        return self.dataset.order(self.seed, epoch, self.batch_size * self.ranks)
 
     def _batch(self, indices: np.ndarray, index: int) -> Batch:
         width = self.batch_size * self.ranks

@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.data import order
 from graphkit.data.batches import Batches
+from graphkit.data.vocabulary import Vocabulary
 from graphkit.errors import InputError, UsageError
 
 
@@ -19,7 +20,11 @@ class Dataset:
     inputs' names where `inputs` does not give them (default "x", or "x0", "x1", ...). `classes`: what integer
     targets mean. `name` says in errors where the data come from. Raises InputError when lengths differ, there is no
     sample, or a floating-point array holds NaN.
+
+    `vocabulary` says what the numbers of a text stand for (see Sentences, TokenStream); other data have none.
     """
+
+    vocabulary: Vocabulary | None = None
 
     def __init__(
         self,
@@ -93,15 +98,14 @@ class Dataset:
 
         With integer targets of one number per sample, and `stratify`, each class is split in that proportion.
         """
-        if not 0.0 < test_fraction < 1.0:
-            raise UsageError(f"test_fraction lies between 0 and 1, not {test_fraction!r}")
         labels = self.targets if stratify and self.targets is not None and self.targets.dtype.kind in "iu" else None
-        train, test = order.split(
-            len(self), test_fraction, seed, labels if labels is None or labels.ndim == 1 else None
-        )
-        if not train.size or not test.size:
-            raise InputError(f"{self.name}: {len(self)} samples cannot be split with test_fraction={test_fraction}")
+        labels = labels if labels is None or labels.ndim == 1 else None
+        train, test = order.hold_out(self.name, len(self), test_fraction, seed, labels)
         return Splits(self.subset(train, f"{self.name} (train)"), self.subset(test, f"{self.name} (test)"))
+
+    def order(self, seed: int, epoch: int, width: int) -> np.ndarray:
+        """int64 [samples]: in which order a shuffled epoch visits the samples, in batches of `width` (all ranks')."""
+        return order.permutation(len(self), seed, epoch)
 
     def batches(self, batch_size: int, **options: Any) -> Batches:
         """Batches of this data set; options: seed, epoch, start, shuffle, drop_last, rank, ranks (see Batches)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.errors import UsageError
+from graphkit.errors import InputError, UsageError
 
 # The second half of the key for splitting: no epoch has this number.
 _SPLIT = (1 << 64) - 1
@@ -50,3 +50,15 @@ def split(
         chosen = np.concatenate([order[ordered == i][: seats[i]] for i in range(len(labels))] or [order[:0]])
     test = np.sort(chosen)
     return np.setdiff1d(np.arange(count), test, assume_unique=True), test
+
+
+def hold_out(
+    source: str, count: int, test_fraction: float, seed: int, classes: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`split`, and an error that names the source for a fraction outside (0, 1) or a part without samples."""
+    if not 0.0 < test_fraction < 1.0:
+        raise UsageError(f"{source}: test_fraction lies between 0 and 1, not {test_fraction!r}")
+    train, test = split(count, test_fraction, seed, classes)
+    if not train.size or not test.size:
+        raise InputError(f"{source}: {count} samples cannot be split with test_fraction={test_fraction}")
+    return train, test

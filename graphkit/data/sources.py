@@ -1,25 +1,30 @@
-"""Where data come from: the digits in the package, idx folders, .npz, .csv."""
+"""Where data come from: the digits in the package, idx folders, .npz, .csv, text."""
 
 from __future__ import annotations
 
 import csv
+import functools
+import inspect
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.idx import read_idx
-from graphkit.errors import InputError, did_you_mean
+from graphkit.data.sentences import load_sentences
+from graphkit.data.stream import load_text
+from graphkit.errors import InputError, UsageError, did_you_mean
 
 _TARGETS = ("y", "targets", "target", "labels", "label", "class")
 _MNIST = {"train": "train", "test": "t10k"}
 
 
-def load(spec: str | os.PathLike[str], *, test_fraction: float = 0.2, seed: int = 0) -> Splits:
+def load(spec: str | os.PathLike[str], *, test_fraction: float | None = None, seed: int = 0, **options: Any) -> Splits:
     """(train, test) of a data set. A set that comes in two parts keeps them; any other is split by `seed`.
 
     `spec`:
@@ -29,17 +34,31 @@ def load(spec: str | os.PathLike[str], *, test_fraction: float = 0.2, seed: int 
     - file.npz: `x` and `y` (or `targets`, `labels`); other names are inputs of those names; x_train, y_train, x_test,
       y_test are the two parts. float64 becomes float32, everything else stays as it is;
     - file.csv: one sample per line, a header if the first line is not numeric. The target is the column called y,
-      target, label or class, else the last; whole numbers become int64, text becomes classes in sorted order.
+      target, label or class, else the last; whole numbers become int64, text becomes classes in sorted order;
+    - "sentences:FOLDER": a sentence per line, NAME.pos and NAME.neg or a CLASS.txt for each class: see Sentences.
+      options: level, min_count, size, vocabulary, length, bucket;
+    - "text:FILE": tokens and the token that follows each: see TokenStream. The end of the file is the test part.
+      options: level, min_count, size, vocabulary, length.
 
-    Splits are stratified by class and keep the original order: see Dataset.split. Raises InputError, naming the
-    file, for whatever cannot be read or is not finite.
+    test_fraction is 0.2, and 0.1 for text. Splits are stratified by class and keep the original order: see
+    Dataset.split. A vocabulary is made of the training part. Raises InputError, naming the file, for whatever cannot
+    be read or is not finite, UsageError for an option that the source does not have.
     """
+    load_text_parts = _text_source(spec, options)
+    if load_text_parts is not None:
+        fraction = 0.1 if test_fraction is None else test_fraction
+        found: Splits = load_text_parts(test_fraction=fraction, seed=seed, **options)
+        return found
     parts = _parts(spec)
-    return parts if isinstance(parts, Splits) else parts.split(test_fraction, seed)
+    return parts if isinstance(parts, Splits) else parts.split(0.2 if test_fraction is None else test_fraction, seed)
 
 
-def read(spec: str | os.PathLike[str]) -> Dataset:
-    """All samples of a data set, unsplit; the train part first where there are two. `spec` as for `load`."""
+def read(spec: str | os.PathLike[str], **options: Any) -> Dataset:
+    """All samples of a data set, unsplit; the train part first where there are two. `spec`, options: as for `load`."""
+    load_text_whole = _text_source(spec, options)
+    if load_text_whole is not None:
+        whole: Dataset = load_text_whole(test_fraction=None, **options)
+        return whole
     parts = _parts(spec)
     if isinstance(parts, Dataset):
         return parts
@@ -61,6 +80,21 @@ def read(spec: str | os.PathLike[str]) -> Dataset:
 def names() -> list[str]:
     """The data sets that come with the package."""
     return ["digits"]
+
+
+def _text_source(spec: str | os.PathLike[str], options: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The loader of a source of text, with its path; None for any other. UsageError for an unknown option."""
+    kind, _, path = os.fspath(spec).partition(":")
+    loader = _TEXTS.get(kind)
+    known = [] if loader is None else [k for k in inspect.signature(loader).parameters if k not in _COMMON]
+    for key in options:
+        if key not in known:
+            raise UsageError(f"{spec}: there is no option {key!r}{did_you_mean(key, known)}")
+    if loader is None:
+        return None
+    if not path:
+        raise InputError(f"{kind} needs a path: {kind}:PATH")
+    return functools.partial(loader, Path(path))
 
 
 def _parts(spec: str | os.PathLike[str]) -> Dataset | Splits:
@@ -235,4 +269,9 @@ def _is_number(cell: str) -> bool:
     return True
 
 
+# Arguments that every loader of text has; the others are options.
+_COMMON = ("path", "test_fraction", "seed")
+_TEXTS: dict[str, Callable[..., Any]] = {"sentences": load_sentences, "text": load_text}
+# How the name of a source of text begins.
+TEXT_SOURCES = tuple(f"{kind}:" for kind in _TEXTS)
 _READERS: dict[str, Callable[[Path], Dataset | Splits]] = {".npz": _npz, ".csv": _csv}

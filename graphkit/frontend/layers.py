@@ -23,13 +23,14 @@ from graphkit.frontend._shared import (
 )
 from graphkit.frontend.normalization import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from graphkit.frontend.parameters import input, parameter, state
+from graphkit.frontend.recurrent import gru, lstm, rnn
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 
 __all__ = [
     "avg_pool2d", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "dropout", "embedding",
-    "global_avg_pool", "global_max_pool", "group_norm", "input", "instance_norm", "layer_norm", "linear",
-    "max_pool2d", "parameter", "rms_norm", "state",
+    "global_avg_pool", "global_max_pool", "group_norm", "gru", "input", "instance_norm", "layer_norm", "linear", "lstm",
+    "max_pool2d", "parameter", "rms_norm", "rnn", "state",
 ]  # fmt: skip
 
 

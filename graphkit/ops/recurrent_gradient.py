@@ -37,6 +37,8 @@ class _RecurrenceGrad(Op):
     """
 
     layer: ClassVar[type[Recurrence]]
+    # Two Scans of native steps are an order of magnitude faster than the walk of `reference`.
+    composite: ClassVar[bool] = True
     activation_alpha: tuple[float, ...] | None = None
     activation_beta: tuple[float, ...] | None = None
     activations: tuple[str, ...] | None = None

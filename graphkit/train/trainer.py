@@ -27,6 +27,7 @@ from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
+from graphkit.train.carried import Carried
 from graphkit.train.progress import JsonLog, ProgressBar
 
 
@@ -65,6 +66,10 @@ class Trainer:
     precision: "bf16" rounds the operands and results of matrix products and convolutions to bfloat16, in the backward
     pass too; parameters, slots and all else stay float32.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
+
+    carry: input name to output name, of state that `fit` and `evaluate` feed from each batch to the next; it is 0 at
+    the start of an epoch and whenever the batch size changes. Gradients do not reach back into earlier batches. `step`
+    takes such inputs like all others.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Trainer:
         ema: float | EMA | None = None,
         clip_norm: float | None = None,
         accumulate: int = 1,
+        carry: Mapping[str, str] | None = None,
         targets: Mapping[str, TensorType] | None = None,
         output: str | None = None,
         recompute: recomputation.Recompute | None = None,
@@ -104,6 +110,7 @@ class Trainer:
         self.epoch = self.batch = self.updates = 0
         self._waiting = 0
         self._waiting_weight = 0.0
+        self._carried = Carried(net, carry or {})
 
         self.ema = moving_average(ema)
         choice = steps.Choice(freeze, train, lazy, lr_mult or {}, wd_mult or {})
@@ -237,7 +244,7 @@ class Trainer:
         """
         return LazyScalar(self._step(inputs, targets)[0])
 
-    def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         if self._averaged:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **_by_name(targets, self._targets, "targets")}
@@ -245,7 +252,7 @@ class Trainer:
         if len(self._executors) == 1:
             results = self._executors[0].run({**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)})
             self.updates += 1
-            return results["loss"], results[self._output]
+            return results["loss"], results
         weight = float(len(next(iter(feeds.values()))) if size is None else size)
         # Fewer samples than ranks leave some without any: they only take part in the sums.
         results = self._executors[0].run({**feeds, steps.BATCH_WEIGHT: np.float32(weight)}) if weight else {}
@@ -257,7 +264,7 @@ class Trainer:
             loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
         if self._waiting == self.accumulate:
             self.flush()
-        return loss, results.get(self._output, np.zeros(0))
+        return loss, results
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch)."""
@@ -321,13 +328,17 @@ class Trainer:
     ) -> dict[str, float]:
         measured = metrics.get_all(specs)
         losses_seen, samples = 0.0, 0
+        if not self.batch:
+            self._carried.reset()
         for batch in batches:
             before = self.updates
-            loss, output = self._step(batch.inputs, batch.targets, batch.size)
+            inputs = self._carried.feeds(batch.inputs) if batch.size else batch.inputs
+            loss, results = self._step(inputs, batch.targets, batch.size)
+            self._carried.keep(results)
             losses_seen, samples = losses_seen + float(loss) * batch.global_size, samples + batch.global_size
             if batch.size:
                 for metric in measured:
-                    metric.update(output, _first(batch.targets))
+                    metric.update(results[self._output], _first(batch.targets))
             self.batch += 1
             bar.advance(float(loss))
             if not math.isfinite(float(loss)):
@@ -345,12 +356,13 @@ class Trainer:
     ) -> dict[str, float]:
         """Metrics of the inference graph over a data set, with the moving averages where there are any."""
         measured = metrics.get_all(metrics_)
+        carried = Carried(self.net, self._carried.names)
         with self.averaged():
             for inputs, targets in _dataset(data).batches(batch_size, shuffle=False):
-                feeds = _by_name(inputs, self.net.inputs, "inputs")
-                output = self._inference.run(feeds)[self._output]
+                results = self._inference.run(_by_name(carried.feeds(inputs), self.net.inputs, "inputs"))
+                carried.keep(results)
                 for metric in measured:
-                    metric.update(output, _first(targets))
+                    metric.update(results[self._output], _first(targets))
         return {m.name: m.value for m in measured}
 
     # --- files -----------------------------------------------------------------------------------
@@ -366,7 +378,7 @@ class Trainer:
         checkpoints.save(
             folder,
             checkpoints.Checkpoint(
-                arrays={**self.net.params, **self._slots},
+                arrays={**self.net.params, **self._slots, **self._carried.arrays},
                 optimizer=self.optimizer.describe(),
                 loss=self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "function"),
                 rng=tuple(int(v) for v in self._executors[0].rng),  # type: ignore[arg-type]
@@ -390,13 +402,15 @@ class Trainer:
     def resume(self, folder: str | Path) -> None:
         """Go on from a folder's checkpoint: weights, slots, random state, position. InvalidModel: it does not fit."""
         saved = checkpoints.load(folder)
+        arrays = dict(saved.arrays)
+        self._carried.restore(arrays)
         wanted = {*self.net.params, *self._slots}
-        if set(saved.arrays) != wanted:
-            odd = sorted(set(saved.arrays) ^ wanted)
+        if set(arrays) != wanted:
+            odd = sorted(set(arrays) ^ wanted)
             raise InvalidModel(
                 f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}"
             )
-        for name, array in saved.arrays.items():
+        for name, array in arrays.items():
             store: ParamStore = self.net.params if name in self.net.params else self._slots
             try:
                 store[name] = array

@@ -496,7 +496,7 @@ def test_a_step_inside_a_loop_without_a_kernel(monkeypatch: pytest.MonkeyPatch) 
 def test_sequences_keep_a_loop_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     m, x, many = value("m", dtype="int64"), value("x", 3), Value(SequenceType(ROW), "many")
     both = body([SequenceType(ROW), ROW], lambda i, c, s, v: [c, s, F.add(v, v)])  # type: ignore[list-item]
-    executor = Executor(Graph([m, x, many], [F.loop(m, None, many, x, body=both)[1]]), ParamStore({}))
+    executor = Executor(Graph([m, x, many], [*F.loop(m, None, many, x, body=both)][::-1]), ParamStore({}))
     ones = np.ones(3, np.float32)
     feeds = {"m": np.array(4), "x": ones, "many": [ones]}
     with pytest.raises(UnsupportedError, match=r"loop \(Loop: only tensors of numbers are carried"):
@@ -546,7 +546,7 @@ def test_lstm_in_a_loop() -> None:
     def holds(state: Any) -> Any:
         return F.less(F.reduce_sum(F.mul(state[1], state[1]), keepdims=False), bound)
 
-    last, cell = gk.while_loop(holds, lambda s: lstm_cell(x, *s, w, b), (h, c), max_iterations=12)
+    last, cell = gk.while_loop(holds, lambda s: lstm_cell(x, *s, w, b), (h, c), maximum_iterations=12)
     loss = F.add(F.reduce_sum(F.mul(last, cell), keepdims=False), F.reduce_sum(cell, keepdims=False))
     run = Native([*inputs, bound], [loss, *gradient([loss], inputs[1:])])
     for limit in (0.0, 12.0, 1e9, 20.0):
@@ -556,7 +556,7 @@ def test_lstm_in_a_loop() -> None:
 def test_gradient_of_an_imported_loop() -> None:
     """The number of iterations comes from the data; the file has neither shapes for it nor gradients."""
     x, w = gk.input("x", [2, 3]), gk.input("w", [3, 3])
-    y = gk.while_loop(below(30.0), lambda s: F.add(F.mat_mul(s, w), x), x, max_iterations=9)
+    y = gk.while_loop(below(30.0), lambda s: F.add(F.mat_mul(s, w), x), x, maximum_iterations=9)
     net = gk.load(gk.Model(F.identity(F.reduce_sum(F.mul(y, y), keepdims=False), name="loss")).to_onnx())
     derived = gk.grad(net, of=net.outputs[0], wrt=["x", "w"])
     executor = derived.compile()
@@ -576,7 +576,7 @@ def test_branches_in_a_loop() -> None:
         rising = F.greater(F.reduce_sum(s, keepdims=False), np.float32(0.5))
         return gk.cond(rising, lambda: F.mat_mul(s, w), lambda: F.add(F.sin(s), F.reduce_sum(w, np.array([0]))))
 
-    y = gk.while_loop(lambda s: F.less(F.reduce_sum(F.mul(s, s), keepdims=False), bound), step, x, max_iterations=6)
+    y = gk.while_loop(lambda s: F.less(F.reduce_sum(F.mul(s, s), keepdims=False), bound), step, x, maximum_iterations=6)
     loss = F.reduce_sum(F.mul(y, y), keepdims=False)
     run = Native(inputs, [loss, *gradient([loss], [x, w])])
     rng = np.random.default_rng(12)
@@ -588,10 +588,10 @@ def test_loops_in_a_loop() -> None:
     inputs = x, w = value("x", 2), value("w", 2)
 
     def outer(s: Value) -> Value:
-        inner = gk.while_loop(below(2.0), lambda t: F.add(F.mul(t, w), s), F.sin(s), max_iterations=4)
+        inner = gk.while_loop(below(2.0), lambda t: F.add(F.mul(t, w), s), F.sin(s), maximum_iterations=4)
         return F.add(F.mul(F.tanh(inner), s), s)
 
-    y = gk.while_loop(below(20.0), outer, x, max_iterations=3)
+    y = gk.while_loop(below(20.0), outer, x, maximum_iterations=3)
     run = Native(inputs, [y, *gradient([F.reduce_sum(y)], [x, w])])
     run(np.array([0.8, -0.6], np.float32), np.array([1.4, 1.2], np.float32))
     run(np.array([9.0, -0.6], np.float32), np.array([1.4, 1.2], np.float32))
@@ -599,7 +599,7 @@ def test_loops_in_a_loop() -> None:
 
 def test_second_order() -> None:
     inputs = x, w = value("x", 3), value("w", 3)
-    y = gk.while_loop(below(10.0), lambda s: F.add(F.mul(s, w), F.sin(s)), x, max_iterations=5)
+    y = gk.while_loop(below(10.0), lambda s: F.add(F.mul(s, w), F.sin(s)), x, maximum_iterations=5)
     (dx,) = gradient([F.reduce_sum(F.mul(y, y))], [x])
     run = Native(inputs, [y, dx, *gradient([F.reduce_sum(F.mul(dx, dx))], [x, w])])
     for scale in (0.1, 0.9, 5.0):

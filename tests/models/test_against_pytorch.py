@@ -219,3 +219,125 @@ def test_bert_is_a_stack_of_post_norm_layers():
     pooled = torch.tanh(h[:, 0] @ p["pool_weight"].T + p["pool_bias"])
     feeds = {"x": x.numpy(), "segments": segments.numpy(), "mask": mask.numpy()}
     assert_close(net.compile(threads=1).run(feeds)["logits"], pooled @ p["fc_weight"].T + p["fc_bias"])
+
+
+# --- text -------------------------------------------------------------------------------------------
+
+
+def gates(array, order):
+    """Rows of PyTorch's gates in the order of ONNX: input, output, forget, new from 0, 3, 1, 2; update first."""
+    return np.concatenate([np.split(array, len(order))[i] for i in order])
+
+
+def recurrent_weights(module, net, layers, prefix):
+    """Give a torch.nn.LSTM or GRU the parameters of ours."""
+    order = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}[type(module).__name__]
+    state = {}
+    for i in range(layers):
+        weight, recurrent, bias = (net.params[f"{prefix}{i}_{part}"][0] for part in ("weight", "recurrent", "bias"))
+        state[f"weight_ih_l{i}"], state[f"weight_hh_l{i}"] = gates(weight, order), gates(recurrent, order)
+        state[f"bias_ih_l{i}"], state[f"bias_hh_l{i}"] = (gates(half, order) for half in np.split(bias, 2))
+    module.load_state_dict({k: torch.tensor(v) for k, v in state.items()})
+    return module
+
+
+def gradients(net, feeds, target):
+    graph = gk.grad(gk.losses.with_loss(net, "softmax_cross_entropy"), of="loss")
+    return graph.compile(threads=1).run({**feeds, "target": target})
+
+
+def cross_entropy(logits, target):
+    return torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), torch.tensor(target).reshape(-1))
+
+
+def test_the_recurrent_language_model_is_embedding_lstm_linear():
+    net = gk.models.build("lstm_lm", vocab=30, hidden=8, layers=2, embedding=5)
+    p = randomised(net)
+    lstm = recurrent_weights(torch.nn.LSTM(5, 8, 2), net, 2, "lstm")
+    count = 30 * 5 + sum(v.numel() for v in lstm.parameters()) + 30 * 8 + 30
+    assert net.num_parameters == count
+    x = torch.randint(0, 30, (7, 3))
+    tables = {n: p[n].clone().requires_grad_() for n in ("token_weight", "fc_weight", "fc_bias")}
+    logits = lstm(tables["token_weight"][x])[0] @ tables["fc_weight"].T + tables["fc_bias"]
+    assert_close(net.compile(threads=1).run({"x": x.numpy()})["logits"], logits)
+    target = np.random.default_rng(0).integers(0, 30, (7, 3))
+    cross_entropy(logits, target).backward()
+    found = gradients(net, {"x": x.numpy()}, target)
+    for n, tensor in tables.items():
+        assert_close(found[f"{n}_grad"], tensor.grad)
+    ours = found["lstm1_recurrent_grad"][0]
+    assert_close(gates(ours, (0, 2, 3, 1)), lstm.weight_hh_l1.grad)
+
+
+def test_the_text_classifier_is_a_packed_gru():
+    net = gk.models.build("text_classifier", vocab=30, width=5, hidden=6, classes=4, pooling="last", dropout=0.0)
+    p = randomised(net)
+    gru = torch.nn.GRU(5, 6, bidirectional=True)
+    state = {}
+    for direction, suffix in (("forward", ""), ("reverse", "_reverse")):
+        for theirs, ours in (("ih", "input"), ("hh", "hidden")):
+            state[f"weight_{theirs}_l0{suffix}"] = p[f"{direction}_{ours}_weight"]
+            state[f"bias_{theirs}_l0{suffix}"] = p[f"{direction}_{ours}_bias"]
+    gru.load_state_dict(state)
+    assert net.num_parameters == 30 * 5 + sum(v.numel() for v in gru.parameters()) + 4 * 12 + 4
+    x, lengths = torch.randint(0, 30, (3, 7)), np.array([7, 1, 4])
+    table = p["token_weight"].clone().requires_grad_()
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        table[x], torch.tensor(lengths), batch_first=True, enforce_sorted=False
+    )
+    _, last = gru(packed)
+    logits = torch.cat([last[0], last[1]], dim=1) @ p["fc_weight"].T + p["fc_bias"]
+    feeds = {"x": x.numpy(), "lengths": lengths}
+    assert_close(net.compile(threads=1).run(feeds)["logits"], logits)
+    target = np.array([0, 3, 1])
+    cross_entropy(logits, target).backward()
+    found = gradients(net, feeds, target)
+    assert_close(found["token_weight_grad"], table.grad)
+    assert_close(found["forward_hidden_weight_grad"], gru.weight_hh_l0.grad)
+    assert_close(found["reverse_input_bias_grad"], gru.bias_ih_l0_reverse.grad)
+
+
+@pytest.mark.parametrize("attention", ["luong", "bahdanau"])
+def test_the_parts_of_seq2seq(attention):
+    net = gk.models.build("seq2seq", vocab=20, target_vocab=15, width=5, hidden=6, attention=attention)
+    p = randomised(net)
+    encoder = recurrent_weights(torch.nn.GRU(5, 6), net, 1, "encoder")
+    cell = torch.nn.GRUCell(11, 6)
+    cell.load_state_dict({
+        f"{part}_{theirs}": p[f"decoder0_{ours}_{part}"]
+        for part in ("weight", "bias")
+        for theirs, ours in (("ih", "input"), ("hh", "hidden"))
+    })  # fmt: skip
+    source, lengths, previous = torch.randint(0, 20, (3, 6)), np.array([6, 2, 4]), torch.randint(0, 15, (3, 4))
+    table = p["source_weight"].clone().requires_grad_()
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        table[source], torch.tensor(lengths), batch_first=True, enforce_sorted=False
+    )
+    y, last = encoder(packed)
+    memory, _ = torch.nn.utils.rnn.pad_packed_sequence(y, batch_first=True, total_length=6)
+    masked = torch.arange(6)[None] >= torch.tensor(lengths)[:, None]
+
+    def attend(scores):
+        return (torch.softmax(scores.masked_fill(masked, -torch.inf), dim=1)[:, None] @ memory)[:, 0]
+
+    h, attentional, features = last[0], torch.zeros(3, 6), []
+    for t in range(4):
+        x = p["target_weight"][previous[:, t]]
+        if attention == "luong":
+            h = cell(torch.cat([x, attentional], 1), h)
+            scores = (memory @ (h @ p["attend_query_weight"].T)[:, :, None])[:, :, 0]
+            attentional = torch.tanh(torch.cat([attend(scores), h], 1) @ p["attend_join_weight"].T)
+            features.append(attentional)
+        else:
+            hidden = torch.tanh(memory @ p["attend_keys_weight"].T + (h @ p["attend_query_weight"].T)[:, None])
+            h = cell(torch.cat([x, attend((hidden @ p["attend_score_weight"].T)[:, :, 0])], 1), h)
+            features.append(h)
+    logits = torch.stack(features, 1) @ p["fc_weight"].T + p["fc_bias"]
+    feeds = {"source": source.numpy(), "lengths": lengths, "previous": previous.numpy()}
+    assert_close(net.compile(threads=1).run(feeds)["logits"], logits)
+    target = np.random.default_rng(0).integers(0, 15, (3, 4))
+    cross_entropy(logits, target).backward()
+    found = gradients(net, feeds, target)
+    assert_close(found["source_weight_grad"], table.grad)
+    assert_close(found["decoder0_hidden_weight_grad"], cell.weight_hh.grad)
+    assert_close(gates(found["encoder0_recurrent_grad"][0], (1, 0, 2)), encoder.weight_hh_l0.grad)

@@ -19,7 +19,13 @@ from graphkit.errors import UsageError
 from graphkit.models.vae import negative_elbo
 from graphkit.train.losses import with_loss
 
-INPUTS = {"bert": ("x", "segments", "mask"), "matrix_factorization": ("user", "item"), "vae": ("x", "noise")}
+INPUTS = {
+    "bert": ("x", "segments", "mask"),
+    "matrix_factorization": ("user", "item"),
+    "seq2seq": ("source", "lengths", "previous"),
+    "text_classifier": ("x", "lengths"),
+    "vae": ("x", "noise"),
+}
 OUTPUTS = {"dqn": ("q",), "matrix_factorization": ("rating",), "vae": ("logits", "mean", "log_variance")}
 
 PUBLISHED = [
@@ -44,6 +50,15 @@ PUBLISHED = [
     ("unet", {}, 31_030_658),
     # pytorch/examples, vae: 784-400-(20, 20)-400-784
     ("vae", {}, 652_824),
+    # pytorch/examples, word_language_model on WikiText-2, two layers of 200 units; with one table for both ends
+    ("lstm_lm", {"vocab": 33278}, 13_987_678),
+    ("lstm_lm", {"vocab": 33278, "tied": True}, 7_332_078),
+    # torch.nn.Embedding(10000, 128), GRU(128, 128, bidirectional=True), Linear(256, 2)
+    ("text_classifier", {}, 1_280_000 + 198_144 + 514),
+    # two Embedding(10000, 128), GRU(128, 256), GRU(128 + 256, 256), Linear(256, 256) and (512, 256) without bias, and
+    # Linear(256, 10000); additive attention has (256, 256) twice and (256, 1)
+    ("seq2seq", {}, 2 * 1_280_000 + 296_448 + 493_056 + 65_536 + 131_072 + 2_570_000),
+    ("seq2seq", {"attention": "bahdanau"}, 2 * 1_280_000 + 296_448 + 493_056 + 2 * 65_536 + 256 + 2_570_000),
     # PyTorch's tutorial, "Reinforcement Learning (DQN)", for CartPole: 4-128-128-2
     ("dqn", {"observations": 4, "actions": 2, "hidden": (128, 128)}, 17_410),
     # the MovieLens 100K sizes: a vector and a bias per user and item, and the mean
@@ -56,10 +71,13 @@ SMALL = {
     "dqn": {"observations": 9, "actions": 3, "hidden": (16,), "dueling": True},
     "googlenet": {"image": (3, 32, 32), "classes": 5},
     "lenet": {"image": (1, 8, 8)},
+    "lstm_lm": {"vocab": 40, "hidden": 8, "layers": 2},
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
     "mlp": {"inputs": 12},
     "mobilenetv2": {"image": (3, 32, 32), "classes": 5},
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
+    "seq2seq": {"vocab": 40, "target_vocab": 30, "width": 8, "hidden": 6, "layers": 2},
+    "text_classifier": {"vocab": 40, "width": 8, "hidden": 6, "classes": 3},
     "transformer_lm": {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8},
     "unet": {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1},
     "vae": {"image": (1, 6, 6), "hidden": 12, "latent": 3},
@@ -82,7 +100,7 @@ def test_every_network_builds_by_default_and_names_its_ends(name, unset_paramete
     assert net.inputs == INPUTS.get(name, ("x",))
     assert net.outputs == OUTPUTS.get(name, ("logits",))
     for kind in (*net.input_types.values(), *net.output_types.values()):
-        assert str(kind.shape[0]) == "N"
+        assert str(kind.shape[0]) == ("T" if name == "lstm_lm" else "N")
     assert gk.models.describe(name)
     assert all(option.default is not inspect.Parameter.empty for option in gk.models.options(name))
     assert name in SMALL

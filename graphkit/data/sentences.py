@@ -1,0 +1,117 @@
+"""Sentences with labels: one file per class, one sentence per line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.data import order
+from graphkit.data.dataset import Dataset, Splits
+from graphkit.data.vocabulary import PADDING, Vocabulary, read_text
+from graphkit.errors import InputError, UsageError
+
+# An epoch is sorted by length within so many batches at a time: enough for little padding, few enough that the
+# batches of two epochs differ.
+_POOL = 32
+
+
+class Sentences(Dataset):
+    """x: int64 [N, T], the numbers of tokens, padded with 0; lengths: int64 [N]; targets: int64 [N].
+
+    T is that of the longest sentence taken, rounded up to a multiple of `bucket`, so that few sizes occur; shuffled
+    batches hold sentences of similar length. No sentence is longer than `length`: the rest of it is cut off.
+    """
+
+    vocabulary: Vocabulary
+
+    def __init__(
+        self, rows: Sequence[np.ndarray], targets: Any, vocabulary: Vocabulary, *, classes: Sequence[str] | None = None,
+        length: int = 128, bucket: int = 8, name: str = "sentences",
+    ):  # fmt: skip
+        if length < 1 or bucket < 1:
+            raise UsageError(f"{name}: length and bucket are positive, not {length} and {bucket}")
+        lengths = np.array([min(len(row), length) for row in rows], np.int64)
+        x = np.full((len(rows), _rounded_up(lengths, bucket)), PADDING, np.int64)
+        for padded, row, size in zip(x, rows, lengths, strict=True):
+            padded[:size] = row[:size]
+        super().__init__({"x": x, "lengths": lengths}, targets, classes=classes, name=name)
+        self.vocabulary = vocabulary
+        self.bucket = bucket
+
+    def take(self, index: Any) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+        inputs, targets = super().take(index)
+        return inputs | {"x": inputs["x"][:, : _rounded_up(inputs["lengths"], self.bucket)]}, targets
+
+    def order(self, seed: int, epoch: int, width: int) -> np.ndarray:
+        shuffled = super().order(seed, epoch, width)
+        lengths = self.arrays["lengths"]
+        pools = np.split(shuffled, range(_POOL * width, len(shuffled), _POOL * width))
+        by_length = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+        whole = len(by_length) // width
+        batches = by_length[: whole * width].reshape(whole, width)[order.permutation(whole, seed, epoch)]
+        return np.concatenate([batches.reshape(-1), by_length[whole * width :]])
+
+
+def _rounded_up(lengths: np.ndarray, multiple: int) -> int:
+    return -(-int(lengths.max(initial=1)) // multiple) * multiple
+
+
+def load_sentences(
+    path: Path, *, test_fraction: float | None = 0.1, seed: int = 0, vocabulary: Vocabulary | None = None,
+    level: str = "word", min_count: int = 1, size: int | None = None, length: int = 128, bucket: int = 8,
+) -> Splits | Sentences:  # fmt: skip
+    """(train, test) of the sentences in a folder, stratified by class; all of them for a test_fraction of None.
+
+    The vocabulary (see Vocabulary.build for level, min_count, size) is made of the training part alone, unless one is
+    given. length, bucket: see Sentences. Raises InputError, naming the folder or the file.
+    """
+    files = _class_files(path)
+    classes = sorted(files)
+    texts, labels = [], []
+    for label, name in enumerate(classes):
+        # Not splitlines: text has other characters that it takes for line ends.
+        lines = [line for file in files[name] for line in read_text(file).split("\n") if line.strip()]
+        texts += lines
+        labels += [label] * len(lines)
+    if not texts:
+        raise InputError(f"{path}: there is no sentence in {', '.join(f.name for n in classes for f in files[n])}")
+    targets = np.array(labels, np.int64)
+    everything = np.arange(len(texts))
+    train, test = everything, everything[:0]
+    if test_fraction is not None:
+        train, test = order.hold_out(str(path), len(texts), test_fraction, seed, targets)
+    if vocabulary is None:
+        vocabulary = Vocabulary.build((texts[i] for i in train), level, min_count=min_count, size=size)
+    rows = [vocabulary.encode(text) for text in texts]
+
+    def part(index: np.ndarray, name: str) -> Sentences:
+        return Sentences(
+            [rows[i] for i in index], targets[index], vocabulary, classes=classes, length=length, bucket=bucket,
+            name=name,
+        )  # fmt: skip
+
+    if test_fraction is None:
+        return part(everything, str(path))
+    return Splits(part(train, f"{path} (train)"), part(test, f"{path} (test)"))
+
+
+def _class_files(path: Path) -> dict[str, list[Path]]:
+    """Files by class: NAME.pos and NAME.neg where there are both, else CLASS.txt."""
+    if not path.is_dir():
+        raise InputError(
+            f"{path}: {'not a folder' if path.exists() else 'no such folder'}; sentences:FOLDER is expected"
+        )
+    found = sorted(file for file in path.iterdir() if file.is_file())
+    polar = {kind: [f for f in found if f.suffix == f".{kind}"] for kind in ("neg", "pos")}
+    if all(polar.values()):
+        return polar
+    classes = {f.stem: [f] for f in found if f.suffix == ".txt"}
+    if len(classes) < 2:
+        held = ", ".join(f.name for f in found[:8]) or "no file"
+        raise InputError(
+            f"{path}: neither *.pos and *.neg nor a CLASS.txt for each of several classes; it holds {held}"
+        )
+    return classes

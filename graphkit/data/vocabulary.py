@@ -1,0 +1,118 @@
+"""Vocabulary: how text becomes tokens, and tokens numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError, RuntimeFailure, UsageError
+from graphkit.ir.atomic import write_whole
+
+LEVELS = ("word", "char")
+PADDING, UNKNOWN = 0, 1
+_SPECIAL = ("<pad>", "<unk>")
+# Words with what apostrophes and hyphens join, and every other character that is not a space by itself.
+_WORDS = re.compile(r"\w+(?:['\u2019-]\w+)*|[^\w\s]")
+
+
+class Vocabulary:
+    """Tokens in the order of their numbers; 0 is padding, 1 stands for whatever is not in the list.
+
+    level: "word" takes lower-case words and single punctuation marks as tokens, "char" every character as it is.
+    `tokens` begins with "<pad>" and "<unk>", and lists each token once.
+    """
+
+    def __init__(self, tokens: Sequence[str], level: str = "word"):
+        if level not in LEVELS:
+            raise UsageError(f"the level of a vocabulary is {' or '.join(LEVELS)}, not {level!r}")
+        self.tokens = tuple(tokens)
+        self.level = level
+        self._numbers = {token: number for number, token in enumerate(self.tokens)}
+        if self.tokens[:2] != _SPECIAL or len(self._numbers) != len(self.tokens):
+            raise InputError("a vocabulary begins with <pad> and <unk> and lists every token once")
+
+    @classmethod
+    def build(
+        cls, texts: Iterable[str], level: str = "word", *, min_count: int = 1, size: int | None = None
+    ) -> Vocabulary:
+        """The tokens of `texts` that occur `min_count` times, the most frequent first, equal ones in sorted order.
+
+        size: how many there are at most, with "<pad>" and "<unk>". Raises InputError when no token is left.
+        """
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(tokens_of(text, level))
+        ranked = sorted((t for t, n in counts.items() if n >= min_count), key=lambda t: (-counts[t], t))
+        kept = ranked if size is None else ranked[: max(size - len(_SPECIAL), 0)]
+        if not kept:
+            raise InputError(f"no token for the vocabulary: {len(counts)} occur, none {min_count} times or within size")
+        return cls([*_SPECIAL, *kept], level)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def encode(self, text: str) -> np.ndarray:
+        """int64 [tokens]: the numbers of a text's tokens."""
+        numbers = self._numbers
+        return np.array([numbers.get(token, UNKNOWN) for token in tokens_of(text, self.level)], np.int64)
+
+    def decode(self, numbers: Iterable[int]) -> str:
+        """The text of numbers, padding left out; words with a space between them."""
+        found = (self.tokens[n] for n in numbers if n != PADDING)
+        return ("" if self.level == "char" else " ").join(found)
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        return json.dumps({"level": self.level, "tokens": self.tokens}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Vocabulary:
+        """Raises InputError for text that `to_json` did not write."""
+        try:
+            record: Any = json.loads(text)
+            tokens, level = record["tokens"], record["level"]
+            if not all(isinstance(token, str) for token in tokens):
+                raise TypeError("tokens are strings")
+            return cls(tokens, level)
+        except (ValueError, KeyError, TypeError, UsageError) as error:
+            raise InputError(f"not a vocabulary: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the vocabulary as JSON, as in a model's metadata. Raises RuntimeFailure when the disk refuses."""
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RuntimeFailure(f"{path} cannot be written: {error.strerror or error}") from error
+        write_whole(path, [self.to_json().encode()])
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        return cls.from_json(read_text(Path(path)))
+
+    def __repr__(self) -> str:
+        return f"<Vocabulary of {len(self)} {self.level}s>"
+
+
+def tokens_of(text: str, level: str) -> list[str]:
+    """The tokens of a text: see Vocabulary."""
+    if level == "char":
+        return list(text)
+    return _WORDS.findall(text.lower())
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file, line ends as they are in it; raises InputError, naming the file."""
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start}); convert it, for example with iconv") from None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from None

@@ -1,0 +1,93 @@
+"""Recurrent layers: functions that make the parameters of RNN, GRU and LSTM and apply the operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.frontend._shared import checked_rank, float_operand, known_size, positive
+from graphkit.frontend.initializers import FanInUniform
+from graphkit.frontend.parameters import parameter
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
+from graphkit.ops import F
+
+_DIRECTIONS = ("forward", "reverse", "bidirectional")
+
+
+def rnn(
+    x: Value, units: int, *, lengths: Value | None = None, initial: Value | None = None, direction: str = "forward",
+    activation: str = "Tanh", bias: bool = True, init: Any = None, in_features: int | None = None, name: str = "rnn",
+) -> tuple[Value, Value]:  # fmt: skip
+    """h' = tanh(W x + R h + b) along a sequence: y [T, N, D * units] and the last state [D, N, units].
+
+    x: [T, N, in]; lengths: integers [N], the steps of each sequence (default: all T); beyond them y is 0. initial:
+    [D, N, units], default 0. direction: "forward", "reverse" or "bidirectional", which has D = 2 directions, joined in
+    y. Parameters: `<name>_weight` [D, units, in], `<name>_recurrent` [D, units, units], `<name>_bias` [D, 2 * units]
+    (of W, then of R), uniform in +-1 / sqrt(units) as in PyTorch unless `init` says otherwise.
+    Raises UsageError when `in` is unknown and `in_features` is not given.
+    """
+    functions = [activation] * (2 if direction == "bidirectional" else 1)
+    y, h = _layer(
+        "rnn", 1, x, units, lengths, [initial], direction, bias, init, in_features, name, activations=functions
+    )
+    return y, h
+
+
+def gru(
+    x: Value, units: int, *, lengths: Value | None = None, initial: Value | None = None, direction: str = "forward",
+    bias: bool = True, init: Any = None, in_features: int | None = None, name: str = "gru",
+) -> tuple[Value, Value]:  # fmt: skip
+    """Gated recurrent units, with PyTorch's formula (linear_before_reset); see rnn.
+
+    The parameters hold the gates in ONNX's order: update, reset, new.
+    """
+    y, h = _layer("gru", 3, x, units, lengths, [initial], direction, bias, init, in_features, name,
+                  linear_before_reset=True)  # fmt: skip
+    return y, h
+
+
+def lstm(
+    x: Value, units: int, *, lengths: Value | None = None, initial: tuple[Value, Value] | None = None,
+    direction: str = "forward", bias: bool = True, init: Any = None, in_features: int | None = None,
+    name: str = "lstm",
+) -> tuple[Value, tuple[Value, Value]]:  # fmt: skip
+    """Long short-term memory: y [T, N, D * units] and the last (h, c), each [D, N, units]; see rnn.
+
+    The parameters hold the gates in ONNX's order: input, output, forget, new.
+    """
+    states: list[Value | None] = [None, None] if initial is None else [*initial]
+    y, h, c = _layer("lstm", 4, x, units, lengths, states, direction, bias, init, in_features, name)
+    return y, (h, c)
+
+
+def _layer(
+    kind: str, gates: int, x: Value, units: int, lengths: Value | None, states: list[Value | None], direction: str,
+    bias: bool, init: Any, in_features: int | None, name: str, **attributes: Any,
+) -> tuple[Value, ...]:  # fmt: skip
+    float_operand(kind, name, x)
+    checked_rank(kind, name, x, 3, "[T, N, C]")
+    positive(kind, name, "units", units)
+    if direction not in _DIRECTIONS:
+        raise UsageError(f"layer {name!r} ({kind}): direction is {', '.join(_DIRECTIONS)}, not {direction!r}")
+    features = known_size(kind, name, x, 2, in_features, "in_features")
+    directions, columns = (2 if direction == "bidirectional" else 1), gates * units
+    start = FanInUniform(units) if init is None else init
+    shapes = {"weight": (columns, features), "recurrent": (columns, units), "bias": (2 * columns,)}
+    weight, recurrent, offset = (
+        None if part == "bias" and not bias else parameter(f"{name}_{part}", (directions, *shape), start, x.dtype)
+        for part, shape in shapes.items()
+    )
+    if lengths is not None and lengths.dtype is not DType.INT32:
+        lengths = F.cast(lengths, to=DType.INT32)
+    y, *last = getattr(F, kind)(
+        x, weight, recurrent, offset, lengths, *states, hidden_size=units, direction=direction, name=name, **attributes
+    )
+    # [T, D, N, H]
+    if directions == 1:
+        joined = F.squeeze(y, np.array([1]))
+    else:
+        joined = F.reshape(F.transpose(y, perm=(0, 2, 1, 3)), np.array([0, 0, directions * units]))
+    return joined, *last

@@ -1,0 +1,82 @@
+"""State that a recurrent network takes over from one batch to the next, for truncated backpropagation through time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError, TypeMismatch, UsageError, did_you_mean
+from graphkit.ir.dims import evaluate
+from graphkit.ir.types import TensorType
+from graphkit.model import Model
+from graphkit.passes.bind import match_shapes
+
+_SUFFIX = "/carried"
+
+
+class Carried:
+    """Arrays by input name, each the output of the batch before; zeros at the start, and where its shape changes.
+
+    names: input to output. Raises UsageError for unknown names, and types that differ.
+    """
+
+    def __init__(self, net: Model, names: Mapping[str, str]):
+        self.names = dict(names)
+        self._types: dict[str, TensorType] = {}
+        self._arrays: dict[str, np.ndarray] = {}
+        inputs, outputs = net.input_types, net.output_types
+        for source, result in self.names.items():
+            if source not in inputs:
+                raise UsageError(f"carry: the model has no input {source!r}{did_you_mean(source, inputs)}")
+            if result not in outputs:
+                raise UsageError(f"carry: the model has no output {result!r}{did_you_mean(result, outputs)}")
+            before, after = inputs[source], outputs[result]
+            if not isinstance(before, TensorType) or not isinstance(after, TensorType) or before.dtype != after.dtype:
+                raise UsageError(f"carry: input {source!r} is {before}, output {result!r} {after}")
+            self._types[source] = before
+        others = {name: kind for name, kind in inputs.items() if name not in self.names}
+        self._others = {name: kind for name, kind in others.items() if isinstance(kind, TensorType)}
+
+    def reset(self) -> None:
+        self._arrays = {}
+
+    def feeds(self, inputs: Any) -> Any:
+        """The inputs of a batch (an array, a tuple, or a dict by name) with what is carried."""
+        if not self.names:
+            return inputs
+        if not isinstance(inputs, Mapping):
+            arrays = inputs if isinstance(inputs, tuple) else (inputs,)
+            if len(arrays) != len(self._others):
+                expected = ", ".join(self._others)
+                raise InputError(f"{len(self._others)} inputs are expected ({expected}), {len(arrays)} given")
+            inputs = dict(zip(self._others, arrays, strict=True))
+        return {**inputs, **{name: self._state(name, inputs) for name in self.names if name not in inputs}}
+
+    def keep(self, results: Mapping[str, np.ndarray]) -> None:
+        """Carry the outputs of a batch that ran."""
+        self._arrays = {name: results[output] for name, output in self.names.items() if output in results}
+
+    def _state(self, name: str, inputs: Mapping[str, Any]) -> np.ndarray:
+        declared = self._types[name]
+        given = [(k, t, TensorType(t.dtype, np.shape(inputs[k]))) for k, t in self._others.items() if k in inputs]
+        sizes = match_shapes(given)
+        try:
+            known = {k: n for k, n in sizes.items() if isinstance(n, int)}
+            shape = tuple(evaluate(d, known) for d in declared.known_shape)
+        except TypeMismatch as error:
+            raise UsageError(f"carry: the other inputs do not say the size of {name!r}, {declared}: {error}") from None
+        kept = self._arrays.get(name)
+        return kept if kept is not None and kept.shape == shape else np.zeros(shape, declared.dtype.numpy)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What a checkpoint holds of it."""
+        return {f"{name}{_SUFFIX}": array for name, array in self._arrays.items()}
+
+    def restore(self, saved: dict[str, np.ndarray]) -> None:
+        """Take what a checkpoint holds of it out of `saved`."""
+        self._arrays = {n: saved.pop(f"{n}{_SUFFIX}") for n in self.names if f"{n}{_SUFFIX}" in saved}

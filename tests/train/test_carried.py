@@ -1,0 +1,134 @@
+"""State carried from batch to batch: truncated backpropagation through time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.data import TokenStream, Vocabulary
+from graphkit.errors import InputError, InvalidModel, UsageError
+
+CARRY = {"h": "last_h", "c": "last_c"}
+OPTIONS = {"vocab": 7, "hidden": 6, "layers": 2}
+
+
+@pytest.fixture
+def stream():
+    words = Vocabulary.build(["abcde"], "char")
+    tokens = np.random.default_rng(0).integers(2, 7, 121)
+    return TokenStream(tokens, words, length=9)
+
+
+def trainer(**options):
+    net = gk.models.build("lstm_lm", **OPTIONS, stateful=True)
+    settings = {"output": "logits", "carry": CARRY, "threads": 1, "seed": 0} | options
+    return gk.Trainer(net, optimizer=gk.optim.SGD(0.5), **settings)
+
+
+def test_fit_feeds_the_last_state_of_the_batch_before(stream):
+    fitted, by_hand = trainer(), trainer()
+    history = fitted.fit(stream, epochs=2, batch_size=4)
+    for record in history:
+        h = c = np.zeros((2, 4, 6), np.float32)
+        losses = []
+        for batch in stream.batches(4):
+            feeds = {"x": batch.inputs, "h": h, "c": c}
+            # The state after the batch, of the parameters before the update.
+            results = by_hand.net.compile(threads=1).run(feeds)
+            losses.append(float(by_hand.step(feeds, batch.targets)) * batch.size)
+            h, c = results["last_h"], results["last_c"]
+        assert record["loss"] == pytest.approx(sum(losses) / 120, rel=1e-5)
+    for n in fitted.net.params:
+        np.testing.assert_allclose(fitted.net.params[n], by_hand.net.params[n], rtol=1e-4, atol=1e-6)
+
+
+def test_state_goes_on_while_gradients_accumulate(stream):
+    found = trainer(accumulate=2)
+    history = found.fit(stream, epochs=3, batch_size=4, metrics=["perplexity"])
+    assert found.updates == 6
+    assert history[2]["loss"] < history[0]["loss"]
+    assert history[0]["loss"] == pytest.approx(np.log(history[0]["perplexity"]), rel=1e-5)
+
+
+def test_evaluation_in_pieces_is_that_of_the_whole(stream):
+    found = trainer().evaluate(stream, ["perplexity"], batch_size=4)["perplexity"]
+    whole = gk.Trainer(gk.models.build("lstm_lm", **OPTIONS), threads=1, seed=0)
+    long = TokenStream(np.append(stream.arrays["x"], stream.targets[-1]), stream.vocabulary, length=1000)
+    assert found == pytest.approx(whole.evaluate(long, ["perplexity"], batch_size=4)["perplexity"], rel=1e-5)
+    forgetful = trainer(carry={})
+    zeros = {n: np.zeros((2, 4, 6), np.float32) for n in CARRY}
+    with pytest.raises(InputError, match="3 inputs are expected"):
+        forgetful.evaluate(stream, batch_size=4)
+    assert np.isfinite(float(forgetful.step({"x": np.zeros((3, 4), np.int64), **zeros}, np.zeros((3, 4), np.int64))))
+
+
+def test_training_goes_on_within_an_epoch(stream, tmp_path):
+    whole = trainer()
+    whole.fit(stream, epochs=2, batch_size=4)
+
+    class Killed(Exception):
+        pass
+
+    def killed(batches=7):
+        """Stops the run after so many batches, of which an epoch has four."""
+        part = trainer()
+        step, count = part._step, iter(range(batches))
+
+        def limited(*arguments):
+            if next(count, None) is None:
+                raise Killed
+            return step(*arguments)
+
+        part._step = limited
+        with pytest.raises(Killed):
+            part.fit(stream, epochs=2, batch_size=4, folder=tmp_path, checkpoint_every=1)
+
+    killed()
+    resumed = trainer()
+    resumed.resume(tmp_path)
+    assert (resumed.epoch, resumed.batch) == (1, 3)
+    resumed.fit(stream, epochs=2, batch_size=4)
+    for n in whole.net.params:
+        np.testing.assert_array_equal(resumed.net.params[n], whole.net.params[n])
+    with pytest.raises(InvalidModel, match="does not fit"):
+        trainer(carry={}).resume(tmp_path)
+
+
+def test_other_batch_sizes_start_anew():
+    from graphkit.train.carried import Carried
+
+    carried = Carried(gk.models.build("lstm_lm", **OPTIONS, stateful=True), CARRY)
+    x = np.zeros((3, 4), np.int64)
+    assert carried.feeds(x)["h"].shape == (2, 4, 6)
+    carried.keep({"last_h": np.ones((2, 4, 6), np.float32), "last_c": np.ones((2, 4, 6), np.float32)})
+    assert carried.feeds({"x": x})["c"].all()
+    assert carried.feeds((x,))["h"].all()
+    assert not carried.feeds(x[:, :2])["h"].any()
+    carried.reset()
+    assert not carried.feeds(x)["h"].any()
+    with pytest.raises(InputError, match=r"1 inputs are expected \(x\), 2 given"):
+        carried.feeds((x, x))
+
+
+@pytest.mark.parametrize(
+    ("carry", "message"),
+    [
+        ({"hh": "last_h"}, "the model has no input 'hh'"),
+        ({"h": "last"}, "the model has no output 'last'"),
+        ({"x": "last_h"}, r"input 'x' is int64\[T, N\], output 'last_h' float32"),
+    ],
+)
+def test_errors(carry, message):
+    with pytest.raises(UsageError, match=message):
+        trainer(carry=carry)
+
+
+def test_a_size_that_nothing_else_has():
+    h = gk.input("h", ["B", 3])
+    x = gk.input("x", ["N", 3])
+    net = gk.Model({"y": gk.reduce_sum(h, keepdims=True) + x, "last": h + 1.0})
+    from graphkit.train.carried import Carried
+
+    with pytest.raises(UsageError, match="the other inputs do not say the size of 'h'"):
+        Carried(net, {"h": "last"}).feeds(np.zeros((2, 3), np.float32))
