@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import GraphkitError, UsageError
 from graphkit.ir.dims import DimExpr, parse
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
 from graphkit.ops.constants import Constant
 from graphkit.passes._base import rewrite
+from graphkit.passes.captures import add_captures, is_control, nested_nodes
 
 # Operands that layers learn, by position; those of BatchNormalization from 3 on are its statistics.
 _LEARNED = {
@@ -35,6 +36,12 @@ _LEARNED = {
     "Mul": (0, 1),
 }
 _STATISTICS = (3, 4)
+# Operators whose operands may be literals of a formula as well.
+_ELEMENTWISE = frozenset({"Add", "Mul"})
+# Operators that give the elements of their first operand (Concat: of all) back in another arrangement.
+_ARRANGING = frozenset(
+    {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
 
 
 def free_batch(model: Model, name: str = "N") -> Model:
@@ -89,35 +96,68 @@ def _check_samples_are_separate(single: Model, freed: Model) -> None:
 def constants_to_parameters(model: Model) -> Model:
     """The model with the weights that its file has as Constant nodes made parameters (statistics: states).
 
-    These are floating-point constants of more than one element, with at least one axis, that layers learn: weights of
-    convolutions, products, recurrent layers, normalisations, tables, and operands of Add and Mul. Raises
-    UsageError when there are none.
+    These are floating-point constants with at least one axis that layers learn: weights of convolutions, products,
+    recurrent layers, normalisations, tables, and operands of Add and Mul (there, of more than one element); also behind
+    operators that only arrange them (Unsqueeze, Concat, Slice, ...), and in the subgraphs of If, Loop and Scan, which
+    capture them. Raises UsageError when there are none.
     """
     graph = model.graph
-    roles: dict[Value, str] = {}
-    for node in graph.nodes:
-        for position in _LEARNED.get(node.op.name, ()) if not node.op.domain else ():
-            value = node.inputs[position] if position < len(node.inputs) else None
-            if value is not None and _is_weight(value):
-                statistic = node.op.name == "BatchNormalization" and position in _STATISTICS
-                roles[value] = "state" if statistic and roles.get(value) != "parameter" else "parameter"
+    roles = _weight_roles(graph)
     if not roles:
         raise UsageError(f"model {graph.name!r} has no weights among its constants")
-    stored = {v: Value(TensorType(v.dtype, v.shape), graph.name_of(v), role=role) for v, role in roles.items()}
-
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        return [stored[node.outputs[0]]] if node.outputs[0] in stored else None
-
-    opened = rewrite(graph, rule, extra_inputs=list(stored.values()))
+    names = Names(graph.input_names)
+    stored = {v: Value(TensorType(v.dtype, v.shape), names.take(v.name or role), role=role) for v, role in roles.items()}
+    opened = _with_inputs(graph, stored)
     arrays = {opened.name_of(new): _array(old) for old, new in stored.items()}
     return Model.from_graph(opened, {**model.params, **arrays})
 
 
-def _is_weight(value: Value) -> bool:
-    if value.node is None or not isinstance(value.node.op, Constant) or not isinstance(value.type, TensorType):
-        return False
-    array = _array(value)
-    return value.dtype in FLOATS and array.ndim > 0 and array.size > 1
+def _weight_roles(graph: Graph) -> dict[Value, str]:
+    """The constants of a graph and its subgraphs that are weights, with the roles that they get."""
+    roles: dict[Value, str] = {}
+    for node in nested_nodes(graph):
+        for position in _LEARNED.get(node.op.name, ()) if not node.op.domain else ():
+            value = node.inputs[position] if position < len(node.inputs) else None
+            statistic = node.op.name == "BatchNormalization" and position in _STATISTICS
+            for weight in _constants_behind(value):
+                if _array(weight).size > 1 or node.op.name not in _ELEMENTWISE:
+                    roles[weight] = "state" if statistic and roles.get(weight) != "parameter" else "parameter"
+    return roles
+
+
+def _constants_behind(value: Value | None) -> Iterator[Value]:
+    """The floating-point constants with axes that `value` is, or is arranged from."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.node
+        if node is None or node.op.domain:
+            continue
+        if isinstance(node.op, Constant):
+            found = node.output
+            if isinstance(found.type, TensorType) and found.dtype in FLOATS and found.rank:
+                yield found
+        elif node.op.name in _ARRANGING:
+            pending += node.inputs if node.op.name == "Concat" else node.inputs[:1]
+
+
+def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
+    """The graph with `inputs` at its end, in place of the constants that are their keys; its subgraphs capture them."""
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if len(node.outputs) == 1 and node.output in inputs:
+            return [inputs[node.output]]
+        if not is_control(node):
+            return None
+        bodies = node.op.subgraphs()
+        # Both branches of an If have the same captures.
+        wanted = [v for v in inputs if any(n.outputs[0] is v for body in bodies.values() for n in nested_nodes(body))]
+        if not wanted:
+            return None
+        opened = {k: _with_inputs(g, {v: Value(v.type, v.name) for v in wanted}) for k, g in bodies.items()}
+        return add_captures(node, operands, opened, [inputs[v] for v in wanted]).outputs
+
+    return rewrite(graph, rule, extra_inputs=list(inputs.values()))
 
 
 def _array(value: Value) -> np.ndarray:
