@@ -109,7 +109,7 @@ def _bias_gradients(node: Node, dy: Any) -> tuple[Any, ...]:
     """The gradients of the operands behind x and w: none, or the bias's."""
     if len(node.inputs) < 3:
         return ()
-    return (F.reduce_sum(dy, np.array([0, *range(2, _rank(node, dy))]), keepdims=False),)
+    return (F.reduce_sum(dy, np.array([0, *range(2, _rank(node, dy, *node.operands[:2]))]), keepdims=False),)
 
 
 def _rank(node: Node, *values: Any) -> int:
