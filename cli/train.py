@@ -14,6 +14,9 @@ from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
+# What is measured beside the loss when nothing is asked for.
+_METRICS = {"softmax_cross_entropy": ("accuracy",), "mse": ("mse",), "huber": ("mse",), "l1": ("mae",)}
+
 
 @click.command()
 @click.argument("model")
@@ -46,13 +49,18 @@ from graphkit.model import Model
     "--metric",
     "metric_names",
     multiple=True,
-    default=("accuracy",),
-    show_default=True,
-    help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat.",
+    help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat (default: what fits the loss).",
 )
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")
 @click.option("--train", "train_only", multiple=True, metavar="PATTERN", help="Train only these parameters; repeat.")
 @click.option("--free-batch", is_flag=True, help="Let inputs whose first dimension is 1 take batches of any size.")
+@click.option(
+    "--batch-axis",
+    "batch_axes",
+    multiple=True,
+    metavar="INPUT=AXIS",
+    help="The axis of an input that counts samples, where it is not 0; none: every batch gets all of it. Repeat.",
+)
 @click.option("--constants", is_flag=True, help="Train also the weights that the file has as Constant nodes.")
 @click.option(
     "--head", "head_options", multiple=True, metavar="classes=N", help="A fresh last layer for that many classes."
@@ -119,9 +127,11 @@ def _train(
     from graphkit.train.trainer import Trainer
 
     store = kvstore.create(kvstore_type)
-    net = prepared(read_model(model, external_root), o["constants"], o["head_options"], o["free_batch"], o["seed"])
-    train_set, held_out = data.load(o["data_spec"])
-    valid_set = data.load(o["valid_spec"])[0] if o["valid_spec"] else held_out
+    axes = axis_options(o["batch_axes"])
+    net = read_model(model, external_root)
+    net = prepared(net, o["constants"], o["head_options"], o["free_batch"], o["seed"], axes)
+    train_set, held_out = data.load(o["data_spec"], axes=axes)
+    valid_set = data.load(o["valid_spec"], axes=axes)[0] if o["valid_spec"] else held_out
     further = key_values(o["optimizer_options"], "--optimizer-option")
     trainer = Trainer(
         net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further),
@@ -134,7 +144,7 @@ def _train(
         trainer.resume(Path(folder or ""))
     history = trainer.fit(
         train_set, valid_set, epochs=o["epochs"], batch_size=o["batch_size"],
-        metrics=o["metric_names"], folder=folder, checkpoint_every=o["checkpoint_every"],
+        metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=folder, checkpoint_every=o["checkpoint_every"],
     )  # fmt: skip
     if store.rank != 0:
         return
@@ -170,7 +180,9 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: d
     return optim.get(name, **fields)
 
 
-def prepared(net: Model, constants: bool, head: tuple[str, ...], batch: bool, seed: int | None) -> Model:
+def prepared(
+    net: Model, constants: bool, head: tuple[str, ...], batch: bool, seed: int | None, axes: dict[str, int | None]
+) -> Model:
     """The model with what `--constants`, `--head classes=N` and `--free-batch` ask for, in this order."""
     from graphkit.train import imported
     from graphkit.train.head import replace_head
@@ -181,7 +193,17 @@ def prepared(net: Model, constants: bool, head: tuple[str, ...], batch: bool, se
         if set(fields) != {"classes"} or not fields["classes"].isdecimal():
             raise UsageError(f"--head {' '.join(head)!r}: expected classes=N")
         net = replace_head(net, int(fields["classes"]), seed=seed)
-    return imported.free_batch(net) if batch else net
+    return imported.free_batch(net, axes=axes) if batch else net
+
+
+def axis_options(texts: tuple[str, ...]) -> dict[str, int | None]:
+    """`INPUT=AXIS` texts as axes by input; `none` is None."""
+    axes: dict[str, int | None] = {}
+    for name, text in key_values(texts, "--batch-axis").items():
+        if text != "none" and not text.isdecimal():
+            raise UsageError(f"--batch-axis {name}={text}: expected the number of an axis, or none")
+        axes[name] = None if text == "none" else int(text)
+    return axes
 
 
 def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:

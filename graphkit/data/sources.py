@@ -6,8 +6,9 @@ import csv
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,8 +19,17 @@ from graphkit.errors import InputError, did_you_mean
 _TARGETS = ("y", "targets", "target", "labels", "label", "class")
 _MNIST = {"train": "train", "test": "t10k"}
 
+# Which axis of an input counts the samples, where it is not the first; None: none does.
+Axes: TypeAlias = Mapping[str, int | None]
 
-def load(spec: str | os.PathLike[str], *, test_fraction: float = 0.2, seed: int = 0) -> Splits:
+
+def load(
+    spec: str | os.PathLike[str],
+    *,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    axes: Axes | None = None,
+) -> Splits:
     """(train, test) of a data set. A set that comes in two parts keeps them; any other is split by `seed`.
 
     `spec`:
@@ -31,23 +41,28 @@ def load(spec: str | os.PathLike[str], *, test_fraction: float = 0.2, seed: int 
     - file.csv: one sample per line, a header if the first line is not numeric. The target is the column called y,
       target, label or class, else the last; whole numbers become int64, text becomes classes in sorted order.
 
-    Splits are stratified by class and keep the original order: see Dataset.split. Raises InputError, naming the
+    `axes` are those of Dataset: which axis counts the samples, for inputs where it is not the first. Splits are
+    stratified by class and keep the original order: see Dataset.split. Raises InputError, naming the
     file, for whatever cannot be read or is not finite.
     """
-    parts = _parts(spec)
+    parts = _parts(spec, axes or {})
     return parts if isinstance(parts, Splits) else parts.split(test_fraction, seed)
 
 
-def read(spec: str | os.PathLike[str]) -> Dataset:
-    """All samples of a data set, unsplit; the train part first where there are two. `spec` as for `load`."""
-    parts = _parts(spec)
+def read(spec: str | os.PathLike[str], *, axes: Axes | None = None) -> Dataset:
+    """All samples of a data set, unsplit; the train part first where there are two. `spec` and `axes`: see `load`."""
+    parts = _parts(spec, axes or {})
     if isinstance(parts, Dataset):
         return parts
     train, test = parts
     if train.names != test.names or train.classes != test.classes or (train.targets is None) != (test.targets is None):
         raise InputError(f"{spec}: train and test do not hold the same arrays")
     try:
-        joined = {n: np.concatenate([train.arrays[n], test.arrays[n]]) for n in train.names}
+        joined = {
+            n: train.arrays[n] if (axis := train.axes.get(n, 0)) is None
+            else np.concatenate([train.arrays[n], test.arrays[n]], axis)
+            for n in train.names
+        }  # fmt: skip
         targets = (
             None if train.targets is None or test.targets is None else np.concatenate([train.targets, test.targets])
         )
@@ -55,7 +70,9 @@ def read(spec: str | os.PathLike[str]) -> Dataset:
         raise InputError(f"{spec}: train and test do not fit each other: {error}") from None
     single = len(joined) == 1
     inputs = joined[train.names[0]] if single else joined
-    return Dataset(inputs, targets, train.names if single else None, classes=train.classes, name=str(spec))
+    return Dataset(
+        inputs, targets, train.names if single else None, classes=train.classes, name=str(spec), axes=train.axes
+    )
 
 
 def names() -> list[str]:
@@ -63,8 +80,15 @@ def names() -> list[str]:
     return ["digits"]
 
 
-def _parts(spec: str | os.PathLike[str]) -> Dataset | Splits:
+def _parts(spec: str | os.PathLike[str], axes: Axes) -> Dataset | Splits:
     text = os.fspath(spec)
+    parts = _found(text, axes)
+    if axes and any(dict(axes) != part.axes for part in (parts if isinstance(parts, Splits) else (parts,))):
+        raise InputError(f"{text}: only inputs of an .npz file have a choice of axes")
+    return parts
+
+
+def _found(text: str, axes: Axes) -> Dataset | Splits:
     if text == "digits":
         return _digits()
     if text == "mnist":
@@ -73,12 +97,12 @@ def _parts(spec: str | os.PathLike[str]) -> Dataset | Splits:
         return _mnist(Path(text.removeprefix("mnist:")))
     path = Path(text)
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, axes)
     if not path.exists():
         raise InputError(f"{text}: no such file or folder, and no data set of that name{did_you_mean(text, names())}")
     if path.suffix not in _READERS:
         raise InputError(f"{text}: the suffix is {path.suffix!r}; known: {', '.join(_READERS)}, or a folder")
-    return _READERS[path.suffix](path)
+    return _READERS[path.suffix](path, axes)
 
 
 def _digits() -> Dataset:
@@ -95,13 +119,14 @@ def _scaled(images: np.ndarray, top: float) -> np.ndarray:
 # --- folders ----------------------------------------------------------------------------------------
 
 
-def _folder(path: Path) -> Dataset | Splits:
+def _folder(path: Path, axes: Axes) -> Dataset | Splits:
     if any(_idx_file(path, prefix, "images-idx3") for prefix in _MNIST.values()):
         return _mnist(path)
     for suffix, reader in _READERS.items():
         train, test = path / f"train{suffix}", path / f"test{suffix}"
         if train.exists():
-            return Splits(_whole(reader(train), train), _whole(reader(test), test)) if test.exists() else reader(train)
+            first = reader(train, axes)
+            return Splits(_whole(first, train), _whole(reader(test, axes), test)) if test.exists() else first
     held = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
     raise InputError(
         f"{path}: neither idx files (train-images-idx3-ubyte) nor train{'/'.join(_READERS)} in it; it holds {held}"
@@ -156,7 +181,7 @@ def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:
 # --- files ------------------------------------------------------------------------------------------
 
 
-def _npz(path: Path) -> Dataset | Splits:
+def _npz(path: Path, axes: Axes) -> Dataset | Splits:
     try:
         # np.load leaves a file open that it opened itself and finds damaged.
         with path.open("rb") as file:
@@ -169,14 +194,14 @@ def _npz(path: Path) -> Dataset | Splits:
         raise InputError(f"{path}: not a readable .npz file: {error}") from None
     if "x_train" in arrays and "x_test" in arrays:
         halves = [
-            _arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, p)
+            _arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, axes, p)
             for p in _MNIST
         ]
         return Splits(*halves)
-    return _arrays(arrays, path)
+    return _arrays(arrays, path, axes)
 
 
-def _arrays(arrays: dict[str, np.ndarray], path: Path, part: str = "") -> Dataset:
+def _arrays(arrays: dict[str, np.ndarray], path: Path, axes: Axes, part: str = "") -> Dataset:
     source = f"{path} ({part})" if part else str(path)
     target = next((name for name in _TARGETS if name in arrays), None)
     inputs = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items() if n != target}
@@ -186,11 +211,11 @@ def _arrays(arrays: dict[str, np.ndarray], path: Path, part: str = "") -> Datase
     if targets is not None:
         targets = targets.astype({"u": np.int64, "i": np.int64, "f": np.float32}.get(targets.dtype.kind, targets.dtype))
     if list(inputs) == ["x"]:
-        return Dataset(inputs["x"], targets, name=source)
-    return Dataset(inputs, targets, name=source)
+        return Dataset(inputs["x"], targets, name=source, axes=axes)
+    return Dataset(inputs, targets, name=source, axes=axes)
 
 
-def _csv(path: Path) -> Dataset:
+def _csv(path: Path, _axes: Axes) -> Dataset:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
@@ -235,4 +260,4 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-_READERS: dict[str, Callable[[Path], Dataset | Splits]] = {".npz": _npz, ".csv": _csv}
+_READERS: dict[str, Callable[[Path, Axes], Dataset | Splits]] = {".npz": _npz, ".csv": _csv}

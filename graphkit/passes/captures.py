@@ -119,7 +119,9 @@ def _lift_loop(
         [*names[:states], *("" for _ in moved), *names[states:]],
     )
     final = lifted.outputs[states : states + len(moved)]
-    return [*lifted.outputs[:states], *lifted.outputs[states + len(moved) :]], _pairs([operands[i] for i in moved], final)
+    return [*lifted.outputs[:states], *lifted.outputs[states + len(moved) :]], _pairs(
+        [operands[i] for i in moved], final
+    )
 
 
 def _pairs(operands: Sequence[Value | None], results: Sequence[Value]) -> list[tuple[Value, Value]]:
@@ -143,9 +145,9 @@ def _chosen(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]
     return [*values[:first], *(values[first + i] for i in kept)]
 
 
-def _again(
-    node: Node, changes: Mapping[str, Any], operands: Sequence[Value | None], names: Sequence[str] = ()
-) -> Node:
+def _again(node: Node, changes: Mapping[str, Any], operands: Sequence[Value | None], names: Sequence[str] = ()) -> Node:
     op: Any = node.op
     # A name for each result that there was; those that are added have none.
-    return Node(op.replace(**changes), operands, node.name, node.meta, output_names=names or [v.name for v in node.outputs])
+    return Node(
+        op.replace(**changes), operands, node.name, node.meta, output_names=names or [v.name for v in node.outputs]
+    )

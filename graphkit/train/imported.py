@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, UsageError
+from graphkit.errors import GraphkitError, UsageError, did_you_mean
 from graphkit.ir.dims import DimExpr, parse
 from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.subgraph import inline
@@ -44,53 +44,71 @@ _ARRANGING = frozenset(
 )
 
 
-def free_batch(model: Model, name: str = "N") -> Model:
-    """The model with `name` in place of a first dimension of 1 of every input, so that it takes batches of any size.
+def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | None = None) -> Model:
+    """The model with `name` in place of the dimension of 1 that counts the samples of every input, so that it takes
+    batches of any size.
 
-    Raises UsageError when an input has another first dimension, when the operators in between fix the batch (a
-    Reshape to [1, ...]), or when two samples in a batch give anything else than each alone.
+    That dimension is the first, or where `axes` says it is by input name; None leaves an input as it is. Raises
+    UsageError when it is another than 1, when the operators in between fix the batch (a Reshape to [1, ...]), or when
+    two samples in a batch give anything else than each alone.
     """
     graph = model.graph
+    places = _batch_axes(model, axes or {})
     table: dict[Value, Value] = {}
-    for value in model.data_inputs:
-        shape = value.tensor.shape
-        if not shape or shape[0] != 1:
-            raise UsageError(f"input {value} has no first dimension of 1 that could be freed")
-        table[value] = value.like(type=TensorType(value.dtype, [parse(name), *shape[1:]]), name=graph.name_of(value))
+    for value, axis in places.items():
+        shape = list(value.tensor.shape or ())
+        if axis >= len(shape) or shape[axis] != 1:
+            which = "first dimension" if axis == 0 else f"dimension {axis}"
+            raise UsageError(f"input {value} has no {which} of 1 that could be freed")
+        shape[axis] = parse(name)
+        table[value] = value.like(type=TensorType(value.dtype, shape), name=graph.name_of(value))
     inputs = [table.get(v, v) for v in graph.inputs]
     try:
         outputs = inline(graph.replace(updates=()), inputs)
     except GraphkitError as error:
         raise UsageError(f"model {graph.name!r} works for a batch of 1 alone: {error}") from None
     for label, old, new in zip(graph.output_names, graph.outputs, outputs, strict=True):
-        if not new.tensor.shape or new.tensor.shape[0] != parse(name):
+        if parse(name) not in (new.tensor.shape or ()):
             raise UsageError(
                 f"model {graph.name!r} works for a batch of 1 alone: with {name} its output {label!r} is {new.tensor}, "
                 f"after {old.tensor}"
             )
     freed = Graph(inputs, outputs, name=graph.name, output_names=graph.output_names, meta=graph.meta)
     result = Model.from_graph(freed, dict(model.params))
-    _check_samples_are_separate(model, result)
+    _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     return result
 
 
-def _check_samples_are_separate(single: Model, freed: Model) -> None:
+def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int]:
+    """The axis of samples of each input that has one."""
+    for name in axes:
+        if name not in model.inputs:
+            raise UsageError(f"model {model.name!r} has no input {name!r}{did_you_mean(name, model.inputs)}")
+    named = zip(model.inputs, model.data_inputs, strict=True)
+    return {v: axis for n, v in named if (axis := axes.get(n, 0)) is not None}
+
+
+def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, int], name: str) -> None:
     """Run two random samples together and apart, where the other dimensions are fixed and the inputs are floats."""
     types = [v.tensor for v in single.data_inputs]
     if any(t.dtype not in FLOATS or any(isinstance(d, DimExpr) for d in t.shape or ()) for t in types):
         return
     rng = np.random.default_rng(0)
     pairs = {
-        n: rng.standard_normal((2, *t.static_shape[1:])).astype(t.dtype.numpy)
+        n: rng.standard_normal([2 if axes.get(n) == i else d for i, d in enumerate(t.static_shape)])
         for n, t in zip(single.inputs, types, strict=True)
+    }
+    pairs = {n: a.astype(t.dtype.numpy) for (n, a), t in zip(pairs.items(), types, strict=True)}
+    places = {
+        n: (v.tensor.shape or ()).index(parse(name)) for n, v in zip(freed.outputs, freed.graph.outputs, strict=True)
     }
     together = freed.run(pairs)
     for i in range(2):
-        alone = single.run({n: a[i : i + 1] for n, a in pairs.items()})
-        for name, array in alone.items():
+        alone = single.run({n: a.take([i], axes[n]) if n in axes else a for n, a in pairs.items()})
+        for label, array in alone.items():
             scale = max(1.0, float(np.abs(array).max(initial=0)))
-            if not np.allclose(together[name][i : i + 1], array, rtol=1e-3, atol=1e-3 * scale):
-                raise UsageError(f"model {single.name!r} mixes the samples of a batch in output {name!r}")
+            if not np.allclose(together[label].take([i], places[label]), array, rtol=1e-3, atol=1e-3 * scale):
+                raise UsageError(f"model {single.name!r} mixes the samples of a batch in output {label!r}")
 
 
 def constants_to_parameters(model: Model) -> Model:
@@ -106,7 +124,9 @@ def constants_to_parameters(model: Model) -> Model:
     if not roles:
         raise UsageError(f"model {graph.name!r} has no weights among its constants")
     names = Names(graph.input_names)
-    stored = {v: Value(TensorType(v.dtype, v.shape), names.take(v.name or role), role=role) for v, role in roles.items()}
+    stored = {
+        v: Value(TensorType(v.dtype, v.shape), names.take(v.name or role), role=role) for v, role in roles.items()
+    }
     opened = _with_inputs(graph, stored)
     arrays = {opened.name_of(new): _array(old) for old, new in stored.items()}
     return Model.from_graph(opened, {**model.params, **arrays})
