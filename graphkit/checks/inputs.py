@@ -132,8 +132,7 @@ def _choose_sizes(
                     if symbol not in bindings:
                         open_dims[symbol] = open_dims.get(symbol, False) or axis == 0
     failure: GraphkitError | None = None
-    for size, batch in _candidates(open_dims):
-        guess = {symbol: batch if is_batch else size for symbol, is_batch in open_dims.items()}
+    for guess in _candidates(open_dims):
         try:
             shapes = {
                 n: known[n].static_shape if n in known else _static(t, bindings | guess) for n, t in tensors.items()
@@ -150,12 +149,18 @@ def _choose_sizes(
     )
 
 
-def _candidates(open_dims: Mapping[str, bool]) -> Iterator[tuple[int, int]]:
-    if all(open_dims.values()):
-        yield from ((size, size) for size in _SIZES)
+def _candidates(open_dims: Mapping[str, bool]) -> Iterator[dict[str, int]]:
+    """Sizes by symbol; leading dimensions (True) are batches, and then, one after another, so are others: a state may
+    have its batch behind its layers."""
+    others = [symbol for symbol, leads in open_dims.items() if not leads]
+    batches = [symbol for symbol, leads in open_dims.items() if leads]
+    if not others:
+        yield from ({symbol: size for symbol in batches} for size in _SIZES)
         return
-    for size in _SIZES:
-        yield from ((size, batch) for batch in _BATCHES)
+    for more in ((), *((symbol,) for symbol in others if len(others) > 1)):
+        for size in _SIZES:
+            for batch in _BATCHES:
+                yield {s: batch if s in batches or s in more else size for s in open_dims}
 
 
 def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...]:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import GraphkitError, UsageError, did_you_mean
-from graphkit.ir.dims import DimExpr, parse
+from graphkit.ir.dims import Dim, DimExpr, parse, product
 from graphkit.ir.graph import Graph, Names, Node, Value
-from graphkit.ir.subgraph import inline
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
+from graphkit.ops import constant
 from graphkit.ops.constants import Constant
 from graphkit.passes._base import rewrite
 from graphkit.passes.captures import add_captures, is_control, nested_nodes
@@ -62,21 +62,39 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
             raise UsageError(f"input {value} has no {which} of 1 that could be freed")
         shape[axis] = parse(name)
         table[value] = value.like(type=TensorType(value.dtype, shape), name=graph.name_of(value))
-    inputs = [table.get(v, v) for v in graph.inputs]
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        return _freed_reshape(node, operands, parse(name)) if node.op.name == "Reshape" and not node.op.domain else None
+
     try:
-        outputs = inline(graph.replace(updates=()), inputs)
+        freed = rewrite(graph.replace(updates=()), rule, inputs=table).replace(output_names=graph.output_names)
+        for label, old, new in zip(graph.output_names, graph.outputs, freed.outputs, strict=True):
+            if parse(name) not in (new.tensor.shape or ()):
+                raise UsageError(f"with {name} its output {label!r} is {new.tensor}, after {old.tensor}")
+        result = Model.from_graph(freed, dict(model.params))
+        _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     except GraphkitError as error:
         raise UsageError(f"model {graph.name!r} works for a batch of 1 alone: {error}") from None
-    for label, old, new in zip(graph.output_names, graph.outputs, outputs, strict=True):
-        if parse(name) not in (new.tensor.shape or ()):
-            raise UsageError(
-                f"model {graph.name!r} works for a batch of 1 alone: with {name} its output {label!r} is {new.tensor}, "
-                f"after {old.tensor}"
-            )
-    freed = Graph(inputs, outputs, name=graph.name, output_names=graph.output_names, meta=graph.meta)
-    result = Model.from_graph(freed, dict(model.params))
-    _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     return result
+
+
+def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
+    """A Reshape to constant sizes, of which the one that stands for the batch follows it: the 1 before which the
+    target has as many elements as there are before the batch."""
+    data, target = operands[:2]
+    sizes = None if target is None else target.tensor.constants
+    shape = None if data is None else data.tensor.shape
+    if sizes is None or shape is None or batch not in shape or 0 in sizes:
+        return None
+    place = shape.index(batch)
+    before: Dim = product(shape[:place])
+    axis = next((i for i, size in enumerate(sizes) if size == 1 and product(sizes[:i]) == before), None)
+    if axis is None or -1 in sizes[:axis]:
+        return None
+    if axis != place and -1 in sizes:
+        return None  # neither "the rest" nor "the same as there" is left to say it with
+    new = [(0 if axis == place else -1) if i == axis else size for i, size in enumerate(sizes)]
+    return node.rebuilt([data, constant(np.array(new, np.int64))]).outputs
 
 
 def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int]:
@@ -108,7 +126,7 @@ def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, 
         for label, array in alone.items():
             scale = max(1.0, float(np.abs(array).max(initial=0)))
             if not np.allclose(together[label].take([i], places[label]), array, rtol=1e-3, atol=1e-3 * scale):
-                raise UsageError(f"model {single.name!r} mixes the samples of a batch in output {label!r}")
+                raise UsageError(f"it mixes the samples of a batch in output {label!r}")
 
 
 def constants_to_parameters(model: Model) -> Model:
