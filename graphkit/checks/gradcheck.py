@@ -96,10 +96,10 @@ def check_gradient(
     """Check the gradients of a Model's outputs `of` (default: all float ones) in `wrt` (default: all float inputs).
 
     The model is rebuilt in float64. `inputs` gives arrays by name, the rest is drawn. `directions=0` checks every
-    element, n > 0 that many random directions; by default elements when there are few. `together` moves all of `wrt` along
-    each direction at once, and halves a group that fails until it has found which: for networks of many parameters,
-    where one after the other takes too long. Raises MissingGradient when an
-    operator has no rule, UsageError for unknown names.
+    element, n > 0 that many random directions; by default elements when there are few. `together` moves all of `wrt`
+    along each direction at once, and halves a group that fails until it has found which: for networks of many
+    parameters, where one after the other takes too long. Raises MissingGradient when an operator has no rule,
+    UsageError for unknown names.
     """
     graph = in_float64(model.graph)
     feeds = make_feeds(model, given=inputs or {}, seed=seed)
@@ -201,9 +201,8 @@ def _differences(
     """(place, numeric, symbolic) for each checked derivative."""
     found: list[tuple[tuple[int, ...], float, float]] = []
     if directions:
-        for number in range(directions if operand.array.size else 0):
-            found.append(((number,), *_along(objective, [(operand, _unit(operand.array.shape, rng))], step)))
-        return found
+        numbers = range(directions if operand.array.size else 0)
+        return [((i,), *_along(objective, [(operand, _unit(operand.array.shape, rng))], step)) for i in numbers]
     for place in np.ndindex(operand.array.shape):
         unit = np.zeros_like(operand.array)
         unit[place] = 1.0

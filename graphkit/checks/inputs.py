@@ -155,7 +155,7 @@ def _candidates(open_dims: Mapping[str, bool]) -> Iterator[dict[str, int]]:
     others = [symbol for symbol, leads in open_dims.items() if not leads]
     batches = [symbol for symbol, leads in open_dims.items() if leads]
     if not others:
-        yield from ({symbol: size for symbol in batches} for size in _SIZES)
+        yield from (dict.fromkeys(batches, size) for size in _SIZES)
         return
     for more in ((), *((symbol,) for symbol in others if len(others) > 1)):
         for size in _SIZES:
