@@ -297,7 +297,8 @@ def grad(
     """The model whose outputs are the gradients of `of` (default: every output), summed, in `wrt`.
 
     `wrt` names inputs, parameters or internal values (default: the trainable parameters that `of` depends on); the
-    outputs are called `<name>_grad`. With `with_outputs` the original outputs come first. Raises MissingGradient, UsageError.
+    outputs are called `<name>_grad`. With `with_outputs` the original outputs come first. Raises MissingGradient,
+    UsageError.
     """
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
     values = [model.value(n) for n in targets]
