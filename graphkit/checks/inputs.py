@@ -38,6 +38,9 @@ _INDEXES: Mapping[str, tuple[int, int, Any]] = {
     "NegativeLogLikelihoodLoss": (1, 0, 1),
 }
 
+# Operators whose windows may fit nowhere: what is computed from nothing is no number.
+_WINDOWS = frozenset({"AveragePool", "Conv", "LpPool", "MaxPool"})
+
 
 @dataclass(frozen=True)
 class Feeds:
@@ -170,13 +173,15 @@ def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether shape inference takes these sizes and leaves no dimension empty or negative."""
+    """Whether shape inference takes these sizes, with no empty result, negative dimension or window that fits nowhere."""
     declared = {name: TensorType(graph.find(name).dtype, shape) for name, shape in shapes.items()}
     bound = bind(graph, declared)
     dims = (
         d for node in bound.nodes for v in node.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ()
     )
     if any(not isinstance(d, DimExpr) and d < 0 for d in dims):
+        return False
+    if any(0 in (node.outputs[0].tensor.shape or ()) for node in bound.nodes if node.op.name in _WINDOWS):
         return False
     results = (d for v in bound.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
     return all(isinstance(d, DimExpr) or d > 0 for d in results)

@@ -83,3 +83,10 @@ def test_a_batch_behind_layers_is_guessed() -> None:
     assert arrays["x"].shape[0] == arrays["state"].shape[1]
     assert arrays["x"].shape[2] >= 5
     net.run(arrays)
+
+
+def test_guesses_leave_room_for_windows() -> None:
+    x = gk.input("x", ["N", 1, "H", "W"])
+    waves = gk.conv(x, gk.parameter("w", [2, 1, 5, 5], init="ones"), strides=[2, 2])
+    net = gk.Model({"y": gk.global_average_pool(waves)})
+    assert np.isfinite(net.run(make_feeds(net).arrays)["y"]).all()
