@@ -172,14 +172,14 @@ def run_case(folder: Path, name: str, seconds: float) -> dict[str, Any]:
     return result
 
 
-def in_own_process(folder: Path, name: str, seconds: float, timeout: float) -> dict[str, Any]:
-    command = [sys.executable, __file__, str(folder), "--case", name, "--seconds", str(seconds)]
+def in_own_process(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, str(options.cases), "--case", name, "--seconds", str(options.seconds)]
     # The double-precision evaluation is numpy's; its threads and graphkit's would keep each other waiting.
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "GRAPHKIT_NUM_THREADS": str(options.threads)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, env=environment)
     except subprocess.TimeoutExpired:
-        return {"name": name, "error": f"not done within {timeout:g} seconds"}
+        return {"name": name, "error": f"not done within {options.timeout:g} seconds"}
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         return {"name": name, "error": last[0]}
@@ -199,7 +199,7 @@ def succeeded(result: Mapping[str, Any]) -> bool:
     )
 
 
-def report(results: Sequence[Mapping[str, Any]], what: Mapping[str, str]) -> str:
+def report(results: Sequence[Mapping[str, Any]], what: Mapping[str, str], threads: int = 1) -> str:
     done = [r for r in results if "export" in r]
     head = [
         "model", "operators", "parameters", "gradient error", "loss, step 1", f"loss, step {STEPS}", "rate", "step, ms",
@@ -211,7 +211,8 @@ def report(results: Sequence[Mapping[str, Any]], what: Mapping[str, str]) -> str
         "# Imported networks: gradients, training, export",
         f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, numpy {np.__version__}, "
         f"ONNX Runtime {runtime_version()}; `python bench/imported.py CASES`. {good} of {len(results)} files pass "
-        "everything. Step times are of one batch as the case has it, on a machine that other programs used as well.",
+        f"everything. Step times are of one batch as the case has it, on {threads} thread{'s' if threads > 1 else ''}; "
+        "medians, on a machine that other programs used as well.",
         _table(head, rows),
         "*gradient error*: the largest difference of a directional derivative from central differences in float64, "
         f"relative to it (passed below {RTOL:g}); in brackets the number of inputs and parameters, each along a "
@@ -288,6 +289,7 @@ def main() -> int:
     parser.add_argument("cases", type=Path)
     parser.add_argument("--only", help="Names, separated by commas.")
     parser.add_argument("--seconds", type=float, default=120, help="For the gradient check of one case, about.")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=900, help="Seconds for one case.")
     parser.add_argument("-o", "--output", type=Path)
     parser.add_argument("--results", type=Path, help="Lines of JSON: read, and added to.")
@@ -304,12 +306,12 @@ def main() -> int:
     results = []
     for name in names:
         if name not in known:
-            known[name] = in_own_process(options.cases, name, options.seconds, options.timeout)
+            known[name] = in_own_process(options, name)
             if options.results:
                 with options.results.open("a") as file:
                     file.write(json.dumps(known[name]) + "\n")
         results.append(known[name])
-    page = report(results, {entry["name"]: entry["what"] for entry in index})
+    page = report(results, {entry["name"]: entry["what"] for entry in index}, options.threads)
     if options.output:
         options.output.write_text(page)
     else:
