@@ -9,10 +9,11 @@ of JSON, is not run again. Exit code 1: a case that has gradients failed a check
 - Gradient: in float64, of a random combination of all floating-point outputs, in every floating-point input and
   parameter, against central differences along a random direction; of one after another, or, where that takes longer
   than --seconds, of all together (twice).
-- Training: 20 steps on the case's inputs, with the mean squared distance of all outputs to what the file computes plus
-  noise as the loss, by Adam with the rate among 1e-2, 1e-3, 1e-4, 1e-5 that ends lowest.
-- Export: the trained model in inference mode, run by ONNX Runtime on the case's inputs; an element passes when it
-  differs by at most 1e-4 of itself plus 1e-5 of the largest output (or of 1).
+- Training: 20 steps on the case's inputs, with the mean squared distance of all outputs to nine tenths of what the file
+  computes, plus noise, as the loss; by Adam, with the rate from 1e-2 to 1e-6 that ends lowest.
+- Export: the trained model in inference mode, run by ONNX Runtime on the case's inputs. It passes when each element
+  differs by at most 1e-4 of itself plus 1e-5 of the largest output (or of 1), or, in networks that magnify rounding,
+  when graphkit is at most twice as far from the double-precision evaluation as ONNX Runtime is.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from graphkit.errors import GraphkitError, UsageError
 from graphkit.executor.profile import profile
 from graphkit.ir.graph import Value
 from graphkit.model import Model
-from graphkit.onnx_io.compare import runtime_version
+from graphkit.onnx_io.compare import OnnxRuntimeModel, runtime_version
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 from graphkit.passes._base import operators
@@ -49,7 +50,7 @@ from graphkit.train import imported
 from graphkit.train.losses import float_behind
 
 STEPS = 20
-RATES = (1e-2, 1e-3, 1e-4, 1e-5)
+RATES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 # Units such as max and ReLU put kinks next to almost every point of a large network: no step is free of all of them.
 RTOL, ATOL = 1e-4, 1e-6
 # Evaluations of the network for one central difference, about: a few step sizes of four points.
@@ -105,7 +106,7 @@ def train(net: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], 
     names, rng = floats(net), np.random.default_rng(0)
     before = net.run(feeds)
     targets = {
-        f"target_{i}": np.asarray(y + 0.1 * (y.std() + 0.1) * rng.standard_normal(y.shape), y.dtype)
+        f"target_{i}": np.asarray(0.9 * y + 0.01 * (y.std() + 0.1) * rng.standard_normal(y.shape), y.dtype)
         for i, y in enumerate(before[n] for n in names)
     }
     places = [net.outputs.index(n) for n in names]
@@ -153,7 +154,19 @@ def export(net: Model, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
         net.save(path)
         size = max(float(np.abs(y).max(initial=0)) for y in net.run(feeds).values())
         report = gk.verify(gk.load(path), feeds, atol=1e-5 * max(size, 1.0), against=path)
-    return {"difference": max(o.max_abs for o in report.outputs), "size": size, "passed": report.passed}
+        passed = report.passed or _as_near_as_onnx_runtime(net, feeds, path)
+    return {"difference": max(o.max_abs for o in report.outputs), "size": size, "passed": passed}
+
+
+def _as_near_as_onnx_runtime(net: Model, feeds: Mapping[str, np.ndarray], path: Path) -> bool:
+    graph = in_float64(net.graph)
+    named = {n: widened(np.asarray(a)) for n, a in {**net.params, **feeds}.items()}
+    exact = evaluate(graph, [named[graph.name_of(v)] for v in graph.inputs])
+    ours, theirs = net.run(feeds).values(), OnnxRuntimeModel(path).run(feeds).values()
+    return all(
+        np.abs(a - x).max(initial=0) <= 2 * np.abs(b - x).max(initial=0)
+        for x, a, b in zip(exact, ours, theirs, strict=True)
+    )
 
 
 def run_case(folder: Path, name: str, seconds: float) -> dict[str, Any]:

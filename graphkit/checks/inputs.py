@@ -173,7 +173,7 @@ def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether shape inference takes these sizes, with no empty result, negative dimension or window that fits nowhere."""
+    """Whether shape inference takes these sizes: no result is empty, no dimension negative, no window fits nowhere."""
     declared = {name: TensorType(graph.find(name).dtype, shape) for name, shape in shapes.items()}
     bound = bind(graph, declared)
     dims = (
