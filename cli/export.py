@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from graphkit.cli._options import external_root_option, json_option, read_model
+from graphkit.cli._options import external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
@@ -16,6 +16,7 @@ from graphkit.passes.to_training import to_inference
 
 @click.command()
 @click.argument("model")
+@input_options
 @click.option("-o", "--output", type=click.Path(dir_okay=False), required=True, help="The .onnx file to write.")
 @click.option("--opset", type=int, default=None, help="Target opset, 13 or newer (default 21).")
 @click.option(
@@ -31,20 +32,18 @@ from graphkit.passes.to_training import to_inference
 @external_root_option
 @json_option
 def command(
-    model: str,
-    output: str,
-    opset: int | None,
-    purpose: str | None,
-    check: bool,
-    external_root: str | None,
-    as_json: bool,
-) -> int:
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
+    check: bool, external_root: str | None, as_json: bool,
+) -> int:  # fmt: skip
     """Write MODEL (.json, .onnx or a training folder) as standard ONNX, and prove that it computes the same.
+
+    The inputs are those of the proof; what is not given is filled.
 
     \b
     graphkit export run/ -o net.onnx
     graphkit export net.json -o net.onnx --opset 17
     graphkit export in_training.onnx -o net.onnx --for inference
+    graphkit export run/ audio:1,576 rate=rate.npy -o net.onnx
     """
     if not output.endswith(".onnx"):
         raise UsageError(f"{output}: the file to export to ends in .onnx")
@@ -55,8 +54,9 @@ def command(
     log(f"wrote {output}: {net!r}")
     if check:
         from graphkit.checks.verify import verify
+        from graphkit.cli._inputs import feeds_for
 
-        report = verify(net, against=output)
+        report = verify(net, feeds_for(net, inputs, fill, seed).arrays, against=output)
         print_report(report, as_json)
         return 0 if report.passed else 1
     if as_json:

@@ -25,6 +25,12 @@ from graphkit.errors import UsageError
     "--wrt", "wrt", multiple=True, help="Inputs, parameters or internal values (default: trainable parameters)."
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the gradient graph: .json or .onnx.")
+@click.option("--constants", is_flag=True, help="Take the weights that the file has as Constant nodes as parameters.")
+@click.option(
+    "--together",
+    is_flag=True,
+    help="With --check: all of --wrt along common directions at once, for networks of many parameters.",
+)
 @click.option(
     "--check", is_flag=True, help="Compare with numeric differentiation in float64. Exit code 1: they differ."
 )
@@ -32,7 +38,8 @@ from graphkit.errors import UsageError
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...],
-    wrt: tuple[str, ...], output: str | None, check: bool, external_root: str | None, as_json: bool,
+    wrt: tuple[str, ...], output: str | None, constants: bool, together: bool, check: bool, external_root: str | None,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Write the graph that computes the gradients of MODEL, or check them numerically.
 
@@ -41,11 +48,14 @@ def command(
     graphkit grad net.onnx --wrt x --check
     """
     from graphkit.model import grad
+    from graphkit.train.imported import constants_to_parameters
     from graphkit.train.losses import with_loss
 
     if output is None and not check:
         raise UsageError("nothing to do: give -o FILE, --check, or both")
     net = read_model(model, external_root)
+    if constants:
+        net = constants_to_parameters(net)
     if loss is not None:
         net = with_loss(net, loss)
         of = of or ("loss",)
@@ -59,7 +69,7 @@ def command(
     from graphkit.cli._inputs import feeds_for
 
     feeds = feeds_for(net, inputs, fill, seed)
-    report = check_gradient(net, feeds.arrays, of=list(of) or None, wrt=list(wrt) or None)
+    report = check_gradient(net, feeds.arrays, of=list(of) or None, wrt=list(wrt) or None, together=together)
     if as_json:
         print_json("grad", asdict(report) | {"passed": report.passed})
     else:

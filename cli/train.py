@@ -27,6 +27,9 @@ from graphkit.model import Model
 if TYPE_CHECKING:
     from graphkit.data import Splits
 
+# What is measured beside the loss when nothing is asked for.
+_METRICS = {"softmax_cross_entropy": ("accuracy",), "mse": ("mse",), "huber": ("mse",), "l1": ("mae",)}
+
 
 @click.command()
 @click.argument("model")
@@ -37,7 +40,11 @@ if TYPE_CHECKING:
     help="digits, a folder with MNIST idx files, an .npz or .csv file, sentences:FOLDER or text:FILE.",
 )
 @data_option
-@click.option("--valid", "valid_spec", help="Data to validate on (default: the part of --data held out for testing).")
+@click.option(
+    "--valid",
+    "valid_spec",
+    help="Data to validate on (default: the part of --data held out for testing).",
+)
 @click.option(
     "-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log."
 )
@@ -63,9 +70,7 @@ if TYPE_CHECKING:
     "--metric",
     "metric_names",
     multiple=True,
-    default=("accuracy",),
-    show_default=True,
-    help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat.",
+    help="accuracy, top<k>, f1, auc, perplexity, mse, rmse or mae; repeat (default: what fits the loss).",
 )
 @click.option(
     "--carry", "carries", multiple=True, metavar="INPUT=OUTPUT", help="State that goes from batch to batch; repeat."
@@ -73,6 +78,13 @@ if TYPE_CHECKING:
 @click.option("--freeze", multiple=True, metavar="PATTERN", help="Parameters that keep their values; repeat.")
 @click.option("--train", "train_only", multiple=True, metavar="PATTERN", help="Train only these parameters; repeat.")
 @click.option("--free-batch", is_flag=True, help="Let inputs whose first dimension is 1 take batches of any size.")
+@click.option(
+    "--batch-axis",
+    "batch_axes",
+    multiple=True,
+    metavar="INPUT=AXIS",
+    help="The axis of an input that counts samples, where it is not 0; none: every batch gets all of it. Repeat.",
+)
 @click.option("--constants", is_flag=True, help="Train also the weights that the file has as Constant nodes.")
 @click.option(
     "--head", "head_options", multiple=True, metavar="classes=N", help="A fresh last layer for that many classes."
@@ -148,8 +160,10 @@ def _train(
     from graphkit.train.trainer import Trainer
 
     store = kvstore.create(kvstore_type)
-    net = prepared(read_model(model, external_root), o["constants"], o["head_options"], o["free_batch"], o["seed"])
-    train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]))
+    axes = axis_options(o["batch_axes"])
+    net = read_model(model, external_root)
+    net = prepared(net, o["constants"], o["head_options"], o["free_batch"], o["seed"], axes)
+    train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
     net = described(net, train_set)
     further = key_values(o["optimizer_options"], "--optimizer-option")
     trainer = Trainer(
@@ -166,7 +180,7 @@ def _train(
         train_set.vocabulary.save(Path(folder) / "vocabulary.json")
     history = trainer.fit(
         train_set, valid_set, epochs=o["epochs"], batch_size=o["batch_size"],
-        metrics=o["metric_names"], folder=folder, checkpoint_every=o["checkpoint_every"],
+        metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=folder, checkpoint_every=o["checkpoint_every"],
     )  # fmt: skip
     if store.rank != 0:
         return
@@ -187,18 +201,20 @@ def _train(
         log(f"wrote {folder}: model.json, checkpoint.json, log.jsonl")
 
 
-def read_data(net: Model, spec: str, valid_spec: str | None, options: dict[str, Any]) -> Splits:
+def read_data(
+    net: Model, spec: str, valid_spec: str | None, options: dict[str, Any], axes: dict[str, int | None]
+) -> Splits:
     """What to train on, and to validate on. Text is numbered by the model's vocabulary, where it has one."""
     from graphkit import data
 
     if spec.startswith(data.TEXT_SOURCES) and "vocabulary" in net.meta:
         options = {"vocabulary": data.Vocabulary.from_json(net.meta["vocabulary"]), **options}
-    train, held_out = data.load(spec, **options)
+    train, held_out = data.load(spec, axes=axes, **options)
     if valid_spec is None:
         return data.Splits(train, held_out)
     if train.vocabulary is not None:
         return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
-    return data.Splits(train, data.load(valid_spec)[0])
+    return data.Splits(train, data.read(valid_spec, axes=axes))
 
 
 def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: dict[str, str]) -> Any:
@@ -216,7 +232,9 @@ def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: d
     return optim.get(name, **fields)
 
 
-def prepared(net: Model, constants: bool, head: tuple[str, ...], batch: bool, seed: int | None) -> Model:
+def prepared(
+    net: Model, constants: bool, head: tuple[str, ...], batch: bool, seed: int | None, axes: dict[str, int | None]
+) -> Model:
     """The model with what `--constants`, `--head classes=N` and `--free-batch` ask for, in this order."""
     from graphkit.train import imported
     from graphkit.train.head import replace_head
@@ -227,7 +245,17 @@ def prepared(net: Model, constants: bool, head: tuple[str, ...], batch: bool, se
         if set(fields) != {"classes"} or not fields["classes"].isdecimal():
             raise UsageError(f"--head {' '.join(head)!r}: expected classes=N")
         net = replace_head(net, int(fields["classes"]), seed=seed)
-    return imported.free_batch(net) if batch else net
+    return imported.free_batch(net, axes=axes) if batch else net
+
+
+def axis_options(texts: tuple[str, ...]) -> dict[str, int | None]:
+    """`INPUT=AXIS` texts as axes by input; `none` is None."""
+    axes: dict[str, int | None] = {}
+    for name, text in key_values(texts, "--batch-axis").items():
+        if text != "none" and not text.isdecimal():
+            raise UsageError(f"--batch-axis {name}={text}: expected the number of an axis, or none")
+        axes[name] = None if text == "none" else int(text)
+    return axes
 
 
 def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:

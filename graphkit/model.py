@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.autodiff import gradient
+from graphkit.autodiff import gradient, reached
 from graphkit.errors import InvalidModel, UsageError, did_you_mean
 from graphkit.executor.params import ParamStore
 from graphkit.frontend.initializers import initialize
@@ -300,13 +300,20 @@ def grad(
 ) -> Model:
     """The model whose outputs are the gradients of `of` (default: every output), summed, in `wrt`.
 
-    `wrt` names inputs, parameters or internal values (default: the trainable parameters); the outputs are called
-    `<name>_grad`. With `with_outputs` the original outputs come first. Raises MissingGradient, UsageError.
+    `wrt` names inputs, parameters or internal values (default: the trainable parameters that `of` depends on); the
+    outputs are called `<name>_grad`. With `with_outputs` the original outputs come first. Raises MissingGradient,
+    UsageError.
     """
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
-    names = list(model.trainable) if wrt is None else list(wrt)
     source = bind_nested(model.graph)
-    gradients = gradient([source.find(n) for n in targets], [source.find(n) for n in names], allow_unused=allow_unused)
+    values = [source.find(n) for n in targets]
+    if wrt is None:
+        found = reached(values)
+        known = {source.name_of(v) for v in source.inputs if v in found}
+        names = [n for n in model.trainable if n in known]
+    else:
+        names = list(wrt)
+    gradients = gradient(values, [source.find(n) for n in names], allow_unused=allow_unused or wrt is None)
     outputs = dict(zip(model.outputs, source.outputs, strict=True)) if with_outputs else {}
     outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
     graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)

@@ -51,6 +51,18 @@ def gradient(
         return [_zeros_like(v) if g is None else g for v, g in zip(wrt, found, strict=True)]
 
 
+def reached(outputs: Iterable[Value]) -> set[Value]:
+    """The values that `outputs` depend on by floating-point tensors."""
+    found: set[Value] = set()
+    pending = list(outputs)
+    while pending:
+        value = pending.pop()
+        if value not in found and differentiable(value):
+            found.add(value)
+            pending += value.node.operands if value.node is not None else ()
+    return found
+
+
 class _Sweep:
     """One backward pass over the nodes between `wrt` and `outputs`; nodes above `boundary` are not entered."""
 
@@ -90,7 +102,11 @@ class _Sweep:
             parts = self.pending.pop(value, None)
             if not parts:
                 return None
-            self.totals[value] = parts[0] if len(parts) == 1 else F.sum(*parts)
+            total = parts[0] if len(parts) == 1 else F.sum(*parts)
+            if total.rank is None and value.rank is not None:
+                # What comes out of control flow may have lost its rank, which rules need.
+                total = F.reshape(total, F.shape(value))
+            self.totals[value] = total
         return self.totals[value]
 
     def _visit(self, node: Node) -> None:

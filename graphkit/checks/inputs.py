@@ -38,6 +38,9 @@ _INDEXES: Mapping[str, tuple[int, int, Any]] = {
     "NegativeLogLikelihoodLoss": (1, 0, 1),
 }
 
+# Operators whose windows may fit nowhere: what is computed from nothing is no number.
+_WINDOWS = frozenset({"AveragePool", "Conv", "LpPool", "MaxPool"})
+
 
 @dataclass(frozen=True)
 class Feeds:
@@ -132,8 +135,7 @@ def _choose_sizes(
                     if symbol not in bindings:
                         open_dims[symbol] = open_dims.get(symbol, False) or axis == 0
     failure: GraphkitError | None = None
-    for size, batch in _candidates(open_dims):
-        guess = {symbol: batch if is_batch else size for symbol, is_batch in open_dims.items()}
+    for guess in _candidates(open_dims):
         try:
             shapes = {
                 n: known[n].static_shape if n in known else _static(t, bindings | guess) for n, t in tensors.items()
@@ -150,12 +152,18 @@ def _choose_sizes(
     )
 
 
-def _candidates(open_dims: Mapping[str, bool]) -> Iterator[tuple[int, int]]:
-    if all(open_dims.values()):
-        yield from ((size, size) for size in _SIZES)
+def _candidates(open_dims: Mapping[str, bool]) -> Iterator[dict[str, int]]:
+    """Sizes by symbol; leading dimensions (True) are batches, and then, one after another, so are others: a state may
+    have its batch behind its layers."""
+    others = [symbol for symbol, leads in open_dims.items() if not leads]
+    batches = [symbol for symbol, leads in open_dims.items() if leads]
+    if not others:
+        yield from (dict.fromkeys(batches, size) for size in _SIZES)
         return
-    for size in _SIZES:
-        yield from ((size, batch) for batch in _BATCHES)
+    for more in ((), *((symbol,) for symbol in others if len(others) > 1)):
+        for size in _SIZES:
+            for batch in _BATCHES:
+                yield {s: batch if s in batches or s in more else size for s in open_dims}
 
 
 def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...]:
@@ -165,13 +173,15 @@ def _static(declared: TensorType, bindings: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _accepts(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> bool:
-    """Whether shape inference takes these sizes and leaves no dimension empty or negative."""
+    """Whether shape inference takes these sizes: no result is empty, no dimension negative, no window fits nowhere."""
     declared = {name: TensorType(graph.find(name).dtype, shape) for name, shape in shapes.items()}
     bound = bind(graph, declared)
     dims = (
         d for node in bound.nodes for v in node.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ()
     )
     if any(not isinstance(d, DimExpr) and d < 0 for d in dims):
+        return False
+    if any(0 in (node.outputs[0].tensor.shape or ()) for node in bound.nodes if node.op.name in _WINDOWS):
         return False
     results = (d for v in bound.outputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
     return all(isinstance(d, DimExpr) or d > 0 for d in results)

@@ -19,6 +19,8 @@ def in_float64(graph: Graph) -> Graph:
         for node in graph.nodes:
             operands = [None if v is None else table[v] for v in node.inputs]
             attributes = node.op.attributes()
+            if node.op.name == "ConstantOfShape" and not node.op.domain and attributes.get("value") is None:
+                attributes = {"value": Tensor(np.zeros(1, np.float32))}  # what the standard says where none is given
             changed = {k: new for k, v in attributes.items() if (new := _wide_attribute(v)) is not v}
             operator: Any = node.op
             if changed:

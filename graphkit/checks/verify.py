@@ -133,10 +133,13 @@ def random_nodes(model: Any) -> list[str]:
 
 
 def _draws(node: Any) -> bool:
-    """Whether a node draws random numbers; a Dropout does only in training, where it reads the generator."""
+    """Whether a node, or one of its subgraphs, draws random numbers; a Dropout does only in training."""
+    if any(_draws(inner) for graph in node.op.subgraphs().values() for inner in graph.nodes):
+        return True
     if not getattr(node.op, "random", False):
         return False
-    return node.op.name != "Dropout" or any(v is not None and v.role == "rng" for v in node.inputs)
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    return node.op.name != "Dropout" or (mode is not None and mode.tensor.constants != (0,))
 
 
 def compare_outputs(

@@ -10,16 +10,17 @@ import numpy as np
 from graphkit.data import order
 from graphkit.data.batches import Batches
 from graphkit.data.vocabulary import Vocabulary
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import InputError, UsageError, did_you_mean
 
 
 class Dataset:
-    """Samples along the first axis of every array.
+    """Samples along the first axis of every array, or along the axis that `axes` gives for an input.
 
     `inputs`: one array, a sequence of arrays, or a dict by input name; `targets`: an array or None; `names`: the
     inputs' names where `inputs` does not give them (default "x", or "x0", "x1", ...). `classes`: what integer
-    targets mean. `name` says in errors where the data come from. Raises InputError when lengths differ, there is no
-    sample, or a floating-point array holds NaN.
+    targets mean. `name` says in errors where the data come from. `axes`: the axis that counts samples by input name,
+    as recurrent states [layers, N, units] need it; None gives every batch the whole array (a sampling rate, a mask).
+    Raises InputError when lengths differ, there is no sample, or a floating-point array holds NaN.
 
     `vocabulary` says what the numbers of a text stand for (see Sentences, TokenStream); other data have none.
     """
@@ -34,15 +35,24 @@ class Dataset:
         *,
         classes: Sequence[str] | None = None,
         name: str = "data",
+        axes: Mapping[str, int | None] | None = None,
     ):
         self.name = name
         self.arrays: dict[str, np.ndarray] = _named(inputs, names, name)
         self.targets: np.ndarray | None = None if targets is None else np.asarray(targets)
         self.classes: tuple[str, ...] | None = None if classes is None else tuple(str(c) for c in classes)
         self._single = not isinstance(inputs, (Mapping, list, tuple))
+        self.axes: dict[str, int | None] = dict(axes or {})
+        for label in self.axes:
+            if label not in self.arrays:
+                raise InputError(f"{name}: an axis is given for {label!r}{did_you_mean(label, self.arrays)}")
         for label, array in self._labelled():
-            _check(name, label, array)
-        lengths = {label: len(array) for label, array in self._labelled()}
+            _check(name, label, array, self._axis(label))
+        lengths = {
+            label: array.shape[axis] for label, array in self._labelled() if (axis := self._axis(label)) is not None
+        }
+        if not lengths:
+            raise InputError(f"{name}: no array has an axis of samples")
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{label} has {length}" for label, length in lengths.items())
             raise InputError(f"{name}: every array needs one row per sample: {listed}")
@@ -51,6 +61,9 @@ class Dataset:
 
     def _labelled(self) -> list[tuple[str, np.ndarray]]:
         return [*self.arrays.items(), *([] if self.targets is None else [("targets", self.targets)])]
+
+    def _axis(self, label: str) -> int | None:
+        return self.axes.get(label, 0)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,7 +80,9 @@ class Dataset:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample of the first input."""
-        return next(iter(self.arrays.values())).shape[1:]
+        label, array = next(iter(self.arrays.items()))
+        axis = self._axis(label)
+        return array.shape if axis is None else array.shape[:axis] + array.shape[axis + 1 :]
 
     @property
     def num_classes(self) -> int | None:
@@ -79,19 +94,20 @@ class Dataset:
         return int(self.targets.max()) + 1
 
     def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
+        return next(a.shape[axis] for label, a in self._labelled() if (axis := self._axis(label)) is not None)
 
     def take(self, index: Any) -> tuple[Any, np.ndarray | None]:
         """(inputs, targets) of the samples at `index`, a slice or an integer array; inputs in the form of `inputs`."""
-        inputs = self._given({name: array[index] for name, array in self.arrays.items()})
+        inputs = self._given({name: _part(array, self._axis(name), index) for name, array in self.arrays.items()})
         return inputs, None if self.targets is None else self.targets[index]
 
     def subset(self, index: Any, name: str | None = None) -> Dataset:
         """The samples at `index` as a Dataset of their own."""
         inputs, targets = self.take(index)
         return Dataset(
-            inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name
-        )
+            inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name,
+            axes=self.axes,
+        )  # fmt: skip
 
     def split(self, test_fraction: float = 0.2, seed: int = 0, *, stratify: bool = True) -> Splits:
         """(train, test): round(test_fraction * n) samples held out, chosen by the seed, both in the original order.
@@ -140,12 +156,22 @@ def _named(inputs: Any, names: Sequence[str] | None, source: str) -> dict[str, n
     return found
 
 
-def _check(source: str, label: str, array: np.ndarray) -> None:
-    if array.ndim == 0:
-        raise InputError(f"{source}: {label} is a single number; the first axis counts samples")
+def _part(array: np.ndarray, axis: int | None, index: Any) -> np.ndarray:
+    """The samples at `index` along an axis; everything where no axis counts samples."""
+    return array if axis is None else array[(*[slice(None)] * axis, index)]
+
+
+def _check(source: str, label: str, array: np.ndarray, axis: int | None) -> None:
+    if array.ndim == 0 and axis is not None:
+        raise InputError(
+            f"{source}: {label} is a single number; the first axis counts samples, unless axes={{{label!r}: None}}"
+        )
+    if axis is not None and not 0 <= axis < array.ndim:
+        raise InputError(f"{source}: {label} has the shape {list(array.shape)}: there is no axis {axis} of samples")
     if array.dtype.kind not in "biufc" and array.dtype.name not in ("bfloat16", "float16"):
         raise InputError(f"{source}: {label} holds {array.dtype}, not numbers")
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
+        array = array.reshape(1, -1) if axis is None else np.moveaxis(array, axis, 0)
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
         what = "NaN" if np.isnan(array[bad[0]]).any() else "infinity"
         raise InputError(

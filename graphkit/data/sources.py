@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,8 +23,18 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 _TARGETS = ("y", "targets", "target", "labels", "label", "class")
 _MNIST = {"train": "train", "test": "t10k"}
 
+# Which axis of an input counts the samples, where it is not the first; None: none does.
+Axes: TypeAlias = Mapping[str, int | None]
 
-def load(spec: str | os.PathLike[str], *, test_fraction: float | None = None, seed: int = 0, **options: Any) -> Splits:
+
+def load(
+    spec: str | os.PathLike[str],
+    *,
+    test_fraction: float | None = None,
+    seed: int = 0,
+    axes: Axes | None = None,
+    **options: Any,
+) -> Splits:
     """(train, test) of a data set. A set that comes in two parts keeps them; any other is split by `seed`.
 
     `spec`:
@@ -40,33 +50,38 @@ def load(spec: str | os.PathLike[str], *, test_fraction: float | None = None, se
     - "text:FILE": tokens and the token that follows each: see TokenStream. The end of the file is the test part.
       options: level, min_count, size, vocabulary, length.
 
-    test_fraction is 0.2, and 0.1 for text. Splits are stratified by class and keep the original order: see
-    Dataset.split. A vocabulary is made of the training part. Raises InputError, naming the file, for whatever cannot
-    be read or is not finite, UsageError for an option that the source does not have.
+    test_fraction is 0.2, and 0.1 for text. `axes` are those of Dataset: which axis counts the samples, for inputs
+    where it is not the first. Splits are stratified by class and keep the original order: see Dataset.split. A
+    vocabulary is made of the training part. Raises InputError, naming the file, for whatever cannot be read or is not
+    finite, UsageError for an option that the source does not have.
     """
-    load_text_parts = _text_source(spec, options)
+    load_text_parts = _text_source(spec, options, axes)
     if load_text_parts is not None:
         fraction = 0.1 if test_fraction is None else test_fraction
         found: Splits = load_text_parts(test_fraction=fraction, seed=seed, **options)
         return found
-    parts = _parts(spec)
+    parts = _parts(spec, axes or {})
     return parts if isinstance(parts, Splits) else parts.split(0.2 if test_fraction is None else test_fraction, seed)
 
 
-def read(spec: str | os.PathLike[str], **options: Any) -> Dataset:
-    """All samples of a data set, unsplit; the train part first where there are two. `spec`, options: as for `load`."""
-    load_text_whole = _text_source(spec, options)
+def read(spec: str | os.PathLike[str], *, axes: Axes | None = None, **options: Any) -> Dataset:
+    """All samples of a data set, unsplit; the train part first where there are two. Arguments: as for `load`."""
+    load_text_whole = _text_source(spec, options, axes)
     if load_text_whole is not None:
         whole: Dataset = load_text_whole(test_fraction=None, **options)
         return whole
-    parts = _parts(spec)
+    parts = _parts(spec, axes or {})
     if isinstance(parts, Dataset):
         return parts
     train, test = parts
     if train.names != test.names or train.classes != test.classes or (train.targets is None) != (test.targets is None):
         raise InputError(f"{spec}: train and test do not hold the same arrays")
     try:
-        joined = {n: np.concatenate([train.arrays[n], test.arrays[n]]) for n in train.names}
+        joined = {
+            n: train.arrays[n] if (axis := train.axes.get(n, 0)) is None
+            else np.concatenate([train.arrays[n], test.arrays[n]], axis)
+            for n in train.names
+        }  # fmt: skip
         targets = (
             None if train.targets is None or test.targets is None else np.concatenate([train.targets, test.targets])
         )
@@ -74,7 +89,9 @@ def read(spec: str | os.PathLike[str], **options: Any) -> Dataset:
         raise InputError(f"{spec}: train and test do not fit each other: {error}") from None
     single = len(joined) == 1
     inputs = joined[train.names[0]] if single else joined
-    return Dataset(inputs, targets, train.names if single else None, classes=train.classes, name=str(spec))
+    return Dataset(
+        inputs, targets, train.names if single else None, classes=train.classes, name=str(spec), axes=train.axes
+    )
 
 
 def names() -> list[str]:
@@ -82,8 +99,10 @@ def names() -> list[str]:
     return ["digits"]
 
 
-def _text_source(spec: str | os.PathLike[str], options: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """The loader of a source of text, with its path; None for any other. UsageError for an unknown option."""
+def _text_source(
+    spec: str | os.PathLike[str], options: Mapping[str, Any], axes: Axes | None
+) -> Callable[..., Any] | None:
+    """The loader of a source of text, with its path; None for any other. UsageError for what it has no choice of."""
     kind, _, path = os.fspath(spec).partition(":")
     loader = _TEXTS.get(kind)
     known = [] if loader is None else [k for k in inspect.signature(loader).parameters if k not in _COMMON]
@@ -92,13 +111,22 @@ def _text_source(spec: str | os.PathLike[str], options: Mapping[str, Any]) -> Ca
             raise UsageError(f"{spec}: there is no option {key!r}{did_you_mean(key, known)}")
     if loader is None:
         return None
+    if axes:
+        raise UsageError(f"{spec}: only inputs of an .npz file have a choice of axes")
     if not path:
         raise InputError(f"{kind} needs a path: {kind}:PATH")
     return functools.partial(loader, Path(path))
 
 
-def _parts(spec: str | os.PathLike[str]) -> Dataset | Splits:
+def _parts(spec: str | os.PathLike[str], axes: Axes) -> Dataset | Splits:
     text = os.fspath(spec)
+    parts = _found(text, axes)
+    if axes and any(dict(axes) != part.axes for part in (parts if isinstance(parts, Splits) else (parts,))):
+        raise InputError(f"{text}: only inputs of an .npz file have a choice of axes")
+    return parts
+
+
+def _found(text: str, axes: Axes) -> Dataset | Splits:
     if text == "digits":
         return _digits()
     if text == "mnist":
@@ -107,12 +135,12 @@ def _parts(spec: str | os.PathLike[str]) -> Dataset | Splits:
         return _mnist(Path(text.removeprefix("mnist:")))
     path = Path(text)
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, axes)
     if not path.exists():
         raise InputError(f"{text}: no such file or folder, and no data set of that name{did_you_mean(text, names())}")
     if path.suffix not in _READERS:
         raise InputError(f"{text}: the suffix is {path.suffix!r}; known: {', '.join(_READERS)}, or a folder")
-    return _READERS[path.suffix](path)
+    return _READERS[path.suffix](path, axes)
 
 
 def _digits() -> Dataset:
@@ -129,13 +157,14 @@ def _scaled(images: np.ndarray, top: float) -> np.ndarray:
 # --- folders ----------------------------------------------------------------------------------------
 
 
-def _folder(path: Path) -> Dataset | Splits:
+def _folder(path: Path, axes: Axes) -> Dataset | Splits:
     if any(_idx_file(path, prefix, "images-idx3") for prefix in _MNIST.values()):
         return _mnist(path)
     for suffix, reader in _READERS.items():
         train, test = path / f"train{suffix}", path / f"test{suffix}"
         if train.exists():
-            return Splits(_whole(reader(train), train), _whole(reader(test), test)) if test.exists() else reader(train)
+            first = reader(train, axes)
+            return Splits(_whole(first, train), _whole(reader(test, axes), test)) if test.exists() else first
     held = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
     raise InputError(
         f"{path}: neither idx files (train-images-idx3-ubyte) nor train{'/'.join(_READERS)} in it; it holds {held}"
@@ -190,7 +219,7 @@ def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:
 # --- files ------------------------------------------------------------------------------------------
 
 
-def _npz(path: Path) -> Dataset | Splits:
+def _npz(path: Path, axes: Axes) -> Dataset | Splits:
     try:
         # np.load leaves a file open that it opened itself and finds damaged.
         with path.open("rb") as file:
@@ -203,14 +232,14 @@ def _npz(path: Path) -> Dataset | Splits:
         raise InputError(f"{path}: not a readable .npz file: {error}") from None
     if "x_train" in arrays and "x_test" in arrays:
         halves = [
-            _arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, p)
+            _arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, axes, p)
             for p in _MNIST
         ]
         return Splits(*halves)
-    return _arrays(arrays, path)
+    return _arrays(arrays, path, axes)
 
 
-def _arrays(arrays: dict[str, np.ndarray], path: Path, part: str = "") -> Dataset:
+def _arrays(arrays: dict[str, np.ndarray], path: Path, axes: Axes, part: str = "") -> Dataset:
     source = f"{path} ({part})" if part else str(path)
     target = next((name for name in _TARGETS if name in arrays), None)
     inputs = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items() if n != target}
@@ -220,11 +249,11 @@ def _arrays(arrays: dict[str, np.ndarray], path: Path, part: str = "") -> Datase
     if targets is not None:
         targets = targets.astype({"u": np.int64, "i": np.int64, "f": np.float32}.get(targets.dtype.kind, targets.dtype))
     if list(inputs) == ["x"]:
-        return Dataset(inputs["x"], targets, name=source)
-    return Dataset(inputs, targets, name=source)
+        return Dataset(inputs["x"], targets, name=source, axes=axes)
+    return Dataset(inputs, targets, name=source, axes=axes)
 
 
-def _csv(path: Path) -> Dataset:
+def _csv(path: Path, _axes: Axes) -> Dataset:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
@@ -274,4 +303,4 @@ _COMMON = ("path", "test_fraction", "seed")
 _TEXTS: dict[str, Callable[..., Any]] = {"sentences": load_sentences, "text": load_text}
 # How the name of a source of text begins.
 TEXT_SOURCES = tuple(f"{kind}:" for kind in _TEXTS)
-_READERS: dict[str, Callable[[Path], Dataset | Splits]] = {".npz": _npz, ".csv": _csv}
+_READERS: dict[str, Callable[[Path, Axes], Dataset | Splits]] = {".npz": _npz, ".csv": _csv}

@@ -8,6 +8,7 @@ known when inputs are bound.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import keyword
 import math
@@ -23,6 +24,10 @@ Atom: TypeAlias = tuple  # ("sym", name) or (function, operand, operand, ...)
 Monomial: TypeAlias = tuple  # of atoms, sorted by their text
 Dim: TypeAlias = Union[int, "DimExpr"]
 
+# An expression of more atoms gets a name. Shapes that are computed from shapes, layer after layer (the causal mask of
+# a decoder with past keys), double their expression each time; nobody reads or proves anything from those.
+_MAX_ATOMS = 64
+
 _fresh = itertools.count(1)
 # Stands for the '?' of anonymous names while an expression is read as Python.
 _ANONYMOUS = "__anonymous_"
@@ -31,13 +36,14 @@ _ANONYMOUS = "__anonymous_"
 class DimExpr:
     """A dimension that is not a plain integer. Immutable; arithmetic with ints and other expressions."""
 
-    __slots__ = ("terms", "_hash", "_text", "_symbols")
+    __slots__ = ("terms", "_hash", "_text", "_symbols", "_atoms")
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]):
         self.terms = terms
         self._hash = hash(terms)
         self._text: str | None = None
         self._symbols: frozenset[str] | None = None
+        self._atoms = 0
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, DimExpr) and self.terms == other.terms)
@@ -87,6 +93,14 @@ class DimExpr:
         if self._symbols is None:
             self._symbols = frozenset(_symbols(self.terms))
         return self._symbols
+
+    @property
+    def atoms(self) -> int:
+        """How many names and calls its text has."""
+        if not self._atoms:
+            parts = (operand for monomial, _ in self.terms for atom in monomial for operand in atom[1:])
+            self._atoms = sum(len(m) for m, _ in self.terms) + sum(p.atoms for p in parts if isinstance(p, DimExpr))
+        return self._atoms
 
 
 def symbol(name: str) -> DimExpr:
@@ -142,7 +156,14 @@ def _product(a: Dim, b: Dim) -> Dim:
 
 
 def _call(function: str, *operands: Dim) -> DimExpr:
-    return DimExpr(((((function, *operands),), 1),))
+    made = DimExpr(((((function, *operands),), 1),))
+    return made if made.atoms <= _MAX_ATOMS else _named(made)
+
+
+@functools.lru_cache(maxsize=4096)
+def _named(_expression: DimExpr) -> DimExpr:
+    """The anonymous name of a large expression: the same one each time, so that equal ones stay equal."""
+    return fresh()
 
 
 def _exact_quotient(a: Dim, b: Dim) -> Dim | None:

@@ -239,6 +239,8 @@ class Conv(_Convolution):
     def grad(self, node: Node, dy: Any) -> Any:
         operands: Any = node.inputs
         x, w = operands[:2]
+        if x.rank is None and w.rank is not None:
+            x = F.reshape(x, F.gather(F.shape(x), np.arange(w.rank)))  # to the rank that it must have
         dx = F.conv_grad_input(dy, w, x, **self.related())
         dw = F.conv_grad_weight(x, dy, w, **self.related())
         return dx, dw, *_bias_gradients(node, dy)

@@ -66,11 +66,20 @@ def _identity(node: Node) -> Sequence[Value] | None:
 
 
 @_rule("CastLike", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile")
-@_rule("ReduceToShapeOf", domain=DOMAIN)
 def _same_type(node: Node) -> Sequence[Value] | None:
     """Operators that change nothing when element type and shape stay."""
     x = _first(node)
     return (x,) if _equal_shapes(x, node.output) else None
+
+
+@_rule("ReduceToShapeOf", domain=DOMAIN)
+def _reduce_to_shape(node: Node) -> Sequence[Value] | None:
+    """The sum that known shapes say it is; nothing when they are equal."""
+    same = _same_type(node)
+    if same is not None or not all(v.tensor.is_static for v in node.operands):
+        return same
+    operator: Any = node.op
+    return (operator.expand(*node.operands),)
 
 
 @_rule("Cast")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, UsageError
-from graphkit.ir.dims import DimExpr, parse
-from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.subgraph import inline
+from graphkit.errors import GraphkitError, UsageError, did_you_mean
+from graphkit.ir.dims import Dim, DimExpr, parse, product
+from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
+from graphkit.ops import constant
 from graphkit.ops.constants import Constant
 from graphkit.passes._base import rewrite
+from graphkit.passes.captures import add_captures, is_control, nested_nodes
 
 # Operands that layers learn, by position; those of BatchNormalization from 3 on are its statistics.
 _LEARNED = {
@@ -35,89 +36,166 @@ _LEARNED = {
     "Mul": (0, 1),
 }
 _STATISTICS = (3, 4)
+# Operators whose operands may be literals of a formula as well.
+_ELEMENTWISE = frozenset({"Add", "Mul"})
+# Operators that give the elements of their first operand (Concat: of all) back in another arrangement.
+_ARRANGING = frozenset(
+    {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
 
 
-def free_batch(model: Model, name: str = "N") -> Model:
-    """The model with `name` in place of a first dimension of 1 of every input, so that it takes batches of any size.
+def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | None = None) -> Model:
+    """The model with `name` in place of the dimension of 1 that counts the samples of every input, so that it takes
+    batches of any size.
 
-    Raises UsageError when an input has another first dimension, when the operators in between fix the batch (a
-    Reshape to [1, ...]), or when two samples in a batch give anything else than each alone.
+    That dimension is the first, or where `axes` says it is by input name; None leaves an input as it is. Raises
+    UsageError when it is another than 1, when the operators in between fix the batch (a Reshape to [1, ...]), or when
+    two samples in a batch give anything else than each alone.
     """
     graph = model.graph
+    places = _batch_axes(model, axes or {})
     table: dict[Value, Value] = {}
-    for value in model.data_inputs:
-        shape = value.tensor.shape
-        if not shape or shape[0] != 1:
-            raise UsageError(f"input {value} has no first dimension of 1 that could be freed")
-        table[value] = value.like(type=TensorType(value.dtype, [parse(name), *shape[1:]]), name=graph.name_of(value))
-    inputs = [table.get(v, v) for v in graph.inputs]
+    for value, axis in places.items():
+        shape = list(value.tensor.shape or ())
+        if axis >= len(shape) or shape[axis] != 1:
+            which = "first dimension" if axis == 0 else f"dimension {axis}"
+            raise UsageError(f"input {value} has no {which} of 1 that could be freed")
+        shape[axis] = parse(name)
+        table[value] = value.like(type=TensorType(value.dtype, shape), name=graph.name_of(value))
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        return _freed_reshape(node, operands, parse(name)) if node.op.name == "Reshape" and not node.op.domain else None
+
     try:
-        outputs = inline(graph.replace(updates=()), inputs)
+        freed = rewrite(graph.replace(updates=()), rule, inputs=table).replace(output_names=graph.output_names)
+        for label, old, new in zip(graph.output_names, graph.outputs, freed.outputs, strict=True):
+            if parse(name) not in (new.tensor.shape or ()):
+                raise UsageError(f"with {name} its output {label!r} is {new.tensor}, after {old.tensor}")
+        result = Model.from_graph(freed, dict(model.params))
+        _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     except GraphkitError as error:
         raise UsageError(f"model {graph.name!r} works for a batch of 1 alone: {error}") from None
-    for label, old, new in zip(graph.output_names, graph.outputs, outputs, strict=True):
-        if not new.tensor.shape or new.tensor.shape[0] != parse(name):
-            raise UsageError(
-                f"model {graph.name!r} works for a batch of 1 alone: with {name} its output {label!r} is {new.tensor}, "
-                f"after {old.tensor}"
-            )
-    freed = Graph(inputs, outputs, name=graph.name, output_names=graph.output_names, meta=graph.meta)
-    result = Model.from_graph(freed, dict(model.params))
-    _check_samples_are_separate(model, result)
     return result
 
 
-def _check_samples_are_separate(single: Model, freed: Model) -> None:
+def _freed_reshape(node: Node, operands: Sequence[Value | None], batch: Dim) -> Sequence[Value] | None:
+    """A Reshape to constant sizes, of which the one that stands for the batch follows it: the 1 before which the
+    target has as many elements as there are before the batch."""
+    data, target = operands[:2]
+    sizes = None if target is None else target.tensor.constants
+    shape = None if data is None else data.tensor.shape
+    if sizes is None or shape is None or batch not in shape or 0 in sizes:
+        return None
+    place = shape.index(batch)
+    before: Dim = product(shape[:place])
+    axis = next((i for i, size in enumerate(sizes) if size == 1 and product(sizes[:i]) == before), None)
+    if axis is None or -1 in sizes[:axis]:
+        return None
+    if axis != place and -1 in sizes:
+        return None  # neither "the rest" nor "the same as there" is left to say it with
+    new = [(0 if axis == place else -1) if i == axis else size for i, size in enumerate(sizes)]
+    return node.rebuilt([data, constant(np.array(new, np.int64))]).outputs
+
+
+def _batch_axes(model: Model, axes: Mapping[str, int | None]) -> dict[Value, int]:
+    """The axis of samples of each input that has one."""
+    for name in axes:
+        if name not in model.inputs:
+            raise UsageError(f"model {model.name!r} has no input {name!r}{did_you_mean(name, model.inputs)}")
+    named = zip(model.inputs, model.data_inputs, strict=True)
+    return {v: axis for n, v in named if (axis := axes.get(n, 0)) is not None}
+
+
+def _check_samples_are_separate(single: Model, freed: Model, axes: Mapping[str, int], name: str) -> None:
     """Run two random samples together and apart, where the other dimensions are fixed and the inputs are floats."""
     types = [v.tensor for v in single.data_inputs]
     if any(t.dtype not in FLOATS or any(isinstance(d, DimExpr) for d in t.shape or ()) for t in types):
         return
     rng = np.random.default_rng(0)
     pairs = {
-        n: rng.standard_normal((2, *t.static_shape[1:])).astype(t.dtype.numpy)
+        n: rng.standard_normal([2 if axes.get(n) == i else d for i, d in enumerate(t.static_shape)])
         for n, t in zip(single.inputs, types, strict=True)
+    }
+    pairs = {n: a.astype(t.dtype.numpy) for (n, a), t in zip(pairs.items(), types, strict=True)}
+    places = {
+        n: (v.tensor.shape or ()).index(parse(name)) for n, v in zip(freed.outputs, freed.graph.outputs, strict=True)
     }
     together = freed.run(pairs)
     for i in range(2):
-        alone = single.run({n: a[i : i + 1] for n, a in pairs.items()})
-        for name, array in alone.items():
+        alone = single.run({n: a.take([i], axes[n]) if n in axes else a for n, a in pairs.items()})
+        for label, array in alone.items():
             scale = max(1.0, float(np.abs(array).max(initial=0)))
-            if not np.allclose(together[name][i : i + 1], array, rtol=1e-3, atol=1e-3 * scale):
-                raise UsageError(f"model {single.name!r} mixes the samples of a batch in output {name!r}")
+            if not np.allclose(together[label].take([i], places[label]), array, rtol=1e-3, atol=1e-3 * scale):
+                raise UsageError(f"it mixes the samples of a batch in output {label!r}")
 
 
 def constants_to_parameters(model: Model) -> Model:
     """The model with the weights that its file has as Constant nodes made parameters (statistics: states).
 
-    These are floating-point constants of more than one element, with at least one axis, that layers learn: weights of
-    convolutions, products, recurrent layers, normalisations, tables, and operands of Add and Mul. Raises
-    UsageError when there are none.
+    These are floating-point constants with at least one axis that layers learn: weights of convolutions, products,
+    recurrent layers, normalisations, tables, and operands of Add and Mul (there, of more than one element); also behind
+    operators that only arrange them (Unsqueeze, Concat, Slice, ...), and in the subgraphs of If, Loop and Scan, which
+    capture them. Raises UsageError when there are none.
     """
     graph = model.graph
-    roles: dict[Value, str] = {}
-    for node in graph.nodes:
-        for position in _LEARNED.get(node.op.name, ()) if not node.op.domain else ():
-            value = node.inputs[position] if position < len(node.inputs) else None
-            if value is not None and _is_weight(value):
-                statistic = node.op.name == "BatchNormalization" and position in _STATISTICS
-                roles[value] = "state" if statistic and roles.get(value) != "parameter" else "parameter"
+    roles = _weight_roles(graph)
     if not roles:
         raise UsageError(f"model {graph.name!r} has no weights among its constants")
-    stored = {v: Value(TensorType(v.dtype, v.shape), graph.name_of(v), role=role) for v, role in roles.items()}
-
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        return [stored[node.outputs[0]]] if node.outputs[0] in stored else None
-
-    opened = rewrite(graph, rule, extra_inputs=list(stored.values()))
+    names = Names(graph.input_names)
+    stored = {
+        v: Value(TensorType(v.dtype, v.shape), names.take(v.name or role), role=role) for v, role in roles.items()
+    }
+    opened = _with_inputs(graph, stored)
     arrays = {opened.name_of(new): _array(old) for old, new in stored.items()}
     return Model.from_graph(opened, {**model.params, **arrays})
 
 
-def _is_weight(value: Value) -> bool:
-    if value.node is None or not isinstance(value.node.op, Constant) or not isinstance(value.type, TensorType):
-        return False
-    array = _array(value)
-    return value.dtype in FLOATS and array.ndim > 0 and array.size > 1
+def _weight_roles(graph: Graph) -> dict[Value, str]:
+    """The constants of a graph and its subgraphs that are weights, with the roles that they get."""
+    roles: dict[Value, str] = {}
+    for node in nested_nodes(graph):
+        for position in _LEARNED.get(node.op.name, ()) if not node.op.domain else ():
+            value = node.inputs[position] if position < len(node.inputs) else None
+            statistic = node.op.name == "BatchNormalization" and position in _STATISTICS
+            for weight in _constants_behind(value):
+                if _array(weight).size > 1 or node.op.name not in _ELEMENTWISE:
+                    roles[weight] = "state" if statistic and roles.get(weight) != "parameter" else "parameter"
+    return roles
+
+
+def _constants_behind(value: Value | None) -> Iterator[Value]:
+    """The floating-point constants with axes that `value` is, or is arranged from."""
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.node
+        if node is None or node.op.domain:
+            continue
+        if isinstance(node.op, Constant):
+            found = node.output
+            if isinstance(found.type, TensorType) and found.dtype in FLOATS and found.rank:
+                yield found
+        elif node.op.name in _ARRANGING:
+            pending += node.inputs if node.op.name == "Concat" else node.inputs[:1]
+
+
+def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
+    """The graph with `inputs` at its end, in place of the constants that are their keys; its subgraphs capture them."""
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if len(node.outputs) == 1 and node.output in inputs:
+            return [inputs[node.output]]
+        if not is_control(node):
+            return None
+        bodies = node.op.subgraphs()
+        # Both branches of an If have the same captures.
+        wanted = [v for v in inputs if any(n.outputs[0] is v for body in bodies.values() for n in nested_nodes(body))]
+        if not wanted:
+            return None
+        opened = {k: _with_inputs(g, {v: Value(v.type, v.name) for v in wanted}) for k, g in bodies.items()}
+        return add_captures(node, operands, opened, [inputs[v] for v in wanted]).outputs
+
+    return rewrite(graph, rule, extra_inputs=list(inputs.values()))
 
 
 def _array(value: Value) -> np.ndarray:

@@ -119,6 +119,7 @@ def attach(
         raise UsageError(f"the model has no output {output!r}{did_you_mean(output, graph.output_names)}")
     chosen = outputs if output is None else [outputs[graph.output_names.index(output)]]
     if isinstance(loss, str):
+        _check_floats(graph, chosen)
         named = get(loss)
         if targets is None:
             if len(chosen) != 1:
@@ -146,6 +147,27 @@ def attach(
         output_names=_unique_loss(graph.output_names),
         meta=graph.meta,
     )
+
+
+def _check_floats(graph: Graph, chosen: Sequence[Value]) -> None:
+    """Raise UsageError for outputs that have no gradient, naming where in the graph the last value is that has one."""
+    for value in chosen:
+        if isinstance(value.type, TensorType) and value.dtype.is_float:
+            return
+    value = chosen[0]
+    message = f"{value} is not floating-point, so that no loss of it has a gradient"
+    if (last := float_behind(value)) is not None:
+        message += f"; the last value before it that is one is {last}: make it the output, as gk.Model(net.value(NAME))"
+    raise UsageError(message)
+
+
+def float_behind(value: Value) -> Value | None:
+    """The nearest floating-point tensor that `value` is computed from along first operands; None when there is none."""
+    while not (isinstance(value.type, TensorType) and value.dtype.is_float):
+        if value.node is None or not value.node.operands:
+            return None
+        value = value.node.operands[0]
+    return value
 
 
 def _logits(output: Value, operator: str) -> Value:

@@ -8,12 +8,12 @@ micro-batches or processes lies between.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from graphkit.autodiff import gradient
+from graphkit.autodiff import gradient, reached
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
@@ -83,34 +83,32 @@ def select_trainees(graph: Graph, choice: Choice) -> list[Trainee]:
     for option, patterns in vars(choice).items():
         for pattern in patterns:
             if not fnmatch.filter(names, pattern):
-                raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {', '.join(names)}")
-    reached = _reached(graph.outputs[0])
+                raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}")
+    found = reached([graph.outputs[0]])
     chosen = [
         Trainee(
             v, n, _multiplier(n, v, "lr_mult", choice.lr_mult), _multiplier(n, v, "wd_mult", choice.wd_mult),
             _matches(n, choice.lazy) or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
         )
         for n, v in names.items()
-        if v in reached and v.attrs.get("trainable", True) and choice.takes(n)
+        if v in found and v.attrs.get("trainable", True) and choice.takes(n)
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
             "there is no parameter to train: the model has none that the loss depends on, or all are frozen"
+            + (
+                ""
+                if names
+                else "; weights in Constant nodes become parameters by constants_to_parameters (--constants)"
+            )
         )
     return chosen
 
 
-def _reached(loss: Value) -> set[Value]:
-    """The values that `loss` depends on by floating-point tensors."""
-    found: set[Value] = set()
-    pending = [loss]
-    while pending:
-        value = pending.pop()
-        if value in found or not isinstance(value.type, TensorType) or not value.dtype.is_float:
-            continue
-        found.add(value)
-        pending += value.node.operands if value.node is not None else ()
-    return found
+def _some(names: Collection[str]) -> str:
+    """Names for a message, not all of hundreds."""
+    shown = ", ".join(list(names)[:20])
+    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -20,6 +20,7 @@ from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
+from graphkit.passes.randomness import bind_rng
 from graphkit.passes.to_training import is_in_training, to_inference, to_training
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses, metrics, recomputation
@@ -116,7 +117,8 @@ class Trainer:
         choice = steps.Choice(freeze, train, lazy, lr_mult or {}, wd_mult or {})
         parameters = [v for v in net.graph.inputs if v.role == "parameter"]
         frozen = [v for v in parameters if not choice.takes(net.graph.name_of(v))]
-        graph = losses.attach(to_training(net.graph, frozen), loss, targets, output)
+        # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
+        graph = bind_rng(losses.attach(to_training(net.graph, frozen), loss, targets, output))
         self._output = net.outputs[0] if output is None else output
         self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
         trainees = steps.select_trainees(graph, choice)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import graphkit as gk
 from graphkit.autodiff import gradient
 from graphkit.checks.gradcheck import check_graph
 from graphkit.errors import MissingGradient, TypeMismatch, UsageError
@@ -273,3 +274,14 @@ def test_the_ambient_scope_does_not_leak_into_gradient_nodes() -> None:
     with entered(Scope("outer/", {"k": "v"})):
         (dx,) = gradient([y], [x])
     assert not any(n.meta or n.name for n in Graph([x], [dx]).nodes)
+
+
+def test_by_default_of_the_parameters_that_the_outputs_depend_on() -> None:
+    x = gk.input("x", ["N", 3])
+    used, unused, mask = (gk.parameter(n, [3], init="ones") for n in ("used", "unused", "mask"))
+    kept = gk.where(gk.cast(mask, to="bool"), x * used, x)
+    net = gk.Model({"y": kept, "other": x * unused})
+    assert gk.grad(net, of="y").outputs == ("used_grad",)
+    assert gk.grad(net).outputs == ("used_grad", "unused_grad")
+    with pytest.raises(UsageError, match=r"do not depend on .*unused"):
+        gk.grad(net, of="y", wrt=["unused"])

@@ -10,6 +10,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.autodiff import gradient
+from graphkit.checks.gradcheck import check_gradient
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
@@ -135,3 +136,24 @@ def test_the_forward_branch_runs_once() -> None:
     # The exponential and the product share no type with the result that tanh' reads, but one with each other.
     assert {n.op.name for g in backward.op.subgraphs().values() for n in g.nodes}.isdisjoint({"Exp", "Tanh"})
     assert len(forward.outputs) == 2
+
+
+def test_a_rank_that_an_if_loses_comes_back() -> None:
+    """The branches differ in rank, so that what follows is of unknown rank; a convolution still knows its own."""
+    x, w, b, p = float64(2, 3, 6, name="x"), float64(4, 3, 3, name="w"), float64(4, name="b"), flag()
+
+    def loses_rank(value: Value, function: Callable[[Value], Value]) -> Any:
+        then, other = Value(value.type), Value(value.type)
+        return F.if_(
+            p, value,
+            then_branch=Graph([then], [function(then)]),
+            else_branch=Graph([other], [F.unsqueeze(other, np.array([0]))]),
+        )  # fmt: skip
+
+    chosen = loses_rank(x, F.tanh)
+    assert chosen.rank is None
+    net = gk.Model.from_graph(Graph([p, x, w, b], [loses_rank(F.conv(chosen, w, b), F.exp)], output_names=["y"]), {})
+    arrays = {"p": np.array(True), "x": draw(2, 3, 6), "w": draw(4, 3, 3), "b": draw(4)}
+    check_gradient(net, arrays, wrt=["x", "w", "b"], directions=2).raise_if_failed()
+    proto = gk.grad(net, wrt=["x", "w", "b"]).to_onnx()
+    assert {n.domain for n in proto.graph.node} == {""}

@@ -85,3 +85,31 @@ def test_float64_rebuild_widens_constants_and_types() -> None:
     graph = in_float64(net.graph)
     assert {v.dtype.value for v in graph.values} == {"float64"}
     assert graph.output_names == ("y",)
+
+
+def test_all_together() -> None:
+    report = check_gradient(network(), together=True)
+    assert report.passed
+    assert [(e.name, e.checked) for e in report.entries] == [("3 together", 4)]
+
+
+def test_the_wrong_one_of_many_is_found_together(wrong: None) -> None:
+    values = {name: gk.input(name, [3]) for name in "abcde"}
+    squares = [gk.wrong_square(v) if n == "d" else v * v for n, v in values.items()]
+    report = check_gradient(gk.Model({"y": gk.sum(*squares)}), {"d": np.float32([2, 3, 4])}, together=True)
+    assert [e.name for e in report.entries if not e.passed] == ["d"]
+    assert sum(e.passed for e in report.entries) >= 2
+
+
+def test_kinks_beside_the_point_do_not_spoil_the_quotient() -> None:
+    """|x - c| has its kinks at distances of 2e-8 and more: only the smallest step is free of them."""
+    x = gk.input("x", [40])
+    at = np.float32(np.linspace(-1, 1, 40))
+    net = gk.Model({"y": gk.abs(x - (at + np.geomspace(5e-8, 1e-3, 40).astype(np.float32)))})
+    assert check_gradient(net, {"x": at}, directions=3, rtol=1e-5).passed
+
+
+def test_float64_rebuild_of_fills() -> None:
+    x = gk.input("x", [2])
+    net = gk.Model({"y": gk.concat(x, gk.constant_of_shape(np.array([3])), axis=0)})
+    assert {v.dtype.value for v in in_float64(net.graph).values} == {"float64", "int64"}

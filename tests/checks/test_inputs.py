@@ -71,3 +71,22 @@ def test_impossible_sizes() -> None:
     net = gk.Model(gk.reshape(x, np.array([-1, 100_003])))
     with pytest.raises(InputError, match="give shapes"):
         make_feeds(net)
+
+
+def test_a_batch_behind_layers_is_guessed() -> None:
+    """The second dimension of the state is the batch of x, while the length of x has to be larger."""
+    x, state = gk.input("x", [None, 1, None]), gk.input("state", [2, None, 2])
+    waves = gk.conv(x, gk.parameter("w", [2, 1, 5], init="ones"))
+    start = gk.unsqueeze(gk.reduce_sum(state, np.array([0]), keepdims=False), np.array([2]))
+    net = gk.Model({"waves": waves, "y": gk.concat(start, waves, axis=2)})
+    arrays = make_feeds(net).arrays
+    assert arrays["x"].shape[0] == arrays["state"].shape[1]
+    assert arrays["x"].shape[2] >= 5
+    net.run(arrays)
+
+
+def test_guesses_leave_room_for_windows() -> None:
+    x = gk.input("x", ["N", 1, "H", "W"])
+    waves = gk.conv(x, gk.parameter("w", [2, 1, 5, 5], init="ones"), strides=[2, 2])
+    net = gk.Model({"y": gk.global_average_pool(waves)})
+    assert np.isfinite(net.run(make_feeds(net).arrays)["y"]).all()

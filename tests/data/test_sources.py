@@ -218,3 +218,41 @@ def test_unknown_specs(tmp_path):
         data.load(tmp_path)
     with pytest.raises(UsageError, match="seed"):
         data.load("digits", seed=-1)
+
+
+def test_samples_along_other_axes(tmp_path):
+    path = tmp_path / "set.npz"
+    state = np.arange(24.0).reshape(2, 6, 2)
+    np.savez(path, x=np.arange(6.0)[:, None], state=state, rate=np.float32(16), y=np.arange(6.0))
+    with pytest.raises(InputError, match="rate is a single number"):
+        data.read(path)
+    axes = {"state": 1, "rate": None}
+    found = data.read(path, axes=axes)
+    assert len(found) == 6
+    train, test = data.load(path, axes=axes)
+    assert (len(train), len(test)) == (5, 1)
+    for batch in train.batches(2, seed=1):
+        rows = batch.targets.astype(int)
+        np.testing.assert_array_equal(batch.inputs["state"], state[:, rows])
+        np.testing.assert_array_equal(batch.inputs["x"][:, 0], batch.targets)
+        assert batch.inputs["rate"] == 16
+    with pytest.raises(InputError, match="did you mean 'state'"):
+        data.read(path, axes={"stat": 1, "rate": None})
+    with pytest.raises(InputError, match="no axis 3 of samples"):
+        data.read(path, axes={"state": 3, "rate": None})
+    with pytest.raises(InputError, match="one row per sample: x has 6, state has 2"):
+        data.read(path, axes={"rate": None})
+    with pytest.raises(InputError, match=r"only inputs of an \.npz"):
+        data.read("digits", axes={"x": 1})
+    state[1, 4, 0] = np.nan
+    np.savez(path, x=np.arange(6.0)[:, None], state=state, y=np.arange(6.0))
+    with pytest.raises(InputError, match="state holds NaN in 1 of 6 samples, first in sample 4"):
+        data.read(path, axes={"state": 1})
+
+
+def test_parts_that_are_joined_along_their_axis(tmp_path):
+    path = tmp_path / "set.npz"
+    np.savez(path, x_train=np.ones((2, 6)), x_test=np.zeros((2, 3)), y_train=np.ones(6), y_test=np.zeros(3))
+    assert [len(part) for part in data.load(path, axes={"x": 1})] == [6, 3]
+    joined = data.read(path, axes={"x": 1})
+    np.testing.assert_array_equal(joined.inputs[0], joined.targets)

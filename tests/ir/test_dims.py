@@ -152,3 +152,15 @@ def test_product_of_no_dimensions() -> None:
     assert dims.product(()) == 1
     assert isinstance(dims.product((symbol("N"), 3)), DimExpr)
     assert dims.product((symbol("N"), 0)) == 0
+
+
+def test_large_expressions_get_a_name() -> None:
+    """Each layer would mention the one before twice."""
+    grown: list[Dim] = [dims.symbol("N")]
+    for _ in range(40):
+        grown.append(dims.dim_max(dims.floordiv(grown[-1], 3), dims.ceildiv(grown[-1], 2) - 1))
+    assert max(len(str(d)) for d in grown) < 2000
+    assert grown[3] == dims.dim_max(dims.floordiv(grown[2], 3), dims.ceildiv(grown[2], 2) - 1)
+    # Equal expressions get the same name.
+    assert grown[40] == dims.dim_max(dims.floordiv(grown[39], 3), dims.ceildiv(grown[39], 2) - 1)
+    assert dims.substitute(grown[3], {"N": 100}) == 11

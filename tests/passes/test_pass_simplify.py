@@ -107,3 +107,17 @@ def test_long_chain() -> None:
     for _ in range(20_000):
         value = F.transpose(F.identity(value))
     assert not simplify(Graph([x], [value])).nodes
+
+
+@pytest.mark.parametrize(
+    ("shape", "like", "sums"),
+    [((2, 3), (2, 3), False), ((2, 3), (3,), True), ((4, 1, 3), (1, 3), True), ((4, 2, 3), (2, 1), True)],
+)
+def test_the_gradient_of_broadcasting_is_a_sum_where_shapes_are_known(
+    shape: tuple[int, ...], like: tuple[int, ...], sums: bool
+) -> None:
+    other = F.constant(value=np.zeros(like, np.float32))
+    left = ops_of(lambda x: F.reduce_to_shape_of(x, other), *shape)
+    assert ("ReduceSum" in left) == sums
+    assert "ReduceToShapeOf" not in left
+    assert ops_of(lambda x: F.reduce_to_shape_of(x, other), "N", *shape) == ["ReduceToShapeOf"]

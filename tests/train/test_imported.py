@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -245,12 +246,42 @@ def test_a_batch_of_one_becomes_free() -> None:
 
 def test_a_batch_that_the_operators_fix_or_mix_stays() -> None:
     x = gk.input("x", [1, 4])
-    reshaped = gk.Model({"y": gk.reshape(x, np.array([1, 4]))}, seed=0)
+    joined = gk.Model({"y": gk.concat(x, np.ones((1, 2), np.float32), axis=1)}, seed=0)
     with pytest.raises(UsageError, match="a batch of 1 alone"):
-        imported.free_batch(reshaped)
+        imported.free_batch(joined)
+    flat = gk.Model({"y": gk.reshape(x, np.array([2, 2]))}, seed=0)
+    with pytest.raises(UsageError, match="a batch of 1 alone"):
+        imported.free_batch(flat)
     mixing = gk.Model({"y": x - gk.reduce_mean(x, [0], keepdims=True)}, seed=0)
     with pytest.raises(UsageError, match="mixes the samples"):
         imported.free_batch(mixing)
+
+
+def test_reshapes_follow_the_batch() -> None:
+    """As exporters write them for a batch of 1: to fixed sizes, with the rest left open, and with the batch inside."""
+    x = gk.input("x", [1, 6, 4])
+    heads = gk.transpose(gk.reshape(x, np.array([1, 6, 2, 2])), perm=[2, 0, 1, 3])
+    parts = gk.reshape(heads, np.array([2, 1, 3, 2, 2]))
+    net = gk.Model({"y": gk.reshape(gk.transpose(parts, perm=[1, 0, 2, 3, 4]), np.array([1, -1, 3]))}, seed=0)
+    freed = imported.free_batch(net)
+    assert str(freed.output_types["y"].shape) == "(N, 8, 3)"
+    batch = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
+    alone = np.concatenate([net.run({"x": batch[i : i + 1]})["y"] for i in range(3)])
+    np.testing.assert_array_equal(freed.run({"x": batch})["y"], alone)
+
+
+def test_the_batch_may_be_another_axis() -> None:
+    x, state, rate = gk.input("x", [1, 4]), gk.input("state", [2, 1, 4]), gk.input("rate", [])
+    net = gk.Model({"y": x * rate + gk.reduce_sum(state, np.array([0]), keepdims=False), "next": state * rate})
+    freed = imported.free_batch(net, axes={"state": 1, "rate": None})
+    assert [str(t.shape) for t in freed.input_types.values()] == ["(N, 4)", "(2, N, 4)", "()"]
+    assert str(freed.output_types["next"].shape) == "(2, N, 4)"
+    with pytest.raises(UsageError, match="no first dimension of 1"):
+        imported.free_batch(net, axes={"rate": None})
+    with pytest.raises(UsageError, match="no dimension 3 of 1"):
+        imported.free_batch(net, axes={"state": 3, "rate": None})
+    with pytest.raises(UsageError, match="did you mean 'state'"):
+        imported.free_batch(net, axes={"stat": 1})
 
 
 def with_constant_nodes(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -317,6 +348,53 @@ def test_the_commands_fine_tune_a_file_and_export_it(call: Any, tmp_path: Path) 
     plain = OnnxRuntimeModel(onnx.load(tmp_path / "plain.onnx")).run({"x": x})["logits"]
     expected = OnnxRuntimeModel(network(False)).run({"x": x})["logits"]
     np.testing.assert_allclose(plain, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_commands_train_a_file_with_states(call: Any, tmp_path: Path) -> None:
+    """A recurrent file: a state with the batch behind its layers, a scalar that all samples share, two outputs."""
+    x, state, rate = gk.input("x", ["N", 3]), gk.input("state", [2, "N", 3]), gk.input("rate", [])
+    hidden = gk.tanh(gk.nn.linear(x, 3, name="fc") * rate + gk.reduce_mean(state, np.array([0]), keepdims=False))
+    gk.Model({"y": hidden, "next": state + hidden}, seed=0).save(tmp_path / "net.onnx")
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "data.npz", x=rng.standard_normal((20, 3)), state=rng.standard_normal((2, 20, 3)),
+        rate=np.float32(0.5), y=rng.standard_normal((20, 3)),
+    )  # fmt: skip
+    options = ["--loss", "mse", "--output-name", "y", "--lr", "0.1", "--epochs", "4", "--batch-size", "8", "--json"]
+    axes = ["--batch-axis", "state=1", "--batch-axis", "rate=none"]
+    code, output = call("train", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", "-o", tmp_path / "run",
+                        *options, *axes)  # fmt: skip
+    assert code == 0, output
+    history = json.loads(output[output.index("{") :])["history"]
+    assert history[-1]["mse"] < history[0]["mse"]
+    assert "valid_mse" in history[0]
+    np.save(tmp_path / "rate.npy", np.float32(0.5))
+    code, output = call("export", tmp_path / "run", "x:4,3", "state:2,4,3", f"rate={tmp_path / 'rate.npy'}", "-o",
+                        tmp_path / "out.onnx", "--for", "inference")  # fmt: skip
+    assert code == 0, output
+    assert "PASSED" in output
+    code, output = call("train", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", *options,
+                        "--batch-axis", "state=last")  # fmt: skip
+    assert code == 2
+    assert "--batch-axis state=last" in output
+    code, output = call("train", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", *options)
+    assert code != 0
+    assert "rate is a single number" in output
+
+
+def test_the_command_checks_gradients_of_constants_together(call: Any, tmp_path: Path) -> None:
+    onnx.save(with_constant_nodes(network(False)), tmp_path / "net.onnx")
+    code, output = call("grad", tmp_path / "net.onnx", "--constants", "--check", "--together")
+    assert code == 0, output
+    assert "8 together" in output
+
+
+def test_an_output_without_a_gradient_is_named_with_the_value_before_it() -> None:
+    x = gk.input("x", ["N", 4])
+    pixels = gk.sigmoid(gk.nn.linear(x, 3, name="fc"), name="shade") * np.float32(255)
+    net = gk.Model({"image": gk.cast(pixels, to="uint8")}, seed=0)
+    with pytest.raises(UsageError, match=r"not floating-point.* last value before it .* float32"):
+        gk.Trainer(net, "mse")
 
 
 @pytest.mark.parametrize(

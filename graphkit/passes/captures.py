@@ -1,0 +1,153 @@
+"""What the subgraphs of If, Loop and Scan capture: more of it, less of it, and captures that they give new values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from graphkit.ir.graph import Graph, Node, Value
+
+_CONTROL = frozenset({"If", "Loop", "Scan"})
+
+
+def is_control(node: Node) -> bool:
+    return node.op.domain == "" and node.op.name in _CONTROL
+
+
+def nested_nodes(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph and of all subgraphs in it."""
+    pending = [graph]
+    while pending:
+        for node in pending.pop().nodes:
+            yield node
+            pending += node.op.subgraphs().values()
+
+
+def captured(node: Node, body: Graph) -> list[tuple[Value, Value]]:
+    """(operand, input of the body) for each capture of a node of control flow."""
+    count = _captures(node)
+    pairs = zip(node.inputs[len(node.inputs) - count :], body.inputs[len(body.inputs) - count :], strict=True)
+    return [(outer, inner) for outer, inner in pairs if outer is not None]
+
+
+def add_captures(
+    node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph], added: Sequence[Value]
+) -> Node:
+    """The node on `operands` and `added`; each of `bodies` has an input for each of those at its end."""
+    changes: dict[str, Any] = dict(bodies)
+    if node.op.name != "If":
+        changes["captures"] = _captures(node) + len(added)
+    return _again(node, changes, [*_padded(node, operands), *added])
+
+
+def drop_unused_captures(
+    node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph] | None = None
+) -> Node:
+    """The node on `operands`, with `bodies` in place of its own, without the captures that no body reads."""
+    bodies = node.op.subgraphs() if bodies is None else bodies
+    count = _captures(node)
+    read = [{*(v for n in g.nodes for v in n.inputs), *g.outputs} for g in bodies.values()]
+    kept = [
+        i for i in range(count)
+        if any(g.inputs[len(g.inputs) - count + i] in used for g, used in zip(bodies.values(), read, strict=True))
+    ]  # fmt: skip
+    changes: dict[str, Any] = {
+        k: g.replace(inputs=_chosen(g.inputs, count, kept)) if len(kept) < count else g for k, g in bodies.items()
+    }
+    if node.op.name != "If":
+        changes["captures"] = len(kept)
+    return _again(node, changes, _chosen(operands, count, kept))
+
+
+def lift_updates(
+    node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph]
+) -> tuple[Sequence[Value], list[tuple[Value, Value]]]:
+    """The node with `bodies`, whose updates of captures become results of it.
+
+    Returns the values in place of the node's outputs, and (operand, new value) for each capture that a body updates.
+    A branch of an If that leaves it alone gives it back; a loop carries it from iteration to iteration.
+    """
+    if node.op.name == "If":
+        return _lift_if(node, operands, bodies)
+    return _lift_loop(node, operands, bodies["body"])
+
+
+def _lift_if(
+    node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph]
+) -> tuple[Sequence[Value], list[tuple[Value, Value]]]:
+    new = {key: dict(body.updates) for key, body in bodies.items()}
+    places = [
+        i for i in range(len(operands) - 1)
+        if any(body.inputs[i] in new[key] for key, body in bodies.items())
+    ]  # fmt: skip
+    changes = {
+        key: Graph(
+            body.inputs,
+            [*body.outputs, *(new[key].get(body.inputs[i], body.inputs[i]) for i in places)],
+            name=body.name,
+        )
+        for key, body in bodies.items()
+    }
+    lifted = _again(node, changes, operands)
+    count = len(node.outputs)
+    return lifted.outputs[:count], _pairs([operands[i + 1] for i in places], lifted.outputs[count:])
+
+
+def _lift_loop(
+    node: Node, operands: Sequence[Value | None], body: Graph
+) -> tuple[Sequence[Value], list[tuple[Value, Value]]]:
+    operands = _padded(node, operands)
+    op: Any = node.op
+    first = len(body.inputs) - _captures(node)
+    # A Loop's body takes the iteration and the condition before the state, and returns the condition.
+    lead, flag = (0, 0) if op.name == "Scan" else (2, 1)
+    end = first - (op.num_scan_inputs if op.name == "Scan" else 0)
+    states = end - lead
+    new = dict(body.updates)
+    moved = [i for i in range(first, len(body.inputs)) if body.inputs[i] in new]
+    order = [*range(end), *moved, *range(end, first), *(i for i in range(first, len(body.inputs)) if i not in moved)]
+    carrying = Graph(
+        [body.inputs[i] for i in order],
+        [*body.outputs[: flag + states], *(new[body.inputs[i]] for i in moved), *body.outputs[flag + states :]],
+        name=body.name,
+    )
+    names = [v.name for v in node.outputs]
+    lifted = _again(
+        node,
+        {"body": carrying, "captures": op.captures - len(moved)},
+        [operands[i] for i in order],
+        [*names[:states], *("" for _ in moved), *names[states:]],
+    )
+    final = lifted.outputs[states : states + len(moved)]
+    return [*lifted.outputs[:states], *lifted.outputs[states + len(moved) :]], _pairs(
+        [operands[i] for i in moved], final
+    )
+
+
+def _pairs(operands: Sequence[Value | None], results: Sequence[Value]) -> list[tuple[Value, Value]]:
+    return [(v, new) for v, new in zip(operands, results, strict=True) if v is not None]
+
+
+def _captures(node: Node) -> int:
+    op: Any = node.op
+    return len(node.inputs) - 1 if op.name == "If" else int(op.captures)
+
+
+def _padded(node: Node, operands: Sequence[Value | None]) -> list[Value | None]:
+    """The operands of a Loop with its trip count and condition in their places, also where nothing follows them."""
+    missing = 2 - len(operands) if node.op.name == "Loop" else 0
+    return [*operands, *[None] * missing]
+
+
+def _chosen(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]:
+    """`values` with those of the last `count` that `kept` names."""
+    first = len(values) - count
+    return [*values[:first], *(values[first + i] for i in kept)]
+
+
+def _again(node: Node, changes: Mapping[str, Any], operands: Sequence[Value | None], names: Sequence[str] = ()) -> Node:
+    op: Any = node.op
+    # A name for each result that there was; those that are added have none.
+    return Node(
+        op.replace(**changes), operands, node.name, node.meta, output_names=names or [v.name for v in node.outputs]
+    )
