@@ -20,6 +20,7 @@ from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
 from graphkit.passes.merge_control import merge_control
+from graphkit.passes.straight_through import pass_through_rounding
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -293,12 +294,17 @@ def grad(
     *,
     with_outputs: bool = False,
     allow_unused: bool = False,
+    straight_through: bool = False,
 ) -> Model:
     """The model whose outputs are the gradients of `of` (default: every output), summed, in `wrt`.
 
     `wrt` names inputs, parameters or internal values (default: the trainable parameters); the outputs are called
-    `<name>_grad`. With `with_outputs` the original outputs come first. Raises MissingGradient, UsageError.
+    `<name>_grad`. With `with_outputs` the original outputs come first. With `straight_through` rounding (Round, Floor,
+    Ceil, Sign, casts to integers and back) has the gradient of the identity instead of zero. Raises MissingGradient,
+    UsageError.
     """
+    if straight_through:
+        model = Model.from_graph(pass_through_rounding(model.graph), dict(model.params))
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
     names = list(model.trainable) if wrt is None else list(wrt)
     gradients = gradient([model.value(n) for n in targets], [model.value(n) for n in names], allow_unused=allow_unused)

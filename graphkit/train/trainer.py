@@ -19,6 +19,7 @@ from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
+from graphkit.passes.straight_through import pass_through_rounding
 from graphkit.passes.to_training import is_in_training, to_inference, to_training
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses, metrics
@@ -59,6 +60,7 @@ class Trainer:
     Parameters by shell patterns of their names: freeze and train say which keep their values and which alone do not (a
     BatchNormalization whose scale and offset they freeze keeps its statistics too); lr_mult and wd_mult are factors on
     the learning rate and the weight decay; lazy are tables with row-sparse updates (see `graphkit.train.sparse`).
+    straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back).
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
     """
 
@@ -83,6 +85,7 @@ class Trainer:
         output: str | None = None,
         seed: int | None = None,
         deterministic: bool = False,
+        straight_through: bool = False,
     ):
         if accumulate < 1:
             raise UsageError(f"accumulate={accumulate}: at least one batch makes an update")
@@ -104,6 +107,8 @@ class Trainer:
         graph = losses.attach(to_training(net.graph, frozen), loss, targets, output)
         self._output = net.outputs[0] if output is None else output
         self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
+        if straight_through:
+            graph = pass_through_rounding(graph)
         trainees = steps.select_trainees(graph, choice)
         recipe = steps.Recipe(self.optimizer, clip_norm, self.ema)
         self.trained = tuple(t.name for t in trainees)
