@@ -209,6 +209,7 @@ class LayerNorm(Kernel):
         epsilon: float,
         about_mean: bool = True,
         stash: str = "float32",
+        y: bool = True,
         threads: int = 0,
     ) -> None: ...
 

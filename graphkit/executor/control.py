@@ -26,12 +26,17 @@ from graphkit.passes.cleanup import CLEANUP
 ControlStep: TypeAlias = "IfStep | LoopStep"
 
 
-def control_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> ControlStep | None:
-    """The regions that compute a control-flow node of static types; None when one of them needs Python."""
+def control_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> ControlStep | None:
+    """The regions that compute a control-flow node of static types; None when one of them needs Python.
+
+    What a subgraph computes for an output that is not `used` is left out, unless the next iteration reads it.
+    """
     if node.op.domain or not isinstance(node.op, Op) or settings.device != "cpu":
         return None
     make = {"If": _if_step, "Loop": _loop_step, "Scan": _scan_step}.get(node.op.name)
-    return None if make is None else make(node, constants, settings)
+    return None if make is None else make(node, constants, settings, used)
 
 
 @dataclass
@@ -71,7 +76,8 @@ class IfStep:
             if isinstance(branch, str):
                 inner.fail(f"{name}: {branch}")
             else:
-                emitter.region(inner, branch, base, inputs[1:], outputs, prefix=f"{name}/")
+                read = [where for where in outputs if where != ABSENT]
+                emitter.region(inner, branch, base, inputs[1:], read, prefix=f"{name}/")
 
 
 @dataclass
@@ -118,11 +124,8 @@ class LoopStep:
             slices.append((external, inputs[position], value.tensor.nbytes, backwards))
         written: list[Where] = []
         stacked = graph.outputs[(1 if is_loop else 0) + self.states :]
-        for i, value in enumerate(stacked):
-            whole = outputs[self.states + i]
-            if whole == ABSENT:
-                written.append(ABSENT)
-                continue
+        read_whole = [where for where in outputs[self.states :] if where != ABSENT]
+        for i, (value, whole) in enumerate(zip(stacked, read_whole, strict=True)):
             external = emitter.new_external()
             written.append((external, 0))
             backwards = bool(self.written_backwards) and self.written_backwards[i]
@@ -158,7 +161,9 @@ def _optional(where: Where) -> Where | None:
 # --- making steps ---------------------------------------------------------------------------------
 
 
-def _if_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> IfStep | None:
+def _if_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> IfStep | None:
     given = [v.type for v in node.inputs[1:] if v is not None]
     fixed = {i - 1: array for i, array in constants.items() if i > 0}
     op: Any = node.op
@@ -169,14 +174,17 @@ def _if_step(node: Node, constants: Mapping[int, VersionedArray], settings: Sett
         except TypeMismatch as error:
             branches.append(str(error))
             continue
-        region = _compiled_region(static, fixed, settings)
-        if region is None or [v.type for v in region.graph.outputs] != [v.type for v in node.outputs]:
+        region = _compiled_region(_reading(static, used), fixed, settings)
+        read = [v.type for v, u in zip(node.outputs, used, strict=True) if u]
+        if region is None or [v.type for v in region.graph.outputs] != read:
             return None
         branches.append(region)
     return IfStep(node, (branches[0], branches[1]))
 
 
-def _loop_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> LoopStep | None:
+def _loop_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> LoopStep | None:
     op: Any = node.op
     values = node.inputs[2:]
     states = len(values) - op.captures
@@ -184,7 +192,7 @@ def _loop_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     given: list[Type] = [TensorType(DType.INT64, op.body.inputs[0].shape), flag]
     given += [_without_value(v.type) for v in values if v is not None]
     fixed = {i: array for i, array in constants.items() if i >= 2 + states}
-    static = _body(op.body, given)
+    static = _body(op.body, given, [*[True] * (1 + states), *used[states:]])
     body = None if static is None else _compiled_region(static, fixed, settings, carried=(2, 1, states))
     if body is None:
         return None
@@ -203,7 +211,9 @@ def _loop_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     )  # fmt: skip
 
 
-def _scan_step(node: Node, constants: Mapping[int, VersionedArray], settings: Settings) -> LoopStep | None:
+def _scan_step(
+    node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
+) -> LoopStep | None:
     op: Any = node.op
     scanned = op.num_scan_inputs
     states = len(node.inputs) - scanned - op.captures
@@ -217,7 +227,7 @@ def _scan_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     for i, kind in enumerate(inputs):
         given[states + i] = TensorType(kind.dtype, kind.static_shape[1:])
     fixed = {i: array for i, array in constants.items() if i >= states + scanned}
-    static = _body(op.body, given)
+    static = _body(op.body, given, [*[True] * states, *used[states:]])
     body = None if static is None else _compiled_region(static, fixed, settings, carried=(0, 0, states))
     if body is None:
         return None
@@ -229,7 +239,7 @@ def _scan_step(node: Node, constants: Mapping[int, VersionedArray], settings: Se
     return LoopStep(
         node, body, block.size, arena, inputs[0].static_shape[0], states, op.captures, before, after,
         slices=tuple((states + i, bool(d)) for i, d in enumerate(read)),
-        written_backwards=tuple(bool(d) for d in written),
+        written_backwards=tuple(bool(d) for d, u in zip(written, used[states:], strict=True) if u),
     )  # fmt: skip
 
 
@@ -259,12 +269,18 @@ def _compiled_region(
     return region if region.compiled else None
 
 
-def _body(graph: Graph, types: Sequence[Type]) -> Graph | None:
-    """A loop's body on operands of these types; None when they rule it out: the reference says what does not fit."""
+def _body(graph: Graph, types: Sequence[Type], used: Sequence[bool]) -> Graph | None:
+    """A loop's body on operands of these types, with the results that are used; None when they rule it out: the
+    reference says what does not fit."""
     try:
-        return rebind(graph, dict(zip(graph.inputs, types, strict=True)))
+        return _reading(rebind(graph, dict(zip(graph.inputs, types, strict=True))), used)
     except TypeMismatch:
         return None
+
+
+def _reading(graph: Graph, used: Sequence[bool]) -> Graph:
+    """The graph with the outputs that are used."""
+    return graph if all(used) else graph.replace(outputs=[v for v, u in zip(graph.outputs, used, strict=True) if u])
 
 
 def _without_value(kind: Type) -> Type:

@@ -88,7 +88,7 @@ class Region:
             kernel = make_kernel(self.settings.device, node, context)
             if kernel is not None:
                 return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes") and not made)
-            control = None if made else control_step(node, constants, self.settings)
+            control = None if made else control_step(node, constants, self.settings, used)
             if control is not None:
                 return Chosen("native", control=control)
         dynamic = any(placement.place[v] == "dynamic" for v in node.outputs)
