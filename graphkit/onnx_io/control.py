@@ -139,7 +139,8 @@ def _batched_scan(
     own = [Value(t) for t in one]
     outer = [v.like() for v in captured]
     if lengths is None:
-        inputs, results = own, Node(inner, [*own, *outer]).outputs
+        inputs: Sequence[Value] = own
+        results: Sequence[Value] = Node(inner, [*own, *outer]).outputs
     else:
         length = Value(TensorType(DType.INT64, ()), "length")
         inputs, results = [length, *own], _up_to(length, inner, own, outer, states)
