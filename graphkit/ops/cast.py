@@ -266,6 +266,7 @@ class BitCast(Op):
     inputs = ("x",)
     types = {"x": NUMERIC | BOOLS}
     onnx = Onnx("BitCast", since=26)
+    views = ((0, 0),)
     samples = (
         Sample(np.array([1.0, -2.5, 0.0], np.float32), to=DType.INT32),
         Sample(np.array([0x3F800000, -1], np.int32), to=DType.UINT32),

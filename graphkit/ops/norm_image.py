@@ -125,6 +125,7 @@ class MeanVarianceNormalization(Op):
     inputs = ("x",)
     types = {"x": FLOATS}
     onnx = Onnx("MeanVarianceNormalization", since=13)
+    composite = True
     samples = (Sample((2, 3, 2, 4)), Sample((2, 3, 4), axes=(1, -1)), Sample((2, 5), axes=(1,)))
 
     def infer(self, x: TensorType) -> TensorType:
