@@ -190,3 +190,58 @@ def test_rotations_converge(n: int) -> None:
     found = OnnxRuntimeModel(net.to_onnx()).run({"x0": a})
     np.testing.assert_allclose(found["y1"], w, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose((found["y0"].T * found["y1"]) @ found["y0"], a, atol=1e-10)
+
+
+NAMES_OF_MXNET = """det extractdiag extracttrian gelqf gemm gemm2 inverse makediag maketrian potrf potri slogdet
+    sumlogdiag syevd syrk trmm trsm""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("name", NAMES_OF_MXNET)
+def test_the_names_that_users_know(name: str) -> None:
+    assert callable(getattr(gk.linalg, name))
+    assert name in dir(gk.linalg)
+
+
+def test_gemm_adds_a_third_matrix() -> None:
+    a, b, c = square(3, "float64"), square(4, "float64")[:, :3], square(5, "float64")[0, :3, :4]
+    (found,) = run(gk.linalg.gemm, a, b, c, transpose_a=True, alpha=2.0, beta=-0.5)
+    np.testing.assert_allclose(found, 2 * np.swapaxes(a, 1, 2) @ b - 0.5 * c, rtol=1e-12)
+
+
+@pytest.mark.parametrize("offset", [-2, -1, 0, 1, 2])
+def test_diagonals_and_triangles(offset: int) -> None:
+    a = square(4, "float64")
+    diagonal = np.diagonal(a, offset, 1, 2)
+    np.testing.assert_array_equal(run(gk.linalg.extractdiag, a, offset=offset)[0], diagonal)
+    np.testing.assert_array_equal(
+        run(gk.linalg.makediag, diagonal, offset=offset)[0], [np.diag(row, offset) for row in diagonal]
+    )
+    for lower, indices, cut in ((True, np.tril_indices, np.tril), (False, np.triu_indices, np.triu)):
+        i, j = indices(4, offset)
+        elements = a[:, i, j]
+        np.testing.assert_array_equal(run(gk.linalg.extracttrian, a, offset=offset, lower=lower)[0], elements)
+        np.testing.assert_array_equal(
+            run(gk.linalg.maketrian, elements, offset=offset, lower=lower)[0], [cut(one, offset) for one in a]
+        )
+
+
+def test_diagonals_of_rectangles_and_what_has_none() -> None:
+    a = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(run(gk.linalg.extractdiag, a, offset=1)[0], [1, 5])
+    with pytest.raises(TypeMismatch, match="no diagonal"):
+        run(gk.linalg.extractdiag, a, offset=3)
+    with pytest.raises(TypeMismatch, match="do not fill"):
+        run(gk.linalg.maketrian, np.ones(4))
+
+
+def test_their_gradients() -> None:
+    net = Model(
+        {
+            "loss": F.reduce_sum(
+                gk.linalg.makediag(gk.linalg.extractdiag(gk.input("a", [2, 3, 3]), offset=1), offset=-1)
+                * gk.linalg.maketrian(gk.linalg.extracttrian(gk.input("b", [2, 3, 3]), offset=0)),
+                keepdims=False,
+            )
+        }
+    )
+    gk.check_gradient(net).raise_if_failed()
