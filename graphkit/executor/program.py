@@ -13,7 +13,7 @@ import numpy as np
 from graphkit.errors import GraphkitError, RuntimeFailure
 from graphkit.executor.describe import describe, is_shape_arithmetic
 from graphkit.executor.emit import Emitter, Where
-from graphkit.executor.kernels import VersionedArray, native_module
+from graphkit.executor.kernels import SizedKernel, VersionedArray, native_module
 from graphkit.executor.packing import PackedArrays, aligned_bytes
 from graphkit.executor.plan import Plan
 from graphkit.executor.region import Region, Settings
@@ -188,11 +188,12 @@ class _Instance:
 
     def _python_step(self, index: int) -> Callable[[], None]:
         program = self._program
-        node, kernel = program.placement.steps[index], program.region.chosen[index].kernel
+        node, chosen = program.placement.steps[index], program.region.chosen[index]
+        kernel = chosen.kernel
         inputs = self._bound(node.inputs)
         used = program.placement.used
         outputs = self._bound([v if v in used else None for v in node.outputs]) if kernel is not None else []
-        run = kernel if kernel is not None else self._dynamic(node)
+        run = kernel if kernel is not None else self._dynamic(node, chosen.make)
         done = [self._slots.setdefault(v, []) for v in program.region.releases.get(self._position[index], ())]
 
         def call() -> None:
@@ -226,12 +227,13 @@ class _Instance:
             slot = _Slot(operands, position, None if value is storage else value.tensor)
             self._slots.setdefault(storage, []).append(slot)
 
-    def _dynamic(self, node: Node) -> Callable[[Any, Any], None]:
+    def _dynamic(self, node: Node, make: SizedKernel | None) -> Callable[[Any, Any], None]:
         """A step whose results are arrays that it makes: they go to whoever reads them."""
         targets = [self._slots.setdefault(v, []) for v in node.outputs]
 
         def run(inputs: Sequence[Any], _: Any) -> None:
-            for slots, result in zip(targets, run_node(node, inputs), strict=True):
+            results = run_node(node, inputs) if make is None else make(inputs)
+            for slots, result in zip(targets, results, strict=True):
                 _fill(slots, np.asarray(result, order="C") if isinstance(result, np.ndarray) else result)
 
         return run

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel
+from graphkit.executor.kernels import KernelContext, SizedKernel, VersionedArray, make_kernel, make_sized
 from graphkit.executor.memory import Request, aligned, plan_memory
 from graphkit.executor.placement import Placement, has_fixed_size, place_values, read_positions
 from graphkit.executor.plan import KernelKind
@@ -36,7 +36,8 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How one node runs: by a prepared kernel, by regions of its own, or (both None) as arrays that it makes.
+    """How one node runs: by a prepared kernel, by regions of its own, or (both None) as arrays that it makes, by the
+    function `make` or by reference.
 
     `compiled` kernels run inside the native program; others are Python functions of input and output arrays.
     """
@@ -45,6 +46,7 @@ class Chosen:
     kernel: Any = None
     control: ControlStep | None = None
     compiled: bool = False
+    make: SizedKernel | None = None
 
     @property
     def scratch_bytes(self) -> int:
@@ -83,16 +85,22 @@ class Region:
             made = any(placement.place[root[v]] == "dynamic" for v in node.operands if v in root)
             if made:
                 constants = {}
-            used = tuple(v in placement.used for v in node.outputs)
-            context = KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
+            context = self._context(constants, node)
             kernel = make_kernel(self.settings.device, node, context)
             if kernel is not None:
                 return Chosen("native", kernel, compiled=hasattr(kernel, "scratch_bytes") and not made)
-            control = None if made else control_step(node, constants, self.settings, used)
+            control = None if made else control_step(node, constants, self.settings, context.used_outputs)
             if control is not None:
                 return Chosen("native", control=control)
         dynamic = any(placement.place[v] == "dynamic" for v in node.outputs)
+        make = make_sized(self.settings.device, node, self._context({}, node)) if dynamic else None
+        if make is not None:
+            return Chosen("native", make=make)
         return Chosen("reference", None if dynamic else reference_kernel(node))
+
+    def _context(self, constants: Mapping[int, VersionedArray], node: Node) -> KernelContext:
+        used = tuple(v in self.placement.used for v in node.outputs)
+        return KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
 
     def _arrange(self) -> None:
         """Order the steps and lay out the arena."""

@@ -70,7 +70,6 @@ class RoiAlign(Op):
     spatial_scale: float = 1.0
     inputs = ("x", "rois", "batch_indices")
     types = {"x": FLOATS, "rois": "x", "batch_indices": INT64}
-    composite = True
     onnx = Onnx("RoiAlign", since=22)
     samples = staticmethod(_roi_samples)
 
