@@ -259,20 +259,27 @@ std::int64_t NonMaxSuppression::select(const float* corners, const float* scores
         }
         return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
     };
-    std::sort(order, order + candidates, better);
+    // A heap: mostly few of the candidates are looked at.
+    const auto worse = [&better](std::int32_t a, std::int32_t b) { return better(b, a); };
+    std::make_heap(order, order + candidates, worse);
     std::int64_t count = 0;
-    for (std::int64_t i = 0; i < candidates && count < most_; ++i) {
-        const float* box = corners + 5 * static_cast<std::int64_t>(order[i]);
+    while (candidates > 0 && count < most_) {
+        std::pop_heap(order, order + candidates, worse);
+        const std::int64_t next = order[--candidates];
+        const float* box = corners + 5 * next;
         const bool hidden = std::any_of(chosen, chosen + count, [&](std::int64_t other) {
             const float* best = corners + 5 * other;
             const float high = std::max(std::min(box[2], best[2]) - std::max(box[0], best[0]), 0.0F);
             const float wide = std::max(std::min(box[3], best[3]) - std::max(box[1], best[1]), 0.0F);
             const float shared = high * wide;
+            if (shared == 0 && overlap_ >= 0) {
+                return false;
+            }
             // Boxes without area share none: 0 / 0 is above no threshold.
             return shared / (box[4] + best[4] - shared) > overlap_;
         });
         if (!hidden) {
-            chosen[count++] = order[i];
+            chosen[count++] = next;
         }
     }
     return count;
