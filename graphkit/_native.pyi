@@ -187,6 +187,26 @@ class NonMaxSuppression(Kernel):
     @property
     def capacity(self) -> int: ...
 
+class Elimination(Kernel):
+    def __init__(self, goal: str, a: Sequence[int], b: Sequence[int] | None, dtype: str, threads: int = 0) -> None: ...
+
+class Cholesky(Kernel):
+    def __init__(self, a: Sequence[int], lower: bool, dtype: str, threads: int = 0) -> None: ...
+
+class TriangularSystem(Kernel):
+    def __init__(
+        self,
+        a: Sequence[int],
+        b: Sequence[int],
+        *,
+        transpose: bool,
+        rightside: bool,
+        lower: bool,
+        alpha: float,
+        dtype: str,
+        threads: int = 0,
+    ) -> None: ...
+
 class Columns(Kernel):
     def __init__(
         self,

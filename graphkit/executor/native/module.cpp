@@ -35,6 +35,7 @@ NB_MODULE(_native, m) {
     bind_attention(m);
     bind_recurrent(m);
     bind_regions(m);
+    bind_linear(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });
     m.def("onednn_version", &onednn_version);
