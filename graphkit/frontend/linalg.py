@@ -48,8 +48,9 @@ def gemm(
     beta: float = 1.0,
 ) -> Value:  # fmt: skip
     """alpha * op(a) @ op(b) + beta * c, where op transposes the matrices when so said. a, b, c: [..., m, n]."""
-    product: Value = F.gemm2(a, b, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha)
-    return product + (as_value(c) if beta == 1.0 else as_value(c) * beta)
+    product = F.gemm2(a, b, transpose_a=transpose_a, transpose_b=transpose_b, alpha=alpha)
+    total: Value = F.add(product, c if beta == 1.0 else F.mul(c, beta))
+    return total
 
 
 def extractdiag(a: Any, offset: int = 0) -> Value:

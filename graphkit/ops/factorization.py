@@ -75,6 +75,7 @@ class Potri(Op):
 
     lower: bool = True
     domain = DOMAIN
+    composite = True
     inputs = ("l",)
     types = {"l": REALS}
     samples = (Sample(_FACTOR), Sample(Rand((2, 3, 3), 0.5, 2.0), lower=False))

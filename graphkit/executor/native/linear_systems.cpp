@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "isa.h"
+#include "simd/factors_tables.h"
 #include "threads.h"
 
 namespace graphkit {
@@ -45,79 +47,12 @@ std::vector<std::int64_t> places(const Dims& batch, const Dims& given) {
     return result;
 }
 
-// row += factor * other
-template <typename T>
-void add_scaled(T* row, T factor, const T* other, std::int64_t size) {
-#pragma omp simd
-    for (std::int64_t i = 0; i < size; ++i) {
-        row[i] += factor * other[i];
-    }
-}
-
-template <typename T>
-T dot(const T* a, const T* b, std::int64_t size) {
-    T total = 0;
-#pragma omp simd reduction(+ : total)
-    for (std::int64_t i = 0; i < size; ++i) {
-        total += a[i] * b[i];
-    }
-    return total;
-}
-
-// Makes a [n, n] upper triangular, and does to the rows of b [n, k] what it does to those of a. Returns the sign of the
-// permutation of rows, or 0 where a column has no pivot, and stops there.
-template <typename T>
-int eliminate(T* a, T* b, std::int64_t n, std::int64_t k) {
-    int sign = 1;
-    for (std::int64_t column = 0; column < n; ++column) {
-        std::int64_t best = column;
-        for (std::int64_t row = column + 1; row < n; ++row) {
-            if (std::abs(a[row * n + column]) > std::abs(a[best * n + column])) {
-                best = row;
-            }
-        }
-        if (a[best * n + column] == 0) {
-            return 0;
-        }
-        if (best != column) {
-            std::swap_ranges(a + best * n, a + best * n + n, a + column * n);
-            std::swap_ranges(b + best * k, b + best * k + k, b + column * k);
-            sign = -sign;
-        }
-        const T* pivots = a + column * n;
-        for (std::int64_t row = column + 1; row < n; ++row) {
-            const T factor = -a[row * n + column] / pivots[column];
-            add_scaled(a + row * n + column, factor, pivots + column, n - column);
-            add_scaled(b + row * k, factor, b + column * k, k);
-        }
-    }
-    return sign;
-}
-
-// The x of a x = b in place of b [n, k]; a [n, n] is triangular. Returns whether no pivot is 0.
-template <typename T>
-bool substitute(const T* a, T* b, std::int64_t n, std::int64_t k, bool lower) {
-    for (std::int64_t step = 0; step < n; ++step) {
-        const std::int64_t row = lower ? step : n - 1 - step;
-        const T pivot = a[row * n + row];
-        if (pivot == 0) {
-            return false;
-        }
-        T* x = b + row * k;
-        for (std::int64_t other = lower ? 0 : row + 1; other < (lower ? row : n); ++other) {
-            add_scaled(x, -a[row * n + other], b + other * k, k);
-        }
-        for (std::int64_t i = 0; i < k; ++i) {
-            x[i] /= pivot;
-        }
-    }
-    return true;
-}
-
 }  // namespace
 
 MatrixBatch::MatrixBatch(std::string name, const Dims& a, const Dims& b, ElementType type, int threads)
-    : Kernel(std::move(name), threads), type_(type) {
+    : Kernel(std::move(name), threads),
+      type_(type),
+      table_(&GRAPHKIT_SELECT(kFactorsBaseline, kFactorsAvx2, kFactorsAvx512)) {
     if (a.size() < 2 || b.size() < 2 || a[a.size() - 1] != a[a.size() - 2]) {
         throw NativeError(this->name() + ": matrices " + to_string(a) + " and " + to_string(b));
     }
@@ -192,7 +127,7 @@ void Elimination::run_as(const void* const* inputs, void* const* outputs, std::b
         auto* second = goal_ == Goal::slogdet ? static_cast<T*>(outputs[1]) : nullptr;
         for_each_matrix<T>(scratch, "", [&](T* memory, std::int64_t from, std::int64_t, std::int64_t to) {
             std::copy_n(a + from * n * n, n * n, memory);
-            T sign = static_cast<T>(eliminate<T>(memory, memory, n, 0));
+            T sign = static_cast<T>(functions<T>().eliminate(memory, memory, n, 0));
             const bool singular = sign == 0;
             T product = sign;
             T logarithm = singular ? -std::numeric_limits<T>::infinity() : T{0};
@@ -227,7 +162,8 @@ void Elimination::run_as(const void* const* inputs, void* const* outputs, std::b
                     known[i * n + i] = 1;
                 }
             }
-            if (eliminate(memory, known, n, k) == 0 || !substitute(memory, known, n, k, false)) {
+            const FactorFunctions<T>& f = functions<T>();
+            if (f.eliminate(memory, known, n, k) == 0 || !f.substitute(memory, known, n, k, false)) {
                 return false;
             }
             std::copy_n(known, n * k, y + to * n * k);
@@ -251,22 +187,21 @@ template <typename T>
 void Cholesky::run_as(const T* a, T* y, std::byte* scratch) const {
     const std::int64_t n = n_;
     const char* what = "a matrix that is not positive definite";
-    for_each_matrix<T>(scratch, what, [&](T* l, std::int64_t from, std::int64_t, std::int64_t to) {
+    for_each_matrix<T>(scratch, what, [&](T* u, std::int64_t from, std::int64_t, std::int64_t to) {
         const T* x = a + from * n * n;
         T* result = y + to * n * n;
         for (std::int64_t i = 0; i < n; ++i) {
-            for (std::int64_t j = 0; j <= i; ++j) {
-                const T rest = (x[i * n + j] + x[j * n + i]) / 2 - dot(l + i * n, l + j * n, j);
-                if (i == j && !(rest > 0)) {
-                    return false;
-                }
-                l[i * n + j] = i == j ? std::sqrt(rest) : rest / l[j * n + j];
+            for (std::int64_t j = i; j < n; ++j) {
+                u[i * n + j] = (x[i * n + j] + x[j * n + i]) / 2;
             }
-            std::fill(l + i * n + i + 1, l + (i + 1) * n, T{0});
+        }
+        if (!functions<T>().cholesky(u, n)) {
+            return false;
         }
         for (std::int64_t i = 0; i < n; ++i) {
             for (std::int64_t j = 0; j < n; ++j) {
-                result[i * n + j] = lower_ ? l[i * n + j] : l[j * n + i];
+                const bool inside = lower_ ? j <= i : i <= j;
+                result[i * n + j] = !inside ? T{0} : lower_ ? u[j * n + i] : u[i * n + j];
             }
         }
         return true;
@@ -318,7 +253,7 @@ void TriangularSystem::run_as(const T* a, const T* b, T* y, std::byte* scratch) 
                 x[i * k + j] = alpha * (rightside_ ? known[j * n + i] : known[i * k + j]);
             }
         }
-        if (!substitute(factor, x, n, k, lower_ != flipped_)) {
+        if (!functions<T>().substitute(factor, x, n, k, lower_ != flipped_)) {
             return false;
         }
         T* result = y + to * n * k;

@@ -1,12 +1,31 @@
 // Linear algebra of batches of small matrices, float32 and float64: one matrix is treated by one thread.
 #pragma once
 
+#include <type_traits>
+
 #include "kernel.h"
 
 namespace graphkit {
 
 // The largest matrices that these kernels take; libraries with blocked algorithms are faster for larger ones.
 constexpr std::int64_t kMostRows = 128;
+
+// On one matrix, row-major; one table of functions for each instruction set.
+template <typename T>
+struct FactorFunctions {
+    // Makes a [n, n] upper triangular, and does to the rows of b [n, k] what it does to those of a. Returns the sign of
+    // the permutation of rows, or 0 where a column has no pivot, and stops there.
+    int (*eliminate)(T* a, T* b, std::int64_t n, std::int64_t k);
+    // The x of a x = b in place of b [n, k]; of a [n, n] one triangle is read. Returns whether no pivot is 0.
+    bool (*substitute)(const T* a, T* b, std::int64_t n, std::int64_t k, bool lower);
+    // The upper u of a = u^T u in place of a's upper triangle. Returns whether a is positive definite.
+    bool (*cholesky)(T* a, std::int64_t n);
+};
+
+struct FactorTable {
+    FactorFunctions<float> f32;
+    FactorFunctions<double> f64;
+};
 
 // [..., n, n] (and [..., n, k]), whose batches broadcast to that of the result.
 class MatrixBatch : public Kernel {
@@ -21,12 +40,21 @@ class MatrixBatch : public Kernel {
     template <typename T, typename Body>
     void for_each_matrix(std::byte* scratch, const char* what, Body&& body) const;
     const Dims& batch() const { return batch_; }
+    template <typename T>
+    const FactorFunctions<T>& functions() const {
+        if constexpr (std::is_same_v<T, float>) {
+            return table_->f32;
+        } else {
+            return table_->f64;
+        }
+    }
 
     ElementType type_;
     std::int64_t n_;
     std::int64_t k_;
 
   private:
+    const FactorTable* table_;
     Dims batch_;
     std::vector<std::int64_t> a_places_;  // the matrix of a, and of b, for each of the result
     std::vector<std::int64_t> b_places_;
