@@ -24,6 +24,11 @@ from graphkit.errors import UsageError
 @click.option(
     "--wrt", "wrt", multiple=True, help="Inputs, parameters or internal values (default: trainable parameters)."
 )
+@click.option(
+    "--straight-through",
+    is_flag=True,
+    help="Give rounding (Round, Floor, Ceil, Sign, casts to integers and back) the gradient of the identity.",
+)
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the gradient graph: .json or .onnx.")
 @click.option("--constants", is_flag=True, help="Take the weights that the file has as Constant nodes as parameters.")
 @click.option(
@@ -38,8 +43,8 @@ from graphkit.errors import UsageError
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...],
-    wrt: tuple[str, ...], output: str | None, constants: bool, together: bool, check: bool, external_root: str | None,
-    as_json: bool,
+    wrt: tuple[str, ...], straight_through: bool, output: str | None, constants: bool, together: bool, check: bool,
+    external_root: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Write the graph that computes the gradients of MODEL, or check them numerically.
 
@@ -53,13 +58,17 @@ def command(
 
     if output is None and not check:
         raise UsageError("nothing to do: give -o FILE, --check, or both")
+    if check and straight_through:
+        raise UsageError("--check compares with the true derivative of rounding, which --straight-through replaces")
     net = read_model(model, external_root)
     if constants:
         net = constants_to_parameters(net)
     if loss is not None:
         net = with_loss(net, loss)
         of = of or ("loss",)
-    gradients = grad(net, of=list(of) or None, wrt=list(wrt) or None, with_outputs=True)
+    gradients = grad(
+        net, of=list(of) or None, wrt=list(wrt) or None, with_outputs=True, straight_through=straight_through
+    )
     if output is not None:
         gradients.save(Path(output))
         log(f"wrote {output}: {gradients!r}")

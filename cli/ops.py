@@ -9,16 +9,30 @@ import click
 
 from graphkit.cli._options import json_option
 from graphkit.cli._output import print_json, print_table
+from graphkit.errors import UsageError
+
+# Regions of the native program, with gradients of their own.
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
 @click.command()
 @click.argument("model", required=False)
+@click.option("--markdown", is_flag=True, help="Write the page docs/operator_table.md: every operator is tried out.")
 @json_option
-def command(model: str | None, as_json: bool) -> int:
+def command(model: str | None, markdown: bool, as_json: bool) -> int:
     """List every operator; with MODEL (.onnx or .json), those it uses and how each is supported: all gaps at once.
+
+    A row says whether a native kernel of that operator exists; `--markdown` tries them.
 
     Exit code 3: the model uses an operator that graphkit does not know.
     """
+    if markdown:
+        if model is not None or as_json:
+            raise UsageError("--markdown lists all operators: it takes no MODEL, and is no JSON")
+        from graphkit.checks import operator_table
+
+        click.echo(operator_table.markdown(operator_table.operator_rows()), nl=False)
+        return 0
     rows = _registry_rows() if model is None else _model_rows(model)
     unknown = [r for r in rows if r["runs"] == "no"]
     if as_json:
@@ -38,11 +52,15 @@ def _row(domain: str, name: str) -> dict[str, Any]:
     if cls is None:
         return {"operator": label, "runs": "no", "gradient": "no"}
     differentiable = "yes" if cls.grad is not None else "by expansion" if cls.expand is not None else "no"
-    return {
-        "operator": label,
-        "runs": "native" if has_factory("cpu", domain, name) else "reference",
-        "gradient": differentiable,
-    }
+    if not domain and name in _CONTROL_FLOW:
+        return {"operator": label, "runs": "native", "gradient": "yes"}
+    runs = next((how for holds, how in (
+        (has_factory("cpu", domain, name), "native"),
+        (cls.composite, "by expansion"),
+        (cls.views, "view"),
+        (name == "Constant", "constant"),
+    ) if holds), "reference")  # fmt: skip
+    return {"operator": label, "runs": runs, "gradient": differentiable}
 
 
 def _registry_rows() -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ _PUBLIC = {
 _MODULES = {
     "nn": "graphkit.frontend.layers",
     "init": "graphkit.frontend.initializers",
+    "linalg": "graphkit.frontend.linalg",
     "optim": "graphkit.train.optim",
     "losses": "graphkit.train.losses",
     "metrics": "graphkit.train.metrics",

@@ -176,6 +176,79 @@ class AveragePool(Kernel):
         self, x: Sequence[int], y: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
     ) -> None: ...
 
+class RoiAlign(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        rois: int,
+        *,
+        height: int,
+        width: int,
+        samples: int,
+        scale: float,
+        half_pixel: bool,
+        maximum: bool,
+        threads: int = 0,
+    ) -> None: ...
+
+class NonMaxSuppression(Kernel):
+    def __init__(
+        self,
+        images: int,
+        classes: int,
+        boxes: int,
+        *,
+        most: int,
+        overlap: float,
+        least: float | None,
+        centred: bool,
+        threads: int = 0,
+    ) -> None: ...
+    @property
+    def capacity(self) -> int: ...
+
+class Elimination(Kernel):
+    def __init__(self, goal: str, a: Sequence[int], b: Sequence[int] | None, dtype: str, threads: int = 0) -> None: ...
+
+class Cholesky(Kernel):
+    def __init__(self, a: Sequence[int], lower: bool, dtype: str, threads: int = 0) -> None: ...
+
+class TriangularSystem(Kernel):
+    def __init__(
+        self,
+        a: Sequence[int],
+        b: Sequence[int],
+        *,
+        transpose: bool,
+        rightside: bool,
+        lower: bool,
+        alpha: float,
+        dtype: str,
+        threads: int = 0,
+    ) -> None: ...
+
+class Columns(Kernel):
+    def __init__(
+        self,
+        *,
+        add: bool,
+        batch: int,
+        channels: int,
+        image: Sequence[int],
+        block: Sequence[int],
+        positions: Sequence[int],
+        strides: Sequence[int],
+        dilations: Sequence[int],
+        begin: Sequence[int],
+        dtype: str,
+        threads: int = 0,
+    ) -> None: ...
+
+class LpPool(Kernel):
+    def __init__(
+        self, x: Sequence[int], y: Sequence[int], window: PoolWindow, p: int = 2, threads: int = 0
+    ) -> None: ...
+
 class AveragePoolGrad(Kernel):
     def __init__(
         self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
@@ -229,6 +302,7 @@ class LayerNorm(Kernel):
         epsilon: float,
         about_mean: bool = True,
         stash: str = "float32",
+        y: bool = True,
         threads: int = 0,
     ) -> None: ...
 
@@ -411,8 +485,13 @@ class ScatterND(Kernel):
 class ReverseSequence(Kernel):
     def __init__(self, x: _Dims, batch_first: bool, dtype: str, threads: int = 0) -> None: ...
 
-class CumSum(Kernel):
-    def __init__(self, x: _Dims, axis: int, exclusive: bool, reverse: bool, dtype: str, threads: int = 0) -> None: ...
+class Cumulative(Kernel):
+    def __init__(
+        self, x: _Dims, axis: int, product: bool, exclusive: bool, reverse: bool, dtype: str, threads: int = 0
+    ) -> None: ...
+
+class LinearRecurrence(Kernel):
+    def __init__(self, a: _Dims, axis: int, reverse: bool, dtype: str, threads: int = 0) -> None: ...
 
 class Fill(Kernel):
     def __init__(self, y: _Dims, value: bytes, dtype: str, threads: int = 0) -> None: ...

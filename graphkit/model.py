@@ -24,6 +24,7 @@ from graphkit.passes.block_loops import block_loops as blocked
 from graphkit.passes.merge_control import merge_control
 from graphkit.passes.prune_control import prune_control
 from graphkit.passes.randomness import bind_nested
+from graphkit.passes.straight_through import pass_through_rounding
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -297,13 +298,18 @@ def grad(
     *,
     with_outputs: bool = False,
     allow_unused: bool = False,
+    straight_through: bool = False,
 ) -> Model:
     """The model whose outputs are the gradients of `of` (default: every output), summed, in `wrt`.
 
     `wrt` names inputs, parameters or internal values (default: the trainable parameters that `of` depends on); the
-    outputs are called `<name>_grad`. With `with_outputs` the original outputs come first. Raises MissingGradient,
+    outputs are called `<name>_grad`. With `with_outputs` the original outputs come first. With `straight_through`
+    rounding (Round, Floor, Ceil, Sign, casts to integers and back) has the gradient of the identity instead of zero.
+    Raises MissingGradient,
     UsageError.
     """
+    if straight_through:
+        model = Model.from_graph(pass_through_rounding(model.graph), dict(model.params))
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
     source = bind_nested(model.graph)
     values = [source.find(n) for n in targets]

@@ -12,6 +12,8 @@ import graphkit as gk
 from graphkit.errors import GraphkitError, TypeMismatch
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
+from graphkit.model import Model
+from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
 
@@ -111,3 +113,135 @@ def test_gradient_of_repeated_eigenvalues() -> None:
     net = gk.Model({"loss": F.reduce_sum(F.syevd(a)[1], keepdims=False)}, name="trace")
     (gradient,) = gk.grad(net, wrt=["a"]).compile()(np.eye(3))
     np.testing.assert_allclose(gradient, np.eye(3), atol=1e-12)
+
+
+def _exported(function: Any, arrays: list[np.ndarray], symbolic: bool, **attributes: Any) -> Model:
+    inputs = []
+    for i, a in enumerate(arrays):
+        shape: list[Any] = [f"d{i}_{axis}" for axis in range(a.ndim)] if symbolic else list(a.shape)
+        inputs.append(gk.input(f"x{i}", shape, dtype=str(a.dtype)))
+    results = function(*inputs, **attributes)
+    results = results if isinstance(results, tuple) else (results,)
+    return Model({f"y{i}": y for i, y in enumerate(results)}, name="exported")
+
+
+EXPORTED = {
+    "potrf": (F.potrf, lambda n, d: [definite(n, d)], {}),
+    "potrf-upper": (F.potrf, lambda n, d: [definite(n, d)], {"lower": False}),
+    "potri": (F.potri, lambda n, d: [definite(n, d)], {}),
+    "trsm": (F.trsm, lambda n, d: [definite(n, d)[0], square(n, d)], {"transpose": True}),
+    "trsm-right": (F.trsm, lambda n, d: [definite(n, d), square(n, d)[0]], {"lower": False, "rightside": True}),
+    "inverse": (F.inverse, lambda n, d: [square(n, d)], {}),
+    "solve": (F.solve, lambda n, d: [square(n, d)[0], square(n + 1, d)[:, :n]], {}),
+    "slogdet": (F.slogdet, lambda n, d: [square(n, d)], {}),
+    "gelqf": (F.gelqf, lambda n, d: [square(n, d)[:, : (n + 1) // 2]], {}),
+    "syevd": (F.syevd, lambda n, d: [definite(n, d)], {}),
+}
+
+
+def square(n: int, dtype: str) -> np.ndarray:
+    return np.random.default_rng(n + 7).standard_normal((2, n, n)).astype(dtype)
+
+
+@pytest.mark.parametrize("opset", [13, None], ids=["opset13", "newest"])
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("n", [1, 2, 7, 24])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exports(name: str, n: int, dtype: str, symbolic: bool, opset: int | None) -> None:
+    """As standard operators, ONNX Runtime computes the same."""
+    function, make, attributes = EXPORTED[name]
+    arrays = make(n, dtype)
+    net = _exported(function, arrays, symbolic, **attributes)
+    proto = net.to_onnx() if opset is None else net.to_onnx(opset=opset)
+    assert {opset_import.domain for opset_import in proto.opset_import} <= {"", "ai.onnx"}
+    feeds = {f"x{i}": a for i, a in enumerate(arrays)}
+    theirs = OnnxRuntimeModel(proto, optimize=False).run(feeds)
+    if name == "syevd" and dtype == "float32":  # vectors of neighbouring eigenvalues mix in any algorithm
+        rebuilt = np.swapaxes(theirs["y0"], -1, -2) * theirs["y1"][:, None] @ theirs["y0"]
+        np.testing.assert_allclose(rebuilt, arrays[0], atol=1e-4)
+        theirs["y0"] = net.compile().run(feeds)["y0"]
+    for key, ours in net.compile().run(feeds).items():
+        # Factors of badly conditioned matrices differ by their rounding.
+        np.testing.assert_allclose(theirs[key], ours, rtol=2e-3 if dtype == "float32" else 1e-7, atol=TOLERANCES[dtype])
+
+
+def test_a_gradient_exports() -> None:
+    """Half of the log-determinant of a kernel matrix plus a quadratic form: what a Gaussian process is trained by."""
+    a, y = gk.input("a", [6, 6], dtype="float64"), gk.input("y", [6, 1], dtype="float64")
+    factor = F.potrf(a)
+    z = F.trsm(factor, y)
+    loss = F.reduce_sum(z * z, keepdims=False) * 0.5 + F.sumlogdiag(factor)
+    gradients = gk.grad(Model({"loss": loss}), wrt=["a", "y"], with_outputs=True)
+    feeds = {"a": definite(6, "float64")[0], "y": square(6, "float64")[0, :, :1]}
+    theirs = OnnxRuntimeModel(gradients.to_onnx()).run(feeds)
+    for key, ours in gradients.compile().run(feeds).items():
+        np.testing.assert_allclose(theirs[key], ours, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [9, 40])
+def test_rotations_converge(n: int) -> None:
+    """The exported eigenvalues of a matrix with repeated ones and a large spread."""
+    rng = np.random.default_rng(n)
+    q, _ = np.linalg.qr(rng.standard_normal((n, n)))
+    w = np.sort(np.repeat(10.0 ** np.linspace(-6, 3, (n + 2) // 3), 3)[:n])
+    a = (q * w) @ q.T
+    net = _exported(F.syevd, [a], False)
+    found = OnnxRuntimeModel(net.to_onnx()).run({"x0": a})
+    np.testing.assert_allclose(found["y1"], w, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose((found["y0"].T * found["y1"]) @ found["y0"], a, atol=1e-10)
+
+
+NAMES_OF_MXNET = """det extractdiag extracttrian gelqf gemm gemm2 inverse makediag maketrian potrf potri slogdet
+    sumlogdiag syevd syrk trmm trsm""".split()  # noqa: SIM905
+
+
+@pytest.mark.parametrize("name", NAMES_OF_MXNET)
+def test_the_names_that_users_know(name: str) -> None:
+    assert callable(getattr(gk.linalg, name))
+    assert name in dir(gk.linalg)
+
+
+def test_gemm_adds_a_third_matrix() -> None:
+    a, b, c = square(3, "float64"), square(4, "float64")[:, :3], square(5, "float64")[0, :3, :4]
+    (found,) = run(gk.linalg.gemm, a, b, c, transpose_a=True, alpha=2.0, beta=-0.5)
+    np.testing.assert_allclose(found, 2 * np.swapaxes(a, 1, 2) @ b - 0.5 * c, rtol=1e-12)
+
+
+@pytest.mark.parametrize("offset", [-2, -1, 0, 1, 2])
+def test_diagonals_and_triangles(offset: int) -> None:
+    a = square(4, "float64")
+    diagonal = np.diagonal(a, offset, 1, 2)
+    np.testing.assert_array_equal(run(gk.linalg.extractdiag, a, offset=offset)[0], diagonal)
+    np.testing.assert_array_equal(
+        run(gk.linalg.makediag, diagonal, offset=offset)[0], [np.diag(row, offset) for row in diagonal]
+    )
+    for lower, indices, cut in ((True, np.tril_indices, np.tril), (False, np.triu_indices, np.triu)):
+        i, j = indices(4, offset)
+        elements = a[:, i, j]
+        np.testing.assert_array_equal(run(gk.linalg.extracttrian, a, offset=offset, lower=lower)[0], elements)
+        np.testing.assert_array_equal(
+            run(gk.linalg.maketrian, elements, offset=offset, lower=lower)[0], [cut(one, offset) for one in a]
+        )
+
+
+def test_diagonals_of_rectangles_and_what_has_none() -> None:
+    a = np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(run(gk.linalg.extractdiag, a, offset=1)[0], [1, 5])
+    with pytest.raises(TypeMismatch, match="no diagonal"):
+        run(gk.linalg.extractdiag, a, offset=3)
+    with pytest.raises(TypeMismatch, match="do not fill"):
+        run(gk.linalg.maketrian, np.ones(4))
+
+
+def test_their_gradients() -> None:
+    net = Model(
+        {
+            "loss": F.reduce_sum(
+                gk.linalg.makediag(gk.linalg.extractdiag(gk.input("a", [2, 3, 3]), offset=1), offset=-1)
+                * gk.linalg.maketrian(gk.linalg.extracttrian(gk.input("b", [2, 3, 3]), offset=0)),
+                keepdims=False,
+            )
+        }
+    )
+    gk.check_gradient(net).raise_if_failed()

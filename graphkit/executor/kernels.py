@@ -58,7 +58,11 @@ class KernelContext:
 
 
 Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
+# For operators whose results have sizes that depend on values: from arrays (None: absent operand) to new arrays.
+SizedKernel: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+SizedFactory: TypeAlias = Callable[[Node, KernelContext], SizedKernel]
 
+_sized: dict[tuple[str, str, str], SizedFactory] = {}
 _factories: dict[tuple[str, str, str], Factory] = {}
 
 
@@ -72,6 +76,22 @@ def register(device: str, domain: str, name: str) -> Callable[[Factory], Factory
     return install
 
 
+def register_sized(device: str, domain: str, name: str) -> Callable[[SizedFactory], SizedFactory]:
+    """Decorator: `factory` makes the functions of an operator whose results have sizes that depend on values."""
+
+    def install(factory: SizedFactory) -> SizedFactory:
+        _sized[device, domain, name] = factory
+        return factory
+
+    return install
+
+
+def make_sized(device: str, node: Node, context: KernelContext) -> SizedKernel | None:
+    """The device's function for a node whose results have sizes that depend on values; None when it has none."""
+    factory = _sized.get((device, node.op.domain, node.op.name))
+    return None if factory is None else factory(node, context)
+
+
 def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | None:
     """The device's own kernel for a node of static types; None when it has none for this case."""
     factory = _factories.get((device, node.op.domain, node.op.name))
@@ -80,7 +100,7 @@ def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | Non
 
 def has_factory(device: str, domain: str, name: str) -> bool:
     """Whether the device has kernels for an operator, at least for some types."""
-    return (device, domain, name) in _factories
+    return (device, domain, name) in _factories or (device, domain, name) in _sized
 
 
 def load_device(device: str) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from graphkit.errors import GraphkitError, RuntimeFailure
 from graphkit.executor.describe import describe, is_shape_arithmetic
 from graphkit.executor.emit import Emitter, Where
-from graphkit.executor.kernels import VersionedArray, native_module
+from graphkit.executor.kernels import SizedKernel, VersionedArray, native_module
 from graphkit.executor.packing import PackedArrays, aligned_bytes
 from graphkit.executor.placement import has_fixed_size
 from graphkit.executor.plan import Plan
@@ -198,14 +198,15 @@ class _Instance:
 
     def _python_step(self, index: int) -> Callable[[], None]:
         program = self._program
-        node, kernel = program.placement.steps[index], program.region.chosen[index].kernel
+        node, chosen = program.placement.steps[index], program.region.chosen[index]
+        kernel = chosen.kernel
         used = program.placement.used
         inputs: list[Any] = [None] * len(node.inputs)
         outputs: list[Any] = [None] * len(node.outputs)
         lent = self._bind_all(inputs, node.inputs)
         run: Any = kernel
         if kernel is None:
-            run = self._dynamic(node)
+            run = self._dynamic(node, chosen.make)
         else:
             self._bind_all(outputs, [v if v in used else None for v in node.outputs])
         done = [self._slots.setdefault(v, []) for v in program.region.releases.get(self._position[index], ())]
@@ -250,7 +251,7 @@ class _Instance:
         data, shape = self.native.read(operand.slot, operand.kind.dtype.itemsize)
         return np.ndarray(shape, operand.kind.dtype.numpy, data)
 
-    def _dynamic(self, node: Node) -> Callable[[Any, Any], None]:
+    def _dynamic(self, node: Node, make: SizedKernel | None) -> Callable[[Any, Any], None]:
         """A step whose results are arrays that it makes: they go to whoever reads them.
 
         A result of known size goes to its memory.
@@ -261,7 +262,7 @@ class _Instance:
         targets = [self._slots.setdefault(v, []) for v in node.outputs]
 
         def run(inputs: Sequence[Any], _: Any) -> None:
-            results = run_node(node, inputs)
+            results = run_node(node, inputs) if make is None else make(inputs)
             for value, target, slots, result in zip(node.outputs, fixed, targets, results, strict=True):
                 if isinstance(result, np.ndarray):
                     result = np.asarray(result, order="C")

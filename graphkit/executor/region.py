@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphkit.executor.kernels import KernelContext, VersionedArray, make_kernel, native_module
+from graphkit.executor.kernels import (
+    KernelContext,
+    SizedKernel,
+    VersionedArray,
+    make_kernel,
+    make_sized,
+    native_module,
+)
 from graphkit.executor.memory import Request, aligned
 from graphkit.executor.placement import Placement, has_fixed_size, place_values
 from graphkit.executor.plan import KernelKind
@@ -38,7 +45,8 @@ class Settings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How one node runs: by a prepared kernel, by a step of the native program, or (both None) as arrays that it makes.
+    """How one node runs: by a prepared kernel, by a step of the native program, or (both None) as arrays that it makes,
+    by the function `make` or by reference.
 
     `compiled` kernels run inside the native program; others are Python functions of input and output arrays.
     """
@@ -47,6 +55,7 @@ class Chosen:
     kernel: Any = None
     compiled: bool = False
     step: Step | None = None
+    make: SizedKernel | None = None
     reason: str = ""  # why a node with subgraphs runs by reference
 
     @property
@@ -96,8 +105,8 @@ class Region:
 
         root = self.placement.root
         constants = {i: self.fixed[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in self.fixed}
-        used = tuple(v in self.placement.used for v in node.outputs)
-        context = KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
+        context = self._context(constants, node)
+        used = context.used_outputs
         static = all(has_fixed_size(v) for v in (*node.inputs, *node.outputs) if v is not None)
         if static:
             kernel = make_kernel(self.settings.device, node, context)
@@ -109,6 +118,9 @@ class Region:
             if not isinstance(control, str):
                 return Chosen("native", step=control)
             reason = control
+            make = None if static or self.inner else make_sized(self.settings.device, node, self._context({}, node))
+            if make is not None:
+                return Chosen("native", make=make)
             if not static:
                 late = slot_step(node) or late_node(node, replace(context, constant_inputs={}))
                 if late is not None:
@@ -117,6 +129,10 @@ class Region:
                 return Chosen("reference", step=ReferenceNode(node, used), reason=reason)
         dynamic = any(self.placement.place[v] == "dynamic" for v in node.outputs if v in self.placement.used)
         return Chosen("reference", None if dynamic else reference_kernel(node), reason=reason)
+
+    def _context(self, constants: Mapping[int, VersionedArray], node: Node) -> KernelContext:
+        used = tuple(v in self.placement.used for v in node.outputs)
+        return KernelContext(self.settings.threads, self.settings.deterministic, constants, used)
 
     def _arrange(self) -> None:
         """Order the steps and lay out the arena."""

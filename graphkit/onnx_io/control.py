@@ -33,7 +33,8 @@ def build(
     if view.op_type == "Loop":
         return _loop(builder, cls, raw, view, names, setting)
     if view.op_type == "Scan":
-        return _scan(builder, cls, raw, view, names, setting)
+        scan = _batched_scan if view.version < 9 else _scan
+        return scan(builder, cls, raw, view, names, setting)
     raise UnsupportedError(f"subgraphs of {view.op_type} are not supported")
 
 
@@ -116,6 +117,50 @@ def _scan(
     )
     fields = {**builder.fields(cls, view), "body": graph, "captures": len(captured)}
     return _finish(raw, cls(**fields), [*operands, *captured])
+
+
+def _batched_scan(
+    builder: Builder, cls: type[Op], raw: RawNode, view: NodeView, names: Names, setting: Setting
+) -> Sequence[Value]:
+    """The Scan of opset 8: batch first, time second, and a length for each sequence. A Scan over the batch, whose body
+    is the Scan over time; scan outputs after the end of a sequence, which the standard leaves open, are zeros."""
+    region, lengths = _body(raw, "body"), view.input(0)
+    operands = [view.operand(i) for i in range(1, len(view.inputs))]
+    count = view.attrs.get("num_scan_inputs")
+    if not isinstance(count, int) or not 1 <= count <= len(operands):
+        raise InvalidModel(f"num_scan_inputs={count!r} does not fit {len(operands)} operands")
+    states = len(operands) - count
+    one = [_element(v.tensor, 0) for v in operands]
+    directions = view.attrs.get("directions")
+    graph, captured = _with_stable_state(
+        builder, region, names, setting, [], one[:states], [_element(t, 0) for t in one[states:]], first_output=0
+    )
+    inner = cls(body=graph, num_scan_inputs=count, scan_input_directions=directions, captures=len(captured))
+    own = [Value(t) for t in one]
+    outer = [v.like() for v in captured]
+    if lengths is None:
+        inputs: Sequence[Value] = own
+        results: Sequence[Value] = Node(inner, [*own, *outer]).outputs
+    else:
+        length = Value(TensorType(DType.INT64, ()), "length")
+        inputs, results = [length, *own], _up_to(length, inner, own, outer, states)
+        operands.insert(0, F.cast(lengths, to=DType.INT64))
+    body = Graph([*inputs, *outer], results, name=region.name)
+    operator = cls(body=body, num_scan_inputs=len(operands), captures=len(captured))
+    return _finish(raw, operator, [*operands, *captured])
+
+
+def _up_to(length: Value, scan: Op, own: Sequence[Value], captured: Sequence[Value], states: int) -> Sequence[Value]:
+    """A Scan over the first `length` elements; its scan outputs are padded to the length of its scan inputs."""
+    first, axis = constant(np.zeros(1, np.int64)), constant(np.zeros(1, np.int64))
+    end = F.reshape(length, constant(np.ones(1, np.int64)))
+    whole = F.gather(F.shape(own[states]), first, axis=0)
+    cut = [F.slice(v, first, end, axis) for v in own[states:]]
+    results = list(Node(scan, [*own[:states], *cut, *captured]).outputs)
+    pads = F.concat(first, F.sub(whole, end), axis=0)
+    for index in range(states, len(results)):
+        results[index] = F.pad(results[index], pads, None, axis)
+    return results
 
 
 def _element(scanned: TensorType, axis: int) -> TensorType:

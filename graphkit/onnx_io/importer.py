@@ -49,7 +49,7 @@ class Imported(NamedTuple):
 def import_model(
     source: str | os.PathLike[str] | bytes | ModelProto, *, external_root: str | os.PathLike[str] | None = None
 ) -> Imported:
-    """Read an ONNX model (opset 7 to 28) from a path, from bytes or from a ModelProto.
+    """Read an ONNX model (opset 1 to 28) from a path, from bytes or from a ModelProto.
 
     Floating-point initialisers become inputs of role "parameter" (batch normalisation's mean and variance: "state"),
     others constants; see `initializers`. `external_root` is one more folder that external data may lie in.

@@ -17,7 +17,7 @@ from onnx import ModelProto
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.onnx_io.wire import LARGE, LargeTensors, cut_out
 
-OLDEST_OPSET = 7
+OLDEST_OPSET = 1
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 # The wire format holds sizes in 31 bits.
 _MAX_PROTO_BYTES = (1 << 31) - 1

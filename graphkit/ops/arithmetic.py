@@ -110,12 +110,13 @@ class Pow(Binary):
     def grad(self, node: Node, dy: Any) -> Any:
         a, b = node.operands
         exponent = b if b.dtype is a.dtype else F.cast(b, to=a.dtype)
-        one = scalar_like(1.0, a)
-        da = F.mul(dy, F.mul(exponent, F.pow(a, F.sub(exponent, one))))
+        zero, one = scalar_like(0.0, a), scalar_like(1.0, a)
+        # a**0 is 1 everywhere: its slope is 0, also at a == 0, where the formula would be 0 times infinity.
+        below = F.where(F.equal(exponent, zero), zero, F.sub(exponent, one))
+        da = F.mul(dy, F.mul(exponent, F.pow(a, below)))
         if not b.dtype.is_float or (b.node is not None and b.node.op.name == "Constant"):
             return operand_gradients(node, da, None)
         # d/db is a**b log a; at a == 0 the limit for b > 0 is 0.
-        zero = scalar_like(0.0, a)
         log_a = F.where(F.equal(a, zero), zero, F.log(F.where(F.equal(a, zero), one, a)))
         return operand_gradients(node, da, F.cast(F.mul(dy, F.mul(F.pow(a, b), log_a)), to=b.dtype))
 

@@ -1,4 +1,4 @@
-"""Conversion between element types, of values and of bits, and the mark that stops gradients."""
+"""Conversion between element types, of values and of bits, and the marks that stop or redirect gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
-from graphkit.ir.types import ANY, BOOLS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
+from graphkit.ir.types import ANY, BOOLS, FLOATS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._checks import fits
 from graphkit.ops._known import never_below
 
 _FLOAT8 = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
@@ -225,6 +226,38 @@ class StopGradient(Op):
 
 
 @op
+class StraightThrough(Op):
+    """The value of y with the gradient of x: what comes back for the result goes to x, unchanged, and none to y.
+
+    x, y: float tensors of one type. `straight_through(x, round(x))` rounds and is differentiated as if it did not
+    (the straight-through estimator: Bengio, Leonard and Courville 2013).
+    """
+
+    domain = DOMAIN
+    inputs = ("x", "y")
+    outputs = ("z",)
+    types = {"x": FLOATS, "y": "x"}
+    views = ((1, 0),)
+    shape_only = ("x",)
+    # The derivative is declared to be that of x, the value is y.
+    samples = (Sample((2, 3), (2, 3), grad=False), Sample((), (), grad=False), Sample((0, 2), (0, 2), grad=False))
+
+    def infer(self, x: TensorType, y: TensorType) -> TensorType:
+        if not fits(x.shape, y.shape):
+            raise TypeMismatch(f"{x} and {y} have different shapes")
+        return y
+
+    def reference(self, xp: Any, x: Any, y: Any) -> Any:
+        return y
+
+    def grad(self, node: Node, dz: Any) -> Any:
+        return dz, None
+
+    def expand(self, x: Any, y: Any) -> Any:
+        return F.identity(y)
+
+
+@op
 class BitCast(Op):
     """The bytes of x read as another element type of the same size."""
 
@@ -233,6 +266,7 @@ class BitCast(Op):
     inputs = ("x",)
     types = {"x": NUMERIC | BOOLS}
     onnx = Onnx("BitCast", since=26)
+    views = ((0, 0),)
     samples = (
         Sample(np.array([1.0, -2.5, 0.0], np.float32), to=DType.INT32),
         Sample(np.array([0x3F800000, -1], np.int32), to=DType.UINT32),

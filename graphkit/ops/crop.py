@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch
+from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
-from graphkit.ir.types import BOOLS, INDICES, NUMERIC, TensorType
+from graphkit.ir.types import BOOLS, INDICES, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._shapes import fresh_shape, i64, length_of, normal_axes
 
@@ -26,6 +26,7 @@ class CenterCropPad(Op):
     inputs = ("x", "shape")
     types = {"x": NUMERIC | BOOLS, "shape": INDICES}
     onnx = Onnx("CenterCropPad", since=18)
+    composite = True
     samples = (
         Sample((5, 6), i64(2, 3)),
         Sample((2, 3), i64(5, 6)),
@@ -64,6 +65,17 @@ class CenterCropPad(Op):
         y = xp.zeros(result, dtype=x.dtype)
         y[tuple(placed)] = x[tuple(taken)]
         return y
+
+    def expand(self, x: Any, shape: Any) -> Any:
+        if x.rank is None:
+            raise UnsupportedError(f"CenterCropPad in other operators needs an operand of known rank, not {x}")
+        axes = np.array(self._axes(x.rank), np.int64)
+        have, want = F.gather(F.shape(x), axes), F.cast(shape, to=DType.INT64)
+        kept, two = F.min(have, want), i64(2)
+        first = F.div(F.sub(have, kept), two)
+        before = F.div(F.sub(want, kept), two)
+        cut = F.slice(x, first, F.add(first, kept), axes)
+        return F.pad(cut, F.concat(before, F.sub(F.sub(want, kept), before), axis=0), None, axes)
 
     def grad(self, node: Node, dy: Any) -> Any:
         x = node.inputs[0]

@@ -14,6 +14,7 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Node
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
+from graphkit.ops._elimination import cholesky, diagonalised, orthonormal_rows
 from graphkit.ops._matrices import (
     REALS,
     diagonal_mask,
@@ -53,6 +54,10 @@ class Potrf(Op):
         factor = xp.linalg.cholesky((a + swapped(xp, a)) / 2)
         return factor if self.lower else swapped(xp, factor)
 
+    def expand(self, a: Any) -> Any:
+        factor = cholesky(symmetric_part(a))
+        return factor if self.lower else transposed(factor)
+
     def grad(self, node: Node, dy: Any) -> Any:
         # l^-T copyltu(l^T dl) l^-1 / 2
         y: Any = node.output
@@ -70,6 +75,7 @@ class Potri(Op):
 
     lower: bool = True
     domain = DOMAIN
+    composite = True
     inputs = ("l",)
     types = {"l": REALS}
     samples = (Sample(_FACTOR), Sample(Rand((2, 3, 3), 0.5, 2.0), lower=False))
@@ -81,6 +87,12 @@ class Potri(Op):
         inverse = solve_triangular(xp, triangle(xp, l, self.lower), xp.eye(l.shape[-1], dtype=l.dtype), self.lower)
         other = swapped(xp, inverse)
         return xp.matmul(other, inverse) if self.lower else xp.matmul(inverse, other)
+
+    def expand(self, l: Any) -> Any:  # noqa: E741
+        identity = F.cast(diagonal_mask(l), to=l.dtype)
+        inverse = F.trsm(l, identity, lower=self.lower)
+        other = transposed(inverse)
+        return F.mat_mul(other, inverse) if self.lower else F.mat_mul(inverse, other)
 
     def grad(self, node: Node, dy: Any) -> Any:
         y = node.output
@@ -118,6 +130,9 @@ class Gelqf(Op):
         signs = xp.where(xp.diagonal(r, axis1=-2, axis2=-1) < 0, -1, 1).astype(a.dtype)
         return swapped(xp, q) * signs[..., :, None], xp.tril(swapped(xp, r) * signs[..., None, :])
 
+    def expand(self, a: Any) -> Any:
+        return orthonormal_rows(a)
+
     def grad(self, node: Node, dq: Any, dl: Any) -> Any:
         # l^-T (dq + copyltu(l^T dl - dq q^T) q)
         q, factor = node.outputs
@@ -150,6 +165,9 @@ class Syevd(Op):
         u = swapped(xp, vectors)
         largest = xp.take_along_axis(u, xp.argmax(xp.abs(u), axis=-1)[..., None], axis=-1)
         return xp.where(largest < 0, -u, u), w
+
+    def expand(self, a: Any) -> Any:
+        return diagonalised(symmetric_part(a))
 
     def grad(self, node: Node, du: Any, dw: Any) -> Any:
         # u^T (diag(dw) + f * (u du^T)) u, where f[i, j] = 1 / (w[j] - w[i])

@@ -9,7 +9,8 @@ import numpy as np
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._matrices import REALS, as_matrices, matrix_shape, product_type, transposed
+from graphkit.ops._elimination import signed_logarithm, solved
+from graphkit.ops._matrices import REALS, as_matrices, diagonal_mask, matrix_shape, product_type, transposed
 from graphkit.ops._pointwise import unbroadcast
 from graphkit.ops._shapes import i64
 
@@ -30,6 +31,9 @@ class Inverse(Op):
 
     def reference(self, xp: Any, a: Any) -> Any:
         return xp.linalg.inv(a)
+
+    def expand(self, a: Any) -> Any:
+        return solved(a, F.cast(diagonal_mask(a), to=a.dtype))
 
     def grad(self, node: Node, dy: Any) -> Any:
         other = transposed(node.output)
@@ -80,6 +84,10 @@ class Cofactor(Op):
         scale = xp.prod(others, axis=-1) * turned[..., None]
         return xp.matmul(u * scale[..., None, :], vh)
 
+    def expand(self, a: Any) -> Any:
+        # Of invertible matrices; NaN for others.
+        return as_matrices(F.det(a)) * transposed(F.inverse(a))
+
     def grad(self, node: Node, dy: Any) -> Any:
         y = node.output
         inverse = transposed(F.inverse(node.inputs[0]))
@@ -108,6 +116,9 @@ class Slogdet(Op):
         sign, logarithm = xp.linalg.slogdet(a)
         return sign, logarithm
 
+    def expand(self, a: Any) -> Any:
+        return signed_logarithm(a)
+
     def grad(self, node: Node, _dsign: Any, dlog: Any) -> Any:
         return None if dlog is None else as_matrices(dlog) * transposed(F.inverse(node.inputs[0]))
 
@@ -133,6 +144,9 @@ class Solve(Op):
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
         return xp.linalg.solve(a, b)
+
+    def expand(self, a: Any, b: Any) -> Any:
+        return solved(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
         a, b = node.operands

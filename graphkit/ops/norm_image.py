@@ -125,6 +125,7 @@ class MeanVarianceNormalization(Op):
     inputs = ("x",)
     types = {"x": FLOATS}
     onnx = Onnx("MeanVarianceNormalization", since=13)
+    composite = True
     samples = (Sample((2, 3, 2, 4)), Sample((2, 3, 4), axes=(1, -1)), Sample((2, 5), axes=(1,)))
 
     def infer(self, x: TensorType) -> TensorType:
@@ -138,7 +139,11 @@ class MeanVarianceNormalization(Op):
 
     def expand(self, x: Any) -> Any:
         centred = F.sub(x, mean_over(x, self.axes))
-        deviation = F.sqrt(mean_over(F.mul(centred, centred), self.axes))
+        variance = mean_over(F.mul(centred, centred), self.axes)
+        # Where all elements are equal, the deviation has the gradient 0, not that of the square root.
+        zero, one = scalar_like(0.0, x), scalar_like(1.0, x)
+        constant = F.equal(variance, zero)
+        deviation = F.where(constant, zero, F.sqrt(F.where(constant, one, variance)))
         return F.div(centred, F.add(deviation, scalar_like(1e-9, x)))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from graphkit.ir.types import FLOATS, INTEGERS, TensorType
 from graphkit.ops._base import F, Rand, Sample, op
+from graphkit.ops._normal import converted, wide_type
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops.optim import _FIRST, _LR, _SQUARE, _THIRD, _as, _in_double, _Update
 
@@ -47,6 +48,7 @@ class LarsUpdate(_Update):
     outputs = ("new_weight", "new_velocity")
     types = {"weight": FLOATS, "grad": "weight", "velocity": "weight", "lr": FLOATS}
     inplace = ((0, 0), (2, 1))
+    composite = True
     # grad=False: an update is not differentiated.
     samples = (
         Sample(_MATRIX, _MATRIX, _MATRIX, _LR, trust=0.5, grad=False),
@@ -69,12 +71,14 @@ class LarsUpdate(_Update):
         return weight - new, new
 
     def expand(self, weight: Any, grad: Any, velocity: Any, lr: Any) -> Any:
+        own = weight.dtype
+        weight, grad, velocity = (converted(x, wide_type(own)) for x in (weight, grad, velocity))
         size, slope = _norm_graph(weight), _norm_graph(grad)
         ratio = size * self.trust / (slope + size * self.weight_decay + self.epsilon)
         ratio = _one_unless_positive(ratio, size, slope)
         g = grad + weight * self.weight_decay if self.weight_decay else grad
         new = velocity * self.momentum + _as(lr, weight) * ratio * g
-        return weight - new, new
+        return converted(weight - new, own), converted(new, own)
 
 
 @op
@@ -94,6 +98,7 @@ class LambUpdate(_Update):
     types = {"weight": FLOATS, "grad": "weight", "mean": "weight", "variance": "weight", "lr": FLOATS,
              "step": FLOATS | INTEGERS}  # fmt: skip
     inplace = ((0, 0), (2, 1), (3, 2))
+    composite = True
     # grad=False: an update is not differentiated.
     samples = (
         Sample(_MATRIX, _MATRIX, _MATRIX, _SQUARE, _LR, _FIRST, grad=False),
@@ -127,7 +132,8 @@ class LambUpdate(_Update):
         return weight - lr.astype(dtype) * ratio * direction, mean, variance
 
     def expand(self, weight: Any, grad: Any, mean: Any, variance: Any, lr: Any, step: Any) -> Any:
-        count = _in_double(step)
+        own, count = weight.dtype, _in_double(step)
+        weight, grad, mean, variance = (converted(x, wide_type(own)) for x in (weight, grad, mean, variance))
         mean = mean * self.beta1 + grad * (1 - self.beta1)
         variance = variance * self.beta2 + grad * (1 - self.beta2) * grad
         first = _as(1.0 / (1.0 - F.pow(np.array(self.beta1), count)), weight)
@@ -137,4 +143,5 @@ class LambUpdate(_Update):
             direction = direction + weight * self.weight_decay
         size, length = _norm_graph(weight), _norm_graph(direction)
         ratio = _one_unless_positive(size / length, size, length)
-        return weight - _as(lr, weight) * ratio * direction, mean, variance
+        new = weight - _as(lr, weight) * ratio * direction
+        return converted(new, own), converted(mean, own), converted(variance, own)

@@ -70,7 +70,6 @@ class RoiAlign(Op):
     spatial_scale: float = 1.0
     inputs = ("x", "rois", "batch_indices")
     types = {"x": FLOATS, "rois": "x", "batch_indices": INT64}
-    composite = True
     onnx = Onnx("RoiAlign", since=22)
     samples = staticmethod(_roi_samples)
 
@@ -192,6 +191,7 @@ class MaxRoiPool(Op):
     spatial_scale: float = 1.0
     inputs = ("x", "rois")
     types = {"x": FLOATS, "rois": "x"}
+    composite = True
     onnx = Onnx("MaxRoiPool", since=22)
     samples = staticmethod(_max_roi_samples)
 
@@ -304,10 +304,10 @@ class NonMaxSuppression(Op):
         selected = []
         for image, label in np.ndindex(*scores.shape[:2]):
             score = scores[image, label]
+            # A detector's scores are mostly low: only those above the threshold are worth sorting.
+            above = xp.arange(score.shape[0]) if least is None else xp.nonzero(score > least.reshape(-1)[0])[0]
             # Sorting the reversed scores and reversing the result keeps equal ones in their order.
-            order = score.shape[0] - 1 - xp.flip(xp.argsort(xp.flip(score), kind="stable"))
-            if least is not None:
-                order = order[score[order] > least.reshape(-1)[0]]
+            order = above[above.shape[0] - 1 - xp.flip(xp.argsort(xp.flip(score[above]), kind="stable"))]
             chosen = _greedy(xp, low[image][order], high[image][order], threshold, limit)
             selected += [(image, label, box) for box in order[chosen].tolist()]
         return xp.asarray(np.array(selected, np.int64).reshape(-1, 3))

@@ -271,6 +271,7 @@ class STFT(Op):
     inputs = ("signal", "frame_step", "window?", "frame_length?")
     types = {"signal": FLOATS, "frame_step": INDICES, "window": "signal", "frame_length": "frame_step"}
     onnx = Onnx("STFT", since=17)
+    composite = True
     samples = (
         Sample((2, 11, 1), np.int64(3), (4,)),
         Sample((2, 11, 1), np.int64(2), None, np.int64(5)),

@@ -11,6 +11,7 @@ from typing import Any
 from graphkit.ir.graph import Node
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
+from graphkit.ops._elimination import substituted
 from graphkit.ops._matrices import (
     REALS,
     diagonal_mask,
@@ -161,6 +162,13 @@ class Trsm(_Triangular):
         known = (swapped(xp, b) if self.rightside else b) * self.alpha
         x = solve_triangular(xp, factor, known, self.lower is not flipped)
         return swapped(xp, x) if self.rightside else x
+
+    def expand(self, a: Any, b: Any) -> Any:
+        flipped = self.transpose is not self.rightside
+        factor = transposed(a) if flipped else a
+        known = _scaled(transposed(b) if self.rightside else b, self.alpha)
+        x = substituted(factor, known, self.lower is not flipped)
+        return transposed(x) if self.rightside else x
 
     def grad(self, node: Node, dy: Any) -> Any:
         a, b = node.operands

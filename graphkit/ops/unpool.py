@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch
+from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
@@ -35,6 +35,7 @@ class MaxUnpool(Op):
     inputs = ("x", "indices", "output_shape?")
     types = {"x": FLOATS, "indices": INT64, "output_shape": INT64}
     onnx = Onnx("MaxUnpool", since=22)
+    composite = True
     samples = (
         Sample((1, 2, 2, 2), _PLACES, kernel_shape=(2, 2), strides=(2, 2)),
         Sample((1, 2, 2, 2), _PLACES, i64(1, 2, 5, 6), kernel_shape=(2, 2), strides=(2, 2)),
@@ -82,13 +83,28 @@ class MaxUnpool(Op):
         widened[tuple(slice(0, n) for n in shape)] = y
         return widened
 
+    def expand(self, x: Any, indices: Any, output_shape: Any = None) -> Any:
+        if x.shape is None:
+            raise UnsupportedError(f"MaxUnpool in other operators needs an operand of known rank, not {x}")
+        shape, flat = self._pooled_sizes(x), i64(-1)
+        count = F.reduce_prod(shape, keepdims=True)
+        zeros = F.constant_of_shape(count, value=np.zeros(1, x.dtype.numpy))
+        y = F.reshape(F.scatter_elements(zeros, F.reshape(indices, flat), F.reshape(x, flat)), shape)
+        if output_shape is None:
+            return y
+        return F.pad(y, F.concat(F.sub(shape, shape), F.sub(output_shape, shape), axis=0))
+
+    def _pooled_sizes(self, x: Any) -> Any:
+        """The shape that `indices` refers to, as an int64 vector."""
+        rank = len(self.kernel_shape)
+        pads = np.array(self.pads or (0,) * (2 * rank), np.int64)
+        strides = np.array(self.strides or (1,) * rank, np.int64)
+        fixed = np.array(self.kernel_shape, np.int64) - strides - pads[:rank] - pads[rank:]
+        return F.concat(F.shape(x, end=2), F.add(F.mul(F.shape(x, start=2), strides), fixed), axis=0)
+
     def grad(self, node: Node, dy: Any) -> Any:
         x, indices, *rest = node.inputs
         if rest:
-            rank = len(self.kernel_shape)
-            pads = np.array(self.pads or (0,) * (2 * rank), np.int64)
-            strides = np.array(self.strides or (1,) * rank, np.int64)
-            fixed = np.array(self.kernel_shape, np.int64) - strides - pads[:rank] - pads[rank:]
-            spatial = F.add(F.mul(F.shape(x, start=2), strides), fixed)
-            dy = F.slice(dy, np.zeros(rank, np.int64), spatial, np.arange(2, rank + 2))
+            axes = np.arange(len(self.kernel_shape) + 2)
+            dy = F.slice(dy, np.zeros_like(axes), self._pooled_sizes(x), axes)
         return (F.gather(F.reshape(dy, i64(-1)), indices), *(None for _ in node.inputs[1:]))

@@ -65,6 +65,14 @@ def _identity(node: Node) -> Sequence[Value] | None:
     return (_first(node),)
 
 
+@_rule("StopGradient", "StraightThrough", domain=DOMAIN)
+def _differentiated(node: Node) -> Sequence[Value] | None:
+    """Marks that only differentiation reads, and graphs are differentiated before they are simplified."""
+    value = node.inputs[-1]
+    assert value is not None
+    return (value,)
+
+
 @_rule("CastLike", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile")
 def _same_type(node: Node) -> Sequence[Value] | None:
     """Operators that change nothing when element type and shape stay."""

@@ -21,6 +21,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.randomness import bind_rng
+from graphkit.passes.straight_through import pass_through_rounding
 from graphkit.passes.to_training import is_in_training, to_inference, to_training
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses, metrics, recomputation
@@ -66,6 +67,7 @@ class Trainer:
     bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
     precision: "bf16" rounds the operands and results of matrix products and convolutions to bfloat16, in the backward
     pass too; parameters, slots and all else stay float32.
+    straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back).
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 
     carry: input name to output name, of state that `fit` and `evaluate` feed from each batch to the next; it is 0 at
@@ -97,6 +99,7 @@ class Trainer:
         seed: int | None = None,
         precision: str = "f32",
         deterministic: bool = False,
+        straight_through: bool = False,
     ):
         recomputation.check(recompute)
         if accumulate < 1:
@@ -121,6 +124,8 @@ class Trainer:
         graph = bind_rng(losses.attach(to_training(net.graph, frozen), loss, targets, output))
         self._output = net.outputs[0] if output is None else output
         self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
+        if straight_through:
+            graph = pass_through_rounding(graph)
         trainees = steps.select_trainees(graph, choice)
         recipe = steps.Recipe(self.optimizer, clip_norm, self.ema)
         self.trained = tuple(t.name for t in trainees)

@@ -9,7 +9,9 @@ from graphkit import cli
 from graphkit.ops import registry
 
 ROOT = Path(__file__).parents[2]
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# The table of operators is generated, and has no examples.
+GUIDES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "operator_table.md"]
+FILES = [ROOT / "README.md", *GUIDES]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

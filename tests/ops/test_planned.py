@@ -59,3 +59,20 @@ def test_symbolic_run(case: Case) -> None:
         if not isinstance(expected, list):
             report = compare(case.name, ours, expected)
             assert report.passed, str(report)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if not draws_from_the_executor(c) and len(c.graph().outputs) > 1],
+    ids=lambda c: f"{c.name}-one_output",
+)
+def test_one_output_alone(case: Case) -> None:
+    """Kernels get no memory for outputs that nobody reads."""
+    graph = case.graph()
+    expected = evaluate(graph, case.feeds())
+    for number, output in enumerate(graph.outputs):
+        alone = Graph(graph.inputs, [output])
+        (ours,) = run(alone, case, optimize=False)
+        if not isinstance(ours, list):
+            report = compare(case.name, ours, expected[number])
+            assert report.passed, str(report)

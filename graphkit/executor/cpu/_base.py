@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
-from graphkit.executor.kernels import Factory, KernelContext, register
+from graphkit.executor.kernels import Factory, KernelContext, SizedFactory, register, register_sized
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 
@@ -75,6 +75,11 @@ def kernel(name: str, domain: str = "", *, onednn: bool = False) -> Callable[[Fa
         return register("cpu", domain, name)(make) if native.has_onednn() or not onednn else factory
 
     return install
+
+
+def sized(name: str, domain: str = "") -> Callable[[SizedFactory], SizedFactory]:
+    """Register the factory of functions that make results whose sizes depend on values."""
+    return register_sized("cpu", domain, name)
 
 
 def operand(node: Node, position: int) -> Value | None:

@@ -71,14 +71,22 @@ def _reverse_sequence(node: Node, context: KernelContext) -> Any:
     return native.ReverseSequence(shape(node.inputs[0]), op.batch_axis == 0, _dtype(node), context.threads)
 
 
+@kernel("LinearRecurrence", DOMAIN)
+def _linear_recurrence(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    return native.LinearRecurrence(shape(node.inputs[0]), op.axis, op.reverse, _dtype(node), context.threads)
+
+
 @kernel("CumSum")
-def _cum_sum(node: Node, context: KernelContext) -> Any:
+@kernel("CumProd")
+def _cumulative(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     axis = constants(operand(node, 1))
     if axis is None:
         return None
     x = shape(node.inputs[0])
-    return native.CumSum(x, axis[0], op.exclusive, op.reverse, _dtype(node), context.threads)
+    product = op.name == "CumProd"
+    return native.Cumulative(x, axis[0], product, op.exclusive, op.reverse, _dtype(node), context.threads)
 
 
 @kernel("OneHot")

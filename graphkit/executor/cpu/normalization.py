@@ -34,6 +34,7 @@ def _layer_normalization(node: Node, context: KernelContext) -> Any:
         _dtype(node),
         op.epsilon,
         stash=str(op.stash),
+        y=context.used_outputs[0],
         threads=context.threads,
     )
 

@@ -14,7 +14,9 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN, registry
 from graphkit.ops.constants import Constant
 
-_EXPANDED = ("SgdUpdate", "AdamUpdate", "AdamWUpdate")
+_EXPANDED = (
+    "SgdUpdate", "AdamUpdate", "AdamWUpdate", "RmsPropUpdate", "AdagradUpdate", "AdadeltaUpdate", "FtrlUpdate",
+)  # fmt: skip
 
 # Names of the operators that have kernels here, at least for some types.
 OPERATORS = frozenset({*RULES, *_EXPANDED, "Fused"})

@@ -53,6 +53,16 @@ def _average_pool(node: Node, context: KernelContext) -> Any:
     return window and native.AveragePool(x, y, window, op.count_include_pad, context.threads)
 
 
+@kernel("LpPool")
+def _lp_pool(node: Node, context: KernelContext) -> Any:
+    if not _is_covered(node):
+        return None
+    op: Any = node.op
+    x, y = shape(node.inputs[0]), shape(node.output)
+    window = _pool_window(op, x[2:])
+    return window and native.LpPool(x, y, window, op.p, context.threads)
+
+
 @kernel("AveragePoolGrad", DOMAIN)
 def _average_pool_grad(node: Node, context: KernelContext) -> Any:
     if not _is_covered(node):

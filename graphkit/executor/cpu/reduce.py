@@ -37,6 +37,14 @@ for _function in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", 
     kernel(f"Reduce{_function}")(_reduce(_function))
 
 
+@kernel("ReduceToShapeOf", DOMAIN)
+def _reduce_to_shape_of(node: Node, context: KernelContext) -> Any:
+    x, y = shape(node.inputs[0]), shape(node.output)
+    lead = len(x) - len(y)
+    axes = [*range(lead), *(i for i in range(lead, len(x)) if y[i - lead] == 1 and x[i] != 1)]
+    return native.Reduce("Sum", x, axes, y, str(node.output.dtype), context.threads)
+
+
 def _global_pool(function: str, node: Node, context: KernelContext) -> Any:
     x, y = shape(node.inputs[0]), shape(node.output)
     return native.Reduce(function, x, range(2, len(x)), y, str(node.output.dtype), context.threads)
@@ -56,11 +64,3 @@ def _global_max_pool(node: Node, context: KernelContext) -> Any:
 def _global_lp_pool(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     return _global_pool(f"L{op.p}", node, context) if op.p in (1, 2) else None
-
-
-@kernel("ReduceToShapeOf", DOMAIN)
-def _reduce_to_shape_of(node: Node, context: KernelContext) -> Any:
-    x, y = shape(node.inputs[0]), shape(node.output)
-    lead = len(x) - len(y)
-    axes = [*range(lead), *(lead + i for i, size in enumerate(y) if size == 1 and x[lead + i] != 1)]
-    return native.Reduce("Sum", x, axes, y, str(node.output.dtype), context.threads)

@@ -127,12 +127,19 @@ void bind_indexing(nb::module_& m) {
                  new (self) ReverseSequence(std::move(x), batch_first, element_type(dtype), threads);
              },
              "x"_a, "batch_first"_a, "dtype"_a, "threads"_a = 0);
-    nb::class_<CumSum, Kernel>(m, "CumSum")
+    nb::class_<Cumulative, Kernel>(m, "Cumulative")
         .def("__init__",
-             [](CumSum* self, Dims x, std::int64_t axis, bool exclusive, bool reverse, Text dtype, int threads) {
-                 new (self) CumSum(std::move(x), axis, exclusive, reverse, element_type(dtype), threads);
+             [](Cumulative* self, Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, Text dtype,
+                int threads) {
+                 new (self) Cumulative(std::move(x), axis, product, exclusive, reverse, element_type(dtype), threads);
              },
-             "x"_a, "axis"_a, "exclusive"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
+             "x"_a, "axis"_a, "product"_a, "exclusive"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<LinearRecurrence, Kernel>(m, "LinearRecurrence")
+        .def("__init__",
+             [](LinearRecurrence* self, Dims a, std::int64_t axis, bool reverse, Text dtype, int threads) {
+                 new (self) LinearRecurrence(std::move(a), axis, reverse, element_type(dtype), threads);
+             },
+             "a"_a, "axis"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
 }
 
 void bind_fills(nb::module_& m) {

@@ -6,9 +6,9 @@ namespace graphkit {
 void bind_normalization(nb::module_& m) {
     nb::class_<LayerNorm, Kernel>(m, "LayerNorm")
         .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::optional<Dims>&, const std::string&, double,
-                      bool, const std::string&, int>(),
+                      bool, const std::string&, bool, int>(),
              "x"_a, "axis"_a, "scale"_a, "bias"_a.none(), "type"_a, "epsilon"_a, "about_mean"_a = true,
-             "stash"_a = "float32", "threads"_a = 0);
+             "stash"_a = "float32", "y"_a = true, "threads"_a = 0);
     nb::class_<GroupNorm, Kernel>(m, "GroupNorm")
         .def(nb::init<const Dims&, std::int64_t, const std::string&, double, int>(), "x"_a, "groups"_a, "type"_a,
              "epsilon"_a, "threads"_a = 0);

@@ -15,6 +15,9 @@ void bind_pooling(nb::module_& m) {
     nb::class_<AveragePool, Kernel>(m, "AveragePool")
         .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "x"_a, "y"_a, "window"_a, "include_pad"_a = false,
              "threads"_a = 0);
+    nb::class_<LpPool, Kernel>(m, "LpPool")
+        .def(nb::init<Dims, Dims, const PoolWindow&, std::int64_t, int>(), "x"_a, "y"_a, "window"_a, "p"_a = 2,
+             "threads"_a = 0);
     nb::class_<AveragePoolGrad, Kernel>(m, "AveragePoolGrad")
         .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
              "threads"_a = 0);

@@ -81,6 +81,15 @@ std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
     return {held, &made};
 }
 
+void require_present(const std::string& step, const Kernel& kernel, const std::vector<TensorSpec>& specs,
+                     const std::vector<Where>& places) {
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+        if (!specs[i].optional && places[i].first == Place::kAbsent) {
+            throw NativeError(step + ": " + kernel.describe() + " got no memory for '" + specs[i].name + "'");
+        }
+    }
+}
+
 // A region that is being filled.
 struct Builder {
     BoundProgram* program;
@@ -111,6 +120,8 @@ struct Builder {
         if (inputs.size() < step.kernel->inputs().size() || outputs.size() < step.kernel->outputs().size()) {
             throw NativeError(name + ": " + step.kernel->describe() + " got too few operands");
         }
+        require_present(name, *step.kernel, step.kernel->inputs(), inputs);
+        require_present(name, *step.kernel, step.kernel->outputs(), outputs);
         step.inputs = entries(inputs);
         step.outputs = entries(outputs);
         step.scratch = entry(scratch);

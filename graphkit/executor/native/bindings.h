@@ -32,6 +32,8 @@ void bind_normalization(nb::module_& m);
 void bind_loss(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_recurrent(nb::module_& m);
+void bind_regions(nb::module_& m);
+void bind_linear(nb::module_& m);
 void bind_onednn(nb::module_& m);
 
 }  // namespace graphkit

@@ -40,6 +40,8 @@ NB_MODULE(_native, m) {
     bind_loss(m);
     bind_attention(m);
     bind_recurrent(m);
+    bind_regions(m);
+    bind_linear(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });
     m.def("onednn_version", &onednn_version);

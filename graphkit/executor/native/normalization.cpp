@@ -63,12 +63,14 @@ std::vector<std::int64_t> RowVector::offsets() const {
 }
 
 LayerNorm::LayerNorm(const Dims& x, std::int64_t axis, const Dims& scale, const std::optional<Dims>& bias,
-                     const std::string& type, double epsilon, bool about_mean, const std::string& stash, int threads)
+                     const std::string& type, double epsilon, bool about_mean, const std::string& stash, bool y,
+                     int threads)
     : Kernel(about_mean ? "LayerNormalization" : "RMSNormalization", threads),
       type_(float_type(type)),
       stash_(float_type(stash)),
       about_mean_(about_mean),
-      epsilon_(epsilon) {
+      epsilon_(epsilon),
+      discard_(!y) {
     const auto rank = static_cast<std::int64_t>(x.size());
     if (axis < -rank || axis >= rank) {
         throw NativeError(name() + ": axis " + std::to_string(axis) + " is out of range for " + to_string(x));
@@ -83,7 +85,7 @@ LayerNorm::LayerNorm(const Dims& x, std::int64_t axis, const Dims& scale, const 
         statistics[i] = i < first ? x[i] : 1;
     }
     inputs_ = {{"x", x, type_}, {"scale", scale, type_}};
-    outputs_ = {{"y", x, type_}};
+    outputs_ = {{"y", x, type_, discard_}};
     if (about_mean_) {
         inputs_.push_back({"b", bias.value_or(Dims{}), type_, true});
         outputs_.push_back({"mean", statistics, stash_, true});
@@ -105,7 +107,7 @@ LayerNorm::LayerNorm(const Dims& x, std::int64_t axis, const Dims& scale, const 
 
 std::size_t LayerNorm::scratch_bytes() const {
     const std::size_t row = aligned(static_cast<std::size_t>(size_) * (type_ == ElementType::f64 ? 8 : 4));
-    const int converted = is_half(type_) ? std::max(threads(), 1) : 0;
+    const int converted = is_half(type_) || discard_ ? std::max(threads(), 1) : 0;
     return row * static_cast<std::size_t>(int{expand_scale_} + int{expand_bias_} + converted);
 }
 
@@ -151,7 +153,7 @@ void LayerNorm::run_as(const void* const* inputs, void* const* outputs, std::byt
         };
         for (std::int64_t row = begin; row < end; ++row) {
             const W* from = widened(x + row * size_, buffer, size_);
-            W* to = target(y + row * size_, buffer);
+            W* to = discard_ ? buffer : target(y + row * size_, buffer);
             W mean = 0;
             W inverse = 0;
             if (about_mean_) {
@@ -159,7 +161,9 @@ void LayerNorm::run_as(const void* const* inputs, void* const* outputs, std::byt
             } else {
                 functions.rms_norm(from, scale, epsilon, to, size_, &inverse);
             }
-            narrowed(to, y + row * size_, size_);
+            if (!discard_) {
+                narrowed(to, y + row * size_, size_);
+            }
             if (means != nullptr) {
                 store_statistic(mean, means, row);
             }
@@ -267,7 +271,7 @@ BatchNorm::BatchNorm(const Dims& x, const std::string& type, const std::string& 
                {"b", vector, scale_type_},
                {"input_mean", vector, mean_type_},
                {"input_var", vector, mean_type_}};
-    outputs_ = {{"y", x, type_}};
+    outputs_ = {{"y", x, type_, training_}};
     if (training_) {
         outputs_.push_back({"running_mean", vector, mean_type_, true});
         outputs_.push_back({"running_var", vector, mean_type_, true});
@@ -305,6 +309,9 @@ void BatchNorm::run_as(const void* const* inputs, void* const* outputs, std::byt
             if (outputs[1 + which] != nullptr) {
                 store_floats(given, outputs[1 + which], mean_type_, g.channels);
             }
+        }
+        if (y == nullptr) {
+            return;
         }
     } else {
         load_floats(inputs[3], mean_type_, mean, g.channels);

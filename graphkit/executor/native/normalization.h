@@ -32,8 +32,9 @@ class RowVector {
 // RMSNormalization: mean 0, no bias, one output. mean and r have the type `stash`, "float32" or "float64".
 class LayerNorm : public Kernel {
   public:
+    // Without `y`, only the statistics are wanted.
     LayerNorm(const Dims& x, std::int64_t axis, const Dims& scale, const std::optional<Dims>& bias,
-              const std::string& type, double epsilon, bool about_mean, const std::string& stash, int threads);
+              const std::string& type, double epsilon, bool about_mean, const std::string& stash, bool y, int threads);
 
     std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
@@ -51,6 +52,7 @@ class LayerNorm : public Kernel {
     std::int64_t size_ = 1;
     bool expand_scale_ = false;
     bool expand_bias_ = false;
+    bool discard_;  // no y: each row of it is written to working memory
     std::vector<std::int64_t> scale_offsets_;
     std::vector<std::int64_t> bias_offsets_;
 };

@@ -247,6 +247,46 @@ void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte
     });
 }
 
+LpPool::LpPool(Dims x, Dims y, const PoolWindow& window, std::int64_t p, int threads)
+    : Kernel("LpPool", threads), p_(p) {
+    inputs_ = {{"x", x}};
+    outputs_ = {{"y", y}};
+    geometry_ = pool_geometry(*this, x, y, window);
+}
+
+template <typename Power, typename Root>
+void LpPool::run_with(const float* x, float* y, Power power, Root root) const {
+    const PoolGeometry& g = geometry_;
+    parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            const float* values = x + plane * g.input_size();
+            for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+                float* total = y + plane * g.output_size() + at;
+                std::fill_n(total, g.row(), 0.0F);
+                for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+                    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+                        total[w] += power(std::abs(values[row + w * g.stride]));
+                    }
+                });
+                std::transform(total, total + g.row(), total, root);
+            });
+        }
+    });
+}
+
+void LpPool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const auto* x = static_cast<const float*>(inputs[0]);
+    auto* y = static_cast<float*>(outputs[0]);
+    const auto p = static_cast<float>(p_);
+    if (p_ == 1) {
+        run_with(x, y, [](float v) { return v; }, [](float v) { return v; });
+    } else if (p_ == 2) {
+        run_with(x, y, [](float v) { return v * v; }, [](float v) { return std::sqrt(v); });
+    } else {
+        run_with(x, y, [p](float v) { return std::pow(v, p); }, [p](float v) { return std::pow(v, 1 / p); });
+    }
+}
+
 AveragePoolGrad::AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, bool include_pad, int threads)
     : Kernel("AveragePoolGrad", threads), include_pad_(include_pad) {
     inputs_ = {{"dy", dy}};

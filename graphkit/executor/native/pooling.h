@@ -90,6 +90,21 @@ class AveragePool final : public Kernel {
     bool include_pad_;
 };
 
+// y = (sum of |x|^p)^(1/p) over each window; the padding adds nothing.
+class LpPool final : public Kernel {
+  public:
+    LpPool(Dims x, Dims y, const PoolWindow& window, std::int64_t p, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    template <typename Power, typename Root>
+    void run_with(const float* x, float* y, Power power, Root root) const;
+
+    PoolGeometry geometry_;
+    std::int64_t p_;
+};
+
 // dx from dy: the gradient of AveragePool.
 class AveragePoolGrad final : public Kernel {
   public:

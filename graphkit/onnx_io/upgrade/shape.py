@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.errors import UnsupportedError
-from graphkit.onnx_io.upgrade import ALWAYS, NodeView, Results, upgrade
+from graphkit.onnx_io.upgrade import ALWAYS, NodeView, upgrade
 from graphkit.ops import F, constant
 
 _REDUCTIONS = (
@@ -72,8 +71,3 @@ def _one_hot_of_negative(node: NodeView) -> None:
 @upgrade("Scatter", below=11, becomes="ScatterElements")
 def _scatter(node: NodeView) -> None:
     node.op_type = "ScatterElements"
-
-
-@upgrade("Scan", below=9)
-def _batched_scan(node: NodeView) -> Results:
-    raise UnsupportedError(f"{node.label}: the batched Scan of opset 8 is not supported; convert the model to opset 9")

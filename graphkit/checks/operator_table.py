@@ -1,0 +1,182 @@
+"""What each operator offers, found out by doing it: every sample is differentiated, twice, and planned on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from graphkit.autodiff import gradient
+from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
+from graphkit.errors import MissingGradient, UnsupportedError
+from graphkit.executor.params import ParamStore
+from graphkit.executor.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.ops import Op, registry
+
+YES, PARTLY, NO, REFERENCE, ZERO, NOTHING = "yes", "partly", "no", "by reference", "zero", "-"
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator. `since`: the version of the standard whose form it has; None for graphkit's own.
+
+    `first`, `second`: whether there is a derivative of that order: yes, no, zero where it vanishes wherever it exists,
+    - where no float result depends on a float operand. `exports`: it has a form in standard operators. `native`: yes
+    when all its samples run without the reference (as a view, or folded, too), partly when some do.
+    """
+
+    name: str
+    domain: str
+    since: int | None
+    first: str
+    second: str
+    native: str
+    file: str
+    exports: bool
+
+
+def operator_rows() -> list[OperatorRow]:
+    """A row for each registered operator of the package, the standard's first."""
+    own = (cls for cls in registry if cls.__module__.startswith("graphkit.ops."))
+    return [_row(cls) for cls in sorted(own, key=lambda c: (c.domain, c.name))]
+
+
+def markdown(rows: Sequence[OperatorRow]) -> str:
+    """The rows as a page."""
+    standard = [row for row in rows if not row.domain]
+    others = [row for row in rows if row.domain]
+    return _PAGE.format(
+        standard=len(standard), others=len(others), first=_table(standard), second=_table(others, own=True)
+    )
+
+
+_PAGE = """\
+# Operators at a glance
+
+Written by `graphkit ops --markdown`, which tries every operator on its samples; a test keeps this page up to date.
+
+- **since**: the version of ai.onnx in which the operator got its present form. Older forms are upgraded on import.
+- **first**, **second**: derivatives of that order. `zero`: a step function, see [rounding](training.md#rounding);
+  `-`: no float result depends on a float operand.
+- **native**: `yes` when all samples run in the native engine (as a kernel of its own, as its expansion, as a view, or
+  folded), `partly` when some do: the others have element types or sizes that only the reference covers.
+
+## ai.onnx: {standard} operators
+
+{first}
+
+## ai.graphkit: {others} operators
+
+Gradient kernels, optimizers, fused operators, linear algebra. **export**: it is written as standard operators.
+
+{second}
+"""
+
+
+def _table(rows: Sequence[OperatorRow], own: bool = False) -> str:
+    lines = [f"| operator | {'export' if own else 'since'} | first | second | native | file |", "|---" * 6 + "|"]
+    for row in rows:
+        form = ("yes" if row.exports else "no") if own else row.since
+        lines.append(f"| {row.name} | {form} | {row.first} | {row.second} | {row.native} | {row.file} |")
+    return "\n".join(lines)
+
+
+def _row(cls: type[Op]) -> OperatorRow:
+    cases = list(_cases(cls))
+    first, second = _derivatives(cls, cases)
+    since = cls.onnx.since if cls.onnx is not None and not cls.domain else None
+    return OperatorRow(
+        cls.name, cls.domain, since, first, second, _native(cases), cls.__module__.rpartition(".")[2] + ".py",
+        cls.onnx is not None or cls.expand is not None,
+    )  # fmt: skip
+
+
+def _cases(cls: type[Op]) -> Iterator[Case]:
+    """Each sample in the first element type that it has."""
+    for number, sample in enumerate(samples_of(cls)):
+        for dtype in dtypes_of(cls, sample)[:1]:
+            yield make_case(cls, number, dtype)
+
+
+# --- derivatives ----------------------------------------------------------------------------------
+
+
+def _derivatives(cls: type[Op], cases: Sequence[Case]) -> tuple[str, str]:
+    """The best that any sample offers, of each order."""
+    found = [_derivatives_of(case) for case in cases] or [(NOTHING, NOTHING)]
+    order = (YES, NO, ZERO, NOTHING)
+    return min((f for f, _ in found), key=order.index), min((s for _, s in found), key=order.index)
+
+
+def _derivatives_of(case: Case) -> tuple[str, str]:
+    graph = case.graph()
+    outputs, wrt = [v for v in graph.outputs if _is_float(v)], [v for v in graph.inputs if _is_float(v)]
+    if not outputs or not wrt:
+        return NOTHING, NOTHING
+    seeds = [Value(v.type, f"dy{i}") for i, v in enumerate(outputs)]
+    try:
+        gradients = gradient(outputs, wrt, seeds, allow_unused=True)
+    except (MissingGradient, UnsupportedError):
+        return NO, NO
+    if not _reached(gradients, seeds):
+        return ZERO, ZERO
+    again = [Value(v.type, f"ddx{i}") for i, v in enumerate(gradients)]
+    try:
+        gradient(gradients, [*wrt, *seeds], again, allow_unused=True)
+    except (MissingGradient, UnsupportedError):
+        return YES, NO
+    return YES, YES
+
+
+def _is_float(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.dtype in FLOATS
+
+
+def _reached(values: Sequence[Value], sources: Sequence[Value]) -> bool:
+    """Whether one of `values` is computed from one of `sources`."""
+    graph = Graph([*sources, *_inputs_of(values, sources)], values)
+    active = set(sources)
+    for node in graph.nodes:
+        if any(v in active for v in node.operands):
+            active.update(node.outputs)
+    return any(v in active for v in values)
+
+
+def _inputs_of(values: Sequence[Value], sources: Sequence[Value]) -> list[Value]:
+    """The graph inputs that values are computed from, `sources` aside."""
+    found: dict[Value, None] = {}
+    seen: set[Value] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.node is None:
+            if value not in sources:
+                found[value] = None
+        else:
+            stack.extend(value.node.operands)
+    return list(found)
+
+
+# --- kernels --------------------------------------------------------------------------------------
+
+
+def _native(cases: Sequence[Case]) -> str:
+    runs = [_runs_natively(case) for case in cases if DType.STRING not in _dtypes(case)]
+    if not runs or all(runs):
+        return YES
+    return PARTLY if any(runs) else REFERENCE
+
+
+def _runs_natively(case: Case) -> bool:
+    """Whether no step of the plan is a reference kernel, parameters and constants given as inputs."""
+    executor = Executor(case.graph(), ParamStore({}), threads=1)
+    return all(step.kernel != "reference" for step in executor.plan.steps)
+
+
+def _dtypes(case: Case) -> set[DType]:
+    graph = case.graph()
+    return {v.type.dtype for v in (*graph.inputs, *graph.outputs) if isinstance(v.type, TensorType)}

@@ -1,0 +1,11 @@
+#ifdef GRAPHKIT_X86_KERNELS
+#include "simd/factors.h"
+
+#include "simd/factors_tables.h"
+
+namespace graphkit {
+
+constinit const FactorTable kFactorsAvx2 = kFactors;
+
+}  // namespace graphkit
+#endif
