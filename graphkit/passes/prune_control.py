@@ -56,6 +56,8 @@ def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> t
     op: Any = node.op
     loop = op.name == "Loop"
     lead, first, scanned = (2, 1, 0) if loop else (0, 0, op.num_scan_inputs)
+    given = operands
+    operands = [*operands, *[None] * (lead - len(operands))]  # absent operands at the end are not there
     count = len(operands) - lead - scanned - op.captures
     stacks = [i for i in read if i >= count]
     states = _live_states(op.body, lead, first, count, [i for i in read if i < count], stacks)
@@ -69,14 +71,14 @@ def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> t
     captures = [k for k in range(lead + count + scanned, len(operands)) if k in used]
     inputs = [*range(lead), *(lead + i for i in states), *slices, *captures]
     if len(kept) == len(node.outputs) and len(inputs) == len(operands):
-        return node.rebuilt(operands, None if body is op.body else op.replace(body=body)), kept
+        return node.rebuilt(given, None if body is op.body else op.replace(body=body)), kept
     changes: dict[str, Any] = {"body": _with_inputs(body, inputs), "captures": len(captures)}
     if not loop:
         changes["num_scan_inputs"] = len(slices)
         for kind, chosen, offset in (("input", slices, lead + count), ("output", stacks, count)):
             for what in ("axes", "directions"):
-                given = getattr(op, f"scan_{kind}_{what}")
-                changes[f"scan_{kind}_{what}"] = None if given is None else [given[k - offset] for k in chosen]
+                along = getattr(op, f"scan_{kind}_{what}")
+                changes[f"scan_{kind}_{what}"] = None if along is None else [along[k - offset] for k in chosen]
     return _made(node, op.replace(**changes), [operands[k] for k in inputs], kept), kept
 
 
