@@ -173,6 +173,17 @@ class ChannelsLastPool(Kernel):
         threads: int = 0,
     ) -> None: ...
 
+class ChannelsLastMaxPoolTaps(Kernel):
+    def __init__(self, x: Sequence[int], y: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
+class ChannelsLastMaxPoolGrad(Kernel):
+    def __init__(self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
+class ChannelsLastAveragePoolGrad(Kernel):
+    def __init__(
+        self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
+    ) -> None: ...
+
 class Reduce(Kernel):
     def __init__(
         self, op: str, x: Sequence[int], axes: Sequence[int], y: Sequence[int], type: str, threads: int = 0
@@ -243,6 +254,30 @@ class BatchNorm(Kernel):
 
 class BatchNormGrad(Kernel):
     def __init__(self, x: Sequence[int], type: str, scale_type: str, epsilon: float, threads: int = 0) -> None: ...
+
+class ChannelsLastBatchNorm(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        epsilon: float,
+        momentum: float,
+        *,
+        low: float,
+        high: float,
+        residual: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
+class ChannelsLastBatchNormGrad(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        *,
+        passed: tuple[float, float] | None = None,
+        from_y: bool = False,
+        addend: bool = False,
+        threads: int = 0,
+    ) -> None: ...
 
 class LocalResponseNorm(Kernel):
     def __init__(
@@ -531,6 +566,7 @@ class ConvolutionBackwardData(Kernel):
         window: Window,
         *,
         pack_weights: bool = False,
+        channels_last: bool = False,
         threads: int = 0,
     ) -> None: ...
 
@@ -543,5 +579,6 @@ class ConvolutionBackwardWeights(Kernel):
         window: Window,
         *,
         bias: bool = False,
+        channels_last: bool = False,
         threads: int = 0,
     ) -> None: ...

@@ -79,25 +79,53 @@ def _channels_last_conv_transpose(node: Node, context: KernelContext) -> Any:
 
 @kernel("ConvGradInput", DOMAIN, onednn=True)
 def _conv_grad_input(node: Node, context: KernelContext) -> Any:
-    if not all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], node.output)):
-        return None
-    op: Any = node.op
-    dy, w, dx = shape(node.inputs[0]), shape(node.inputs[1]), shape(node.output)
-    window = window_of(op.geometry(dx, w))
-    if window is None:
-        return None
-    return native.ConvolutionBackwardData(
-        dy, w, dx, window, pack_weights=1 in context.constant_inputs, threads=library_threads(context)
-    )
+    return _grad_input(node, context, last=False)
+
+
+@kernel("ChannelsLastConvGradInput", DOMAIN, onednn=True)
+def _channels_last_conv_grad_input(node: Node, context: KernelContext) -> Any:
+    return _grad_input(node, context, last=True)
 
 
 @kernel("ConvGradWeight", DOMAIN, onednn=True)
 def _conv_grad_weight(node: Node, context: KernelContext) -> Any:
-    if not all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], node.output)):
+    return _grad_weight(node, context, last=False)
+
+
+@kernel("ChannelsLastConvGradWeight", DOMAIN, onednn=True)
+def _channels_last_conv_grad_weight(node: Node, context: KernelContext) -> Any:
+    return _grad_weight(node, context, last=True)
+
+
+def _is_single(node: Node) -> bool:
+    return all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], *node.outputs))
+
+
+def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
+    if not _is_single(node):
         return None
     op: Any = node.op
-    x, dy, dw = shape(node.inputs[0]), shape(node.inputs[1]), shape(node.output)
+    dy, dx = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
+    w = shape(node.inputs[1])
+    window = window_of(op.geometry(dx, w))
+    if window is None:
+        return None
+    packs = 1 in context.constant_inputs
+    threads = library_threads(context)
+    return native.ConvolutionBackwardData(
+        dy, w, dx, window, pack_weights=packs, channels_last=last, threads=threads
+    )  # fmt: skip
+
+
+def _grad_weight(node: Node, context: KernelContext, last: bool) -> Any:
+    if not _is_single(node):
+        return None
+    op: Any = node.op
+    x, dy = (_standard(shape(v), last) for v in node.inputs[:2])
+    dw = shape(node.output)
     window = window_of(op.geometry(x, dw))
     if window is None:
         return None
-    return native.ConvolutionBackwardWeights(x, dy, dw, window, threads=library_threads(context))
+    return native.ConvolutionBackwardWeights(
+        x, dy, dw, window, channels_last=last, threads=library_threads(context)
+    )  # fmt: skip
