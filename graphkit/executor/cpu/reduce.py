@@ -7,6 +7,7 @@ from typing import Any
 from graphkit.executor.cpu._base import kernel, native, operand, shape
 from graphkit.executor.kernels import Factory, KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import DOMAIN
 
 
 def _reduced_axes(node: Node) -> tuple[int, ...] | None:
@@ -34,6 +35,16 @@ def _reduce(function: str) -> Factory:
 
 for _function in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSum", "LogSumExp"):
     kernel(f"Reduce{_function}")(_reduce(_function))
+
+
+@kernel("ReduceToShapeOf", DOMAIN)
+def _reduce_to_shape_of(node: Node, context: KernelContext) -> Any:
+    x, y = shape(node.inputs[0]), shape(node.output)
+    lead = len(x) - len(y)
+    axes = [*range(lead), *(lead + i for i, n in enumerate(y) if n == 1 and x[lead + i] != 1)]
+    if not axes:
+        return None
+    return native.Reduce("Sum", x, axes, y, str(node.output.dtype), context.threads)
 
 
 def _global_pool(function: str, node: Node, context: KernelContext) -> Any:
