@@ -50,6 +50,9 @@ def channels_last(graph: Graph) -> Graph:
     return graph
 
 
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+
+
 class _Sweep:
     """Builds the new graph. A value of the old one is known in it in the standard order, with channels last, or both.
 
@@ -113,7 +116,7 @@ class _Sweep:
         if node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN):
             results = self._convolution(node)
         elif any(v in self._home for v in node.inputs):
-            rule = (_GRADIENTS if node.op.domain else _RULES).get(node.op.name)
+            rule = {"": _RULES, DOMAIN: _GRADIENTS}.get(node.op.domain, {}).get(node.op.name)
             if node.op.name == "Transpose" and not node.op.domain:
                 return self._transpose(node)
             if node.op.pointwise and len(node.outputs) == 1:
@@ -202,10 +205,12 @@ class _Sweep:
 
     def _reduction(self, node: Node, op: Any) -> Sequence[Value] | None:
         x = node.operands[0]
-        axes = None if len(node.operands) < 2 else node.operands[1].tensor.constants
+        axes = () if len(node.operands) < 2 else node.operands[1].tensor.constants
+        rank = _rank(x)
+        if axes == () and not op.noop_with_empty_axes:
+            axes = tuple(range(rank))
         if not axes:
             return None
-        rank = _rank(x)
         wanted = {int(a) % rank for a in axes}
         operands = [self._moved(x), F.constant(value=ints(*sorted(_place(a, rank) for a in wanted)))]
         if not op.keepdims:
@@ -225,6 +230,12 @@ class _Sweep:
         scale, bias, mean, variance = (self._in_order(v) for v in node.operands[1:])
         factor = F.div(scale, F.sqrt(F.add(variance, float(op.epsilon))))
         return [F.add(F.mul(self._moved(node.operands[0]), factor), F.sub(bias, F.mul(mean, factor)), name=node.name)]
+
+    def _shape(self, node: Node, op: Any) -> Sequence[Value]:
+        x = self._moved(node.operands[0])
+        wanted = to_first(_rank(x))[op.start : op.end]
+        self._standard[node.output] = F.gather(F.shape(x), ints(*wanted), name=node.name)
+        return ()
 
     def _resize(self, node: Node, op: Any) -> Sequence[Value] | None:
         x, *settings = node.inputs
@@ -323,6 +334,12 @@ class _Sweep:
         made, taps = self._pools[indices]
         return self._node(node, made, [self._moved(dy), taps, self._moved(x)])
 
+    def _reduce_to_shape(self, node: Node, op: Any) -> Sequence[Value] | None:
+        x, like = node.operands
+        if x not in self._home or like.rank != _rank(x):
+            return None
+        return self._node(node, op, [self._moved(x), self._moved(like)])
+
     def _average_pool_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
         dy, x = node.operands
         if x not in self._home:
@@ -344,10 +361,11 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("MaxPool", "AveragePool"), _Sweep._pool),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool"), _Sweep._global_pool),
     **dict.fromkeys(("Concat", "Split", "Softmax", "LogSoftmax"), _Sweep._along_axis),
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2"), _Sweep._reduction),
+    **dict.fromkeys(_REDUCTIONS, _Sweep._reduction),
     **dict.fromkeys(("Slice", "Pad"), _Sweep._with_axes),
     "BatchNormalization": _Sweep._batch_norm,
     "Resize": _Sweep._resize,
+    "Shape": _Sweep._shape,
 }
 
 # Of graphkit's own operators; whichever operand has its channels last.
@@ -355,6 +373,7 @@ _GRADIENTS: dict[str, _Rule] = {
     "BatchNormGrad": _Sweep._batch_norm_grad,
     "MaxPoolGrad": _Sweep._max_pool_grad,
     "AveragePoolGrad": _Sweep._average_pool_grad,
+    "ReduceToShapeOf": _Sweep._reduce_to_shape,
 }
 
 
