@@ -113,22 +113,29 @@ void ChannelsLastPoolGrad::for_each_position(Factor&& factor, Body&& body) const
     const std::int64_t lines = g.input[0] * g.input[1];
     const double cost = 0.06 * static_cast<double>(g.input[2] * channels_) * static_cast<double>(most_);
     parallel_for(threads(), batch_ * lines, cost, [&](std::int64_t begin, std::int64_t end) {
+        // Rows of windows that hold a line of positions: where they begin in dy, and the tap of their first element.
+        struct Row {
+            std::int64_t from;
+            std::int32_t tap;
+            std::int64_t depth, height;
+        };
+        std::vector<Row> rows;
         std::vector<PoolSource> sources(most_);
         for (std::int64_t at = begin; at < end; ++at) {
-            const std::int64_t image = at / lines;
-            const auto& deep = holders_[0][static_cast<std::size_t>(at % lines / g.input[1])];
-            const auto& high = holders_[1][static_cast<std::size_t>(at % g.input[1])];
+            rows.clear();
+            for (const Holder& d : holders_[0][static_cast<std::size_t>(at % lines / g.input[1])]) {
+                for (const Holder& h : holders_[1][static_cast<std::size_t>(at % g.input[1])]) {
+                    const std::int64_t from = at / lines * g.output_size() + (d.window * heights + h.window) * g.row();
+                    const std::int64_t tap = (d.element * g.kernel[1] + h.element) * g.kernel[2];
+                    rows.push_back({from, static_cast<std::int32_t>(tap), d.window, h.window});
+                }
+            }
             for (std::int64_t w = 0; w < g.input[2]; ++w) {
                 std::size_t count = 0;
-                for (const Holder& d : deep) {
-                    for (const Holder& h : high) {
-                        for (const Holder& v : holders_[2][static_cast<std::size_t>(w)]) {
-                            const std::int64_t from =
-                                image * g.output_size() + (d.window * heights + h.window) * g.row() + v.window;
-                            const auto tap = static_cast<std::int32_t>(
-                                (d.element * g.kernel[1] + h.element) * g.kernel[2] + v.element);
-                            sources[count++] = {from * channels_, tap, factor(d.window, h.window, v.window)};
-                        }
+                for (const Row& row : rows) {
+                    for (const Holder& v : holders_[2][static_cast<std::size_t>(w)]) {
+                        sources[count++] = {(row.from + v.window) * channels_, row.tap + v.element,
+                                            factor(row.depth, row.height, v.window)};
                     }
                 }
                 body(sources.data(), static_cast<std::int64_t>(count), (at * g.input[2] + w) * channels_);

@@ -13,7 +13,8 @@ constexpr std::int64_t kLane = kLanes<float>;
 using Ints = Vector<std::int32_t>;
 using Bytes = VectorOf<std::uint8_t, kLane>::type;
 
-// Calls body(first channel, how many) for vectors of channels.
+// Calls body(first channel, how many) for vectors of channels. The last two may overlap: what a body writes must not
+// depend on what it wrote before.
 template <typename Body>
 void for_each_vector(std::int64_t channels, Body&& body) {
     std::int64_t c = 0;
@@ -21,7 +22,7 @@ void for_each_vector(std::int64_t channels, Body&& body) {
         body(c, kLane);
     }
     if (c < channels) {
-        body(c, channels - c);
+        channels >= kLane ? body(channels - kLane, kLane) : body(c, channels - c);
     }
 }
 
