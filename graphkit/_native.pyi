@@ -184,6 +184,15 @@ class ChannelsLastAveragePoolGrad(Kernel):
         self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
     ) -> None: ...
 
+class DepthwiseConvolution(Kernel):
+    def __init__(self, x: Sequence[int], y: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
+class DepthwiseBackwardData(Kernel):
+    def __init__(self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
+class DepthwiseBackwardWeights(Kernel):
+    def __init__(self, x: Sequence[int], dy: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
 class Reduce(Kernel):
     def __init__(
         self, op: str, x: Sequence[int], axes: Sequence[int], y: Sequence[int], type: str, threads: int = 0

@@ -2,45 +2,26 @@
 #pragma once
 
 #include "batch_norm_last.h"
-#include "simd/vector.h"
+#include "simd/channels.h"
 
 namespace graphkit {
 namespace {
 
-using Lane = Vector<float>;
-constexpr std::int64_t kLane = kLanes<float>;
 // Rows that are read together: what is known of a channel is loaded once for them.
 constexpr std::int64_t kRowsAtOnce = 4;
 
-// A vector of channels: all of its lanes, or the first `count`.
-struct Whole {
-    Lane read(const float* from) const { return load(from); }
-    void write(float* to, Lane v) const { store(to, v); }
-};
-struct Part {
-    std::int64_t count;
-    Lane read(const float* from) const { return load_part(from, count, 0.0F); }
-    void write(float* to, Lane v) const { store_part(to, v, count); }
-};
-
-// Calls body(first channel, rows at a time, first row, access) for all vectors of channels of all rows.
+// Calls body(first channel, rows at a time as a constant, first row, access) for all vectors of channels of all rows.
 template <typename Body>
 void for_each_vector(std::int64_t rows, std::int64_t channels, Body&& body) {
-    const auto over_channels = [&](auto together, std::int64_t row) {
-        std::int64_t c = 0;
-        for (; c + kLane <= channels; c += kLane) {
-            body(c, together, row, Whole{});
-        }
-        if (c < channels) {
-            body(c, together, row, Part{channels - c});
-        }
+    const auto rows_from = [&](auto together, std::int64_t row) {
+        over_channels(channels, [&](std::int64_t c, auto access) { body(c, together, row, access); });
     };
     std::int64_t row = 0;
     for (; row + kRowsAtOnce <= rows; row += kRowsAtOnce) {
-        over_channels(std::integral_constant<std::int64_t, kRowsAtOnce>{}, row);
+        rows_from(std::integral_constant<std::int64_t, kRowsAtOnce>{}, row);
     }
     for (; row < rows; ++row) {
-        over_channels(std::integral_constant<std::int64_t, 1>{}, row);
+        rows_from(std::integral_constant<std::int64_t, 1>{}, row);
     }
 }
 
