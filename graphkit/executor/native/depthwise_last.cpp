@@ -12,6 +12,7 @@ constexpr double kProductNanoseconds = 0.05;
 // Products of a part of the weights' gradient, and the most parts.
 constexpr std::int64_t kPartProducts = 1 << 18;
 constexpr std::int64_t kMostParts = 32;
+constexpr std::int64_t kMostAhead = 4;
 
 Dims channels_behind(const Dims& dims) {
     Dims moved(dims);
@@ -76,8 +77,19 @@ void DepthwisePlan::for_each_run(std::int64_t line, std::int64_t channels, Body&
     }
     const Taps& deep = taps_[0][static_cast<std::size_t>(line / output_[1])];
     const Taps& high = taps_[1][static_cast<std::size_t>(line % output_[1])];
+    const std::int64_t next = std::min(line % output_[1] + 1, output_[1] - 1);
+    const Taps& higher = taps_[1][static_cast<std::size_t>(next)];
+    const std::int64_t reached = high.empty() ? -1 : high.back().from;
     for (const Run& run : runs_) {
         std::int64_t count = 0;
+        std::int64_t ahead[kMostAhead];
+        std::int64_t ahead_count = 0;
+        for (const Tap& h : higher) {
+            if (h.from > reached && ahead_count < kMostAhead && !deep.empty() && !run.taps.empty()) {
+                const std::int64_t row = deep.back().from * input_[1] + h.from;
+                ahead[ahead_count++] = (row * input_[2] + run.taps.front().from) * channels;
+            }
+        }
         for (const Tap& d : deep) {
             for (const Tap& h : high) {
                 for (const Tap& w : run.taps) {
@@ -86,7 +98,7 @@ void DepthwisePlan::for_each_run(std::int64_t line, std::int64_t channels, Body&
                 }
             }
         }
-        body(DepthwiseRun{offsets, numbers, count, run.count, step_ * channels, out_step_ * channels, channels},
+        body(DepthwiseRun{offsets, numbers, count, ahead, ahead_count, run.count, step_ * channels, out_step_ * channels, channels},
              run.first * channels);
     }
 }

@@ -12,6 +12,9 @@ struct DepthwiseRun {
     const std::int64_t* offsets;
     const std::int64_t* numbers;
     std::int64_t taps;
+    // Rows of the input that the next run will add, from where this one reads the first of its windows on.
+    const std::int64_t* ahead;
+    std::int64_t ahead_count;
     std::int64_t count;
     std::int64_t step;
     std::int64_t out_step;
