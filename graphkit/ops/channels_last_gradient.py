@@ -6,15 +6,17 @@ order.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from graphkit.errors import TypeMismatch
+from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir.types import FLOATS, DType, TensorType
-from graphkit.ops._base import DOMAIN, Sample, apply, op
+from graphkit.ops._base import DOMAIN, F, Sample, apply, op
 from graphkit.ops._checks import fits
-from graphkit.ops._sliding import overrun, pad_spatial, taps
+from graphkit.ops._pointwise import scalar_like
+from graphkit.ops._sliding import overrun, pad_spatial, padding, spatial_sizes, taps
 from graphkit.ops.channels_last import _first, _last, _moved, _shape_last, _transposed, to_first, to_last
 from graphkit.ops.conv import _GEOMETRIES, ConvGradInput, ConvGradWeight, _Convolution, _positions
 from graphkit.ops.pool import _POOLS, AveragePoolGrad, MaxPool, _AveragePool, _Pool, _pooled_shape
@@ -121,6 +123,42 @@ class ChannelsLastMaxPoolTaps(_Pool):
             seen = seen | inside[index]
         return _moved(xp, best, to_last), _moved(xp, where, to_last)
 
+    def expand(self, x: Any) -> tuple[Any, Any]:
+        planes = _transposed(x, to_first)
+        y, indices = F.max_pool(planes, **self.related())
+        window, starts, sizes = _windows(self, planes, y)
+        place = F.mod(indices, F.reduce_prod(sizes, keepdims=False))
+        number: Any = None
+        for axis in reversed(range(len(starts))):
+            size = F.gather(sizes, _constant(axis))
+            element = F.div(F.sub(F.mod(place, size), starts[axis]), _constant(window.dilations[axis]))
+            place = F.div(place, size)
+            step = math.prod(window.kernel[axis + 1 :])
+            part = F.mul(F.max(element, _constant(0)), _constant(step))
+            number = part if number is None else F.add(number, part)
+        return _transposed(y, to_last), _transposed(F.cast(number, to=_tap_type(self.kernel_shape)), to_last)
+
+
+def _windows(op: Any, x: Any, y: Any) -> tuple[Any, list[Any], Any]:
+    """For x and y in the standard order: the window, where windows start along each axis, and the spatial sizes."""
+    if x.shape is None:
+        raise UnsupportedError(f"{op.name} in standard operators needs an operand of known rank, not {x}")
+    window = op.window_of(x.shape[2:])
+    rank = len(window.kernel)
+    begin, _ = padding(op, x, F.constant(value=np.empty((1, 1, *window.kernel), np.float32)), window, y)
+    counts = spatial_sizes(y)
+    starts = []
+    for axis in range(rank):
+        number = F.range(_constant(0), F.gather(counts, _constant(axis)), _constant(1))
+        start = F.sub(F.mul(number, _constant(window.strides[axis])), F.gather(begin, _constant(axis)))
+        behind = rank - 1 - axis
+        starts.append(F.unsqueeze(start, np.arange(1, behind + 1)) if behind else start)
+    return window, starts, spatial_sizes(x)
+
+
+def _constant(value: int) -> Any:
+    return F.constant(value=np.asarray(value, np.int64))
+
 
 @op
 class ChannelsLastMaxPoolGrad(_Pool):
@@ -164,6 +202,31 @@ class ChannelsLastMaxPoolGrad(_Pool):
             total[index] += xp.where(named == tap, g, xp.zeros_like(g))
         inner = tuple(slice(b, b + n) for b, n in zip(window.begin, spatial, strict=True))
         return _moved(xp, total[(..., *inner)], to_last)
+
+    def expand(self, dy: Any, chosen: Any, x: Any) -> Any:
+        share, number, planes = (_transposed(v, to_first) for v in (dy, F.cast(chosen, to=DType.INT64), x))
+        window, starts, sizes = _windows(self, planes, share)
+        place: Any = _constant(0)
+        inside: Any = None
+        for axis, start in enumerate(starts):
+            step = math.prod(window.kernel[axis + 1 :])
+            element = F.mod(F.div(number, _constant(step)), _constant(window.kernel[axis]))
+            coordinate = F.add(start, F.mul(element, _constant(window.dilations[axis])))
+            size = F.gather(sizes, _constant(axis))
+            within = F.and_(F.greater_or_equal(coordinate, _constant(0)), F.less(coordinate, size))
+            inside = within if inside is None else F.and_(inside, within)
+            place = F.add(F.mul(place, size), coordinate)
+
+        def flat(value: Any, extents: Any) -> Any:
+            area = F.reduce_prod(extents, keepdims=True)
+            return F.reshape(value, F.concat(F.shape(planes, end=2), area, axis=0), allowzero=True)
+
+        shares, places = (
+            flat(F.where(inside, v, scalar_like(0, v)), spatial_sizes(share)) for v in (share, place)
+        )  # fmt: skip
+        area = F.concat(F.shape(planes, end=2), F.reduce_prod(sizes, keepdims=True), axis=0)
+        total = F.scatter_elements(F.expand(scalar_like(0, dy), area), places, shares, axis=2, reduction="add")
+        return _transposed(F.reshape(total, F.shape(planes), allowzero=True), to_last)
 
 
 @op

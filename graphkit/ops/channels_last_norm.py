@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from graphkit.errors import TypeMismatch, UsageError
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir.types import FLOATS, TensorType
-from graphkit.ops._base import DOMAIN, Op, Rand, Sample, op
+from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
-from graphkit.ops._normal import check_vector
+from graphkit.ops._normal import check_vector, count_along, sum_over
+from graphkit.ops._pointwise import scalar_like
 
 _ACTIVATIONS = ("", "Relu", "Clip")
 
@@ -36,6 +39,26 @@ class _ChannelsLastNorm(Op):
         if self.activation == "Clip":
             return self.activation_alpha, self.activation_beta
         return (0.0 if self.activation else -math.inf), math.inf
+
+    def limited(self, y: Any) -> Any:
+        """The activation of y."""
+        if self.activation == "Clip":
+            return F.clip(y, *(scalar_like(bound, y) for bound in self.limits))
+        return F.relu(y) if self.activation else y
+
+    def passed(self, z: Any, g: Any) -> Any:
+        """The gradient g where the activation let z, its operand or result, through."""
+        zero = scalar_like(0.0, g)
+        if self.activation == "Clip":
+            low, high = (scalar_like(bound, z) for bound in self.limits)
+            return F.where(F.or_(F.less(z, low), F.greater(z, high)), zero, g)
+        return F.where(F.greater(z, zero), g, zero) if self.activation else g
+
+    def axes(self, x: Any) -> tuple[int, ...]:
+        """Those of the statistics; raises UnsupportedError."""
+        if x.rank is None:
+            raise UnsupportedError(f"{self.name} in standard operators needs an operand of known rank, not {x}")
+        return tuple(range(x.rank - 1))
 
     def check(self, x: TensorType, *vectors: TensorType) -> None:
         """Raises TypeMismatch where x has no channels last, or a vector does not have one element for each."""
@@ -92,6 +115,17 @@ class ChannelsLastBatchNorm(_ChannelsLastNorm):
         running = mean * keep + current * (1 - keep)
         return xp.clip(y, *self.limits), running, var * keep + spread * (1 - keep), current, r
 
+    def expand(self, x: Any, scale: Any, b: Any, mean: Any, var: Any, residual: Any = None) -> Any:
+        axes = self.axes(x)
+        current = F.reduce_mean(x, np.asarray(axes), keepdims=False)
+        centred = F.sub(x, current)
+        spread = F.reduce_mean(F.mul(centred, centred), np.asarray(axes), keepdims=False)
+        r = F.reciprocal(F.sqrt(F.add(spread, scalar_like(self.epsilon, x))))
+        y = F.add(F.mul(centred, F.mul(r, scale)), b)
+        keep, take = scalar_like(self.momentum, x), scalar_like(1 - self.momentum, x)
+        running = (F.add(F.mul(old, keep), F.mul(new, take)) for old, new in ((mean, current), (var, spread)))
+        return self.limited(y if residual is None else F.add(y, residual)), *running, current, r
+
 
 @op
 class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
@@ -140,4 +174,18 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
         count = max(x.size // max(x.shape[-1], 1), 1)
         total, slope = xp.sum(g, axis=axes), xp.sum(g * centred, axis=axes) * r
         dx = (g - total / count - centred * (r * slope / count)) * (scale * r)
+        return dx, slope, total, g
+
+    def expand(
+        self, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None
+    ) -> Any:
+        axes = self.axes(x)
+        centred, factor = F.sub(x, mean), F.mul(r, scale)
+        z = F.add(F.mul(centred, factor), b) if y is None else y
+        g = self.passed(z, dy if addend is None else F.add(dy, addend))
+        share = F.reciprocal(count_along(x, axes))
+        total = sum_over(g, axes)
+        slope = F.mul(sum_over(F.mul(g, centred), axes), r)
+        tilt = F.mul(centred, F.mul(F.mul(r, slope), share))
+        dx = F.mul(F.sub(F.sub(g, F.mul(total, share)), tilt), factor)
         return dx, slope, total, g
