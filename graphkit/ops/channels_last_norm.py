@@ -176,9 +176,7 @@ class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
         dx = (g - total / count - centred * (r * slope / count)) * (scale * r)
         return dx, slope, total, g
 
-    def expand(
-        self, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None
-    ) -> Any:
+    def expand(self, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None) -> Any:
         axes = self.axes(x)
         centred, factor = F.sub(x, mean), F.mul(r, scale)
         z = F.add(F.mul(centred, factor), b) if y is None else y

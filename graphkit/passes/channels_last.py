@@ -6,6 +6,7 @@ layout, and two convolutions never have a conversion between them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,10 +34,14 @@ from graphkit.ops.channels_last_gradient import (
 )
 from graphkit.ops.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
 from graphkit.passes._base import map_bodies, use_counts
-from graphkit.passes._match import first, ints, permutation, producer
+from graphkit.passes._match import first, ints, is_op, permutation, producer
 from graphkit.passes.fold import array_of
 
 _CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight")
+# Elements of a window that one byte counts, as the kernels do.
+_MOST_TAPS = 256
+
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
 def channels_last(graph: Graph) -> Graph:
@@ -48,9 +53,6 @@ def channels_last(graph: Graph) -> Graph:
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph).result()
     return graph
-
-
-_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
 class _Sweep:
@@ -100,7 +102,7 @@ class _Sweep:
         """The value with its channels last."""
         if value not in self._last:
             spread = producer(value, "Expand")
-            if spread is not None and first(spread).rank == value.rank:
+            if spread is not None and _names_all_sizes(spread):
                 # Before it is spread there is less to transpose.
                 sizes = F.gather(self._in_order(spread.operands[1]), ints(*to_last(_rank(value))))
                 self._last[value] = F.expand(self._moved(first(spread)), sizes)
@@ -320,6 +322,8 @@ class _Sweep:
         indices = node.outputs[1] if len(node.outputs) > 1 else None
         if op.name != "MaxPool" or indices is None or indices not in self._gradients_read or op.storage_order:
             return None
+        if math.prod(op.kernel_shape) > _MOST_TAPS:
+            return None
         fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolTaps.fields}
         operands = [self._moved(node.operands[0])]
         made = Node(ChannelsLastMaxPoolTaps(**fields), operands, node.name, node.meta,
@@ -377,12 +381,19 @@ _GRADIENTS: dict[str, _Rule] = {
 }
 
 
+def _names_all_sizes(expand: Node) -> bool:
+    """Whether operand, target shape and result of an Expand have one rank."""
+    x, target = expand.operands
+    return x.rank is not None and x.rank == expand.output.rank and target.tensor.shape == (x.rank,)
+
+
 def _read_by_pool_gradients(graph: Graph) -> set[Value]:
-    """The values that nothing reads but gradients of MaxPool, as their indices."""
+    """The values that nothing reads but gradients of the MaxPool that made them, as its indices."""
     found: set[Value] = set()
     elsewhere = {*graph.outputs, *(new for _, new in graph.updates)}
     for node in graph.nodes:
-        if node.op.name == "MaxPoolGrad" and node.op.domain == DOMAIN:
+        pool = producer(node.operands[1], "MaxPool") if is_op(node, "MaxPoolGrad", domain=DOMAIN) else None
+        if pool is not None and first(pool) is node.operands[2]:
             found.add(node.operands[1])
             elsewhere.update((node.operands[0], node.operands[2]))
         else:

@@ -192,6 +192,34 @@ def test_indices_that_others_read_keep_the_standard_pool() -> None:
     assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build)))
 
 
+def test_indices_for_another_shape_keep_the_standard_pool() -> None:
+    def build(x: Value) -> list[Any]:
+        h = conv(x, 4, 3)
+        y, indices = F.max_pool(h, kernel_shape=(2, 2))
+        return [y, F.max_pool_grad(F.relu(y), indices, F.neg(h))]
+
+    assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build)))
+
+
+def test_windows_of_many_elements_keep_the_standard_pool() -> None:
+    def build(x: Value) -> list[Value]:
+        h = conv(x, 2, 3, 1)
+        loss = F.reduce_sum_square(F.max_pool(h, kernel_shape=(17, 16))[0], keepdims=False)
+        return gradient([loss], [x])
+
+    assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build, (1, 3, 18, 17))))
+
+
+@pytest.mark.parametrize("target", [(2, 3, 7, 6), (7, 6)], ids=str)
+def test_what_is_spread_over_positions(target: tuple[int, ...]) -> None:
+    def build(x: Value) -> Value:
+        spread = F.expand(F.global_average_pool(x), np.array(target))
+        made: Value = conv(F.add(conv(x, 3, 3), spread), 4, 3)
+        return made
+
+    converted(build, (2, 3, 9, 8))
+
+
 def test_gradients_of_gradients() -> None:
     def build(x: Value) -> list[Value]:
         y = F.reduce_sum_square(F.tanh(conv(x, 4, 3)), keepdims=False)

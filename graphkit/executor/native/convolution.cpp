@@ -191,6 +191,22 @@ ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const
     });
 }
 
+namespace {
+
+// From so many channels on, on both sides, a product of matrices is at least as fast as the convolution's gradient.
+constexpr std::int64_t kProductChannels = 64;
+
+// Whether windows are single elements, one for each of the input.
+bool is_pointwise(const Dims& w, const Window& window) {
+    const auto all = [](const Dims& values, std::int64_t value) {
+        return std::all_of(values.begin(), values.end(), [=](std::int64_t v) { return v == value; });
+    };
+    return window.groups == 1 && all(Dims(w.begin() + 2, w.end()), 1) && all(window.strides, 1) &&
+           all(window.pads_begin, 0) && all(window.pads_end, 0);
+}
+
+}  // namespace
+
 ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
                                                        bool channels_last, int threads)
     : LibraryKernel("ConvolutionBackwardWeights", threads) {
@@ -205,6 +221,22 @@ ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw,
     }
     empty_ = count(dy) == 0 || count(x) == 0;
     if (empty_) {
+        return;
+    }
+    if (last && !bias && is_pointwise(dw, window) && std::min(dw[0], dw[1]) >= kProductChannels) {
+        // dy^T x over all positions. The product comes out in the plain order of the weights.
+        guarded(*this, [&] {
+            Team team(threads);
+            const std::int64_t rows = count(x) / x[1];
+            const memory::desc left({dw[0], rows}, memory::data_type::f32, Dims{1, dw[0]});
+            const memory::desc right = plain({rows, dw[1]}, kF32);
+            const memory::desc product = plain({dw[0], dw[1]}, kF32);
+            const dnnl::matmul::primitive_desc descriptor(engine(), left, right, product, Operation::attributes());
+            operation_.input(DNNL_ARG_SRC, 1, left, left);
+            operation_.input(DNNL_ARG_WEIGHTS, 0, right, right);
+            operation_.output(DNNL_ARG_DST, 0, product, product);
+            operation_.finish(descriptor, dnnl::matmul(descriptor));
+        });
         return;
     }
     guarded(*this, [&] {

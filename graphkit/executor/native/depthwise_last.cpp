@@ -98,8 +98,9 @@ void DepthwisePlan::for_each_run(std::int64_t line, std::int64_t channels, Body&
                 }
             }
         }
-        body(DepthwiseRun{offsets, numbers, count, ahead, ahead_count, run.count, step_ * channels, out_step_ * channels, channels},
-             run.first * channels);
+        const DepthwiseRun made{offsets,   numbers,          count,                ahead,   ahead_count,
+                                run.count, step_ * channels, out_step_ * channels, channels};
+        body(made, run.first * channels);
     }
 }
 

@@ -12,7 +12,7 @@ inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t f
     constexpr std::int64_t kCacheLine = 64 / sizeof(float);
     for (std::int64_t row = 0; row < run.ahead_count; ++row) {
         const float* from = in + run.ahead[row] + first * run.step;
-        for (std::int64_t at = 0; at < count * run.step; at += kCacheLine) {
+        for (std::int64_t at = 0; at < (count - 1) * run.step + run.channels; at += kCacheLine) {
             __builtin_prefetch(from + at, 0, 2);
         }
     }
