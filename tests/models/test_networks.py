@@ -55,7 +55,7 @@ SMALL = {
     "lenet": {"image": (1, 8, 8)},
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
     "mlp": {"inputs": 12},
-    "mobilenetv2": {"image": (3, 32, 32), "classes": 5},
+    "mobilenetv2": {"image": (3, 64, 64), "classes": 5},  # maps of one element would leave two to normalise by
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
     "transformer_lm": {"vocab": 40, "width": 16, "heads": 2, "layers": 2, "length": 8},
     "unet": {"image": (1, 16, 16), "width": 4, "depth": 2, "classes": 1},
