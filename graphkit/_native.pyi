@@ -266,6 +266,26 @@ class ChannelsLastPool(Kernel):
         threads: int = 0,
     ) -> None: ...
 
+class ChannelsLastMaxPoolTaps(Kernel):
+    def __init__(self, x: Sequence[int], y: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
+class ChannelsLastMaxPoolGrad(Kernel):
+    def __init__(self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
+class ChannelsLastAveragePoolGrad(Kernel):
+    def __init__(
+        self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, include_pad: bool = False, threads: int = 0
+    ) -> None: ...
+
+class DepthwiseConvolution(Kernel):
+    def __init__(self, x: Sequence[int], y: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
+class DepthwiseBackwardData(Kernel):
+    def __init__(self, dy: Sequence[int], dx: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
+class DepthwiseBackwardWeights(Kernel):
+    def __init__(self, x: Sequence[int], dy: Sequence[int], window: PoolWindow, threads: int = 0) -> None: ...
+
 class Reduce(Kernel):
     def __init__(
         self, op: str, x: Sequence[int], axes: Sequence[int], y: Sequence[int], type: str, threads: int = 0
@@ -337,6 +357,30 @@ class BatchNorm(Kernel):
 
 class BatchNormGrad(Kernel):
     def __init__(self, x: Sequence[int], type: str, scale_type: str, epsilon: float, threads: int = 0) -> None: ...
+
+class ChannelsLastBatchNorm(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        epsilon: float,
+        momentum: float,
+        *,
+        low: float,
+        high: float,
+        residual: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
+class ChannelsLastBatchNormGrad(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        *,
+        passed: tuple[float, float] | None = None,
+        from_y: bool = False,
+        addend: bool = False,
+        threads: int = 0,
+    ) -> None: ...
 
 class LocalResponseNorm(Kernel):
     def __init__(
@@ -630,6 +674,7 @@ class ConvolutionBackwardData(Kernel):
         window: Window,
         *,
         pack_weights: bool = False,
+        channels_last: bool = False,
         threads: int = 0,
     ) -> None: ...
 
@@ -642,5 +687,6 @@ class ConvolutionBackwardWeights(Kernel):
         window: Window,
         *,
         bias: bool = False,
+        channels_last: bool = False,
         threads: int = 0,
     ) -> None: ...

@@ -1,4 +1,4 @@
-"""Layout assignment: convolutional parts of a graph work on [N, *spatial, C].
+"""Layout assignment: convolutional parts of a graph, and their gradients, work on [N, *spatial, C].
 
 Vectors of channels are contiguous there, so that convolutions, pools and what is pointwise between them need no other
 layout, and two convolutions never have a conversion between them.
@@ -6,8 +6,9 @@ layout, and two convolutions never have a conversion between them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,22 +25,31 @@ from graphkit.ops.channels_last import (
     to_first,
     to_last,
 )
+from graphkit.ops.channels_last_gradient import (
+    ChannelsLastAveragePoolGrad,
+    ChannelsLastConvGradInput,
+    ChannelsLastConvGradWeight,
+    ChannelsLastMaxPoolGrad,
+    ChannelsLastMaxPoolTaps,
+)
+from graphkit.ops.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
 from graphkit.passes._base import map_bodies, use_counts
-from graphkit.passes._match import ints, permutation
+from graphkit.passes._match import first, ints, is_op, permutation, producer
 from graphkit.passes.fold import array_of
 
-_CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose")
+_CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight")
+# Elements of a window that one byte counts, as the kernels do.
+_MOST_TAPS = 256
+
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
 def channels_last(graph: Graph) -> Graph:
     """Put the channels last from each convolution on, as far as operators permit; transpose at the borders.
 
-    Float32 convolutions of known rank begin such a part; pools, pointwise operators, concatenations, reductions,
-    resizing and the like carry it on. Graphs with gradients of convolutions stay as they are: those want the standard
-    order. Linear.
+    Float32 convolutions of known rank and their gradients begin such a part; pools, batch normalisation, pointwise
+    operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. Linear.
     """
-    if any(node.op.domain == DOMAIN and node.op.name.startswith("ConvGrad") for node in graph.nodes):
-        return graph
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph).result()
     return graph
@@ -57,6 +67,11 @@ class _Sweep:
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
         self._last: dict[Value, Value] = {}
         self._home: set[Value] = set()
+        # Of what gradients read: MaxPool (its operator, the numbers of the taps) by its indices, and the normalisations
+        # of a value.
+        self._gradients_read = _read_by_pool_gradients(graph)
+        self._pools: dict[Value, tuple[Any, Value]] = {}
+        self._norms: dict[Value, list[_Norm]] = {}
 
     @uncollected
     def result(self) -> Graph:
@@ -86,7 +101,13 @@ class _Sweep:
     def _moved(self, value: Value) -> Value:
         """The value with its channels last."""
         if value not in self._last:
-            self._last[value] = _transposed(self._standard[value], to_last(_rank(value)))
+            spread = producer(value, "Expand")
+            if spread is not None and _names_all_sizes(spread):
+                # Before it is spread there is less to transpose.
+                sizes = F.gather(self._in_order(spread.operands[1]), ints(*to_last(_rank(value))))
+                self._last[value] = F.expand(self._moved(first(spread)), sizes)
+            else:
+                self._last[value] = _transposed(self._standard[value], to_last(_rank(value)))
         return self._last[value]
 
     def _converted(self, node: Node) -> bool:
@@ -97,12 +118,12 @@ class _Sweep:
         if node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN):
             results = self._convolution(node)
         elif any(v in self._home for v in node.inputs):
-            rule = _RULES.get(node.op.name) if not node.op.domain else None
+            rule = {"": _RULES, DOMAIN: _GRADIENTS}.get(node.op.domain, {}).get(node.op.name)
             if node.op.name == "Transpose" and not node.op.domain:
                 return self._transpose(node)
             if node.op.pointwise and len(node.outputs) == 1:
                 results = self._pointwise(node)
-            elif rule is not None and node.inputs[0] in self._home:
+            elif rule is not None and (node.op.domain or node.inputs[0] in self._home):
                 results = rule(self, node, node.op)
         if results is None:
             return False
@@ -116,12 +137,14 @@ class _Sweep:
         return Node(op, operands, node.name, node.meta, output_names=names).outputs
 
     def _convolution(self, node: Node) -> Sequence[Value] | None:
-        x, w = node.inputs[:2]
-        assert x is not None
-        assert w is not None
+        x, w = node.operands[:2]
         if x.dtype is not DType.FLOAT32 or x.rank is None or w.rank != x.rank or not 3 <= x.rank <= 5:
             return None
         op: Any = node.op
+        if op.name == "ConvGradInput":
+            return self._conv_grad_input(node, op)
+        if op.name == "ConvGradWeight":
+            return self._conv_grad_weight(node, op)
         if op.name == "ConvTranspose":
             fields = {"output_padding": op.output_padding, "output_shape": op.output_shape}
             made: Op = ChannelsLastConvTranspose(**op.related(), **fields)
@@ -161,7 +184,7 @@ class _Sweep:
 
     def _pool(self, node: Node, op: Any) -> Sequence[Value] | None:
         if any(self._uses[v] for v in node.outputs[1:]):
-            return None
+            return self._pool_with_taps(node, op)
         made = ChannelsLastMaxPool if op.name == "MaxPool" else ChannelsLastAveragePool
         fields = {k: v for k, v in op.related().items() if k in made.fields}
         return self._node(node, made(**fields), [self._moved(node.operands[0])])
@@ -184,10 +207,12 @@ class _Sweep:
 
     def _reduction(self, node: Node, op: Any) -> Sequence[Value] | None:
         x = node.operands[0]
-        axes = None if len(node.operands) < 2 else node.operands[1].tensor.constants
+        axes = () if len(node.operands) < 2 else node.operands[1].tensor.constants
+        rank = _rank(x)
+        if axes == () and not op.noop_with_empty_axes:
+            axes = tuple(range(rank))
         if not axes:
             return None
-        rank = _rank(x)
         wanted = {int(a) % rank for a in axes}
         operands = [self._moved(x), F.constant(value=ints(*sorted(_place(a, rank) for a in wanted)))]
         if not op.keepdims:
@@ -200,11 +225,19 @@ class _Sweep:
         return self._node(node, op, operands)
 
     def _batch_norm(self, node: Node, op: Any) -> Sequence[Value] | None:
-        if op.training_mode or any(self._uses[v] for v in node.outputs[1:]):
+        if op.training_mode:
+            return self._trained_batch_norm(node, op)
+        if any(self._uses[v] for v in node.outputs[1:]):
             return None
         scale, bias, mean, variance = (self._in_order(v) for v in node.operands[1:])
         factor = F.div(scale, F.sqrt(F.add(variance, float(op.epsilon))))
         return [F.add(F.mul(self._moved(node.operands[0]), factor), F.sub(bias, F.mul(mean, factor)), name=node.name)]
+
+    def _shape(self, node: Node, op: Any) -> Sequence[Value]:
+        x = self._moved(node.operands[0])
+        wanted = to_first(_rank(x))[op.start : op.end]
+        self._standard[node.output] = F.gather(F.shape(x), ints(*wanted), name=node.name)
+        return ()
 
     def _resize(self, node: Node, op: Any) -> Sequence[Value] | None:
         x, *settings = node.inputs
@@ -244,6 +277,87 @@ class _Sweep:
         operands[position] = F.constant(value=placed)
         return self._node(node, op, operands)
 
+    # --- training ---------------------------------------------------------------------------------
+
+    def _conv_grad_input(self, node: Node, op: Any) -> Sequence[Value]:
+        dy, w, x = node.operands
+        made = ChannelsLastConvGradInput(**op.related())
+        return self._node(node, made, [self._moved(dy), self._in_order(w), self._moved(x)])
+
+    def _conv_grad_weight(self, node: Node, op: Any) -> Sequence[Value]:
+        x, dy, w = node.operands
+        made = ChannelsLastConvGradWeight(**op.related())
+        (dw,) = self._node(node, made, [self._moved(x), self._moved(dy), self._in_order(w)])
+        self._standard[node.output] = dw
+        return ()
+
+    def _trained_batch_norm(self, node: Node, op: Any) -> Sequence[Value] | None:
+        x, *vectors = node.operands
+        if any(v.dtype is not DType.FLOAT32 for v in node.operands):
+            return None
+        made = ChannelsLastBatchNorm(epsilon=op.epsilon, momentum=op.momentum)
+        operands = [self._moved(x), *(self._in_order(v) for v in vectors)]
+        names = [v.name for v in node.outputs]
+        y, running_mean, running_var, *statistics = Node(
+            made, operands, node.name, node.meta, output_names=[*names, "", ""]
+        ).outputs
+        self._standard.update(zip(node.outputs[1:], (running_mean, running_var), strict=True))
+        self._norms.setdefault(x, []).append(_Norm(op.epsilon, vectors[0], (*operands[:3], *statistics)))
+        return [y]
+
+    def _batch_norm_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+        dy, x, scale = node.operands
+        for norm in self._norms.get(x, ()):
+            if norm.epsilon == op.epsilon and norm.scale is scale:
+                made = ChannelsLastBatchNormGrad()
+                names = [*(v.name for v in node.outputs), ""]
+                operands = [self._moved(dy), *norm.operands]
+                dx, dscale, db, _ = Node(made, operands, node.name, node.meta, output_names=names).outputs
+                self._standard.update(zip(node.outputs[1:], (dscale, db), strict=True))
+                return [dx]
+        return None
+
+    def _pool_with_taps(self, node: Node, op: Any) -> Sequence[Value] | None:
+        """MaxPool whose indices only its gradients read."""
+        indices = node.outputs[1] if len(node.outputs) > 1 else None
+        if op.name != "MaxPool" or indices is None or indices not in self._gradients_read or op.storage_order:
+            return None
+        if math.prod(op.kernel_shape) > _MOST_TAPS:
+            return None
+        fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolTaps.fields}
+        operands = [self._moved(node.operands[0])]
+        made = Node(ChannelsLastMaxPoolTaps(**fields), operands, node.name, node.meta,
+                    output_names=[node.outputs[0].name, ""])  # fmt: skip
+        self._pools[indices] = (ChannelsLastMaxPoolGrad(**fields), made.outputs[1])
+        return [made.outputs[0]]
+
+    def _max_pool_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+        dy, indices, x = node.operands
+        if indices not in self._pools:
+            return None
+        made, taps = self._pools[indices]
+        return self._node(node, made, [self._moved(dy), taps, self._moved(x)])
+
+    def _reduce_to_shape(self, node: Node, op: Any) -> Sequence[Value] | None:
+        x, like = node.operands
+        if x not in self._home or like.rank != _rank(x):
+            return None
+        return self._node(node, op, [self._moved(x), self._moved(like)])
+
+    def _average_pool_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+        dy, x = node.operands
+        if x not in self._home:
+            return None
+        return self._node(node, ChannelsLastAveragePoolGrad(**op.related()), [self._moved(dy), self._moved(x)])
+
+
+class _Norm(NamedTuple):
+    """A batch normalisation in training: its scale in the old graph; x, scale, b, mean and deviation in the new."""
+
+    epsilon: float
+    scale: Value
+    operands: tuple[Value, ...]
+
 
 _Rule = Callable[[_Sweep, Node, Any], Sequence[Value] | None]
 
@@ -251,11 +365,40 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("MaxPool", "AveragePool"), _Sweep._pool),
     **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool"), _Sweep._global_pool),
     **dict.fromkeys(("Concat", "Split", "Softmax", "LogSoftmax"), _Sweep._along_axis),
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2"), _Sweep._reduction),
+    **dict.fromkeys(_REDUCTIONS, _Sweep._reduction),
     **dict.fromkeys(("Slice", "Pad"), _Sweep._with_axes),
     "BatchNormalization": _Sweep._batch_norm,
     "Resize": _Sweep._resize,
+    "Shape": _Sweep._shape,
 }
+
+# Of graphkit's own operators; whichever operand has its channels last.
+_GRADIENTS: dict[str, _Rule] = {
+    "BatchNormGrad": _Sweep._batch_norm_grad,
+    "MaxPoolGrad": _Sweep._max_pool_grad,
+    "AveragePoolGrad": _Sweep._average_pool_grad,
+    "ReduceToShapeOf": _Sweep._reduce_to_shape,
+}
+
+
+def _names_all_sizes(expand: Node) -> bool:
+    """Whether operand, target shape and result of an Expand have one rank."""
+    x, target = expand.operands
+    return x.rank is not None and x.rank == expand.output.rank and target.tensor.shape == (x.rank,)
+
+
+def _read_by_pool_gradients(graph: Graph) -> set[Value]:
+    """The values that nothing reads but gradients of the MaxPool that made them, as its indices."""
+    found: set[Value] = set()
+    elsewhere = {*graph.outputs, *(new for _, new in graph.updates)}
+    for node in graph.nodes:
+        pool = producer(node.operands[1], "MaxPool") if is_op(node, "MaxPoolGrad", domain=DOMAIN) else None
+        if pool is not None and first(pool) is node.operands[2]:
+            found.add(node.operands[1])
+            elsewhere.update((node.operands[0], node.operands[2]))
+        else:
+            elsewhere.update(node.operands)
+    return found - elsewhere
 
 
 def _rank(value: Value) -> int:

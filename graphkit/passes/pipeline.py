@@ -17,6 +17,7 @@ from graphkit.passes.expand_composites import expand_composites
 from graphkit.passes.fold_batch_norm import fold_batch_norm
 from graphkit.passes.fuse_activation import fuse_activation
 from graphkit.passes.fuse_attention import fuse_attention
+from graphkit.passes.fuse_batch_norm import fuse_batch_norm
 from graphkit.passes.fuse_conv import fuse_conv
 from graphkit.passes.fuse_gelu import fuse_gelu
 from graphkit.passes.fuse_layer_norm import fuse_layer_norm
@@ -51,6 +52,7 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("channels_last", channels_last),
     ("eliminate_reshape", eliminate_reshape),
     *CLEANUP,
+    ("fuse_batch_norm", fuse_batch_norm),
     ("fuse_pointwise", fuse_pointwise),
 )
 
@@ -59,7 +61,7 @@ def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
     """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in."""
     if precision == "f32":
         return INFERENCE
-    at = len(INFERENCE) - 1 - len(CLEANUP)
+    at = len(INFERENCE) - 2 - len(CLEANUP)
     return (*INFERENCE[:at], ("to_bfloat16", to_bfloat16), *INFERENCE[at:])
 
 

@@ -187,6 +187,16 @@ def _where(node: Node) -> Sequence[Value] | None:
     return (chosen,) if _equal_shapes(chosen, node.output) else None
 
 
+@_rule("And", "Or")
+def _logical(node: Node) -> Sequence[Value] | None:
+    """A constant that is true everywhere under And, false everywhere under Or."""
+    for x, other in (node.operands, node.operands[::-1]):
+        array = array_of(other)
+        if array is not None and array.size == 1 and bool(array.all()) is (node.op.name == "And"):
+            return (x,) if _equal_shapes(x, node.output) else None
+    return None
+
+
 def _equal_shapes(x: Value, y: Value) -> bool:
     """Whether both are tensors of one element type and provably one shape."""
     return isinstance(x.type, TensorType) and x.type.shape is not None and x.type == y.type

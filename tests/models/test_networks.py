@@ -74,7 +74,7 @@ SMALL = {
     "lstm_lm": {"vocab": 40, "hidden": 8, "layers": 2},
     "matrix_factorization": {"users": 6, "items": 9, "factors": 4},
     "mlp": {"inputs": 12},
-    "mobilenetv2": {"image": (3, 32, 32), "classes": 5},
+    "mobilenetv2": {"image": (3, 64, 64), "classes": 5},  # maps of one element would leave two to normalise by
     "resnet": {"layers": 18, "image": (3, 32, 32), "classes": 5},
     "seq2seq": {"vocab": 40, "target_vocab": 30, "width": 8, "hidden": 6, "layers": 2},
     "text_classifier": {"vocab": 40, "width": 8, "hidden": 6, "classes": 3},

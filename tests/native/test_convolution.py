@@ -121,24 +121,30 @@ def test_layouts_and_residuals(case, last):
         np.testing.assert_allclose(out, place(expected), atol=1e-4)
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
-def test_backward_data(case):
+def test_backward_data(case, last):
     e = Example(*case)
     shapes = (e.dy.shape, e.w.shape, e.x.shape)
-    expected = e.reference(ConvGradInput, e.dy, e.w, e.x)
-    check(native.ConvolutionBackwardData(*shapes, e.window), [e.dy, e.w], expected)
-    kernel = native.ConvolutionBackwardData(*shapes, e.window, pack_weights=True)
-    check(kernel, [e.dy, packed(kernel, e.w)], expected)
+    place = channels_last if last else np.asarray
+    expected = place(e.reference(ConvGradInput, e.dy, e.w, e.x))
+    check(native.ConvolutionBackwardData(*shapes, e.window, channels_last=last), [place(e.dy), e.w], expected)
+    kernel = native.ConvolutionBackwardData(*shapes, e.window, pack_weights=True, channels_last=last)
+    check(kernel, [place(e.dy), packed(kernel, e.w)], expected)
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("case", ALL, ids=str)
-def test_backward_weights(case):
+def test_backward_weights(case, last):
     e = Example(*case)
     expected = e.reference(ConvGradWeight, e.x, e.dy, e.w)
     shapes = (e.x.shape, e.dy.shape, e.w.shape)
-    check(native.ConvolutionBackwardWeights(*shapes, e.window), [e.x, e.dy], expected)
+    place = channels_last if last else np.asarray
+    inputs = [place(e.x), place(e.dy)]
+    check(native.ConvolutionBackwardWeights(*shapes, e.window, channels_last=last), inputs, expected)
     total = e.dy.astype(np.float64).sum(axis=(0, *range(2, e.dy.ndim)))
-    check(native.ConvolutionBackwardWeights(*shapes, e.window, bias=True), [e.x, e.dy], expected, total)
+    kernel = native.ConvolutionBackwardWeights(*shapes, e.window, bias=True, channels_last=last)
+    check(kernel, inputs, expected, total)
 
 
 @pytest.mark.parametrize("case", ALL, ids=str)

@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 
 from graphkit.executor.cpu import native
+from graphkit.ops.channels_last_gradient import (
+    ChannelsLastAveragePoolGrad,
+    ChannelsLastMaxPoolGrad,
+    ChannelsLastMaxPoolTaps,
+)
 from graphkit.ops.pool import AveragePool, AveragePoolGrad, MaxPool, MaxPoolGrad
 from graphkit.ops.xp import numpy_xp
 
@@ -128,3 +133,71 @@ def test_shapes_that_do_not_fit():
         native.AveragePool([1, 1], [1, 1], window)
     with pytest.raises(native.Error, match="must be positive"):
         native.MaxPool([1, 1, 4, 4], [1, 1, 2, 2], native.PoolWindow([0, 2], [2, 2], [1, 1], [0, 0], [0, 0]))
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512"])
+def isa(request):
+    try:
+        native.use_isa(request.param)
+    except native.Unsupported:
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    native.use_isa("")
+
+
+def channels_last(x):
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
+
+
+def with_channels(case, channels):
+    shape, attrs = case
+    return (shape[0], channels, *shape[2:]), attrs
+
+
+CASES_OF_CHANNELS = [with_channels(case, (1, 3, 16, 20, 37)[i % 5]) for i, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
+def test_max_with_taps_and_its_gradient(case, isa):
+    shape, attrs = case
+    op = ChannelsLastMaxPoolTaps(**attrs)
+    x = channels_last(data(shape))
+    pooled, window = geometry(op, shape)
+    y = np.full((pooled[0], *pooled[2:], pooled[1]), np.nan, np.float32)
+    taps = np.full(y.shape, 255, np.uint8)
+    native.ChannelsLastMaxPoolTaps(shape, pooled, window, 2)([x], [y, taps])
+    expected, where = op.reference(numpy_xp, x)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(taps, where)
+    dy, dx = data(y.shape, 4), np.full(x.shape, np.nan, np.float32)
+    native.ChannelsLastMaxPoolGrad(pooled, shape, window, 2)([dy, taps], [dx])
+    np.testing.assert_array_equal(dx, ChannelsLastMaxPoolGrad(**attrs).reference(numpy_xp, dy, taps, x))
+    # Where every window has elements, it is the gradient by flat indices.
+    _, indices = MaxPool(**attrs).reference(numpy_xp, np.moveaxis(x, -1, 1))
+    by_index = MaxPoolGrad().reference(numpy_xp, np.moveaxis(dy, -1, 1), indices, np.moveaxis(x, -1, 1))
+    np.testing.assert_array_equal(dx, channels_last(by_index))
+
+
+def test_taps_of_nan_and_infinity(isa):
+    x = np.full((1, 2, 2, 18), -np.inf, np.float32)
+    x[0, 1, 0, 1] = np.nan
+    x[0, 1, 1, 2] = 3
+    y, taps = np.empty((1, 1, 1, 18), np.float32), np.empty((1, 1, 1, 18), np.uint8)
+    window = native.PoolWindow((2, 2), (1, 1), (1, 1), (0, 0), (0, 0))
+    native.ChannelsLastMaxPoolTaps((1, 18, 2, 2), (1, 18, 1, 1), window)([x], [y, taps])
+    assert list(taps[0, 0, 0, :3]) == [0, 2, 3]
+    assert np.isnan(y[0, 0, 0, 1])
+    assert np.all(taps[0, 0, 0, 3:] == 0)
+
+
+@pytest.mark.parametrize("include_pad", [False, True])
+@pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
+def test_gradient_of_averages_with_channels_last(case, include_pad, isa):
+    shape, attrs = case
+    op = ChannelsLastAveragePoolGrad(**attrs, count_include_pad=include_pad)
+    pooled, window = geometry(op, shape)
+    dy = channels_last(data(pooled))
+    dx = np.full((shape[0], *shape[2:], shape[1]), np.nan, np.float32)
+    native.ChannelsLastAveragePoolGrad(pooled, shape, window, include_pad, 2)([dy], [dx])
+    expected = op.reference(numpy_xp, dy.astype(np.float64), dx)
+    np.testing.assert_allclose(dx, expected, atol=1e-5)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphkit.autodiff import gradient
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
@@ -153,8 +154,83 @@ def test_branches_are_entered() -> None:
     assert ops(branching.op.subgraphs()["then_branch"]).count("ChannelsLastConv") == 2
 
 
-def test_training_graphs_stay_as_they_are() -> None:
-    x, dy = (Value(TensorType("float32", (1, 2, 4, 4)), n) for n in ("x", "dy"))
-    w = weights(2, 2, 1, 1)
-    graph = Graph([x, dy], [F.conv(x, w), F.conv_grad_input(dy, w, x)])
-    assert channels_last(graph) is graph
+ones = F.constant(value=np.ones(6, np.float32))
+
+TRAINED: dict[str, Callable[[Any], Any]] = {
+    "relu": lambda h: conv(F.relu(h), 4, 6),
+    "batch norm": lambda h: conv(F.batch_normalization(h, ones, ones, ones, ones, training_mode=True)[0], 4, 6),
+    "maximum pool": lambda h: conv(F.max_pool(h, kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1))[0], 4, 6, 1),
+    "average pool": lambda h: conv(F.average_pool(h, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), 4, 6),
+    "global pool": lambda h: F.mul(h, F.sigmoid(conv(F.global_average_pool(h), 6, 6, 1))),
+    "depthwise": lambda h: conv(h, 6, 1, 3, group=6, pads=(1, 1, 1, 1)),
+    "concat": lambda h: conv(F.concat([h, F.relu(h)], axis=1), 4, 12, 2),
+    "sum of branches": lambda h: F.add(conv(h, 6, 6, 1), F.sum(h, F.relu(h), F.tanh(h))),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_keep_the_layout(name: str) -> None:
+    x, w = Value(TensorType("float32", ("N", 3, 9, 8)), "x"), Value(TensorType("float32", (6, 3, 3, 1)), "w")
+    loss = F.reduce_sum_square(TRAINED[name](F.conv(x, w)), keepdims=False)
+    graph = Graph([x, w], [loss, *gradient([loss], [w, x])])
+    result = run_passes(channels_last(graph), CLEANUP)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 9, 8), (6, 3, 3, 1))]
+    for got, want in zip(evaluate(result, arrays), evaluate(graph, arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * float(np.abs(want).max()))
+    names = ops(result)
+    assert {"ChannelsLastConv", "ChannelsLastConvGradInput", "ChannelsLastConvGradWeight"} <= set(names)
+    assert names.count("Transpose") == 2, names  # of x, and of its gradient
+    assert not {"MaxPoolGrad", "AveragePoolGrad", "BatchNormGrad", "ConvGradInput", "ConvGradWeight"} & set(names)
+
+
+def test_indices_that_others_read_keep_the_standard_pool() -> None:
+    def build(x: Value) -> list[Any]:
+        h = conv(x, 4, 3)
+        y, indices = F.max_pool(h, kernel_shape=(2, 2))
+        return [y, F.max_pool_grad(F.relu(y), indices, h), indices]
+
+    assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build)))
+
+
+def test_indices_for_another_shape_keep_the_standard_pool() -> None:
+    def build(x: Value) -> list[Any]:
+        h = conv(x, 4, 3)
+        y, indices = F.max_pool(h, kernel_shape=(2, 2))
+        return [y, F.max_pool_grad(F.relu(y), indices, F.neg(h))]
+
+    assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build)))
+
+
+def test_windows_of_many_elements_keep_the_standard_pool() -> None:
+    def build(x: Value) -> list[Value]:
+        h = conv(x, 2, 3, 1)
+        loss = F.reduce_sum_square(F.max_pool(h, kernel_shape=(17, 16))[0], keepdims=False)
+        return gradient([loss], [x])
+
+    assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build, (1, 3, 18, 17))))
+
+
+@pytest.mark.parametrize("target", [(2, 3, 7, 6), (7, 6)], ids=str)
+def test_what_is_spread_over_positions(target: tuple[int, ...]) -> None:
+    def build(x: Value) -> Value:
+        spread = F.expand(F.global_average_pool(x), np.array(target))
+        made: Value = conv(F.add(conv(x, 3, 3), spread), 4, 3)
+        return made
+
+    converted(build, (2, 3, 9, 8))
+
+
+def test_gradients_of_gradients() -> None:
+    def build(x: Value) -> list[Value]:
+        y = F.reduce_sum_square(F.tanh(conv(x, 4, 3)), keepdims=False)
+        (dx,) = gradient([y], [x])
+        return gradient([F.reduce_sum_square(dx, keepdims=False)], [x])
+
+    names = ops(converted(build, (1, 3, 6, 5)))
+    assert not {"ConvGradInput", "ConvGradWeight", "Conv"} & set(names)
+
+
+def test_gradients_in_double_precision_stay() -> None:
+    x, w = (Value(TensorType("float64", (2, 2, 4, 4)), n) for n in ("x", "w"))
+    graph = Graph([x, w], [F.conv_grad_input(x, w, x, pads=(1, 2, 2, 1))])
+    assert ops(channels_last(graph)) == ["ConvGradInput"]

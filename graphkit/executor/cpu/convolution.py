@@ -69,7 +69,28 @@ def _fused_conv(node: Node, context: KernelContext) -> Any:
 
 @kernel("ChannelsLastConv", DOMAIN, onednn=True)
 def _channels_last_conv(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    # Packed weights, and what follows the convolution, are the library's.
+    if len(node.operands) == 2 and not op.activation and 1 not in context.constant_inputs:
+        x, w, y = _standard(shape(node.inputs[0]), True), shape(node.inputs[1]), _standard(shape(node.output), True)
+        window = _depthwise_window(node, x, w)
+        if window is not None:
+            return native.DepthwiseConvolution(x, y, window, context.threads)
     return _forward(native.Convolution, node, context, last=True)
+
+
+def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> Any:
+    """The window of a convolution with one filter for each channel; None when it is another, or not covered.
+
+    x: [N, C, *spatial], w: [M, C / group, *kernel].
+    """
+    op: Any = node.op
+    if not op.group == x[1] == w[0] or not _is_single(node) or not 1 <= len(w) - 2 <= 3:
+        return None
+    geometry = op.geometry(x, w)
+    if any(p < 0 for p in (*geometry.begin, *geometry.end)):
+        return None
+    return native.PoolWindow(w[2:], geometry.strides, geometry.dilations, geometry.begin, geometry.end)
 
 
 @kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)
@@ -79,25 +100,59 @@ def _channels_last_conv_transpose(node: Node, context: KernelContext) -> Any:
 
 @kernel("ConvGradInput", DOMAIN, onednn=True)
 def _conv_grad_input(node: Node, context: KernelContext) -> Any:
-    if not all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], node.output)):
-        return None
-    op: Any = node.op
-    dy, w, dx = shape(node.inputs[0]), shape(node.inputs[1]), shape(node.output)
-    window = window_of(op.geometry(dx, w))
-    if window is None:
-        return None
-    return native.ConvolutionBackwardData(
-        dy, w, dx, window, pack_weights=1 in context.constant_inputs, threads=library_threads(context)
-    )
+    return _grad_input(node, context, last=False)
+
+
+@kernel("ChannelsLastConvGradInput", DOMAIN, onednn=True)
+def _channels_last_conv_grad_input(node: Node, context: KernelContext) -> Any:
+    return _grad_input(node, context, last=True)
 
 
 @kernel("ConvGradWeight", DOMAIN, onednn=True)
 def _conv_grad_weight(node: Node, context: KernelContext) -> Any:
-    if not all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], node.output)):
+    return _grad_weight(node, context, last=False)
+
+
+@kernel("ChannelsLastConvGradWeight", DOMAIN, onednn=True)
+def _channels_last_conv_grad_weight(node: Node, context: KernelContext) -> Any:
+    return _grad_weight(node, context, last=True)
+
+
+def _is_single(node: Node) -> bool:
+    return all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], *node.outputs))
+
+
+def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
+    if not _is_single(node):
         return None
     op: Any = node.op
-    x, dy, dw = shape(node.inputs[0]), shape(node.inputs[1]), shape(node.output)
+    dy, dx = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
+    w = shape(node.inputs[1])
+    depthwise = _depthwise_window(node, dx, w) if last else None
+    if depthwise is not None:
+        return native.DepthwiseBackwardData(dy, dx, depthwise, context.threads)
+    window = window_of(op.geometry(dx, w))
+    if window is None:
+        return None
+    packs = 1 in context.constant_inputs
+    threads = library_threads(context)
+    return native.ConvolutionBackwardData(
+        dy, w, dx, window, pack_weights=packs, channels_last=last, threads=threads
+    )  # fmt: skip
+
+
+def _grad_weight(node: Node, context: KernelContext, last: bool) -> Any:
+    if not _is_single(node):
+        return None
+    op: Any = node.op
+    x, dy = (_standard(shape(v), last) for v in node.inputs[:2])
+    dw = shape(node.output)
+    depthwise = _depthwise_window(node, x, dw) if last else None
+    if depthwise is not None:
+        return native.DepthwiseBackwardWeights(x, dy, depthwise, context.threads)
     window = window_of(op.geometry(x, dw))
     if window is None:
         return None
-    return native.ConvolutionBackwardWeights(x, dy, dw, window, threads=library_threads(context))
+    return native.ConvolutionBackwardWeights(
+        x, dy, dw, window, channels_last=last, threads=library_threads(context)
+    )  # fmt: skip

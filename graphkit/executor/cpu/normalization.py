@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from graphkit.executor.cpu._base import kernel, native, operand, shape
 from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN
 
 
@@ -116,3 +119,40 @@ def _rms_norm_grad(node: Node, context: KernelContext) -> Any:
 def _batch_norm_grad(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     return native.BatchNormGrad(shape(node.inputs[1]), _dtype(node), _dtype(node, 2), op.epsilon, context.threads)
+
+
+# --- channels last --------------------------------------------------------------------------------
+
+
+def _is_single(node: Node) -> bool:
+    return all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs, *node.outputs))
+
+
+@kernel("ChannelsLastBatchNorm", DOMAIN)
+def _channels_last_batch_norm(node: Node, context: KernelContext) -> Any:
+    if not _is_single(node):
+        return None
+    op: Any = node.op
+    low, high = op.limits
+    residual = operand(node, 5) is not None
+    return native.ChannelsLastBatchNorm(
+        shape(node.inputs[0]), op.epsilon, op.momentum, low=low, high=high, residual=residual, threads=context.threads
+    )
+
+
+@kernel("ChannelsLastBatchNormGrad", DOMAIN)
+def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> Any:
+    if not _is_single(node):
+        return None
+    op: Any = node.op
+    low, high = op.limits
+    if op.activation == "Clip":
+        # The gradient passes at the lower limit itself, too.
+        low = float(np.nextafter(np.float32(low), np.float32(-np.inf)))
+    return native.ChannelsLastBatchNormGrad(
+        shape(node.inputs[1]),
+        passed=(low, high) if op.activation else None,
+        from_y=operand(node, 6) is not None,
+        addend=operand(node, 7) is not None,
+        threads=context.threads,
+    )

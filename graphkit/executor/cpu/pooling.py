@@ -6,7 +6,7 @@ from typing import Any
 
 from graphkit.executor.cpu._base import kernel, native, shape
 from graphkit.executor.kernels import KernelContext
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.channels_last import to_first
@@ -88,6 +88,46 @@ def _channels_last(node: Node, context: KernelContext, **mode: bool) -> Any:
     if not _is_covered(node):
         return None
     op: Any = node.op
-    x, y = (tuple(s[i] for i in to_first(len(s))) for s in (shape(node.inputs[0]), shape(node.output)))
+    x, y = _places(node.inputs[0]), _places(node.output)
     window = _pool_window(op, x[2:])
     return window and native.ChannelsLastPool(x, y, window, **mode, threads=context.threads)
+
+
+@kernel("ChannelsLastMaxPoolTaps", DOMAIN)
+def _channels_last_max_pool_taps(node: Node, context: KernelContext) -> Any:
+    x, y = _places(node.inputs[0]), _places(node.outputs[0])
+    window = _tap_window(node, x[2:])
+    return window and native.ChannelsLastMaxPoolTaps(x, y, window, context.threads)
+
+
+@kernel("ChannelsLastMaxPoolGrad", DOMAIN)
+def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> Any:
+    dy, dx = _places(node.inputs[0]), _places(node.output)
+    window = _tap_window(node, dx[2:])
+    return window and native.ChannelsLastMaxPoolGrad(dy, dx, window, context.threads)
+
+
+@kernel("ChannelsLastAveragePoolGrad", DOMAIN)
+def _channels_last_average_pool_grad(node: Node, context: KernelContext) -> Any:
+    if not _is_covered(node):
+        return None
+    op: Any = node.op
+    dy, dx = _places(node.inputs[0]), _places(node.output)
+    window = _pool_window(op, dx[2:])
+    return window and native.ChannelsLastAveragePoolGrad(
+        dy, dx, window, include_pad=op.count_include_pad, threads=context.threads
+    )
+
+
+def _places(value: Value | None) -> tuple[int, ...]:
+    """The shape of data with the channels last, in their standard order."""
+    given = shape(value)
+    return tuple(given[i] for i in to_first(len(given)))
+
+
+def _tap_window(node: Node, spatial: tuple[int, ...]) -> Any:
+    """The native window of a pool whose taps are numbered in one byte; None when it is not covered."""
+    values = [v for v in (*node.inputs, *node.outputs) if v is not None]
+    if any(v.dtype not in (DType.FLOAT32, DType.UINT8) for v in values):
+        return None
+    return _pool_window(node.op, spatial)

@@ -1,3 +1,4 @@
+#include "batch_norm_last.h"
 #include "bindings.h"
 #include "normalization_grad.h"
 
@@ -28,6 +29,19 @@ void bind_normalization(nb::module_& m) {
     nb::class_<BatchNormGrad, Kernel>(m, "BatchNormGrad")
         .def(nb::init<const Dims&, const std::string&, const std::string&, double, int>(), "x"_a, "type"_a,
              "scale_type"_a, "epsilon"_a, "threads"_a = 0);
+    nb::class_<ChannelsLastBatchNorm, Kernel>(m, "ChannelsLastBatchNorm")
+        .def(nb::init<Dims, double, double, float, float, bool, int>(), "x"_a, "epsilon"_a, "momentum"_a, nb::kw_only(),
+             "low"_a, "high"_a, "residual"_a = false, "threads"_a = 0);
+    nb::class_<ChannelsLastBatchNormGrad, Kernel>(m, "ChannelsLastBatchNormGrad")
+        .def(
+            "__init__",
+            [](ChannelsLastBatchNormGrad* self, Dims x, std::optional<std::pair<float, float>> passed, bool from_y,
+               bool addend, int threads) {
+                const NormMask mask = passed ? NormMask{true, passed->first, passed->second} : NormMask{};
+                new (self) ChannelsLastBatchNormGrad(std::move(x), mask, from_y, addend, threads);
+            },
+            "x"_a, nb::kw_only(), "passed"_a.none() = nb::none(), "from_y"_a = false, "addend"_a = false,
+            "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -55,11 +55,11 @@ void bind_onednn(nb::module_& m) {
     bind_convolution<Convolution>(m, "Convolution");
     bind_convolution<Deconvolution>(m, "Deconvolution");
     nb::class_<ConvolutionBackwardData, Kernel>(m, "ConvolutionBackwardData")
-        .def(nb::init<Dims, Dims, Dims, const Window&, bool, int>(), "dy"_a, "w"_a, "dx"_a, "window"_a, nb::kw_only(),
-             "pack_weights"_a = false, "threads"_a = 0, NoGil());
+        .def(nb::init<Dims, Dims, Dims, const Window&, bool, bool, int>(), "dy"_a, "w"_a, "dx"_a, "window"_a,
+             nb::kw_only(), "pack_weights"_a = false, "channels_last"_a = false, "threads"_a = 0, NoGil());
     nb::class_<ConvolutionBackwardWeights, Kernel>(m, "ConvolutionBackwardWeights")
-        .def(nb::init<Dims, Dims, Dims, const Window&, bool, int>(), "x"_a, "dy"_a, "dw"_a, "window"_a, nb::kw_only(),
-             "bias"_a = false, "threads"_a = 0, NoGil());
+        .def(nb::init<Dims, Dims, Dims, const Window&, bool, bool, int>(), "x"_a, "dy"_a, "dw"_a, "window"_a,
+             nb::kw_only(), "bias"_a = false, "channels_last"_a = false, "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

@@ -1,6 +1,8 @@
 #include "bindings.h"
+#include "depthwise_last.h"
 #include "pooling.h"
 #include "pooling_last.h"
+#include "pooling_last_grad.h"
 
 namespace graphkit {
 
@@ -32,6 +34,19 @@ void bind_pooling(nb::module_& m) {
                 new (self) ChannelsLastPool(std::move(x), std::move(y), window, mode, threads);
             },
             "x"_a, "y"_a, "window"_a, nb::kw_only(), "maximum"_a, "include_pad"_a = false, "threads"_a = 0);
+    nb::class_<ChannelsLastMaxPoolTaps, Kernel>(m, "ChannelsLastMaxPoolTaps")
+        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "y"_a, "window"_a, "threads"_a = 0);
+    nb::class_<ChannelsLastMaxPoolGrad, Kernel>(m, "ChannelsLastMaxPoolGrad")
+        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
+    nb::class_<ChannelsLastAveragePoolGrad, Kernel>(m, "ChannelsLastAveragePoolGrad")
+        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
+             "threads"_a = 0);
+    nb::class_<DepthwiseConvolution, Kernel>(m, "DepthwiseConvolution")
+        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "y"_a, "window"_a, "threads"_a = 0);
+    nb::class_<DepthwiseBackwardData, Kernel>(m, "DepthwiseBackwardData")
+        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
+    nb::class_<DepthwiseBackwardWeights, Kernel>(m, "DepthwiseBackwardWeights")
+        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "dy"_a, "window"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

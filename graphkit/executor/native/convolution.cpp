@@ -97,11 +97,27 @@ void add_weights(Operation& operation, bool packed, const memory::desc& given, c
     }
 }
 
+// The shape of an array of [N, C, spatial].
+Dims placed(const Dims& dims, bool last) {
+    return last ? channels_last(dims) : dims;
+}
+
+// Data [N, C, spatial] as a gradient takes them: with the channels last, or as it likes them best.
+memory::desc data_layout(const Dims& dims, bool last) {
+    return last ? laid_out(dims, last, kF32) : any(dims, kF32);
+}
+
 dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims& w, const Dims& y,
-                                                       const Window& window) {
-    return {engine(),       prop_kind::forward_training,    algorithm::convolution_direct,
-            any(x, kF32),   any(grouped(w, window.groups), kF32), any(y, kF32),
-            window.strides, library_dilations(window),      window.pads_begin,
+                                                       const Window& window, bool last) {
+    return {engine(),
+            prop_kind::forward_training,
+            algorithm::convolution_direct,
+            data_layout(x, last),
+            any(grouped(w, window.groups), kF32),
+            data_layout(y, last),
+            window.strides,
+            library_dilations(window),
+            window.pads_begin,
             window.pads_end};
 }
 
@@ -148,11 +164,14 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
 }
 
 ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
-                                                 int threads)
+                                                 bool channels_last, int threads)
     : LibraryKernel("ConvolutionBackwardData", threads) {
     inputs_ = {{"dy", dy}, {"w", w}};
     outputs_ = {{"dx", dx}};
     check(*this, dx, w, dy, window);
+    const bool last = channels_last;
+    inputs_[0].shape = placed(dy, last);
+    outputs_[0].shape = placed(dx, last);
     empty_ = count(dy) == 0 || count(dx) == 0;
     if (empty_) {
         return;
@@ -161,22 +180,42 @@ ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const
         Team team(threads);
         const Dims weights = grouped(w, window.groups);
         const dnnl::convolution_backward_data::primitive_desc descriptor(
-            engine(), algorithm::convolution_direct, any(dx, kF32), any(weights, kF32), any(dy, kF32), window.strides,
-            library_dilations(window), window.pads_begin, window.pads_end, forward_hint(dx, w, dy, window),
+            engine(), algorithm::convolution_direct, data_layout(dx, last), any(weights, kF32),
+            data_layout(dy, last), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
+            forward_hint(dx, w, dy, window, last),
             Operation::attributes());
-        operation_.input(DNNL_ARG_DIFF_DST, 0, plain(dy, kF32), descriptor.diff_dst_desc());
+        operation_.input(DNNL_ARG_DIFF_DST, 0, laid_out(dy, last, kF32), descriptor.diff_dst_desc());
         add_weights(operation_, pack_weights, plain(weights, kF32), descriptor.weights_desc());
-        operation_.output(DNNL_ARG_DIFF_SRC, 0, plain(dx, kF32), descriptor.diff_src_desc());
+        operation_.output(DNNL_ARG_DIFF_SRC, 0, laid_out(dx, last, kF32), descriptor.diff_src_desc());
         operation_.finish(descriptor, dnnl::convolution_backward_data(descriptor));
     });
 }
 
+namespace {
+
+// From so many channels on, on both sides, a product of matrices is at least as fast as the convolution's gradient.
+constexpr std::int64_t kProductChannels = 64;
+
+// Whether windows are single elements, one for each of the input.
+bool is_pointwise(const Dims& w, const Window& window) {
+    const auto all = [](const Dims& values, std::int64_t value) {
+        return std::all_of(values.begin(), values.end(), [=](std::int64_t v) { return v == value; });
+    };
+    return window.groups == 1 && all(Dims(w.begin() + 2, w.end()), 1) && all(window.strides, 1) &&
+           all(window.pads_begin, 0) && all(window.pads_end, 0);
+}
+
+}  // namespace
+
 ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
-                                                       int threads)
+                                                       bool channels_last, int threads)
     : LibraryKernel("ConvolutionBackwardWeights", threads) {
     inputs_ = {{"x", x}, {"dy", dy}};
     outputs_ = {{"dw", dw}};
     check(*this, x, dw, dy, window);
+    const bool last = channels_last;
+    inputs_[0].shape = placed(x, last);
+    inputs_[1].shape = placed(dy, last);
     if (bias) {
         outputs_.push_back({"dbias", {dw[0]}});
     }
@@ -184,16 +223,33 @@ ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw,
     if (empty_) {
         return;
     }
+    if (last && !bias && is_pointwise(dw, window) && std::min(dw[0], dw[1]) >= kProductChannels) {
+        // dy^T x over all positions. The product comes out in the plain order of the weights.
+        guarded(*this, [&] {
+            Team team(threads);
+            const std::int64_t rows = count(x) / x[1];
+            const memory::desc left({dw[0], rows}, memory::data_type::f32, Dims{1, dw[0]});
+            const memory::desc right = plain({rows, dw[1]}, kF32);
+            const memory::desc product = plain({dw[0], dw[1]}, kF32);
+            const dnnl::matmul::primitive_desc descriptor(engine(), left, right, product, Operation::attributes());
+            operation_.input(DNNL_ARG_SRC, 1, left, left);
+            operation_.input(DNNL_ARG_WEIGHTS, 0, right, right);
+            operation_.output(DNNL_ARG_DST, 0, product, product);
+            operation_.finish(descriptor, dnnl::matmul(descriptor));
+        });
+        return;
+    }
     guarded(*this, [&] {
         Team team(threads);
         const Dims weights = grouped(dw, window.groups);
         const memory::desc bias_layout = bias ? plain({dw[0]}, kF32) : memory::desc();
         const dnnl::convolution_backward_weights::primitive_desc descriptor(
-            engine(), algorithm::convolution_direct, any(x, kF32), any(weights, kF32), bias_layout, any(dy, kF32), window.strides,
-            library_dilations(window), window.pads_begin, window.pads_end, forward_hint(x, dw, dy, window),
+            engine(), algorithm::convolution_direct, data_layout(x, last), any(weights, kF32),
+            bias_layout, data_layout(dy, last), window.strides, library_dilations(window), window.pads_begin,
+            window.pads_end, forward_hint(x, dw, dy, window, last),
             Operation::attributes());
-        operation_.input(DNNL_ARG_SRC, 0, plain(x, kF32), descriptor.src_desc());
-        operation_.input(DNNL_ARG_DIFF_DST, 1, plain(dy, kF32), descriptor.diff_dst_desc());
+        operation_.input(DNNL_ARG_SRC, 0, laid_out(x, last, kF32), descriptor.src_desc());
+        operation_.input(DNNL_ARG_DIFF_DST, 1, laid_out(dy, last, kF32), descriptor.diff_dst_desc());
         operation_.output(DNNL_ARG_DIFF_WEIGHTS, 0, plain(weights, kF32), descriptor.diff_weights_desc());
         if (bias) {
             operation_.output(DNNL_ARG_DIFF_BIAS, 1, bias_layout, descriptor.diff_bias_desc());

@@ -31,16 +31,18 @@ class Convolution final : public LibraryKernel {
     std::vector<std::pair<int, int>> inplace() const override { return residual_inplace(); }
 };
 
-// dx from dy and w: the gradient of Convolution in x.
+// dx from dy and w: the gradient of Convolution in x. With `channels_last` dy and dx lie in memory as [N, spatial, C].
 class ConvolutionBackwardData final : public LibraryKernel {
   public:
-    ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights, int threads);
+    ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights, bool channels_last,
+                            int threads);
 };
 
-// dw (and the bias gradient, when asked) from x and dy.
+// dw (and the bias gradient, when asked) from x and dy, which with `channels_last` lie in memory as [N, spatial, C].
 class ConvolutionBackwardWeights final : public LibraryKernel {
   public:
-    ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias, int threads);
+    ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias, bool channels_last,
+                               int threads);
 };
 
 // y = epilogue(conv_transpose(x, w) + bias). x [N, C, spatial], w [C, M/groups, kernel], y [N, M, spatial].

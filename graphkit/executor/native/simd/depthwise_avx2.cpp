@@ -1,0 +1,9 @@
+#ifdef GRAPHKIT_X86_KERNELS
+#include "simd/depthwise.h"
+
+namespace graphkit {
+
+constinit const DepthwiseFunctions kAvx2Depthwise = kDepthwiseFunctions;
+
+}  // namespace graphkit
+#endif

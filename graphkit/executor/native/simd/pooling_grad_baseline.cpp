@@ -1,0 +1,7 @@
+#include "simd/pooling_grad.h"
+
+namespace graphkit {
+
+constinit const PoolGradientFunctions kBaselinePoolGradients = kPoolGradientFunctions;
+
+}  // namespace graphkit
