@@ -121,6 +121,8 @@ class _Sweep:
             rule = {"": _RULES, DOMAIN: _GRADIENTS}.get(node.op.domain, {}).get(node.op.name)
             if node.op.name == "Transpose" and not node.op.domain:
                 return self._transpose(node)
+            if node.op.name == "After" and node.op.domain == DOMAIN:
+                return self._after(node)
             if node.op.pointwise and len(node.outputs) == 1:
                 results = self._pointwise(node)
             elif rule is not None and (node.op.domain or node.inputs[0] in self._home):
@@ -178,6 +180,17 @@ class _Sweep:
         placed = to_last(_rank(x))
         joint = tuple(placed.index(axis) for axis in order)
         self._standard[node.output] = _transposed(self._last[x], joint, node.output.name)
+        return True
+
+    def _after(self, node: Node) -> bool:
+        """Nothing is read of the token: it stays as it is."""
+        x, token = node.operands
+        seen = self._last[token] if token in self._home else self._in_order(token)
+        if x in self._home:
+            self._last[node.output] = self._node(node, node.op, [self._last[x], seen])[0]  # type: ignore[arg-type]
+            self._home.add(node.output)
+        else:
+            self._standard[node.output] = self._node(node, node.op, [self._in_order(x), seen])[0]  # type: ignore[arg-type]
         return True
 
     # --- operators that see axes ------------------------------------------------------------------
@@ -307,15 +320,23 @@ class _Sweep:
 
     def _batch_norm_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
         dy, x, scale = node.operands
-        for norm in self._norms.get(x, ()):
-            if norm.epsilon == op.epsilon and norm.scale is scale:
-                made = ChannelsLastBatchNormGrad()
-                names = [*(v.name for v in node.outputs), ""]
-                operands = [self._moved(dy), *norm.operands]
-                dx, dscale, db, _ = Node(made, operands, node.name, node.meta, output_names=names).outputs
-                self._standard.update(zip(node.outputs[1:], (dscale, db), strict=True))
-                return [dx]
-        return None
+        known = [n.operands for n in self._norms.get(x, ()) if n.epsilon == op.epsilon and n.scale is scale]
+        if not known and (x not in self._home or x.dtype is not DType.FLOAT32):
+            return None
+        operands = known[0] if known else self._with_statistics(self._last[x], self._in_order(scale), op.epsilon)
+        names = [*(v.name for v in node.outputs), ""]
+        made = Node(ChannelsLastBatchNormGrad(), [self._moved(dy), *operands], node.name, node.meta, output_names=names)
+        self._standard.update(zip(node.outputs[1:], made.outputs[1:3], strict=True))
+        return [made.outputs[0]]
+
+    def _with_statistics(self, x: Value, scale: Value, epsilon: float) -> tuple[Value, ...]:
+        """The operands of a gradient behind dy, where no normalisation of x has its statistics."""
+        axes = ints(*range(_rank(x) - 1))
+        mean = F.reduce_mean(x, axes, keepdims=False)
+        centred = F.sub(x, mean)
+        spread = F.reduce_mean(F.mul(centred, centred), axes, keepdims=False)
+        # Of b nothing is read where there is no activation: a vector of the right size stands for it.
+        return x, scale, scale, mean, F.reciprocal(F.sqrt(F.add(spread, epsilon)))
 
     def _pool_with_taps(self, node: Node, op: Any) -> Sequence[Value] | None:
         """MaxPool whose indices only its gradients read."""

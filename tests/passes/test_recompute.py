@@ -140,3 +140,18 @@ def test_a_copy_waits_for_its_gradient() -> None:
 def test_a_graph_without_backward_part_stays() -> None:
     net = deep(4)
     assert recompute_sqrt(net.graph).apply().nodes == net.graph.nodes
+
+
+def test_copies_keep_the_channels_last() -> None:
+    """Recomputation converts nothing between layouts but the network's input, for the first segment."""
+    x = gk.input("x", ["N", 3, 16, 16])
+    h = x
+    for i in range(8):
+        h = gk.relu(gk.nn.batch_norm(gk.nn.conv2d(h, 8, kernel=3, pad=1, name=f"conv{i}"), name=f"bn{i}"))
+    net = gk.Model({"y": gk.nn.linear(gk.flatten(gk.global_average_pool(h)), 5, name="fc")})
+    shapes = {"x": (4, 3, 16, 16), "target": (4,)}
+    moved = []
+    for recompute in (None, "sqrt"):
+        plan = gk.Trainer(net, threads=1, recompute=recompute).plan(shapes)
+        moved.append(sum(s.op == "Transpose" and s.kernel != "view" for s in plan.steps))
+    assert moved[1] <= moved[0] + 1
