@@ -1,0 +1,80 @@
+"""From the measurements of many processes to the rows of the report on training."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paired import merged, ratios
+from training_workloads import WORKLOADS
+
+# What first steps may differ by; see `training_tasks.differences`.
+LOSS, GRADIENTS, STATISTICS = 1e-5, 1e-4, 1e-4
+# A single tensor: with batch normalisation, an element at the kink of a rectifier may count in one engine and not in
+# the other, and moves the gradients of the layers before it.
+TENSOR, TENSOR_AT_KINKS = 1e-4, 1e-2
+# The peer that stands for the faster of the two of a row.
+FASTEST = "fastest"
+
+
+def training_row(name: str, threads: int, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One workload at one number of threads, from what `training_tasks.time_engines` returned in each process.
+
+    `ratio` is, by peer, its time over graphkit's; under FASTEST, that of the peer with the lower median.
+    """
+    engines = {engine: _engine(engine, processes) for engine in processes[0]}
+    ratio = ratios(processes, engines)
+    if ratio:
+        fastest = min(ratio, key=lambda peer: engines[peer]["seconds"]["p50"])
+        ratio[FASTEST] = {**ratio[fastest], "engine": fastest}
+    return {
+        "workload": name,
+        "title": WORKLOADS[name].title,
+        "threads": threads,
+        "engines": engines,
+        "ratio": ratio,
+    }
+
+
+def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    result = merged(name, processes)
+    if "difference" in result:
+        found = [p[name]["difference"] for p in processes]
+        worst = max(found, key=lambda d: d["gradient"])
+        result["difference"] = {k: max(d[k] for d in found) if isinstance(v, float) else v for k, v in worst.items()}
+        result["wrong"] = _wrong(result["difference"])
+    if "profile" in result:
+        profiles = [p[name]["profile"] for p in processes]
+        for key in ("seconds", "convolutions", "times_floor"):
+            values = [p[key] for p in profiles if p[key] is not None]
+            result["profile"][key] = statistics.median(values) if values else None
+    return result
+
+
+def _wrong(difference: Mapping[str, Any]) -> list[str]:
+    """Which differences are too large, in words."""
+    normalised = difference["statistics"] is not None
+    limits = {
+        "loss": LOSS,
+        "gradients": GRADIENTS,
+        "gradient": TENSOR_AT_KINKS if normalised else TENSOR,
+        "statistics": STATISTICS,
+    }
+    names = {"gradient": f"the gradient of {difference['worst']}"}
+    return [
+        f"{names.get(key, key)} differs by {difference[key]:.1e}"
+        for key, limit in limits.items()
+        # Not a number is wrong too.
+        if difference[key] is not None and not difference[key] <= limit
+    ]
+
+
+def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Engines that did not run a workload or computed something else, one line each."""
+    lines: dict[str, None] = {}
+    for row in rows:
+        for engine, result in row["engines"].items():
+            for problem in [result["error"]] if "error" in result else result.get("wrong", ()):
+                lines[f"{row['workload']}, {engine}: {problem}"] = None
+    return list(lines)
