@@ -15,8 +15,8 @@ from graphkit.checks.timing import geometric_mean, paired_ratio
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a chart shows: `title` names it, `titles` the engines. `base` is the one whose speed is 1; `marked` are those
-    beside it and graphkit, with the class of the mark of each."""
+    """What a chart shows: `title` names it, `titles` the engines. `base` is the one whose speed is 1; `marked` are
+    those beside it and graphkit, with the kind of mark of each: dot or diamond."""
 
     title: str
     titles: Mapping[str, str]
@@ -51,9 +51,8 @@ def chart(result: Mapping[str, Any], comparison: Comparison) -> str:
     rows = result["rows"]
     counts = sorted({row["threads"] for row in rows})
     names = list(dict.fromkeys(row["workload"] for row in rows))
-    panels = {
-        threads: _speeds([r for r in rows if r["threads"] == threads], names, comparison.base) for threads in counts
-    }
+    base = comparison.base
+    panels = {threads: _speeds([r for r in rows if r["threads"] == threads], names, base) for threads in counts}
     every = [r["median"] for panel in panels.values() for row in panel.values() for r in row.values()]
     reach = max(_LEAST, min(_LIMIT, math.ceil(max((abs(math.log2(v)) for v in every), default=0))))
     titles = {row["workload"]: row["title"] for row in rows}

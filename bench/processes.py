@@ -79,7 +79,13 @@ def add_choices(parser: argparse.ArgumentParser, option: str, kind: str, known: 
 def add_repetition(parser: argparse.ArgumentParser) -> None:
     """How long to measure, with how many threads."""
     parser.add_argument("--quick", action="store_true", help="2 restarts of 3 short rounds, without intervals to trust")
-    parser.add_argument("--threads", type=_counts, default=None, metavar="COUNTS", help="default: 1 and all cores")
+    parser.add_argument(
+        "--threads",
+        type=_counts,
+        default=None,
+        metavar="COUNTS",
+        help="after commas (default: 1 and all cores)",
+    )
     parser.add_argument("--restarts", type=int, help="processes per workload and number of threads (default: 5)")
     parser.add_argument("--rounds", type=int, help="rounds per process (default: 9)")
     parser.add_argument("--seconds", type=float, help="of an engine's turn in a round, at least one run (default: 0.1)")

@@ -26,7 +26,7 @@ def build(name: str, **options: Any) -> nn.Module:
 
 @dataclass(frozen=True)
 class Slot:
-    """A parameter or running statistic. Of an LSTM: tensors of one kind, whose gates ONNX has joined in another order."""
+    """A parameter or running statistic. Of an LSTM: tensors of one kind, joined, with the gates in ONNX's order."""
 
     tensors: tuple[Tensor, ...]
     gates: bool = False

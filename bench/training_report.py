@@ -9,10 +9,10 @@ from training_engines import TITLES
 from training_rows import FASTEST, TENSOR_AT_KINKS, failures
 
 _TIMES = (
-    "Medians in milliseconds of a step: forward, backward, update. *to PEER*: the peer's time over graphkit's, paired by "
-    "round, with its 95% interval: above 1 graphkit is faster; *to the faster* of the two peers of the row. *floor*: "
-    "graphkit's time over that of its convolutions alone, in the same step. *loss*, *gradients*: difference of the first "
-    "step from the first peer's, relative; gradients are compared as one vector."
+    "Medians in milliseconds of a step: forward, backward, update. *to PEER*: the peer's time over graphkit's, paired "
+    "by round, with its 95% interval: above 1 graphkit is faster; *to the faster* of the row's two peers. *floor*: "
+    "graphkit's time over that of its convolutions alone, in the same step. *loss*, *gradients*: difference of the "
+    "first step from the first peer's, relative; gradients are compared as one vector."
 )
 _MEMORY = (
     "Peak resident memory of a process in MB during three steps, beyond what the imported engine takes: parameters, "
@@ -30,6 +30,7 @@ def report(result: Result) -> str:
         "# Training, float32, SGD with momentum",
         about(result, TITLES),
         _left_out(result),
+        _TIMES if counts else "",
         *(_times(result, threads, present) for threads in counts),
         memory(result, present, TITLES, _MEMORY),
         *(_operators(result, threads) for threads in counts),
@@ -70,12 +71,10 @@ def _times(result: Result, threads: int, present: Sequence[str]) -> str:
     means = {m["peer"]: m for m in result["means"] if m["threads"] == threads}
     if means:
         body.append(mean_row(means, present, compared, 3))
-    note = _TIMES
     missing = sorted({w for m in means.values() for w in m["left_out"]})
-    if missing:
-        note += f" Not in every mean: {', '.join(missing)}."
-    single = _at_kinks(result, threads)
-    return "\n\n".join([heading(threads), table(head, body), note + single])
+    note = f"Not in every mean: {', '.join(missing)}." if missing else ""
+    parts = [heading(threads), table(head, body), note, _at_kinks(result, threads)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _at_kinks(result: Result, threads: int) -> str:
@@ -90,7 +89,7 @@ def _at_kinks(result: Result, threads: int) -> str:
     if not found:
         return ""
     return (
-        f" In networks with batch normalisation a single tensor's gradient differs by up to {max(found):.0e} "
+        f"In networks with batch normalisation a single tensor's gradient differs by up to {max(found):.0e} "
         f"(allowed: {TENSOR_AT_KINKS:.0e}): rounding decides about elements at the kink of a rectifier."
     )
 

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from paired import merged, ratios
 from training_workloads import WORKLOADS
 
@@ -40,9 +41,7 @@ def training_row(name: str, threads: int, processes: Sequence[Mapping[str, Any]]
 def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result = merged(name, processes)
     if "difference" in result:
-        found = [p[name]["difference"] for p in processes]
-        worst = max(found, key=lambda d: d["gradient"])
-        result["difference"] = {k: max(d[k] for d in found) if isinstance(v, float) else v for k, v in worst.items()}
+        result["difference"] = _largest([p[name]["difference"] for p in processes])
         result["wrong"] = _wrong(result["difference"])
     if "profile" in result:
         profiles = [p[name]["profile"] for p in processes]
@@ -50,6 +49,16 @@ def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]
             values = [p[key] for p in profiles if p[key] is not None]
             result["profile"][key] = statistics.median(values) if values else None
     return result
+
+
+def _largest(differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of each kind the largest difference; not a number is larger than all."""
+    largest: dict[str, Any] = {}
+    for key in ("loss", "gradients", "gradient", "statistics"):
+        values = [d[key] for d in differences if d[key] is not None]
+        largest[key] = float(np.max(values)) if values else None
+    largest["worst"] = differences[int(np.argmax([d["gradient"] for d in differences]))]["worst"]
+    return largest
 
 
 def _wrong(difference: Mapping[str, Any]) -> list[str]:

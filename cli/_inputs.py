@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from graphkit.model import Model
 
 def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int) -> Feeds:
     """Arrays for every input of `model`; guessed dimensions are announced on stderr."""
-    given, shapes = parse_inputs(model, texts)
+    given, shapes = parse_inputs(model.inputs, texts)
     feeds = make_feeds(model, fill, given=given, shapes=shapes, seed=seed)
     if feeds.announcement:
         log(feeds.announcement)
     return feeds
 
 
-def parse_inputs(model: Model, texts: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+def parse_inputs(inputs: Sequence[str], texts: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Arrays and shapes by input name. `NAME=FILE.npz` takes the array of that name, or the only one in the file;
     `FILE.npz` alone takes every array whose name is an input's."""
     given: dict[str, Any] = {}
@@ -34,11 +35,9 @@ def parse_inputs(model: Model, texts: tuple[str, ...]) -> tuple[dict[str, Any], 
             given[name] = _array(Path(path), name)
         elif text.endswith(".npz"):
             arrays = _read(Path(text))
-            given |= {n: arrays[n] for n in model.inputs if n in arrays}
+            given |= {n: arrays[n] for n in inputs if n in arrays}
             if not given.keys() & arrays.keys():
-                raise InputError(
-                    f"{text} holds {', '.join(arrays) or 'nothing'}; the model's inputs are {', '.join(model.inputs)}"
-                )
+                raise InputError(f"{text} holds {', '.join(arrays) or 'nothing'}; the inputs are {', '.join(inputs)}")
         else:
             name, shape = _shape(text)
             shapes[name] = shape
