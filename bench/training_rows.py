@@ -44,11 +44,24 @@ def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         result["difference"] = _largest([p[name]["difference"] for p in processes])
         result["wrong"] = _wrong(result["difference"])
     if "profile" in result:
-        profiles = [p[name]["profile"] for p in processes]
-        for key in ("seconds", "convolutions", "times_floor"):
-            values = [p[key] for p in profiles if p[key] is not None]
-            result["profile"][key] = statistics.median(values) if values else None
+        result["profile"] = _mean_profile([p[name]["profile"] for p in processes])
     return result
+
+
+def _mean_profile(profiles: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over processes, except for the median of `times_floor`."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for profile in profiles:
+        for operator in profile["operators"]:
+            found.setdefault((operator["operator"], operator["kind"]), []).append(operator["seconds"])
+    operators = [{"operator": o, "kind": k, "seconds": sum(s) / len(profiles)} for (o, k), s in found.items()]
+    floors = [p["times_floor"] for p in profiles if p["times_floor"] is not None]
+    return {
+        "seconds": statistics.fmean(p["seconds"] for p in profiles),
+        "convolutions": statistics.fmean(p["convolutions"] for p in profiles),
+        "times_floor": statistics.median(floors) if floors else None,
+        "operators": sorted(operators, key=lambda o: -o["seconds"]),
+    }
 
 
 def _largest(differences: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def _norm(array: np.ndarray) -> float:
 
 
 def _profiled(step: Callable[[], object]) -> dict[str, Any]:
-    """Of a step: seconds, those in convolutions, and those by operator, each the median of several steps."""
+    """Of a step: seconds, those in convolutions, and those by operator."""
     profiles = []
     for _ in range(_PROFILED):
         with gk.profile() as recorded:
@@ -99,17 +99,18 @@ def _profiled(step: Callable[[], object]) -> dict[str, Any]:
 
 
 def profile_summary(profiles: Sequence[Profile]) -> dict[str, Any]:
-    """`convolutions` are the operators with Conv in their name; `times_floor` is a step's time over theirs."""
+    """Means over steps; `convolutions` are the operators with Conv in their name, and `times_floor` is the median of a
+    step's time over theirs."""
     found: dict[tuple[str, str], list[float]] = {}
     for profile in profiles:
         for operator in profile.operators:
             found.setdefault((operator.operator, operator.kind), []).append(operator.seconds)
     convolutions = [sum(o.seconds for o in p.operators if "Conv" in o.operator) for p in profiles]
     quotients = [p.seconds / seconds for p, seconds in zip(profiles, convolutions, strict=True) if seconds]
-    operators = [{"operator": o, "kind": k, "seconds": statistics.median(s)} for (o, k), s in found.items()]
+    operators = [{"operator": o, "kind": k, "seconds": sum(s) / len(profiles)} for (o, k), s in found.items()]
     return {
-        "seconds": statistics.median(p.seconds for p in profiles),
-        "convolutions": statistics.median(convolutions),
+        "seconds": statistics.fmean(p.seconds for p in profiles),
+        "convolutions": statistics.fmean(convolutions),
         "times_floor": statistics.median(quotients) if quotients else None,
         "operators": sorted(operators, key=lambda o: -o["seconds"]),
     }

@@ -34,15 +34,15 @@ class Workload:
     def net(self) -> gk.Model:
         """The network with its initial parameters, the same every time.
 
-        The channels of batch normalisation get mean 2 and a deviation around 1, in place of 0 and 1. With a mean of 0
-        some elements lie so near to the kink of a rectifier that rounding decides, and a chain of normalisations
+        The channels of batch normalisation get mean 3 and a deviation around 1, in place of 0 and 1. With a mean of 0
+        some elements lie so near to the kinks of ReLU and ReLU6 that rounding decides, and a chain of normalisations
         amplifies what that changes in the gradients: in float32 no two engines would agree.
         """
         net = gk.models.build(self.network, **self.options)
         random = np.random.default_rng(0)
         for norm in [n.removesuffix("_running_mean") for n in net.params if n.endswith("_running_mean")]:
             shape = net.params[f"{norm}_bias"].shape
-            net.params[f"{norm}_bias"] = np.full(shape, 2, np.float32)
+            net.params[f"{norm}_bias"] = np.full(shape, 3, np.float32)
             net.params[f"{norm}_weight"] = random.uniform(0.7, 1.3, shape).astype(np.float32)
         return net
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from graphkit.cli._inputs import Batch
 from graphkit.cli._options import (
     device_options,
     external_root_option,
@@ -86,14 +87,11 @@ def command(
     net = read_model(model, external_root)
     threads = threads or config.num_threads()
     result: dict[str, Any] = {"model": net.name, "device": device, "threads": threads}
-    given = {"inputs": inputs, "fill": fill, "seed": seed, "batch": batch}
-    calls: Calls
+    given = Batch(inputs, batch, fill, seed)
     if training:
-        options = {"loss": loss, "optimizer": optimizer, "recompute": recompute}
-        calls = _training(net, result, **given, **options)
+        calls = _training(net, result, given, loss, optimizer, recompute)
     else:
-        source = None if against == "nothing" else model
-        calls = _inference(net, result, source, **given, rtol=rtol, atol=atol)
+        calls = _inference(net, result, given, None if against == "nothing" else model, rtol, atol)
     if result["fallbacks"]:
         log(f"without a native kernel: {', '.join(result['fallbacks'])}")
     recorded = _time(calls, result, runs, trace)
@@ -102,22 +100,12 @@ def command(
 
 
 def _inference(
-    net: Model, result: dict[str, Any], other_source: str | None, *, inputs: tuple[str, ...], fill: str, seed: int,
-    batch: int | None, rtol: float | None, atol: float | None,
-) -> Calls:  # fmt: skip
+    net: Model, result: dict[str, Any], batch: Batch, other_source: str | None, rtol: float | None, atol: float | None
+) -> Calls:
     """A run of each engine; `result` learns of what is run, and of the outputs compared."""
-    from graphkit.checks.inputs import concrete_shapes, make_feeds
     from graphkit.checks.verify import compare_outputs, random_nodes
-    from graphkit.cli._inputs import parse_inputs
 
-    given, shapes = parse_inputs(net.inputs, inputs)
-    known = shapes | {name: np.shape(array) for name, array in given.items()}
-    shapes, guesses = concrete_shapes(net, known, batch)
-    if guesses:
-        log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
-    shapes = {name: shape for name, shape in shapes.items() if name not in given}
-    feeds = make_feeds(net, fill, given=given, shapes=shapes, seed=seed).arrays
-
+    feeds = batch.arrays(net, net.inputs)
     executor = net.compile(result["device"], threads=result["threads"])
     outputs = executor.run(feeds)
     calls: Calls = {"graphkit": lambda: executor.run(feeds)}
@@ -138,14 +126,13 @@ def _inference(
 
 
 def _training(
-    net: Model, result: dict[str, Any], *, inputs: tuple[str, ...], fill: str, seed: int, batch: int | None,
-    loss: str, optimizer: str, recompute: Any,
-) -> Calls:  # fmt: skip
+    net: Model, result: dict[str, Any], batch: Batch, loss: str, optimizer: str, recompute: str | int | None
+) -> Calls:
     """A step of training; `result` learns of it."""
     from graphkit.cli._training_bench import training_step
 
-    switches = {"device": result["device"], "threads": result["threads"], "recompute": recompute}
-    step = training_step(net, loss, optimizer, inputs, batch, fill, seed, **switches)
+    switches = {"device": result["device"], "threads": result["threads"], "seed": batch.seed, "recompute": recompute}
+    step = training_step(net, loss, optimizer, batch, **switches)
     result["inputs"] = {n: list(a.shape) for n, a in step.feeds.items()}
     result["fallbacks"] = step.plan.fallbacks
     result["training"] = {
