@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +21,14 @@ def timed(calls: Mapping[str, Callable[[], object]], task: Mapping[str, Any]) ->
         name: {"seconds": summarise(rounds).as_dict(), "rounds": [float(np.median(r)) for r in rounds]}
         for name, rounds in times.items()
     }
+
+
+def return_freed_memory() -> None:
+    """What was freed goes back to the system, or it would count as resident. Only glibc keeps much of it."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def reset_peak() -> None:

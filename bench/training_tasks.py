@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import training_engines as engines
-from measurement import one_line, peak_bytes, reset_peak, resident_bytes, timed
+from measurement import one_line, peak_bytes, reset_peak, resident_bytes, return_freed_memory, timed
 from training_workloads import WORKLOADS
 
 import graphkit as gk
@@ -124,7 +123,7 @@ def peak_memory(task: Mapping[str, Any]) -> dict[str, Any]:
     before = resident_bytes()
     runner = engines.open_engine(task["engine"], workload, task["threads"])
     runner.step()
-    gc.collect()
+    return_freed_memory()
     reset_peak()
     for _ in range(_STEPS):
         runner.step()
