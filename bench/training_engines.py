@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from training_workloads import LEARNING_RATE, MOMENTUM, Workload
+from training_workloads import LEARNING_RATE, MOMENTUM, TINY, Workload
 
 import graphkit as gk
 
@@ -38,15 +38,9 @@ def versions() -> dict[str, str | None]:
     return {"graphkit": metadata.version("graphkit"), "torch": torch, "compiled": torch}
 
 
-def load(name: str) -> None:
-    """Import an engine, so that what is measured afterwards does not include that."""
-    from graphkit.executor.kernels import load_device
-
-    load_device("cpu")
-    if name != "graphkit":
-        import torch_zoo  # noqa: F401
-    if name == "compiled":
-        import torch._inductor.compile_fx  # noqa: F401
+def load(name: str, threads: int) -> None:
+    """Import all that an engine needs, by a step of a tiny network: what is measured afterwards does not include it."""
+    open_engine(name, TINY, threads).step()
 
 
 def open_engine(name: str, workload: Workload, threads: int) -> Runner:

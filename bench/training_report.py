@@ -15,7 +15,7 @@ _TIMES = (
     "first step from the first peer's, relative; gradients are compared as one vector."
 )
 _MEMORY = (
-    "Peak resident memory of a process in MB during three steps, beyond what the imported engine takes: parameters, "
+    "Peak resident memory of a process in MB during three steps, beyond what the loaded engine takes: parameters, "
     "momenta, and all that a step needs."
 )
 _OPERATORS = "Share of a step of graphkit, by the profile of several; the largest five of each row."

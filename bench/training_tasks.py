@@ -119,7 +119,8 @@ def peak_memory(task: Mapping[str, Any]) -> dict[str, Any]:
     """Resident bytes before the network is built, and at most while three steps are made; the first one, which
     compiles, comes before."""
     workload = WORKLOADS[task["workload"]]
-    engines.load(task["engine"])
+    engines.load(task["engine"], task["threads"])
+    return_freed_memory()
     before = resident_bytes()
     runner = engines.open_engine(task["engine"], workload, task["threads"])
     runner.step()

@@ -80,3 +80,6 @@ WORKLOADS: dict[str, Workload] = {
                  {"user": (4096,), "item": (4096,)}, {"users": 100_000, "items": 50_000, "factors": 64}, "mse"),
     )
 }  # fmt: skip
+
+# No row: see `training_engines.load`.
+TINY = Workload("tiny", "tiny", "mlp", {"x": (2, 4)}, {"inputs": 4, "hidden": (4,), "classes": 2})
