@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from engines import TITLES
 from rows import all_rows, failures
+from tables import Result, about, heading, mean_row, memory, milliseconds, ratio, table
 
-Result = Mapping[str, Any]
-# Above this load average the machine was not this benchmark's alone when it began.
-_QUIET = 0.5
+_MEMORY = "Peak resident memory of a process in MB, beyond what the imported engine takes, from opening the file on."
 
 
 def report(result: Result) -> str:
     """All tables; what was not measured is left out."""
-    machine = result["machine"]
     present = [e for e, version in result["engines"].items() if version is not None]
-    absent = [TITLES[e] for e, version in result["engines"].items() if version is None]
-    options = result["options"]
     parts = [
         "# Inference, float32",
-        f"{result['date']}; {machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; "
-        + ", ".join(f"{TITLES[e]} {result['engines'][e]}" for e in present)
-        + (f". Not installed and left out: {', '.join(absent)}" if absent else "")
-        + f". {options['restarts']} processes of {options['rounds']} rounds for each row"
-        + (" (a quick run: read nothing but orders of magnitude)." if options["quick"] else ".")
-        + (
-            f" Load average {machine['load']:.1f} at the start: other programs ran." if machine["load"] > _QUIET else ""
-        ),
+        about(result, TITLES),
         *(_times(result, threads, present) for threads in sorted({row["threads"] for row in result["rows"]})),
-        _memory(result, present),
+        memory(result, present, TITLES, _MEMORY),
         _creation(result),
         _resize(result),
         _problems(result),
@@ -51,18 +39,15 @@ def _times(result: Result, threads: int, present: Sequence[str]) -> str:
         body.append(
             [
                 row["title"],
-                *(_milliseconds(row["engines"].get(e, {})) for e in present),
-                *(_ratio(row["ratio"].get(e)) for e in peers),
+                *(milliseconds(row["engines"].get(e, {})) for e in present),
+                *(ratio(row["ratio"].get(e)) for e in peers),
                 _percent(mine),
                 f"{mine['difference']:.0e}" if "difference" in mine else "",
             ]
         )
     means = {m["peer"]: m for m in result["means"] if m["threads"] == threads}
     if means:
-        body.append(
-            ["**geometric mean**", *("" for _ in present), *(f"**{_ratio(means.get(e))}**" for e in peers), "", ""]
-        )
-    title = f"## {threads} thread{'s' if threads > 1 else ''}"
+        body.append(mean_row(means, present, peers, 2))
     note = (
         "Medians in milliseconds. *to PEER*: the peer's time over graphkit's, paired by round, with its 95% interval: "
         "above 1 graphkit is faster. *ceiling*: graphkit's part of what a large matrix product reaches "
@@ -73,21 +58,7 @@ def _times(result: Result, threads: int, present: Sequence[str]) -> str:
     left_out = sorted({w for m in means.values() for w in m["left_out"]})
     if left_out:
         note += f" Not in every mean: {', '.join(left_out)}."
-    return "\n\n".join([title, _table(head, body), note])
-
-
-def _memory(result: Result, present: Sequence[str]) -> str:
-    if not result["memory"]:
-        return ""
-
-    def cell(measured: Result) -> str:
-        if "error" in measured:
-            return "error"
-        return f"{(measured['peak'] - measured['before']) / 1e6:.0f}"
-
-    body = [[row["title"], *(cell(row["engines"][e]) for e in present)] for row in result["memory"]]
-    note = "Peak resident memory of a process in MB, beyond what the imported engine takes, from opening the file on."
-    return "\n\n".join(["## Peak memory", _table(["workload", *(TITLES[e] for e in present)], body), note])
+    return "\n\n".join([heading(threads), table(head, body), note])
 
 
 def _creation(result: Result) -> str:
@@ -98,10 +69,10 @@ def _creation(result: Result) -> str:
     for row in result["creation"]:
         for key, label in (("create", "session"), ("first_result", "first result")):
             cells = [f"{1e3 * r[key]:.0f}" if key in (r := row["engines"][e]) else "error" for e in present]
-            body.append([f"{row['title']}: {label}", *cells, _ratio(row["ratio"].get(key))])
+            body.append([f"{row['title']}: {label}", *cells, ratio(row["ratio"].get(key))])
     head = ["from the file to", *(TITLES[e] for e in present), "graphkit over ONNX Runtime"]
     note = "Milliseconds, each in a new process after the import; here less than 1 means that graphkit is faster."
-    return "\n\n".join(["## Session creation", _table(head, body), note])
+    return "\n\n".join(["## Session creation", table(head, body), note])
 
 
 def _resize(result: Result) -> str:
@@ -119,7 +90,7 @@ def _resize(result: Result) -> str:
         "Milliseconds, median and largest of five batch sizes never seen before. *specialise*: making the program; "
         "*first run*: what the first run takes beyond later ones, specialising included."
     )
-    return "\n\n".join(["## A new batch size", _table(["model", "engine", "specialise", "first run"], body), note])
+    return "\n\n".join(["## A new batch size", table(["model", "engine", "specialise", "first run"], body), note])
 
 
 def _problems(result: Result) -> str:
@@ -139,21 +110,6 @@ def _fallbacks(result: Result) -> str:
 
 
 # --- cells --------------------------------------------------------------------------------------------
-
-
-def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    rule = ["---", *("---:" for _ in head[1:])]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *body))
-
-
-def _milliseconds(engine: Result) -> str:
-    if "error" in engine:
-        return "error"
-    return f"{1e3 * engine['seconds']['p50']:.3g}" if "seconds" in engine else ""
-
-
-def _ratio(ratio: Result | None) -> str:
-    return "" if ratio is None else f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
 
 def _percent(engine: Result) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from paired import merged, ratios
 from workloads import WORKLOADS
 
-from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
+from graphkit.checks.timing import paired_ratio
 
 # Outputs that differ by more than this, relative to the largest element, count as wrong.
 TOLERANCE = 1e-4
@@ -35,51 +36,18 @@ def time_row(
     for result in engines.values():
         if "seconds" in result:
             result["percent"] = {limit: 100 * seconds / result["seconds"]["p50"] for limit, seconds in limits.items()}
-    ratios = {}
-    ran = [engine for engine, result in engines.items() if "seconds" in result]
-    for peer in ran if "graphkit" in ran else ():
-        if peer != "graphkit":
-            groups = quotients(processes, peer, "graphkit")
-            ratios[peer] = {**paired_ratio(groups).as_dict(), "groups": groups}
     return {
         "workload": name, "title": WORKLOADS[name].title, "threads": threads, "cost": dict(cost), "engines": engines,
-        "ratio": ratios, "limits": limits,
+        "ratio": ratios(processes, engines), "limits": limits,
     }  # fmt: skip
 
 
-def quotients(processes: Sequence[Mapping[str, Any]], numerator: str, denominator: str) -> Groups:
-    """Per process, per round: the time of one engine over that of the other."""
-    return [[a / b for a, b in zip(p[numerator]["rounds"], p[denominator]["rounds"], strict=True)] for p in processes]
-
-
 def _engine(name: str, processes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    results = [p[name] for p in processes]
-    failed = next((r for r in results if "error" in r), None)
-    if failed is not None:
-        return {"error": failed["error"]}
-    merged: dict[str, Any] = {k: v for k, v in results[0].items() if k not in ("seconds", "rounds", "difference")}
-    merged["rounds"] = [r["rounds"] for r in results]
-    tails = {k: float(np.median([r["seconds"][k] for r in results])) for k in ("p90", "p99")}
-    merged["seconds"] = {
-        "runs": sum(r["seconds"]["runs"] for r in results),
-        "best": min(r["seconds"]["best"] for r in results),
-        "p50": float(np.median([t for r in results for t in r["rounds"]])),
-        **tails,
-    }
-    if "difference" in results[0]:
-        merged["difference"] = max(r["difference"] for r in results)
-        merged["correct"] = merged["difference"] <= TOLERANCE
-    return merged
-
-
-def means(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Geometric means of the ratios by number of threads and peer, with the workloads that they leave out."""
-    for threads in sorted({row["threads"] for row in rows}):
-        chosen = [row for row in rows if row["threads"] == threads]
-        for peer in dict.fromkeys(peer for row in chosen for peer in row["ratio"]):
-            mean = geometric_mean([row["ratio"][peer]["groups"] for row in chosen if peer in row["ratio"]])
-            left_out = [row["workload"] for row in chosen if peer not in row["ratio"]]
-            yield {"threads": threads, "peer": peer, **mean.as_dict(), "left_out": left_out}
+    result = merged(name, processes)
+    if "difference" in result:
+        result["difference"] = max(p[name]["difference"] for p in processes)
+        result["correct"] = result["difference"] <= TOLERANCE
+    return result
 
 
 def creation_row(name: str, threads: int, processes: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

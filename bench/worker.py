@@ -1,13 +1,13 @@
 """One measurement in a process of its own: `python bench/worker.py TASK` with a task as JSON; the result on stdout.
 
 Tasks: `time` (engines interleaved on one workload), `memory` (peak of one engine), `create` (session creation of one
-engine), `resize` (a new batch size in one engine), `ceilings` (the machine's arithmetic and copying).
+engine), `resize` (a new batch size in one engine), `ceilings` (the machine's arithmetic and copying); of training:
+`train`, `train_memory` and `recompute`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from typing import Any
 
 import engines
 import numpy as np
+import training_tasks
 from ceilings import ceilings
 from engines import Model, Runner, open_engine
+from measurement import one_line, peak_bytes, reset_peak, resident_bytes, timed
 from workloads import WORKLOADS, model_file
-
-from graphkit.checks.timing import interleave, summarise
 
 # The batch sizes that `resize` goes to from batch 1.
 BATCHES = (2, 3, 5, 4, 6)
@@ -40,7 +40,7 @@ def time_engines(task: dict[str, Any]) -> dict[str, Any]:
             runner = open_engine(name, model, task["threads"], feeds)
             outputs[name] = runner.fetch(runner.call())
         except Exception as error:  # noqa: BLE001 - the engines' exceptions have no common base; the row shows it
-            results[name] = {"error": _one_line(error, task)}
+            results[name] = {"error": one_line(error, task)}
         else:
             runners[name] = runner
             results[name] = dict(runner.facts)
@@ -50,10 +50,8 @@ def time_engines(task: dict[str, Any]) -> dict[str, Any]:
             results[name]["difference"] = _difference(outputs[name], outputs[reference])
     outputs.clear()
     calls = {name: runner.call for name, runner in runners.items()}
-    times = interleave(calls, task["rounds"], seconds=task["seconds"], seed=task["seed"]) if calls else {}
-    for name, rounds in times.items():
-        results[name]["seconds"] = summarise(rounds).as_dict()
-        results[name]["rounds"] = [float(np.median(r)) for r in rounds]
+    for name, times in timed(calls, task).items():
+        results[name] |= times
     return results
 
 
@@ -72,20 +70,12 @@ def peak_memory(task: dict[str, Any]) -> dict[str, Any]:
     file = model_file(workload, Path(task["folder"]))
     feeds = file.arrays(workload.batch)
     engines.load(task["engine"])
-    # Writing 5 sets the high-water mark to the present size (proc(5)).
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status_bytes("VmRSS")
+    reset_peak()
+    before = resident_bytes()
     runner = open_engine(task["engine"], Model(file.path, workload.network, workload.options), task["threads"], feeds)
     for _ in range(3):
         runner.call()
-    return {"before": before, "peak": _status_bytes("VmHWM")}
-
-
-def _status_bytes(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    if found is None:
-        raise RuntimeError(f"/proc/self/status has no {field}")
-    return int(found.group(1)) * 1024
+    return {"before": before, "peak": peak_bytes()}
 
 
 def creation(task: dict[str, Any]) -> dict[str, Any]:
@@ -141,14 +131,10 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def _one_line(error: BaseException, task: dict[str, Any]) -> str:
-    """What happened, without line breaks and without the folder of the models, which is this machine's affair."""
-    text = " ".join(str(error).split()).replace(f"{task.get('folder')}/", "")
-    return f"{type(error).__name__}: {text[:300]}"
-
-
 TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "time": time_engines, "memory": peak_memory, "create": creation, "resize": resizing, "ceilings": ceilings,
+    "train": training_tasks.time_engines, "train_memory": training_tasks.peak_memory,
+    "recompute": training_tasks.recomputation,
 }  # fmt: skip
 
 
@@ -157,7 +143,7 @@ def main() -> int:
     try:
         result = TASKS[task["task"]](task)
     except Exception as error:  # noqa: BLE001 - whatever an engine raises is this task's result
-        result = {"error": _one_line(error, task)}
+        result = {"error": one_line(error, task)}
     print(json.dumps(result))
     return 0
 

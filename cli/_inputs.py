@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from graphkit.checks.inputs import Feeds, make_feeds
+from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
 from graphkit.cli._output import log
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.model import Model
 
 
 def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int) -> Feeds:
     """Arrays for every input of `model`; guessed dimensions are announced on stderr."""
-    given, shapes = parse_inputs(model, texts)
+    given, shapes = parse_inputs(model.inputs, texts)
     feeds = make_feeds(model, fill, given=given, shapes=shapes, seed=seed)
     if feeds.announcement:
         log(feeds.announcement)
     return feeds
 
 
-def parse_inputs(model: Model, texts: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+@dataclass(frozen=True)
+class Batch:
+    """What the command line says about the arrays of one batch: texts as for `parse_inputs`, the size of symbolic
+    leading dimensions, and how the rest is filled."""
+
+    texts: tuple[str, ...]
+    size: int | None
+    fill: str
+    seed: int
+
+    def arrays(self, subject: Any, names: Sequence[str]) -> dict[str, Any]:
+        """Arrays for the inputs `names` of a Model or Trainer; guessed dimensions are announced on stderr."""
+        given, known = parse_inputs(names, self.texts)
+        for name in (*given, *known):
+            if name not in names:
+                raise InputError(f"no input {name!r}{did_you_mean(name, names)}")
+        known |= {name: np.shape(array) for name, array in given.items()}
+        shapes, guesses = concrete_shapes(subject, known, self.size)
+        if guesses:
+            log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
+        shapes = {name: shape for name, shape in shapes.items() if name not in given}
+        feeds = make_feeds(subject, self.fill, given=given, shapes=shapes, seed=self.seed).arrays
+        return {name: feeds[name] for name in names}
+
+
+def parse_inputs(inputs: Sequence[str], texts: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Arrays and shapes by input name. `NAME=FILE.npz` takes the array of that name, or the only one in the file;
     `FILE.npz` alone takes every array whose name is an input's."""
     given: dict[str, Any] = {}
@@ -34,11 +61,9 @@ def parse_inputs(model: Model, texts: tuple[str, ...]) -> tuple[dict[str, Any], 
             given[name] = _array(Path(path), name)
         elif text.endswith(".npz"):
             arrays = _read(Path(text))
-            given |= {n: arrays[n] for n in model.inputs if n in arrays}
+            given |= {n: arrays[n] for n in inputs if n in arrays}
             if not given.keys() & arrays.keys():
-                raise InputError(
-                    f"{text} holds {', '.join(arrays) or 'nothing'}; the model's inputs are {', '.join(model.inputs)}"
-                )
+                raise InputError(f"{text} holds {', '.join(arrays) or 'nothing'}; the inputs are {', '.join(inputs)}")
         else:
             name, shape = _shape(text)
             shapes[name] = shape

@@ -3,30 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
-from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._inputs import Batch
+from graphkit.cli._options import (
+    device_options,
+    external_root_option,
+    input_options,
+    json_option,
+    read_model,
+    recompute_option,
+)
+from graphkit.cli._output import human_bytes, log, print_json, print_table
+from graphkit.errors import UsageError
+from graphkit.model import Model
+
+if TYPE_CHECKING:
+    from graphkit.executor.profile import Profile
 
 # Rounds that are compared pairwise; without --runs each engine has about SECONDS of timed runs.
 _ROUNDS = 20
 _SECONDS = 3.0
 _TITLES = {"graphkit": "graphkit", "onnxruntime": "ONNX Runtime"}
 
+Calls = dict[str, Callable[[], object]]
+
 
 @click.command()
 @click.argument("model")
 @input_options
 @click.option(
-    "--against", type=click.Choice(["onnxruntime", "nothing"]), default="onnxruntime", show_default=True,
-    help="The engine to compare with, run by run in turns.",
+    "--against", type=click.Choice(["onnxruntime", "nothing"]), default=None,
+    help="The engine to compare with, run by run in turns (default: onnxruntime; with --training there is none).",
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), help="Size of the first dimension of inputs, where it is symbolic.")
 @click.option(
     "--runs", type=click.IntRange(1), help="Timed runs of each engine, at least (default: as many as take 3 seconds)."
+)
+@click.option("--training", is_flag=True, help="Time a training step in place of inference.")
+@click.option("--loss", default="softmax_cross_entropy", show_default=True, help="The loss, with --training.")
+@click.option(
+    "--optimizer", default="sgd", show_default=True, help="The optimizer, with --training; sgd has momentum 0.9."
+)
+@recompute_option
+@click.option(
+    "--profile",
+    "trace",
+    type=click.Path(dir_okay=False),
+    help="Also write a trace for Perfetto or Chrome to this .json file, and print the time of each operator.",
 )
 @click.option("--rtol", type=click.FloatRange(min=0), default=None, help="Relative tolerance of the outputs.")
 @click.option("--atol", type=click.FloatRange(min=0), default=None, help="Absolute tolerance of the outputs.")
@@ -34,7 +62,8 @@ _TITLES = {"graphkit": "graphkit", "onnxruntime": "ONNX Runtime"}
 @external_root_option
 @json_option
 def command(
-    model: str, inputs: tuple[str, ...], fill: str, seed: int, against: str, batch: int | None, runs: int | None,
+    model: str, inputs: tuple[str, ...], fill: str, seed: int, against: str | None, batch: int | None,
+    runs: int | None, training: bool, loss: str, optimizer: str, recompute: str | int | None, trace: str | None,
     rtol: float | None, atol: float | None, device: str, threads: int | None, external_root: str | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Time MODEL: percentiles of graphkit's runs and of ONNX Runtime's, and how many times as fast graphkit is.
@@ -42,38 +71,50 @@ def command(
     The engines take turns in rounds, each warmed up before it is timed; the ratio is the median over rounds of paired
     medians, with its 95% interval. Outputs are compared first. Exit code 1: they differ.
 
+    With --training a run is a step of training on one batch: forward, backward and update.
+
     \b
     graphkit bench net.onnx --batch 16 --threads 4
     graphkit bench net.onnx x:1,3,224,224 --against nothing --runs 200
+    graphkit bench net.onnx --training --batch 64 --profile trace.json
     """
     from graphkit import config
-    from graphkit.checks import timing
-    from graphkit.checks.inputs import concrete_shapes, make_feeds
-    from graphkit.checks.verify import compare_outputs, random_nodes
-    from graphkit.cli._inputs import parse_inputs
 
+    if training and against == "onnxruntime":
+        raise UsageError("--training is for graphkit alone: leave --against out")
+    if recompute is not None and not training:
+        raise UsageError("--recompute is for a training step: add --training")
     net = read_model(model, external_root)
     threads = threads or config.num_threads()
-    given, shapes = parse_inputs(net, inputs)
-    known = shapes | {name: np.shape(array) for name, array in given.items()}
-    shapes, guesses = concrete_shapes(net, known, batch)
-    if guesses:
-        log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
-    shapes = {name: shape for name, shape in shapes.items() if name not in given}
-    feeds = make_feeds(net, fill, given=given, shapes=shapes, seed=seed).arrays
-
-    executor = net.compile(device, threads=threads)
-    outputs = executor.run(feeds)
-    calls: dict[str, Callable[[], object]] = {"graphkit": lambda: executor.run(feeds)}
     result: dict[str, Any] = {"model": net.name, "device": device, "threads": threads}
+    given = Batch(inputs, batch, fill, seed)
+    if training:
+        calls = _training(net, result, given, loss, optimizer, recompute)
+    else:
+        calls = _inference(net, result, given, None if against == "nothing" else model, rtol, atol)
+    if result["fallbacks"]:
+        log(f"without a native kernel: {', '.join(result['fallbacks'])}")
+    recorded = _time(calls, result, runs, trace)
+    _report(result, recorded, as_json)
+    return 1 if any(not o.passed for o in result.get("outputs") or ()) else 0
+
+
+def _inference(
+    net: Model, result: dict[str, Any], batch: Batch, other_source: str | None, rtol: float | None, atol: float | None
+) -> Calls:
+    """A run of each engine; `result` learns of what is run, and of the outputs compared."""
+    from graphkit.checks.verify import compare_outputs, random_nodes
+
+    feeds = batch.arrays(net, net.inputs)
+    executor = net.compile(result["device"], threads=result["threads"])
+    outputs = executor.run(feeds)
+    calls: Calls = {"graphkit": lambda: executor.run(feeds)}
     result["inputs"] = {n: list(a.shape) for n, a in feeds.items() if isinstance(a, np.ndarray)}
     result["fallbacks"] = executor.plan.fallbacks
-    if executor.plan.fallbacks:
-        log(f"without a native kernel: {', '.join(executor.plan.fallbacks)}")
-    if against == "onnxruntime":
+    if other_source is not None:
         from graphkit.onnx_io.compare import OnnxRuntimeModel, runtime_version
 
-        other = OnnxRuntimeModel(model if model.endswith(".onnx") else net.to_onnx(), threads)
+        other = OnnxRuntimeModel(other_source if other_source.endswith(".onnx") else net.to_onnx(), result["threads"])
         calls["onnxruntime"] = other.bound(feeds)
         result["onnxruntime"] = runtime_version()
         if drawing := random_nodes(net):
@@ -81,28 +122,64 @@ def command(
             result["outputs"] = None
         else:
             result["outputs"] = compare_outputs(outputs, other.run(feeds), rtol, atol)
+    return calls
+
+
+def _training(
+    net: Model, result: dict[str, Any], batch: Batch, loss: str, optimizer: str, recompute: str | int | None
+) -> Calls:
+    """A step of training; `result` learns of it."""
+    from graphkit.cli._training_bench import training_step
+
+    switches = {"device": result["device"], "threads": result["threads"], "seed": batch.seed, "recompute": recompute}
+    step = training_step(net, loss, optimizer, batch, **switches)
+    result["inputs"] = {n: list(a.shape) for n, a in step.feeds.items()}
+    result["fallbacks"] = step.plan.fallbacks
+    result["training"] = {
+        "loss": loss,
+        "optimizer": optimizer,
+        "recompute": recompute,
+        "samples": step.samples,
+        "arena_bytes": step.plan.arena_bytes,
+        "activation_bytes": step.plan.activation_bytes,
+    }
+    # The first one also pays for fresh memory.
+    step.run()
+    return {"graphkit": step.run}
+
+
+def _time(calls: Calls, result: dict[str, Any], runs: int | None, trace: str | None) -> Profile | None:
+    """Add the times to `result`; with `trace` record one more run of graphkit in a file of that name."""
+    from graphkit.checks import timing
+    from graphkit.executor.profile import profile
 
     per_round = {"seconds": _SECONDS / _ROUNDS} if runs is None else {"runs": -(-runs // _ROUNDS)}
     rounds = _ROUNDS if runs is None else -(-runs // per_round["runs"])
     times = timing.interleave(calls, rounds, **per_round)  # type: ignore[arg-type]
     result["rounds"] = rounds
     result["seconds"] = {name: timing.summarise(t) for name, t in times.items()}
-    if against == "onnxruntime":
+    if "onnxruntime" in times:
         result["ratio"] = timing.paired_ratio([timing.quotients(times["onnxruntime"], times["graphkit"])])
-    _report(result, as_json)
-    return 1 if any(not o.passed for o in result.get("outputs") or ()) else 0
+    if "training" in result:
+        result["training"]["samples_per_second"] = result["training"]["samples"] / result["seconds"]["graphkit"].p50
+    if trace is None:
+        return None
+    with profile(trace) as recorded:
+        calls["graphkit"]()
+    log(f"wrote {trace}")
+    return recorded
 
 
-def _report(result: dict[str, Any], as_json: bool) -> None:
+def _report(result: dict[str, Any], recorded: Profile | None, as_json: bool) -> None:
     reports = result.get("outputs")
     if as_json:
-        from dataclasses import asdict
-
         plain = result | {"seconds": {name: s.as_dict() for name, s in result["seconds"].items()}}
         if "ratio" in result:
             plain["ratio"] = result["ratio"].as_dict()
         if reports is not None:
             plain["outputs"] = [asdict(o) for o in reports]
+        if recorded is not None:
+            plain["operators"] = [asdict(o) for o in recorded.operators]
         print_json("bench", plain)
         return
     shapes = ", ".join(f"{n}{s}" for n, s in result["inputs"].items())
@@ -111,10 +188,17 @@ def _report(result: dict[str, Any], as_json: bool) -> None:
         for name, s in result["seconds"].items()
     ]
     threads = result["threads"]
-    title = f"{result['model']}: {shapes}; {threads} thread{'s' * (threads > 1)} on {result['device']}"
+    training = result.get("training")
+    what = result["model"] if training is None else f"{result['model']}, a training step"
+    title = f"{what}: {shapes}; {threads} thread{'s' * (threads > 1)} on {result['device']}"
     print_table(title, ["milliseconds", "p50", "p90", "p99", "best", "runs"], rows)
     if "ratio" in result:
         ratio = result["ratio"]
         click.echo(f"graphkit is {ratio.median:.2f} times as fast (95% interval {ratio.low:.2f} to {ratio.high:.2f})")
+    if training is not None:
+        speed, arena = training["samples_per_second"], human_bytes(training["arena_bytes"])
+        click.echo(f"{speed:.4g} samples per second; arena {arena}")
     for report in reports or ():
         click.echo(f"output {report}")
+    if recorded is not None:
+        print_table("time by operator", *recorded.table())

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 from xml.etree import ElementTree
 
+import engines
 import pytest
-from chart import chart
+from chart import Comparison, chart
+from paired import means, quotients
 from report import report
-from rows import all_rows, creation_row, failures, means, quotients, time_row
+from rows import all_rows, creation_row, failures, time_row
 
+SPEED = Comparison("Speed & more", engines.TITLES, "onnxruntime", {"openvino": "dot", "torch": "diamond"})
 CEILING = {"flops": 1e11, "bytes": 1e10}
 COST = {"flops": 10**8, "bytes": 10**7}
 
@@ -126,7 +129,7 @@ def test_the_report() -> None:
 
 def test_the_chart_is_svg_with_every_row() -> None:
     missing = [{"graphkit": {"error": "x"}, "onnxruntime": measured(1.0), "openvino": measured(0.001)}]
-    root = ElementTree.fromstring(chart(result(row(), row(name="lstm-1", processes=missing), row(threads=4))))
+    root = ElementTree.fromstring(chart(result(row(), row(name="lstm-1", processes=missing), row(threads=4)), SPEED))
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert texts.count("2.00x") == 4, "two rows and their means"
     assert texts.count("n/a") == 2

@@ -103,9 +103,61 @@ def test_models_that_draw_are_timed_and_not_compared(call, tmp_path):
     assert "not compared" in err
 
 
+def test_a_training_step(call, folder):
+    options = ["--training", "--batch", "6", "--optimizer", "adam", "--threads", "1", "--runs", "20"]
+    code, out, _ = call(folder / "net.onnx", *options, "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["inputs"] == {"x": [6, 8], "target": [6]}
+    assert list(result["seconds"]) == ["graphkit"]
+    assert result["seconds"]["graphkit"]["runs"] == 20
+    training = result["training"]
+    assert training["optimizer"] == "adam"
+    assert training["samples_per_second"] == pytest.approx(6 / result["seconds"]["graphkit"]["p50"])
+    assert 0 < training["activation_bytes"] <= training["arena_bytes"]
+
+
+def test_recomputation_shows_in_the_memory_of_a_step(call, tmp_path):
+    deep = ["-p", "inputs=8", "-p", f"hidden={','.join(['64'] * 16)}"]
+    assert cli.invoke(["build", "mlp", *deep, "-o", str(tmp_path / "net.json")]) == 0
+    options = ["--training", "--batch", "256", "--threads", "1", "--runs", "1", "--json"]
+    plain = json.loads(call(tmp_path / "net.json", *options)[1])["training"]
+    less = json.loads(call(tmp_path / "net.json", *options, "--recompute", "sqrt")[1])["training"]
+    assert (plain["recompute"], less["recompute"]) == (None, "sqrt")
+    assert less["activation_bytes"] < plain["activation_bytes"]
+
+
+def test_a_training_step_on_given_arrays(call, folder, tmp_path):
+    np.savez(tmp_path / "batch.npz", x=np.ones((5, 8), np.float32), target=np.zeros((5, 10), np.float32))
+    options = ["--training", "--loss", "mse", "--runs", "1", "--threads", "1"]
+    code, out, err = call(folder / "net.onnx", tmp_path / "batch.npz", *options)
+    assert code == 0
+    assert "guessed" not in err
+    title, _, mine, speed = out.splitlines()
+    assert title == "mlp, a training step: x[5, 8], target[5, 10]; 1 thread on cpu"
+    assert mine.startswith("graphkit")
+    assert "samples per second; arena" in speed
+
+
+@pytest.mark.parametrize("options", [["--training"], ["--against", "nothing"]])
+def test_the_time_of_operators(call, folder, tmp_path, options):
+    trace = tmp_path / "trace.json"
+    code, out, _ = call(folder / "net.onnx", *options, "--runs", "1", "--threads", "1", "--profile", trace, "--json")
+    assert code == 0
+    operators = json.loads(out)["operators"]
+    assert sum(o["share"] for o in operators) == pytest.approx(1)
+    assert any("Update" in o["operator"] for o in operators) == ("--training" in options)
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--training", "--against", "onnxruntime"], "--against"),
+        (["--training", "targets:2"], "did you mean 'target'"),
+        (["--training", "--loss", "mse_loss"], "mse_loss"),
+        (["--training", "--optimizer", "sdg"], "sgd"),
+        (["--recompute", "sqrt"], "--training"),
         (["--against", "tensorflow"], "tensorflow"),
         (["y:2,8"], "no input 'y'"),
         (["--runs", "0"], "--runs"),

@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-# The networks of the zoo as PyTorch modules: torch_zoo.py, and what the tests of training graphs share: training.py.
-sys.path.append(str(Path(__file__).parent))
+# What the tests of training graphs share: training.py. It goes before the benchmarks' command of that name, which are
+# here for the networks of the zoo as PyTorch modules: torch_zoo.py.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 
 @pytest.fixture
