@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphkit import models
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
 
@@ -69,10 +70,12 @@ def external_root_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_model(source: str, external_root: str | None = None) -> Model:
-    """Load a path, or a model from stdin for `-`."""
+    """Load a path, or a model from stdin for `-`; raises UsageError, which says how to build one of the zoo."""
     if source == "-":
         data = sys.stdin.buffer.read()
         return load(data, external_root=external_root)
+    if not Path(source).exists() and source in models.names():
+        raise UsageError(f"there is no file {source!r}; `graphkit build {source} -o {source}.json` makes one")
     return load(Path(source), external_root=external_root)
 
 

@@ -70,9 +70,7 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
     for key, text in options.items():
         if key not in known:
             raise UsageError(f"model {name!r} has no option {key!r}{did_you_mean(key, known)}")
-        kind = known[key].annotation
-        kind = kind if isinstance(kind, str) else inspect.formatannotation(kind)
-        chosen[key] = models.Option(key, None, kind).parse(text)
+        chosen[key] = models.Option(key, None, _kind(known[key])).parse(text)
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:
         raise UsageError(f"model {name!r} needs {', '.join(f'-p {k}=...' for k in missing)}")
@@ -81,6 +79,17 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
         raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
     built = built if seed is None else Model.from_graph(built.graph, {}, seed=seed)
     return built if train is None else described(built, train)
+
+
+def _kind(parameter: inspect.Parameter) -> str:
+    """The type of an option: as annotated, else that of the default; a text where neither says it."""
+    if parameter.annotation is not parameter.empty:
+        kind = parameter.annotation
+    else:
+        kind = str if parameter.default in (parameter.empty, None) else type(parameter.default)
+    if kind is tuple:
+        return "tuple[int, ...]"
+    return kind if isinstance(kind, str) else inspect.formatannotation(kind)
 
 
 def with_weights(model: Model, source: Model) -> Model:

@@ -114,9 +114,19 @@ _METRICS = {"softmax_cross_entropy": ("accuracy",), "mse": ("mse",), "huber": ("
 )
 @click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
 @click.option(
-    "--processes", type=click.IntRange(1), default=1, show_default=True, help="Start that many MPI processes."
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Start that many MPI processes; needs --kvstore dist_sync.",
 )
-@click.option("--kvstore", "kvstore_type", default="local", show_default=True, help="local or dist_sync.")
+@click.option(
+    "--kvstore",
+    "kvstore_type",
+    default="local",
+    show_default=True,
+    help="local, or dist_sync: sum gradients over all processes.",
+)
 @device_options
 @external_root_option
 @json_option

@@ -272,7 +272,7 @@ def load(source: Any, *, external_root: str | Path | None = None) -> Model:
     """Read a model: a `.json` or `.onnx` path, a folder that `Trainer.save` wrote, ONNX bytes, or a ModelProto.
 
     Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it.
-    Raises InvalidModel, UnsafeModel or UnsupportedOperator, naming file and node.
+    Raises UsageError without such a file, else InvalidModel, UnsafeModel or UnsupportedOperator, naming file and node.
     """
     if isinstance(source, (str, Path)):
         path = Path(source)

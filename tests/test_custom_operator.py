@@ -84,7 +84,7 @@ def test_json_needs_the_operator(swish: type[gk.Op], tmp_path: Path) -> None:
     network().save(tmp_path / "net.json")
     registry.remove(swish)
     try:
-        with pytest.raises(UnsupportedOperator, match=r"com.example.ScaledSwish \(node 'swish'\)"):
+        with pytest.raises(UnsupportedOperator, match=r"com.example.ScaledSwish \(node 'swish'\); import the module"):
             gk.load(tmp_path / "net.json")
     finally:
         registry.add(swish)

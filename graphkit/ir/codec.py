@@ -236,7 +236,9 @@ class Decoder:
                 stack.extend(field(node, "graphs", dict, f"node {name!r}", {}).values())
         if unknown:
             listed = ", ".join(f"{d or 'ai.onnx'}.{op} (node {name!r})" for (d, op), name in unknown.items())
-            raise UnsupportedOperator(f"unknown operators: {listed}")
+            raise UnsupportedOperator(
+                f"unknown operators: {listed}; import the module that defines an operator of your own before loading"
+            )
 
     def graph(self, record: Mapping[str, Any], where: str = "graph", depth: int = 0) -> Graph:
         if depth > _MAX_NESTING:

@@ -14,7 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.errors import InvalidModel, UnsupportedError, UsageError
 from graphkit.onnx_io.wire import LARGE, LargeTensors, cut_out
 
 OLDEST_OPSET = 1
@@ -54,7 +54,10 @@ class Source(NamedTuple):
 
 
 def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
-    """Parse a path, the bytes of a file, or take a ModelProto; raises InvalidModel saying what is wrong with it."""
+    """Parse a path, the bytes of a file, or take a ModelProto.
+
+    Raises UsageError when there is no such file, InvalidModel saying what is wrong with it.
+    """
     if isinstance(source, ModelProto):
         found = Source(source, source.graph.name or "model", None)
     elif isinstance(source, (bytes, bytearray, memoryview)):
@@ -70,7 +73,7 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
 def _read_file(path: Path) -> tuple[bytes, LargeTensors | None]:
     """The bytes to parse, and the large tensors that are not among them."""
     if not path.exists():
-        raise InvalidModel(f"{path}: no such file")
+        raise UsageError(f"{path}: no such file")
     if path.is_dir():
         raise InvalidModel(f"{path}: is a directory; name the .onnx file inside it")
     if not path.is_file():

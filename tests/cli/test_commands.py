@@ -221,6 +221,28 @@ def test_build_from_a_python_file(call, tmp_path):
     assert json.loads(out)["parameters"] == 3 * 7 + 7
 
 
+def test_options_of_a_python_file_without_annotations_have_the_types_of_their_defaults(call, tmp_path):
+    (tmp_path / "bare.py").write_text(
+        "import graphkit as gk\n"
+        "def make(name, hidden=(4,), width=4, bias=True, scale=1.0):\n"
+        "    h = gk.input('x', ['N', 3])\n"
+        "    for features in (*hidden, width):\n"
+        "        h = gk.nn.linear(h, features, bias=bias) * scale\n"
+        "    return gk.Model({'y': h}, name=name)\n"
+    )
+    options = ("name=mine", "hidden=5,6", "width=7", "bias=false", "scale=0.5")
+    code, out, err = call(
+        "build", f"{tmp_path / 'bare.py'}:make", *(part for o in options for part in ("-p", o)),
+        "-o", tmp_path / "bare.json", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    built = json.loads(out)
+    assert (built["model"], built["parameters"]) == ("mine", 3 * 5 + 5 * 6 + 6 * 7)
+    code, _, err = call("build", f"{tmp_path / 'bare.py'}:make", "-p", "name=x", "-p", "width=7.5", "-o", "no.json")
+    assert code == 2
+    assert "option width: '7.5' is no int" in err
+
+
 @pytest.mark.parametrize("launcher", ["--processes", "mpiexec"])
 def test_two_processes_train_like_one(folder, tmp_path, launcher):
     from graphkit.dist.launch import find_mpiexec

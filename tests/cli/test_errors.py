@@ -44,14 +44,13 @@ GOOD = helper.make_node("Relu", ["x"], ["y"], name="relu")
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "no such file"),
         (b"", "empty"),
         ("truncated", "truncated"),
         (b"\x00\x01\x02 this is not a protobuf message at all" * 5, "ONNX"),
         (b"<!DOCTYPE html>\n<html><head><title>404</title></head></html>", "HTML"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", "LFS"),
     ],
-    ids=["missing", "empty", "truncated", "garbage", "html", "lfs"],
+    ids=["empty", "truncated", "garbage", "html", "lfs"],
 )
 def test_files_that_are_not_models(call, tmp_path, content, message):
     path = tmp_path / "model.onnx"
@@ -60,12 +59,26 @@ def test_files_that_are_not_models(call, tmp_path, content, message):
             path, [helper.make_node("Add", ["x", "w"], ["y"])], initializers=[("w", np.ones(4, np.float32))]
         )
         content = big.read_bytes()[:-20]
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(content)
     code, err = call("inspect", path)
     assert code == INVALID
     assert message.lower() in err.lower()
     assert "model.onnx" in err
+
+
+@pytest.mark.parametrize("name", ["none.onnx", "none.json", "none"])
+def test_a_file_that_does_not_exist_is_a_matter_of_usage(call, tmp_path, name):
+    code, err = call("inspect", tmp_path / name)
+    assert code == USAGE
+    assert name in err
+    assert "no such file" in err
+
+
+def test_a_network_of_the_zoo_is_built_first(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, err = call("inspect", "lenet")
+    assert code == USAGE
+    assert "`graphkit build lenet -o lenet.json` makes one" in err
 
 
 def test_a_damaged_json_is_named(call, tmp_path):

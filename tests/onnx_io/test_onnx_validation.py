@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError
+from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UsageError
 from graphkit.onnx_io.importer import import_model
 from graphkit.onnx_io.validate import NEWEST_OPSET
 
@@ -59,7 +59,7 @@ def test_files_that_are_not_models(tmp_path, content, message):
 
 
 def test_missing_files_and_directories(tmp_path):
-    with pytest.raises(InvalidModel, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         import_model(tmp_path / "none.onnx")
     with pytest.raises(InvalidModel, match="is a directory"):
         import_model(tmp_path)
