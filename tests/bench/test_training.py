@@ -74,9 +74,9 @@ def test_times_and_profile_of_a_workload(small) -> None:
     assert len(measured["rounds"]) == 1
     assert 0 < measured["profile"]["convolutions"] < measured["profile"]["seconds"]
     assert measured["profile"]["times_floor"] > 1
-    assert {"ai.graphkit.SgdUpdate", "ai.graphkit.ConvGradWeight"} <= {
-        o["operator"] for o in measured["profile"]["operators"]
-    }
+    operators = {o["operator"] for o in measured["profile"]["operators"]}
+    assert "ai.graphkit.SgdUpdate" in operators
+    assert any(o.endswith("ConvGradWeight") for o in operators)
 
 
 def test_no_convolutions_no_floor(small) -> None:

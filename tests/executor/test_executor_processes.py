@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -105,7 +106,10 @@ print(grown(8, lengths) < 16, grown(200, lambda: compiled(2)) < 16)
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", HEAD + script], capture_output=True, text=True, timeout=300)
+    # Elsewhere, so that the installed package is found rather than sources beside.
+    command = [sys.executable, "-c", HEAD + script]
+    with tempfile.TemporaryDirectory() as folder:
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")

@@ -85,7 +85,9 @@ def test_processes_share_a_folder(folder: Path) -> None:
         "print(t.network().compile(threads=1).plan.arena_bytes)"
     )
     command = [sys.executable, "-c", script, str(Path(__file__).parent)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    # Elsewhere, so that the installed package is found rather than sources beside.
+    elsewhere = folder.parent
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=elsewhere) for _ in range(4)]
     results = {process.communicate(timeout=120)[0] for process in running}
     assert all(process.returncode == 0 for process in running)
     assert len(results) == 1

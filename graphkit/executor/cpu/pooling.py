@@ -95,6 +95,8 @@ def _channels_last(node: Node, context: KernelContext, **mode: bool) -> Any:
 
 @kernel("ChannelsLastMaxPoolTaps", DOMAIN)
 def _channels_last_max_pool_taps(node: Node, context: KernelContext) -> Any:
+    if not all(context.used_outputs):
+        return None
     x, y = _places(node.inputs[0]), _places(node.outputs[0])
     window = _tap_window(node, x[2:])
     return window and native.ChannelsLastMaxPoolTaps(x, y, window, context.threads)

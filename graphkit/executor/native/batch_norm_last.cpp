@@ -126,7 +126,7 @@ ChannelsLastBatchNorm::ChannelsLastBatchNorm(Dims x, double epsilon, double mome
     if (residual) {
         inputs_.push_back({"residual", x});
     }
-    outputs_ = {{"y", x}};
+    outputs_ = {{"y", x, ElementType::f32, true}};
     for (const char* each : {"running_mean", "running_var", "mean", "inv_std_dev"}) {
         outputs_.push_back({each, vector, ElementType::f32, true});
     }
@@ -185,6 +185,9 @@ void ChannelsLastBatchNorm::run(const void* const* inputs, void* const* outputs,
                 }
             }
         });
+    if (y == nullptr) {
+        return;
+    }
     for_each_part(p, threads(), true, [&](std::int64_t part) {
         for_each_block(p, part, true, [&](std::int64_t first, std::int64_t rows) {
             const std::int64_t offset = first * channels;
@@ -205,7 +208,7 @@ ChannelsLastBatchNormGrad::ChannelsLastBatchNormGrad(Dims x, const NormMask& mas
     inputs_ = {{"dy", x}, {"x", x}, {"scale", vector}, {"b", vector}, {"mean", vector}, {"inv_std_dev", vector}};
     inputs_.push_back({"y", x, ElementType::f32, !from_y});
     inputs_.push_back({"addend", x, ElementType::f32, !addend});
-    outputs_ = {{"dx", x},
+    outputs_ = {{"dx", x, ElementType::f32, true},
                 {"dscale", vector, ElementType::f32, true},
                 {"db", vector, ElementType::f32, true},
                 {"dresidual", x, ElementType::f32, true}};
