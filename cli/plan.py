@@ -65,7 +65,7 @@ def command(
     net = read_model(model, external_root)
     if recompute is not None and not training:
         raise UsageError("--recompute is for a training step: add --training")
-    switches = {"device": device, "threads": threads}
+    switches: dict[str, Any] = {"device": device, "threads": threads}
     # A Trainer has a graph and plans it, as a model does.
     subject: Any = _trainer(net, loss, recompute, switches) if training else net
     bound, guesses = concrete_shapes(subject, parse_shapes(shapes), batch)
