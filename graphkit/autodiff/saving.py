@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from graphkit.ir.graph import Node, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, Op
 from graphkit.ops._carried import without_value
+from graphkit.passes._base import read_positions
 from graphkit.passes.randomness import is_undetermined
 
 
@@ -30,18 +31,9 @@ def read_values(results: Iterable[Value], is_source: Callable[[Value], bool]) ->
             found[value] = found.get(value, False) or elements
         elif value.node is not None and value.node not in seen:
             seen.add(value.node)
-            stack.extend(_operands(value.node))
+            read = set(read_positions(value.node))
+            stack.extend((v, i in read) for i, v in enumerate(value.node.inputs) if v is not None)
     return found
-
-
-def _operands(node: Node) -> Iterator[tuple[Value, bool]]:
-    """Operands, each with whether the node reads its elements."""
-    op = node.op
-    names = op.shape_only if isinstance(op, Op) else ()
-    for position, value in enumerate(node.inputs):
-        if value is not None:
-            shape_only = bool(names) and op.formals[min(position, len(op.formals) - 1)].name in names  # type: ignore[attr-defined]
-            yield value, not shape_only
 
 
 def invariant_values(nodes: Iterable[Node], inputs: Iterable[Value]) -> set[Value]:

@@ -7,6 +7,7 @@ as running by reference. Inside subgraphs that is a call of Python as well.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -60,7 +61,7 @@ class Prepared(NamedTuple):
     function: Any
 
 
-class _LateStep:
+class _LateStep(ABC):
     """A node that the native program asks about, by `make`, when it comes to it."""
 
     scratch_bytes = 0
@@ -70,9 +71,9 @@ class _LateStep:
         self.node = node
         self._by_value = by_value  # operands whose elements are needed to prepare it
 
+    @abstractmethod
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
         """For operands of these shapes (None: the declared one) and elements (None: not needed)."""
-        raise NotImplementedError
 
     def emit(
         self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int

@@ -21,6 +21,11 @@ Pass: TypeAlias = Callable[[Graph], Graph]
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
+def is_control(node: Node) -> bool:
+    """Whether the node is an If, a Loop or a Scan."""
+    return node.op.domain == "" and node.op.name in _CONTROL
+
+
 @uncollected
 def rewrite(
     graph: Graph,
@@ -67,7 +72,7 @@ def map_bodies(node: Node, operands: Sequence[Value | None], transform: Pass) ->
     The branches of an If are such subgraphs; the body of a Loop or Scan is one when an iteration keeps the types of
     what it carries. Others stay as they are, so that a pass may rely on types.
     """
-    if node.op.domain or node.op.name not in _CONTROL:
+    if not is_control(node):
         return node.rebuilt(operands)
     if node.op.name != "If" and not _keeps_types(node, operands):
         return node.rebuilt(operands)

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from graphkit.errors import UsageError
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops import F
 from graphkit.passes._base import elements_read, read_positions
+from graphkit.passes.randomness import is_undetermined
 
 
 def mirrored(graph: Graph, segments: Sequence[frozenset[Node]], kept: frozenset[Value] = frozenset()) -> Graph:
@@ -145,6 +147,10 @@ class _Mirror:
         copies: dict[Value, Value] = {}
         delayed: dict[Value, Value] = {}
         for node in self._closure(part, segment):
+            if is_undetermined(node):
+                raise UsageError(
+                    f"{node.describe()} would draw other numbers when it is computed again: bind_rng first"
+                )
             operands = [None if v is None else copies.get(v, v) for v in node.inputs]
             if not any(v in copies for v in node.operands):
                 # One operand that waits is enough for a node to wait.

@@ -7,12 +7,6 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 
-_CONTROL = frozenset({"If", "Loop", "Scan"})
-
-
-def is_control(node: Node) -> bool:
-    return node.op.domain == "" and node.op.name in _CONTROL
-
 
 def nested_nodes(graph: Graph) -> Iterator[Node]:
     """The nodes of a graph and of all subgraphs in it."""

@@ -12,15 +12,13 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
-from graphkit.passes._base import rewrite
+from graphkit.passes._base import is_control, rewrite
 from graphkit.passes.cse import cse
-
-_CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 def merge_control(graph: Graph) -> Graph:
     """Merge nodes of control flow, with CSE before and after; a graph with less than two is returned as it is."""
-    if sum(_is_control(node) for node in graph.nodes) < 2:
+    if sum(is_control(node) for node in graph.nodes) < 2:
         return graph
     graph, changed = cse(graph), True
     while changed:
@@ -30,14 +28,10 @@ def merge_control(graph: Graph) -> Graph:
     return graph
 
 
-def _is_control(node: Node) -> bool:
-    return node.op.domain == "" and node.op.name in _CONTROL
-
-
 def _merge_once(graph: Graph) -> tuple[Graph, bool]:
     groups: dict[Any, list[Node]] = {}
     for node in graph.nodes:
-        if _is_control(node):
+        if is_control(node):
             op: Any = node.op
             scan = (op.num_scan_inputs, op.scan_input_axes, op.scan_input_directions) if op.name == "Scan" else ()
             groups.setdefault((op.name, node.inputs, scan), []).append(node)

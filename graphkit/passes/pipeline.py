@@ -1,4 +1,4 @@
-"""The passes that prepare a graph for inference, in their order, and what each of them does to a graph."""
+"""The passes that prepare a graph to be run natively, in their order, and what each of them does to a graph."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from graphkit.passes.to_bfloat16 import to_bfloat16
 from graphkit.passes.unstride_transposed import unstride_transposed
 
 # After CLEANUP; what it has folded may simplify more. Composites first: what they consist of is fused. Formulas before
-# transposes move through them; attention before
-# the products that it consists of; weights before products are fused, and late because the nodes that make them are
-# many; products with what follows them before regions take that.
-INFERENCE: tuple[tuple[str, Pass], ...] = (
+# transposes move through them; attention before the products that it consists of; weights before products are fused,
+# and late because the nodes that make them are many; layouts when products have taken in what they can.
+_PRODUCTS_AND_LAYOUTS: tuple[tuple[str, Pass], ...] = (
     ("expand_composites", expand_composites),
     ("simplify", simplify),
     ("scan_axes", scan_axes),
@@ -51,18 +50,23 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("fuse_conv", fuse_conv),
     ("channels_last", channels_last),
     ("eliminate_reshape", eliminate_reshape),
+)
+
+# What products have left over.
+_REGIONS: tuple[tuple[str, Pass], ...] = (
     *CLEANUP,
     ("fuse_batch_norm", fuse_batch_norm),
     ("fuse_pointwise", fuse_pointwise),
 )
+
+INFERENCE = (*_PRODUCTS_AND_LAYOUTS, *_REGIONS)
 
 
 def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
     """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in."""
     if precision == "f32":
         return INFERENCE
-    at = len(INFERENCE) - 2 - len(CLEANUP)
-    return (*INFERENCE[:at], ("to_bfloat16", to_bfloat16), *INFERENCE[at:])
+    return (*_PRODUCTS_AND_LAYOUTS, ("to_bfloat16", to_bfloat16), *_REGIONS)
 
 
 # What becomes possible when the shapes of a prepared graph are known.

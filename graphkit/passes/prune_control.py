@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value, topological
-from graphkit.passes._base import rewrite, use_counts
-
-_CONTROL = frozenset({"If", "Loop", "Scan"})
+from graphkit.passes._base import is_control, rewrite, use_counts
 
 
 def prune_control(graph: Graph) -> Graph:
@@ -19,12 +17,12 @@ def prune_control(graph: Graph) -> Graph:
 
     The condition of a Loop stays, and one scan input of a Scan, for they decide how often the body runs.
     """
-    if not any(_is_control(node) for node in graph.nodes):
+    if not any(is_control(node) for node in graph.nodes):
         return graph
     counts = use_counts(graph)
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        if not _is_control(node):
+        if not is_control(node):
             return None
         read = [i for i, v in enumerate(node.outputs) if counts[v]]
         pruned, kept = (_pruned_if if node.op.name == "If" else _pruned_loop)(node, operands, read)
@@ -33,10 +31,6 @@ def prune_control(graph: Graph) -> Graph:
         return [results.get(i, old) for i, old in enumerate(node.outputs)]
 
     return rewrite(graph, rule)
-
-
-def _is_control(node: Node) -> bool:
-    return node.op.domain == "" and node.op.name in _CONTROL
 
 
 def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:

@@ -10,8 +10,8 @@ import numpy as np
 from graphkit.errors import InvalidModel
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, Op
-from graphkit.passes._base import rewrite
-from graphkit.passes.captures import captured, drop_unused_captures, is_control, lift_updates, nested_nodes
+from graphkit.passes._base import is_control, rewrite
+from graphkit.passes.captures import captured, drop_unused_captures, lift_updates, nested_nodes
 
 
 def to_training(graph: Graph, frozen: Collection[Value] = ()) -> Graph:

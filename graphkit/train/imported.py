@@ -14,8 +14,8 @@ from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
 from graphkit.ops import constant
 from graphkit.ops.constants import Constant
-from graphkit.passes._base import rewrite
-from graphkit.passes.captures import add_captures, is_control, nested_nodes
+from graphkit.passes._base import is_control, rewrite
+from graphkit.passes.captures import add_captures, nested_nodes
 
 # Operands that layers learn, by position; those of BatchNormalization from 3 on are its statistics.
 _LEARNED = {

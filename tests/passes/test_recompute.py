@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import graphkit as gk
+from graphkit.errors import UsageError
 from graphkit.executor.session import Executor
-from graphkit.ir.graph import Graph, topological
+from graphkit.ir.graph import Graph, Node, topological
+from graphkit.passes._base import rewrite
 from graphkit.passes.recompute import recompute_marked, recompute_sqrt
 from graphkit.train.recomputation import prepared
 
@@ -135,6 +137,15 @@ def test_a_copy_waits_for_its_gradient() -> None:
     planned = [position[graph.node_name(n)] for n in copies if graph.node_name(n) in position]
     assert planned
     assert all(p > forward for p in planned)
+
+
+def test_random_nodes_without_a_state_are_refused() -> None:
+    """A copy would draw another mask."""
+    trainer = gk.Trainer(deep(6, dropout=0.4), "mse", threads=1)
+    unbound = Graph(trainer.graph.inputs, trainer.graph.outputs, trainer.graph.updates)
+    drawn = rewrite(unbound, lambda n, v: Node(n.op, v[:3], n.name).outputs if n.op.name == "Dropout" else None)
+    with pytest.raises(UsageError, match=r"Dropout.* would draw other numbers"):
+        recompute_sqrt(drawn).apply()
 
 
 def test_a_graph_without_backward_part_stays() -> None:
