@@ -11,6 +11,7 @@ from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops._gates import ArrayMath, GraphMath
+from graphkit.ops._pointwise import scalar_like
 from graphkit.ops._recurrence import (
     PARAMETERS,
     Recurrence,
@@ -22,7 +23,6 @@ from graphkit.ops._recurrence import (
     stacked,
     swapped,
 )
-from graphkit.ops._pointwise import scalar_like
 from graphkit.ops.activation import keep_where
 from graphkit.ops.recurrent import GRU, LSTM, RNN
 
@@ -76,8 +76,8 @@ class Walk(OfLayer):
 class WalkGrad(OfLayer):
     """From the gradients by a layer's results (None for 0) to those by its gates and initial states.
 
-    Operands are those gradients, then what Walk saved, r, sequence_lens, (p). Results: d_gates [D, T, N, gates * H], the
-    gradients by the initial states, and for each step what is left of CellGradient: `other`, or the terms of dp.
+    Operands are those gradients, then what Walk saved, r, sequence_lens, (p). Results: d_gates [D, T, N, gates * H],
+    the gradients by the initial states, and for each step what is left of CellGradient: `other`, or the terms of dp.
     """
 
     # Columns of the last result, in parts of H.
@@ -282,5 +282,7 @@ class LSTMWalkGrad(WalkGrad):
             direction="bidirectional",
         ),
         _case((3, 4, 1, 5), None, None, (1, 4, 3, 20), (1, 4, 3, 5), (1, 20, 5), layout=1, input_forget=True),
-        _case(None, None, (1, 3, 5), (1, 4, 3, 20), (1, 4, 3, 5), (1, 20, 5), None, (1, 15), direction="reverse", clip=0.5),
+        _case(
+            None, None, (1, 3, 5), (1, 4, 3, 20), (1, 4, 3, 5), (1, 20, 5), None, (1, 15), direction="reverse", clip=0.5,
+        ),
     )  # fmt: skip

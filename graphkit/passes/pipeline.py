@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from graphkit.ir.graph import Graph
+from graphkit.ir.graph import Graph, Node
 from graphkit.passes._base import Pass, effect, is_constant
 from graphkit.passes._match import FixedValues
 from graphkit.passes.channels_last import channels_last
@@ -23,6 +24,7 @@ from graphkit.passes.fuse_layer_norm import fuse_layer_norm
 from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
+from graphkit.passes.merge_walks import merge_walks
 from graphkit.passes.scan_axes import scan_axes
 from graphkit.passes.simplify import simplify
 from graphkit.passes.to_bfloat16 import to_bfloat16
@@ -34,6 +36,7 @@ from graphkit.passes.unstride_transposed import unstride_transposed
 # many; products with what follows them before regions take that.
 INFERENCE: tuple[tuple[str, Pass], ...] = (
     ("expand_composites", expand_composites),
+    ("merge_walks", merge_walks),
     ("simplify", simplify),
     ("scan_axes", scan_axes),
     ("eliminate_expand", eliminate_expand),
@@ -55,12 +58,19 @@ INFERENCE: tuple[tuple[str, Pass], ...] = (
 )
 
 
-def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
-    """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in."""
-    if precision == "f32":
-        return INFERENCE
-    at = len(INFERENCE) - 1 - len(CLEANUP)
-    return (*INFERENCE[:at], ("to_bfloat16", to_bfloat16), *INFERENCE[at:])
+def inference_passes(
+    precision: str = "f32", whole: Callable[[Node], bool] | None = None
+) -> tuple[tuple[str, Pass], ...]:
+    """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in.
+
+    Nodes of composite operators for which `whole` holds are not expanded.
+    """
+    passes = list(INFERENCE)
+    if whole is not None:
+        passes[0] = ("expand_composites", partial(expand_composites, whole=whole))
+    if precision != "f32":
+        passes.insert(len(INFERENCE) - 1 - len(CLEANUP), ("to_bfloat16", to_bfloat16))
+    return tuple(passes)
 
 
 # What becomes possible when the shapes of a prepared graph are known.
