@@ -45,8 +45,8 @@ class Weights(NamedTuple):
 class CellGradient(NamedTuple):
     """The gradient of one step: by the gates [N, gates * H], and by the state before it.
 
-    `other` [N, H] is what a GRU's last matrix was multiplied by, or with linear_before_reset the gradient by that product;
-    `peepholes` [N, 3 * H] has the terms of the gradient by p. None where the layer has no such thing.
+    `other` [N, H] is what a GRU's last matrix was multiplied by, or with linear_before_reset the gradient by that
+    product; `peepholes` [N, 3 * H] has the terms of the gradient by p. None where the layer has no such thing.
     """
 
     gates: Any
@@ -290,7 +290,11 @@ def swapped(op: Recurrence, value: Any) -> Any:
 
 def of_direction(value: Any, direction: int) -> Any:
     """One part of the first axis; None of None."""
-    return None if value is None else F.gather(value, constant(np.int64(direction)), axis=0)
+    if value is None:
+        return None
+    if value.tensor.shape is not None and value.tensor.shape[0] == 1:
+        return F.squeeze(value, np.array([0]))
+    return F.gather(value, constant(np.int64(direction)), axis=0)
 
 
 def directions_of(op: Recurrence, operands: Sequence[Any]) -> Iterator[Direction]:

@@ -60,7 +60,8 @@ class Walk(OfLayer):
     def infer(self, *operands: TensorType | None) -> Any:
         layer = self.forward
         y, *ends = layer.infer_types(operands)
-        assert isinstance(y, TensorType) and y.shape is not None
+        assert isinstance(y, TensorType)
+        assert y.shape is not None
         time, count, batch, hidden = (y.shape[i] for i in ((1, 2, 0, 3) if self.layout else range(4)))
         before = TensorType(y.dtype, (count, time, batch, hidden))
         gates = TensorType(y.dtype, (count, time, batch, hidden * layer.saved_gates))
@@ -283,6 +284,7 @@ class LSTMWalkGrad(WalkGrad):
         ),
         _case((3, 4, 1, 5), None, None, (1, 4, 3, 20), (1, 4, 3, 5), (1, 20, 5), layout=1, input_forget=True),
         _case(
-            None, None, (1, 3, 5), (1, 4, 3, 20), (1, 4, 3, 5), (1, 20, 5), None, (1, 15), direction="reverse", clip=0.5,
+            None, None, (1, 3, 5), (1, 4, 3, 20), (1, 4, 3, 5), (1, 20, 5), None, (1, 15), direction="reverse",
+            clip=0.5,
         ),
     )  # fmt: skip

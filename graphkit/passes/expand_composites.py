@@ -49,11 +49,6 @@ def _expanded(node: Node, is_composite: Predicate) -> Sequence[Any]:
     table: dict[Any, Any] = {v: v for v in stop}
     for part in inner:
         rebuilt = part.rebuilt([None if v is None else table.get(v, v) for v in part.inputs])
-        table.update(
-            zip(
-                part.outputs,
-                _expanded(rebuilt, is_composite) if is_composite(rebuilt) else rebuilt.outputs,
-                strict=True,
-            )
-        )
+        found = _expanded(rebuilt, is_composite) if is_composite(rebuilt) else rebuilt.outputs
+        table.update(zip(part.outputs, found, strict=True))
     return [table.get(v, v) for v in results]
