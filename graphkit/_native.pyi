@@ -417,6 +417,8 @@ class RecurrentGrad(Kernel):
         linear_before_reset: bool = False,
         input_forget: bool = False,
         batch_first: bool = False,
+        reads_gates: bool = True,
+        reads_other: bool = True,
         threads: int = 0,
     ) -> None: ...
 

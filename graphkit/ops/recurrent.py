@@ -124,7 +124,7 @@ class GRU(Recurrence):
         if self.linear_before_reset:
             product = _plus(math.product(h, of_new), bias[2])
             pre_new = x_new + reset * product
-            gates = (pre_update, pre_reset, pre_new, product)
+            gates: tuple[Any, ...] = (pre_update, pre_reset, pre_new, product)
         else:
             pre_new = x_new + _plus(math.product(reset * h, of_new), bias[2])
             gates = (pre_update, pre_reset, pre_new)

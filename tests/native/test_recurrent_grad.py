@@ -233,6 +233,16 @@ def test_outputs_that_nobody_reads():
         np.testing.assert_array_equal(outputs[alone], whole[alone])
 
 
+@pytest.mark.parametrize("linear", [False, True])
+def test_only_the_initial_state_is_read(linear):
+    layer = Layer("GRU", 5, 3, 4, 10, linear_before_reset=linear)
+    layer.check()
+    kernel = native.RecurrentGrad("GRU", 5, 3, 10, **layer.options, reads_gates=False, reads_other=False)
+    d_initial = np.empty((1, 3, 10), np.float32)
+    kernel(layer.operands(layer.back), [None, d_initial, None])
+    np.testing.assert_array_equal(d_initial, layer.run(layer.back, layer.back_kernel())[1])
+
+
 def test_sequences_longer_than_there_are_steps_and_negative_ones():
     layer = Layer("GRU", 4, 3, 2, 5)
     layer.arrays["sequence_lens"][...] = [9, -1, 2]

@@ -59,7 +59,17 @@ def _walk_grad(node: Node, context: KernelContext) -> Any:
     _, steps, batch, _ = shape(named["gates"])
     layer = op.forward
     hidden = shape(named["r"])[2]
-    return native.RecurrentGrad(layer.name, steps, batch, hidden, **_options(layer), threads=context.threads)
+    read = context.used_outputs
+    return native.RecurrentGrad(
+        layer.name,
+        steps,
+        batch,
+        hidden,
+        **_options(layer),
+        reads_gates=read[0],
+        reads_other=read[-1],
+        threads=context.threads,
+    )
 
 
 for _name in ("RNN", "GRU", "LSTM"):

@@ -43,15 +43,16 @@ void bind_recurrent(nb::module_& m) {
             "__init__",
             [](RecurrentGrad* self, const std::string& kind, std::int64_t steps, std::int64_t batch, std::int64_t hidden,
                std::string direction, Functions activations, std::optional<float> clip, bool linear_before_reset,
-               bool input_forget, bool batch_first, int threads) {
+               bool input_forget, bool batch_first, bool reads_gates, bool reads_other, int threads) {
                 new (self) RecurrentGrad(kind, steps, batch, hidden,
                                          options_of(std::move(direction), std::move(activations), clip,
                                                     linear_before_reset, input_forget, batch_first),
-                                         threads);
+                                         reads_gates, reads_other, threads);
             },
             "kind"_a, "steps"_a, "batch"_a, "hidden"_a, nb::kw_only(), "direction"_a = "forward",
             "activations"_a = Functions{}, "clip"_a.none() = nb::none(), "linear_before_reset"_a = false,
-            "input_forget"_a = false, "batch_first"_a = false, "threads"_a = 0);
+            "input_forget"_a = false, "batch_first"_a = false,
+            "reads_gates"_a = true, "reads_other"_a = true, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -49,7 +49,7 @@ struct RecurrentGrad::Part {
 };
 
 RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::int64_t batch, std::int64_t hidden,
-                             const RecurrentOptions& options, int threads)
+                             const RecurrentOptions& options, bool reads_gates, bool reads_other, int threads)
     : Kernel(kind + "Grad", threads > 0 ? threads : default_threads()),
       table_(chosen_table()),
       layer_(read_layer(kind, options)),
@@ -59,7 +59,9 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
       saved_gates_(layer_.kind == CellKind::gru_linear ? 4 : layer_.gates),
       batch_first_(options.batch_first),
       input_forget_(options.input_forget),
-      clip_(options.clip) {
+      clip_(options.clip),
+      own_gates_(!reads_gates),
+      own_other_(layer_.kind == CellKind::gru_linear && !reads_other) {
     if (steps < 0 || batch < 0 || hidden < 1) {
         throw NativeError(name() + " of " + std::to_string(steps) + " steps, " + std::to_string(batch) +
                           " sequences and " + std::to_string(hidden) + " hidden units");
@@ -93,7 +95,7 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
     inputs_ = {{"dy", batch_first_ ? Dims{batch, steps, directions, hidden} : Dims{steps, directions, batch, hidden}, f32,
                 true},
                {"dy_h", state, f32, true}};
-    outputs_ = {{"d_gates", saved(layer_.gates)}, {"dinitial_h", state, f32, true}};
+    outputs_ = {{"d_gates", saved(layer_.gates), f32, own_gates_}, {"dinitial_h", state, f32, true}};
     if (layer_.has_cell) {
         inputs_.push_back({"dy_c", state, f32, true});
         outputs_.push_back({"dinitial_c", state, f32, true});
@@ -109,7 +111,7 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
         inputs_.push_back({"p", {directions, 3 * hidden}, f32, true});
     }
     if (is_gru(layer_.kind)) {
-        outputs_.push_back({"other", saved(1)});
+        outputs_.push_back({"other", saved(1), f32, !reads_other});
     }
 
     const std::int64_t states = directions * batch_ * padded_;
@@ -117,6 +119,8 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
     dc_at_ = reserve(layer_.has_cell ? states : 0);
     d_left_at_ = reserve(layer_.kind == CellKind::gru_gates ? states : 0);
     panels_at_ = reserve(items() * layer_.gates * hidden * width());
+    d_gates_at_ = reserve(own_gates_ ? count(saved(layer_.gates)) : 0);
+    other_at_ = reserve(own_other_ ? count(saved(1)) : 0);
     lockstep_at_ = scratch_bytes_;
     scratch_bytes_ += Lockstep::bytes(sharing_.chunks);
 }
@@ -350,7 +354,7 @@ void RecurrentGrad::run(const void* const* inputs, void* const* outputs, std::by
     const bool lstm = layer_.has_cell;
     const bool gru = is_gru(layer_.kind);
     // Members of a braced list are read in order.
-    const Run memory{.dy = next(true),
+    Run memory{.dy = next(true),
                      .d_ends = {next(true), next(lstm)},
                      .gates = next(true),
                      .before = next(lstm || gru),
@@ -363,6 +367,12 @@ void RecurrentGrad::run(const void* const* inputs, void* const* outputs, std::by
                      .d_peepholes = next_output(lstm),
                      .scratch = scratch,
                      .lockstep = Lockstep(scratch + lockstep_at_, sharing_.chunks)};
+    if (own_gates_) {
+        memory.d_gates = memory.at(d_gates_at_);
+    }
+    if (own_other_) {
+        memory.other = memory.at(other_at_);
+    }
     together(sharing_.parts, [&](int thread, int threads) { walk(memory, thread, threads); });
 }
 

@@ -21,9 +21,10 @@ namespace graphkit {
 // The work is shared as in Recurrent: any number of threads gives the same bits.
 class RecurrentGrad final : public Kernel {
   public:
-    // Throws NativeError for shapes or options that are none.
+    // `reads_gates`, `reads_other`: whether somebody reads d_gates and `other`; else they are working memory where the walk
+    // needs them. Throws NativeError for shapes or options that are none.
     RecurrentGrad(const std::string& kind, std::int64_t steps, std::int64_t batch, std::int64_t hidden,
-                  const RecurrentOptions& options, int threads);
+                  const RecurrentOptions& options, bool reads_gates, bool reads_other, int threads);
 
     std::size_t scratch_bytes() const override { return scratch_bytes_; }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
@@ -67,7 +68,11 @@ class RecurrentGrad final : public Kernel {
     std::size_t dc_at_ = 0;
     std::size_t d_left_at_ = 0;
     std::size_t panels_at_ = 0;
+    std::size_t d_gates_at_ = 0;
+    std::size_t other_at_ = 0;
     std::size_t lockstep_at_ = 0;
+    bool own_gates_;  // in the working memory
+    bool own_other_;
 };
 
 }  // namespace graphkit

@@ -124,7 +124,11 @@ struct Place {
     Floats gate(int number) const { return read(b.gates + r * b.gates_step + number * b.hidden + unit); }
     void put_gate(int number, Floats v) const { write(b.d_gates + r * b.d_gates_step + number * b.hidden + unit, v); }
     Floats before() const { return read(b.before + r * b.hidden + unit); }
-    void put_other(Floats v) const { write(b.other + r * b.hidden + unit, v); }
+    void put_other(Floats v) const {
+        if (b.other != nullptr) {
+            write(b.other + r * b.hidden + unit, v);
+        }
+    }
     Floats peephole(int number) const { return read(b.peepholes + number * b.hidden + unit); }
     void put_peephole(int number, Floats v) const {
         write(b.d_peepholes + (r * 3 + number) * b.hidden + unit, v);

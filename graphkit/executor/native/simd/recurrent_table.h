@@ -119,7 +119,7 @@ struct CellGradient {
     std::int64_t state_step;
     float* d_gates;
     std::int64_t d_gates_step;
-    float* other;                 // GRU: see RecurrentGrad
+    float* other;                 // GRU: see RecurrentGrad; null: nobody reads it
     float* d_peepholes;           // null: nobody reads them
     const std::int32_t* lengths;
     std::int64_t time;
