@@ -9,25 +9,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops._recurrence import Recurrence
 from graphkit.ops.recurrent_walk import Walk
-from graphkit.passes._base import rewrite
+from graphkit.passes._base import map_bodies, rewrite
 
 
 def merge_walks(graph: Graph) -> Graph:
-    """Replace layers by walks over the same operands. Linear in nodes."""
+    """Replace layers by walks over the same operands, in subgraphs too. Linear in nodes."""
     walks: dict[Any, Node] = {}
     for node in graph.nodes:
         if isinstance(node.op, Walk):
             walks.setdefault((node.op.forward, _operands(node)), node)
-    if not walks:
+    if not walks and not any(node.op.subgraphs() for node in graph.nodes):
         return graph
+    # By the walk that takes over: it is made where the first of its readers stands.
     made: dict[Node, Node] = {}
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        walk = node if isinstance(node.op, Walk) else walks.get((node.op, _operands(node)))
+        layer = node.op.forward if isinstance(node.op, Walk) else node.op
+        walk = walks.get((layer, _operands(node))) if isinstance(layer, Recurrence) else None
         if walk is None:
-            return None
-        walk = walks[walk.op.forward, _operands(walk)]  # type: ignore[attr-defined]
+            return map_bodies(node, operands, merge_walks).outputs
         if walk not in made:
             made[walk] = walk.rebuilt(operands)
         return made[walk].outputs[: len(node.outputs)]
