@@ -443,6 +443,26 @@ class Recurrent(Kernel):
         batch_first: bool = False,
         pack_w: bool = False,
         pack_r: bool = False,
+        saves: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+
+class RecurrentGrad(Kernel):
+    def __init__(
+        self,
+        kind: str,
+        steps: int,
+        batch: int,
+        hidden: int,
+        *,
+        direction: str = "forward",
+        activations: Sequence[tuple[str, float, float]] = (),
+        clip: float | None = None,
+        linear_before_reset: bool = False,
+        input_forget: bool = False,
+        batch_first: bool = False,
+        reads_gates: bool = True,
+        reads_other: bool = True,
         threads: int = 0,
     ) -> None: ...
 

@@ -64,13 +64,21 @@ SizedFactory: TypeAlias = Callable[[Node, KernelContext], SizedKernel]
 
 _sized: dict[tuple[str, str, str], SizedFactory] = {}
 _factories: dict[tuple[str, str, str], Factory] = {}
+_whole: dict[tuple[str, str, str], Callable[[Node], bool]] = {}
 
 
-def register(device: str, domain: str, name: str) -> Callable[[Factory], Factory]:
-    """Decorator: `factory` makes the kernels of operator `domain`.`name` on `device`."""
+def register(
+    device: str, domain: str, name: str, whole: Callable[[Node], bool] | None = None
+) -> Callable[[Factory], Factory]:
+    """Decorator: `factory` makes the kernels of operator `domain`.`name` on `device`.
+
+    `whole` says of a node of a composite operator, whose shapes need not be known, that there is a kernel for it.
+    """
 
     def install(factory: Factory) -> Factory:
         _factories[device, domain, name] = factory
+        if whole is not None:
+            _whole[device, domain, name] = whole
         return factory
 
     return install
@@ -96,6 +104,12 @@ def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | Non
     """The device's own kernel for a node of static types; None when it has none for this case."""
     factory = _factories.get((device, node.op.domain, node.op.name))
     return None if factory is None else factory(node, context)
+
+
+def runs_whole(device: str, node: Node) -> bool:
+    """Whether the device has a kernel for a node of a composite operator, which then is not expanded."""
+    whole = _whole.get((device, node.op.domain, node.op.name))
+    return whole is not None and whole(node)
 
 
 def has_factory(device: str, domain: str, name: str) -> bool:

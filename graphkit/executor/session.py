@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_me
 from graphkit.executor import feeds as fed
 from graphkit.executor.device import make_program
 from graphkit.executor.hoist import DerivedArray, hoist
-from graphkit.executor.kernels import VersionedArray, load_device, native_module
+from graphkit.executor.kernels import VersionedArray, load_device, native_module, runs_whole
 from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
 from graphkit.executor.plan import Plan
@@ -104,7 +105,7 @@ class Executor:
         with _collector_paused():
             self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
             if optimize and self._compiled:
-                self._graph = run_passes(self._graph, inference_passes(precision))
+                self._graph = run_passes(self._graph, inference_passes(precision, partial(runs_whole, device)))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):

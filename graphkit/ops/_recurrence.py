@@ -43,15 +43,15 @@ class Weights(NamedTuple):
 
 
 class CellGradient(NamedTuple):
-    """The gradient of one step by its operands.
+    """The gradient of one step: by the gates [N, gates * H], and by the state before it.
 
-    `products` are pairs (gradient [N, k * H], what the matrix was multiplied by [N, H]), one for each part of r in
-    order; their first members side by side are the gradient by the bias of r. `peepholes`: [N, 3 * H] or None.
+    `other` [N, H] is what a GRU's last matrix was multiplied by, or with linear_before_reset the gradient by that
+    product; `peepholes` [N, 3 * H] has the terms of the gradient by p. None where the layer has no such thing.
     """
 
-    x: Any
+    gates: Any
     state: tuple[Any, ...]
-    products: tuple[tuple[Any, Any], ...]
+    other: Any = None
     peepholes: Any = None
 
 
@@ -66,6 +66,8 @@ class Recurrence(Op):
     gates: ClassVar[int]
     functions: ClassVar[tuple[str, ...]]  # of one direction, when `activations` says nothing
     states: ClassVar[int] = 1
+    # The states before a step, by number, that the gradient of the step reads.
+    read_back: ClassVar[tuple[int, ...]] = ()
 
     activation_alpha: tuple[float, ...] | None = None
     activation_beta: tuple[float, ...] | None = None
@@ -161,16 +163,31 @@ class Recurrence(Op):
 
     # --- values -----------------------------------------------------------------------------------
 
-    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The state after one step, from the projected input [N, gates * H] and the state before.
+    @property
+    def saved_gates(self) -> int:
+        """The parts of H columns that `cell` gives beside the state."""
+        return self.gates
 
-        `math` is ArrayMath or GraphMath, and the operands are arrays or values accordingly.
+    def cell(
+        self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """The state after one step, from the projected input [N, gates * H] and the state before; then the gates.
+
+        `math` is ArrayMath or GraphMath, and the operands are arrays or values accordingly. Gates are what activations
+        take, without peepholes and before clipping, side by side [N, saved_gates * H] in one or more parts.
         """
         raise NotImplementedError(f"{self.name}.cell")
 
-    def cell_gradient(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...], d: Any) -> CellGradient:
-        """The gradient of one step, from that by the state after it. The other operands are those of `cell`."""
+    def cell_gradient(self, math: Any, weights: Weights, gates: Any, before: tuple[Any, ...], d: Any) -> CellGradient:
+        """The gradient of one step by that by the state after it, from the gates and the states of `read_back`.
+
+        `weights` have no bias.
+        """
         raise NotImplementedError(f"{self.name}.cell_gradient")
+
+    def products(self, math: Any, d_gates: Any, other: Any, h: Any) -> tuple[tuple[Any, Any], ...]:
+        """For each part of r, the gradient by its product, and what it was multiplied by."""
+        return ((d_gates, h),)
 
     def clipped(self, math: Any, x: Any) -> Any:
         """The input of an activation."""
@@ -182,6 +199,10 @@ class Recurrence(Op):
         return inner if self.clip is None else math.keep(x <= self.clip, math.keep(x >= -self.clip, inner))
 
     def reference(self, xp: Any, *operands: Any) -> Any:
+        return self.walk(xp, *operands)[: 1 + self.states]
+
+    def walk(self, xp: Any, *operands: Any) -> tuple[Any, ...]:
+        """The results, then the gates [D, T, N, saved_gates * H], then the states before each step [D, T, N, H]."""
         given: Any = self.named_inputs(operands)
         swapped: Any = (lambda a: None if a is None else xp.swapaxes(a, 0, 1)) if self.layout else (lambda a: a)
         x: Any = swapped(given["x"])
@@ -189,7 +210,9 @@ class Recurrence(Op):
         initial = [swapped(given.get(name)) for name in ("initial_h", "initial_c")[: self.states]]
         steps, batch, hidden = x.shape[0], x.shape[1], r.shape[2]
         y = xp.zeros((steps, self.directions, batch, hidden), x.dtype)
-        finals = []
+        gates = xp.zeros((self.directions, steps, batch, self.saved_gates * hidden), x.dtype)
+        before = [xp.zeros((self.directions, steps, batch, hidden), x.dtype) for _ in range(self.states)]
+        math, finals = ArrayMath(xp), []
         for d, backwards in enumerate(self.reversed):
             of_w, of_r = (None, None) if b is None else b[d].reshape(2, -1)
             weights = Weights(r[d], of_r, None if p is None else p[d], self.functions_of(d))
@@ -198,7 +221,10 @@ class Recurrence(Op):
                 projected = projected + of_w
             state = tuple(xp.zeros((batch, hidden), x.dtype) if s is None else s[d] for s in initial)
             for t in range(steps)[:: -1 if backwards else 1]:
-                after = self.cell(ArrayMath(xp), weights, projected[t], state)
+                for saved, s in zip(before, state, strict=True):
+                    saved[d, t] = s
+                after, parts = self.cell(math, weights, projected[t], state)
+                gates[d, t] = math.join(*parts)
                 going = xp.ones((batch, 1), bool) if lengths is None else (t < lengths).reshape(-1, 1)
                 y[t, d] = xp.where(going, after[0], xp.zeros_like(after[0]))
                 state = tuple(xp.where(going, new, old) for new, old in zip(after, state, strict=True))
@@ -207,29 +233,36 @@ class Recurrence(Op):
         if self.layout:
             y = xp.transpose(y, (2, 0, 1, 3))
             ends = [xp.swapaxes(s, 0, 1) for s in ends]
-        return tuple(xp.ascontiguousarray(a) for a in (y, *ends))
+        return tuple(xp.ascontiguousarray(a) for a in (y, *ends, gates, *before))
 
     def expand(self, *operands: Any) -> Any:
         """The layer as one Scan for each direction, over the input's product with w."""
+        return self.expand_walk(operands, saves=False)
+
+    def expand_walk(self, operands: Sequence[Any], saves: bool) -> tuple[Any, ...]:
+        """The layer as Scans, with the results of `walk` when it `saves`."""
         results = []
-        going = going_of(self, operands)
+        given: Any = self.named_inputs(operands)
+        going = going_of(given["sequence_lens"], size(given["x"], 1 if self.layout else 0))
         for part in directions_of(self, operands):
 
             def body(before: Any, slices: Any, captured: Any, part: Direction = part) -> tuple[Any, Any]:
                 projected, goes_on = slices
-                after = self.cell(GraphMath, part.weights(captured), projected, before)
+                after, gates = self.cell(GraphMath, part.weights(captured), projected, before)
+                saved = [joined(gates), *(F.identity(s) for s in before)] if saves else []
                 if goes_on is None:
-                    return after, after[:1]
+                    return after, [after[0], *saved]
                 kept = tuple(F.where(goes_on, new, old) for new, old in zip(after, before, strict=True))
-                return kept, (keep_where(goes_on, after[0]),)
+                return kept, [keep_where(goes_on, after[0]), *saved]
 
             results.append(scan(part.initial, (part.projected, going), part.captured, body, part.backwards))
-        y = F.concat(*(F.unsqueeze(r[-1], np.array([1])) for r in results), axis=1)
-        ends = [F.concat(*(F.unsqueeze(r[i], np.array([0])) for r in results), axis=0) for i in range(self.states)]
+        states = self.states
+        y = F.concat(*(F.unsqueeze(r[states], np.array([1])) for r in results), axis=1)
+        ends, saved = stacked([r[:states] for r in results]), stacked([r[states + 1 :] for r in results])
         if self.layout:
             y = F.transpose(y, perm=(2, 0, 1, 3))
             ends = [F.transpose(s, perm=(1, 0, 2)) for s in ends]
-        return y, *ends
+        return y, *ends, *saved
 
 
 # --- as graph -------------------------------------------------------------------------------------
@@ -257,7 +290,11 @@ def swapped(op: Recurrence, value: Any) -> Any:
 
 def of_direction(value: Any, direction: int) -> Any:
     """One part of the first axis; None of None."""
-    return None if value is None else F.gather(value, constant(np.int64(direction)), axis=0)
+    if value is None:
+        return None
+    if value.tensor.shape is not None and value.tensor.shape[0] == 1:
+        return F.squeeze(value, np.array([0]))
+    return F.gather(value, constant(np.int64(direction)), axis=0)
 
 
 def directions_of(op: Recurrence, operands: Sequence[Any]) -> Iterator[Direction]:
@@ -308,20 +345,28 @@ def scan(
     return outputs
 
 
+def joined(parts: Sequence[Value]) -> Value:
+    """Parts of the last axis, side by side."""
+    return parts[0] if len(parts) == 1 else F.concat(*parts, axis=-1)
+
+
+def stacked(of_directions: Sequence[Sequence[Value]]) -> list[Value]:
+    """What each direction has, along a new first axis."""
+    first = np.array([0])
+    return [F.concat(*(F.unsqueeze(v, first) for v in each), axis=0) for each in zip(*of_directions, strict=True)]
+
+
 def size(x: Value, axis: int) -> Value:
     """The size of one axis, as a vector of one element."""
     result: Value = F.shape(x, start=axis, end=axis + 1)
     return result
 
 
-def going_of(op: Recurrence, operands: Sequence[Any]) -> Value | None:
-    """For each step, sequence, and one column: whether the sequence goes on; None when all do."""
-    given: Any = op.named_inputs(operands)
-    lengths = given["sequence_lens"]
+def going_of(lengths: Value | None, steps: Value) -> Value | None:
+    """For each of `steps` (a vector of one), sequence, and one column: whether the sequence goes on; None: all do."""
     if lengths is None:
         return None
-    steps = F.squeeze(size(given["x"], 1 if op.layout else 0), np.array([0]))
-    times = F.range(constant(np.int64(0)), steps, constant(np.int64(1)))
+    times = F.range(constant(np.int64(0)), F.squeeze(steps, np.array([0])), constant(np.int64(1)))
     column = F.unsqueeze(F.cast(times, to=lengths.dtype), np.array([1, 2]))
     going: Value = F.less(column, F.unsqueeze(lengths, np.array([1])))
     return going

@@ -61,20 +61,19 @@ class RNN(Recurrence):
         # The default has a function for a second direction that there may not be.
         return self.activations[: self.directions] if self.activations == ("Tanh", "Tanh") else self.activations
 
-    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cell(self, math: Any, weights: Weights, x: Any, state: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         (h,) = state
         (f,) = weights.functions
         gate = _plus(x + math.product(h, weights.r), weights.bias)
-        return (math.apply(f, self.clipped(math, gate)),)
+        return (math.apply(f, self.clipped(math, gate)),), (gate,)
 
     def grad(self, node: Node, dy: Any, dy_h: Any) -> Any:
         return gradients(node, F.rnn_grad(dy, dy_h, *node.inputs, **self.attributes()))
 
-    def cell_gradient(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...], d: Any) -> CellGradient:
-        (h,), (f,), (dh,) = state, weights.functions, d
-        pre = _plus(x + math.product(h, weights.r), weights.bias)
-        da = self.slope(math, f, pre, math.apply(f, self.clipped(math, pre)), dh)
-        return CellGradient(da, (math.matmul(da, weights.r),), ((da, h),))
+    def cell_gradient(self, math: Any, weights: Weights, gates: Any, before: tuple[Any, ...], d: Any) -> CellGradient:
+        (f,), (dh,) = weights.functions, d
+        da = self.slope(math, f, gates, math.apply(f, self.clipped(math, gates)), dh)
+        return CellGradient(da, (math.matmul(da, weights.r),))
 
 
 @op
@@ -88,6 +87,7 @@ class GRU(Recurrence):
     linear_before_reset: bool = False
     gates = 3
     functions = ("Sigmoid", "Tanh")
+    read_back = (0,)
     inputs = ("x", "w", "r", "b?", "sequence_lens?", "initial_h?")
     types = PARAMETERS
     outputs = ("y", "y_h")
@@ -107,26 +107,13 @@ class GRU(Recurrence):
         ),
     )  # fmt: skip
 
-    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    @property
+    def saved_gates(self) -> int:
+        return 4 if self.linear_before_reset else 3
+
+    def cell(self, math: Any, weights: Weights, x: Any, state: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         (h,) = state
         f, g = weights.functions
-        of_update, of_reset, of_new = math.split(weights.r, 3, axis=0)
-        bias = (None,) * 3 if weights.bias is None else math.split(weights.bias, 3)
-        x_update, x_reset, x_new = math.split(x, 3)
-        update = math.apply(f, self.clipped(math, _plus(x_update + math.product(h, of_update), bias[0])))
-        reset = math.apply(f, self.clipped(math, _plus(x_reset + math.product(h, of_reset), bias[1])))
-        if self.linear_before_reset:
-            recurrent = reset * _plus(math.product(h, of_new), bias[2])
-        else:
-            recurrent = _plus(math.product(reset * h, of_new), bias[2])
-        new = math.apply(g, self.clipped(math, x_new + recurrent))
-        return ((1 - update) * new + update * h,)
-
-    def grad(self, node: Node, dy: Any, dy_h: Any) -> Any:
-        return gradients(node, F.gru_grad(dy, dy_h, *node.inputs, **self.attributes()))
-
-    def cell_gradient(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...], d: Any) -> CellGradient:
-        (h,), (f, g), (dh,) = state, weights.functions, d
         of_update, of_reset, of_new = math.split(weights.r, 3, axis=0)
         bias = (None,) * 3 if weights.bias is None else math.split(weights.bias, 3)
         x_update, x_reset, x_new = math.split(x, 3)
@@ -137,24 +124,40 @@ class GRU(Recurrence):
         if self.linear_before_reset:
             product = _plus(math.product(h, of_new), bias[2])
             pre_new = x_new + reset * product
+            gates: tuple[Any, ...] = (pre_update, pre_reset, pre_new, product)
         else:
-            left = reset * h
-            pre_new = x_new + _plus(math.product(left, of_new), bias[2])
+            pre_new = x_new + _plus(math.product(reset * h, of_new), bias[2])
+            gates = (pre_update, pre_reset, pre_new)
+        new = math.apply(g, self.clipped(math, pre_new))
+        return ((1 - update) * new + update * h,), gates
+
+    def grad(self, node: Node, dy: Any, dy_h: Any) -> Any:
+        return gradients(node, F.gru_grad(dy, dy_h, *node.inputs, **self.attributes()))
+
+    def cell_gradient(self, math: Any, weights: Weights, gates: Any, before: tuple[Any, ...], d: Any) -> CellGradient:
+        (h,), (f, g), (dh,) = before, weights.functions, d
+        of_update, of_reset, of_new = math.split(weights.r, 3, axis=0)
+        pre_update, pre_reset, pre_new, *products = math.split(gates, self.saved_gates)
+        update = math.apply(f, self.clipped(math, pre_update))
+        reset = math.apply(f, self.clipped(math, pre_reset))
         new = math.apply(g, self.clipped(math, pre_new))
         d_new = self.slope(math, g, pre_new, new, dh * (1 - update))
         d_update = self.slope(math, f, pre_update, update, dh * (h - new))
         dh = dh * update
         if self.linear_before_reset:
-            d_reset = self.slope(math, f, pre_reset, reset, d_new * product)
-            parts = math.join(d_update, d_reset, d_new * reset)
-            products: tuple[tuple[Any, Any], ...] = ((parts, h),)
-            dh = dh + math.matmul(parts, weights.r)
+            d_reset = self.slope(math, f, pre_reset, reset, d_new * products[0])
+            other = d_new * reset
+            dh = dh + math.matmul(math.join(d_update, d_reset, other), weights.r)
         else:
             d_left = math.matmul(d_new, of_new)
             d_reset = self.slope(math, f, pre_reset, reset, d_left * h)
-            products = ((math.join(d_update, d_reset), h), (d_new, left))
+            other = reset * h
             dh = dh + d_left * reset + math.matmul(d_update, of_update) + math.matmul(d_reset, of_reset)
-        return CellGradient(math.join(d_update, d_reset, d_new), (dh,), products)
+        return CellGradient(math.join(d_update, d_reset, d_new), (dh,), other)
+
+    def products(self, math: Any, d_gates: Any, other: Any, h: Any) -> tuple[tuple[Any, Any], ...]:
+        d_update, d_reset, d_new = math.split(d_gates, 3)
+        return (d_update, h), (d_reset, h), (other, h) if self.linear_before_reset else (d_new, other)
 
 
 @op
@@ -171,6 +174,7 @@ class LSTM(Recurrence):
     gates = 4
     states = 2
     functions = ("Sigmoid", "Tanh", "Tanh")
+    read_back = (1,)
     inputs = ("x", "w", "r", "b?", "sequence_lens?", "initial_h?", "initial_c?", "p?")
     types = {**PARAMETERS, "initial_c": "x", "p": "x"}
     outputs = ("y", "y_h", "y_c")
@@ -193,10 +197,11 @@ class LSTM(Recurrence):
         ),
     )  # fmt: skip
 
-    def cell(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cell(self, math: Any, weights: Weights, x: Any, state: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         h, c = state
         f, g, output = weights.functions
-        i, o, forget, new = math.split(_plus(x + math.product(h, weights.r), weights.bias), 4)
+        gates = _plus(x + math.product(h, weights.r), weights.bias)
+        i, o, forget, new = math.split(gates, 4)
         p_i, p_o, p_f = (None,) * 3 if weights.peepholes is None else math.split(weights.peepholes, 3)
         i = math.apply(f, self.clipped(math, i if p_i is None else i + p_i * c))
         if self.input_forget:
@@ -205,14 +210,14 @@ class LSTM(Recurrence):
             kept = math.apply(f, self.clipped(math, forget if p_f is None else forget + p_f * c))
         c = kept * c + i * math.apply(g, self.clipped(math, new))
         o = math.apply(f, self.clipped(math, o if p_o is None else o + p_o * c))
-        return o * math.apply(output, c), c
+        return (o * math.apply(output, c), c), (gates,)
 
     def grad(self, node: Node, dy: Any, dy_h: Any, dy_c: Any) -> Any:
         return gradients(node, F.lstm_grad(dy, dy_h, dy_c, *node.inputs, **self.attributes()))
 
-    def cell_gradient(self, math: Any, weights: Weights, x: Any, state: tuple[Any, ...], d: Any) -> CellGradient:
-        (h, c), (f, g, output), (dh, dc) = state, weights.functions, d
-        pre_i, pre_o, pre_f, pre_g = math.split(_plus(x + math.product(h, weights.r), weights.bias), 4)
+    def cell_gradient(self, math: Any, weights: Weights, gates: Any, before: tuple[Any, ...], d: Any) -> CellGradient:
+        (c,), (f, g, output), (dh, dc) = before, weights.functions, d
+        pre_i, pre_o, pre_f, pre_g = math.split(gates, 4)
         p_i, p_o, p_f = (None,) * 3 if weights.peepholes is None else math.split(weights.peepholes, 3)
         if p_i is not None:
             pre_i, pre_f = pre_i + p_i * c, pre_f + p_f * c
@@ -240,4 +245,4 @@ class LSTM(Recurrence):
             dc = dc + d_i * p_i + d_f * p_f
             d_p = math.join(d_i * c, d_o * after, d_f * c)
         da = math.join(d_i, d_o, d_f, d_g)
-        return CellGradient(da, (math.matmul(da, weights.r), dc), ((da, h),), d_p)
+        return CellGradient(da, (math.matmul(da, weights.r), dc), peepholes=d_p)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from graphkit.ir.graph import Graph
+from graphkit.ir.graph import Graph, Node
 from graphkit.passes._base import Pass, effect, is_constant
 from graphkit.passes._match import FixedValues
 from graphkit.passes.channels_last import channels_last
@@ -24,6 +25,7 @@ from graphkit.passes.fuse_layer_norm import fuse_layer_norm
 from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
+from graphkit.passes.merge_walks import merge_walks
 from graphkit.passes.scan_axes import scan_axes
 from graphkit.passes.simplify import simplify
 from graphkit.passes.to_bfloat16 import to_bfloat16
@@ -34,6 +36,7 @@ from graphkit.passes.unstride_transposed import unstride_transposed
 # and late because the nodes that make them are many; layouts when products have taken in what they can.
 _PRODUCTS_AND_LAYOUTS: tuple[tuple[str, Pass], ...] = (
     ("expand_composites", expand_composites),
+    ("merge_walks", merge_walks),
     ("simplify", simplify),
     ("scan_axes", scan_axes),
     ("eliminate_expand", eliminate_expand),
@@ -62,11 +65,19 @@ _REGIONS: tuple[tuple[str, Pass], ...] = (
 INFERENCE = (*_PRODUCTS_AND_LAYOUTS, *_REGIONS)
 
 
-def inference_passes(precision: str = "f32") -> tuple[tuple[str, Pass], ...]:
-    """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in."""
-    if precision == "f32":
-        return INFERENCE
-    return (*_PRODUCTS_AND_LAYOUTS, ("to_bfloat16", to_bfloat16), *_REGIONS)
+def inference_passes(
+    precision: str = "f32", whole: Callable[[Node], bool] | None = None
+) -> tuple[tuple[str, Pass], ...]:
+    """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in.
+
+    Nodes of composite operators for which `whole` holds are not expanded.
+    """
+    rounding: tuple[tuple[str, Pass], ...] = () if precision == "f32" else (("to_bfloat16", to_bfloat16),)
+    passes = (*_PRODUCTS_AND_LAYOUTS, *rounding, *_REGIONS)
+    if whole is None:
+        return passes
+    expand = partial(expand_composites, whole=whole)
+    return tuple((name, expand if apply is expand_composites else apply) for name, apply in passes)
 
 
 # What becomes possible when the shapes of a prepared graph are known.

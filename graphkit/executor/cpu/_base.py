@@ -55,7 +55,9 @@ def _onednn_library(cause: ImportError) -> str:
 native: Any = _load_native()
 
 
-def kernel(name: str, domain: str = "", *, onednn: bool = False) -> Callable[[Factory], Factory]:
+def kernel(
+    name: str, domain: str = "", *, onednn: bool = False, whole: Callable[[Node], bool] | None = None
+) -> Callable[[Factory], Factory]:
     """Register the factory of an operator's kernels.
 
     It returns a `graphkit._native` kernel for nodes of static types, or None for a case that has none; Unsupported,
@@ -72,7 +74,7 @@ def kernel(name: str, domain: str = "", *, onednn: bool = False) -> Callable[[Fa
             except native.Error as error:
                 raise RuntimeFailure(f"{node.describe()}: {error}") from error
 
-        return register("cpu", domain, name)(make) if native.has_onednn() or not onednn else factory
+        return register("cpu", domain, name, whole)(make) if native.has_onednn() or not onednn else factory
 
     return install
 

@@ -1,7 +1,6 @@
 #include "recurrent.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "isa.h"
@@ -19,47 +18,9 @@ constexpr std::int64_t kLine = static_cast<std::int64_t>(kAlignment / sizeof(flo
 
 enum Input : std::size_t { kX, kW, kR, kB, kLengths, kInitialH, kInitialC, kPeepholes };
 
-struct NamedFunction {
-    const char* name;
-    GateFunction kind;
-};
-
-constexpr std::array<NamedFunction, 11> kFunctions{{{"sigmoid", GateFunction::sigmoid},
-                                                    {"tanh", GateFunction::tanh},
-                                                    {"relu", GateFunction::relu},
-                                                    {"affine", GateFunction::affine},
-                                                    {"leakyrelu", GateFunction::leaky_relu},
-                                                    {"thresholdedrelu", GateFunction::thresholded_relu},
-                                                    {"scaledtanh", GateFunction::scaled_tanh},
-                                                    {"hardsigmoid", GateFunction::hard_sigmoid},
-                                                    {"elu", GateFunction::elu},
-                                                    {"softsign", GateFunction::softsign},
-                                                    {"softplus", GateFunction::softplus}}};
-
-GateFunction function_named(const std::string& name) {
-    for (const NamedFunction& entry : kFunctions) {
-        if (name == entry.name) {
-            return entry.kind;
-        }
-    }
-    throw NativeError("no activation '" + name + "' of recurrent cells");
-}
-
 const RecurrentTable& chosen_table() {
     return GRAPHKIT_SELECT(recurrent_baseline, recurrent_avx2, recurrent_avx512);
 }
-
-// Nanoseconds that a core needs for products, when the right side of `bytes` streams from its own cache or, when it does
-// not fit there, from the one that cores share.
-double product_nanoseconds(double multiplications, double bytes, std::int64_t lanes) {
-    constexpr double kOwnCache = 768 << 10;
-    const double rate = bytes > kOwnCache ? 60 : 90;
-    return std::max(multiplications / static_cast<double>(lanes < 8 ? lanes * 2 : 48), bytes / rate);
-}
-
-constexpr double kTeamNanoseconds = 20000;  // to start a parallel region whose threads may sleep
-constexpr double kPhaseNanoseconds = 400;   // to wait for all threads
-constexpr double kChunkNanoseconds = 10000;  // least work that is handed from one thread to another
 
 }  // namespace
 
@@ -87,8 +48,13 @@ Recurrent::Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden
                      int threads)
     : Kernel(kind, threads > 0 ? threads : default_threads()),
       table_(chosen_table()),
+      layer_(read_layer(kind, options)),
       hidden_(hidden),
+      gates_(layer_.gates),
+      directions_(layer_.directions),
+      kind_(layer_.kind),
       batch_first_(options.batch_first),
+      has_cell_(layer_.has_cell),
       input_forget_(options.input_forget),
       packed_{options.pack_w, options.pack_r},
       clip_(options.clip) {
@@ -99,19 +65,6 @@ Recurrent::Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden
     steps_ = x[batch_first_ ? 1 : 0];
     batch_ = x[batch_first_ ? 0 : 1];
     features_ = x[2];
-    if (kind == "LSTM") {
-        kind_ = CellKind::lstm;
-        gates_ = 4;
-        has_cell_ = true;
-    } else if (kind == "GRU") {
-        kind_ = options.linear_before_reset ? CellKind::gru_linear : CellKind::gru_gates;
-        gates_ = 3;
-    } else if (kind == "RNN") {
-        gates_ = 1;
-    } else {
-        throw NativeError("no recurrent layer '" + kind + "'");
-    }
-    read_options(options);
     blocks_ = (hidden + table_.lanes - 1) / table_.lanes;
     padded_ = (hidden + kLine - 1) / kLine * kLine;
 
@@ -134,79 +87,29 @@ Recurrent::Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden
     const std::int64_t rows = steps_ * batch_;
     const std::int64_t chunks = std::max<std::int64_t>(std::min(steps_, (rows + kChunkRows - 1) / kChunkRows), 1);
     chunk_ = std::max<std::int64_t>((steps_ + chunks - 1) / chunks, 1);
-    choose_parts();
+    if (options.saves) {
+        saved_gates_ = kind_ == CellKind::gru_linear ? 4 : gates_;
+        outputs_.push_back({"gates", {directions_, steps_, batch_, saved_gates_ * hidden}, f32, true});
+        outputs_.push_back({"h_before", {directions_, steps_, batch_, hidden}, f32, true});
+        if (has_cell_) {
+            outputs_.push_back({"c_before", {directions_, steps_, batch_, hidden}, f32, true});
+        }
+    }
+    sharing_ = choose_sharing();
     lay_out_scratch();
 }
 
-void Recurrent::read_options(const RecurrentOptions& options) {
-    if (options.direction == "bidirectional") {
-        directions_ = 2;
-        reversed_[1] = true;
-    } else if (options.direction == "reverse") {
-        reversed_[0] = true;
-    } else if (options.direction != "forward") {
-        throw NativeError("no direction '" + options.direction + "'");
-    }
-    const std::size_t count = has_cell_ ? 3 : gates_ == 1 ? 1 : 2;
-    const auto given = options.activations.size();
-    if (given != 0 && given != count * static_cast<std::size_t>(directions_)) {
-        throw NativeError(name() + ": " + std::to_string(given) + " activations for " + std::to_string(directions_) +
-                          " directions of " + std::to_string(count));
-    }
-    for (std::size_t d = 0; d < static_cast<std::size_t>(directions_); ++d) {
-        for (std::size_t i = 0; i < count; ++i) {
-            GateActivation& function = functions_[d][i];
-            if (given == 0) {
-                function.kind = i == 0 && gates_ > 1 ? GateFunction::sigmoid : GateFunction::tanh;
-            } else {
-                const auto& [name, alpha, beta] = options.activations[d * count + i];
-                function = {function_named(name), alpha, beta};
-            }
-        }
-    }
-}
-
-// The fastest of all ways to share the work, by a rough model of its time.
-void Recurrent::choose_parts() {
+WalkSharing Recurrent::choose_sharing() const {
     const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-    const double steps = number(steps_);
-    const double matrix = number(directions_ * gates_ * hidden_ * hidden_);
-    const double input_matrix = number(directions_ * gates_ * hidden_ * features_);
-    const double chunks = number((steps_ + chunk_ - 1) / chunk_);
-    // Of a part that has this share of the sequences, or of the units.
-    const auto step_nanoseconds = [&](double sequences, double units) {
-        return product_nanoseconds(matrix * units * number(batch_) * sequences, 4 * matrix * units, table_.lanes);
-    };
-    const auto nanoseconds = [&](double sequences, double units) {
-        return steps * step_nanoseconds(sequences, units) +
-               product_nanoseconds(input_matrix * units * steps * number(batch_) * sequences,
-                                   4 * chunks * input_matrix * units, table_.lanes);
-    };
-    const std::int64_t group_count = groups();
-    const double phases = steps * (kind_ == CellKind::gru_gates ? 2 : 1);
-    double best = nanoseconds(1, 1);
-    for (std::int64_t parts = 2; parts <= threads(); ++parts) {
-        const auto share = [&](std::int64_t total) { return number((total + parts - 1) / parts) / number(total); };
-        if (parts <= batch_ && kTeamNanoseconds + nanoseconds(share(batch_), 1) < best) {
-            best = kTeamNanoseconds + nanoseconds(share(batch_), 1);
-            parts_ = static_cast<int>(parts);
-            by_sequence_ = true;
-        }
-        const double by_unit =
-            parts > group_count ? best : kTeamNanoseconds + nanoseconds(1, share(group_count)) + phases * kPhaseNanoseconds;
-        if (by_unit < best) {
-            best = by_unit;
-            parts_ = static_cast<int>(parts);
-            by_sequence_ = false;
-        }
-    }
-    // Smaller chunks than one for each thread, while they are worth the handing out and leave whole tiles.
-    chunks_ = parts_;
-    const std::int64_t most = by_sequence_ ? batch_ / 6 : group_count;
-    const double phase = by_sequence_ ? nanoseconds(1, 1) : step_nanoseconds(1, 1);
-    while (parts_ > 1 && 2 * chunks_ <= most && chunks_ < 4 * parts_ && phase > 2 * chunks_ * kChunkNanoseconds) {
-        chunks_ *= 2;
-    }
+    return share_walk({.steps = steps_,
+                       .batch = batch_,
+                       .groups = groups(),
+                       .lanes = table_.lanes,
+                       .phases = kind_ == CellKind::gru_gates ? 2 : 1,
+                       .step_elements = number(directions_ * gates_ * hidden_ * hidden_),
+                       .once_elements = number(directions_ * gates_ * hidden_ * features_),
+                       .once_passes = number((steps_ + chunk_ - 1) / chunk_)},
+                      threads());
 }
 
 std::size_t Recurrent::reserve(std::int64_t floats) {
@@ -231,7 +134,7 @@ void Recurrent::lay_out_scratch() {
         panels_at_[i] = reserve(packed_[i] ? 0 : items() * panel_size(i + 1));
     }
     lockstep_at_ = scratch_bytes_;
-    scratch_bytes_ += Lockstep::bytes(chunks_);
+    scratch_bytes_ += Lockstep::bytes(sharing_.chunks);
 }
 
 // --- packed matrices ---------------------------------------------------------------------------------
@@ -297,11 +200,11 @@ void Recurrent::pack_item(int input, std::int64_t item, const float* plain, floa
 
 std::string Recurrent::implementation() const {
     const char* isa = table_.lanes == 16 ? "avx512" : table_.lanes == 8 ? "avx2" : "baseline";
-    const char* owned = by_sequence_ ? "sequences" : "units";
+    const char* owned = sharing_.by_sequence ? "sequences" : "units";
     std::string text = "graphkit:";
     text += isa;
-    if (parts_ > 1) {
-        text.append(":").append(std::to_string(parts_)).append(" threads share ").append(owned);
+    if (sharing_.parts > 1) {
+        text.append(":").append(std::to_string(sharing_.parts)).append(" threads share ").append(owned);
     }
     return text;
 }
@@ -315,11 +218,11 @@ std::int64_t Recurrent::groups() const {
 }
 
 Recurrent::Part Recurrent::part_of(int chunk) const {
-    if (by_sequence_ || chunks_ == 1) {
-        return {0, items(), batch_ * chunk / chunks_, batch_ * (chunk + 1) / chunks_};
+    if (sharing_.by_sequence || sharing_.chunks == 1) {
+        return {0, items(), batch_ * chunk / sharing_.chunks, batch_ * (chunk + 1) / sharing_.chunks};
     }
     const std::int64_t group = std::max<std::int64_t>(kLine / table_.lanes, 1);
-    const auto border = [&](std::int64_t number) { return std::min(groups() * number / chunks_ * group, items()); };
+    const auto border = [&](std::int64_t number) { return std::min(groups() * number / sharing_.chunks * group, items()); };
     return {border(chunk), border(chunk + 1), 0, batch_};
 }
 
@@ -329,7 +232,7 @@ void Recurrent::prepare(const Run& run, int chunk) const {
     const std::int64_t columns = gates_ * hidden_;
     const float* bias = run.in(kB);
     const float* peepholes = has_cell_ ? run.in(kPeepholes) : nullptr;
-    for (std::int64_t item = items() * chunk / chunks_; item < items() * (chunk + 1) / chunks_; ++item) {
+    for (std::int64_t item = items() * chunk / sharing_.chunks; item < items() * (chunk + 1) / sharing_.chunks; ++item) {
         for (const int input : {kW, kR}) {
             if (!packed_[input - 1]) {
                 pack_item(input, item, static_cast<const float*>(run.inputs[input]), run.at(panels_at_[input - 1]));
@@ -384,7 +287,7 @@ void Recurrent::project(const Run& run, const Part& part, std::int64_t first) co
     const std::int64_t sequences = part.batch_end - part.batch_begin;
     const auto* panels = packed_[0] ? run.in(kW) : run.at(panels_at_[0]);
     for (std::int64_t item = part.item_begin; item < part.item_end && sequences > 0; ++item) {
-        const bool backwards = reversed_[item / blocks_];
+        const bool backwards = layer_.reversed[item / blocks_];
         const float* x = run.in(kX) + (backwards ? steps_ - 1 - first : first) * x_step;
         float* target = run.at(projected_at_) + item * chunk_ * batch_ * gates_ * lanes;
         std::int64_t done = 0;
@@ -421,7 +324,7 @@ void Recurrent::step(const Run& run, const Part& part, std::int64_t number, Cell
         const std::int64_t item = number % 2 == 0 ? i : part.item_begin + part.item_end - 1 - i;
         const std::int64_t direction = item / blocks_;
         const std::int64_t column = item % blocks_ * lanes;
-        const std::int64_t time = reversed_[direction] ? steps_ - 1 - number : number;
+        const std::int64_t time = layer_.reversed[direction] ? steps_ - 1 - number : number;
         const std::int64_t state = direction * batch_ * padded_;
         const float* h = run.at(h_at_[number % 2]) + state;
         const float* reset = run.at(reset_at_) + state;
@@ -429,11 +332,18 @@ void Recurrent::step(const Run& run, const Part& part, std::int64_t number, Cell
         const std::int64_t y_first =
             (batch_first_ ? time * directions_ + direction : (time * directions_ + direction) * batch_) * hidden_;
         float* y = run.out(0);
+        const std::int64_t saved = (direction * steps_ + time) * batch_;
+        // Position of a saved array among the outputs.
+        const auto saving = [&](std::size_t position, std::int64_t columns) -> float* {
+            float* to = saved_gates_ == 0 ? nullptr : run.out(position);
+            return to == nullptr ? nullptr : to + saved * columns + column;
+        };
+        const std::size_t states = has_cell_ ? 2 : 1;
         CellBlock block{
             .kind = kind,
             .input_forget = input_forget_,
             .split = batch_ * vectors < 8 ? kMaxSplit : 1,
-            .functions = {functions_[direction][0], functions_[direction][1], functions_[direction][2]},
+            .functions = {layer_.functions[direction][0], layer_.functions[direction][1], layer_.functions[direction][2]},
             .clip = clip_,
             .begin = part.batch_begin,
             .end = part.batch_end,
@@ -451,6 +361,11 @@ void Recurrent::step(const Run& run, const Part& part, std::int64_t number, Cell
             .reset = run.at(reset_at_) + state + column,
             .y = y == nullptr ? nullptr : y + y_first + column,
             .y_step = y_sequence,
+            .saved_gates = saving(1 + states, saved_gates_ * hidden_),
+            .saved_gates_step = saved_gates_ * hidden_,
+            .saved_h = saving(2 + states, hidden_),
+            .saved_c = has_cell_ ? saving(3 + states, hidden_) : nullptr,
+            .saved_step = hidden_,
             .units = std::min(lanes, hidden_ - column),
             .lengths = static_cast<const std::int32_t*>(run.inputs[kLengths]),
             .time = time,
@@ -494,10 +409,10 @@ void Recurrent::walk_sequences(const Run& run, const Part& part) const {
 }
 
 void Recurrent::walk(const Run& run, int thread, int threads) const {
-    Lockstep::Thread self{chunks_ * thread / threads, chunks_ * (thread + 1) / threads};
+    Lockstep::Thread self{sharing_.chunks * thread / threads, sharing_.chunks * (thread + 1) / threads};
     const auto phase = [&](auto&& work) { run.lockstep.next_phase(self, work); };
     phase([&](int chunk) { prepare(run, chunk); });
-    if (by_sequence_ || chunks_ == 1) {
+    if (sharing_.by_sequence || sharing_.chunks == 1) {
         phase([&](int chunk) { walk_sequences(run, part_of(chunk)); });
         return;
     }
@@ -517,8 +432,8 @@ void Recurrent::walk(const Run& run, int thread, int threads) const {
 }
 
 void Recurrent::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    const Run memory{inputs, outputs, scratch, Lockstep(scratch + lockstep_at_, chunks_)};
-    together(parts_, [&](int thread, int threads) { walk(memory, thread, threads); });
+    const Run memory{inputs, outputs, scratch, Lockstep(scratch + lockstep_at_, sharing_.chunks)};
+    together(sharing_.parts, [&](int thread, int threads) { walk(memory, thread, threads); });
 }
 
 }  // namespace graphkit

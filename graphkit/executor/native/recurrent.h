@@ -1,30 +1,18 @@
 // The recurrent layers of ONNX (RNN, GRU, LSTM), float32.
 #pragma once
 
-#include <limits>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "kernel.h"
-#include "simd/recurrent_table.h"
+#include "recurrent_options.h"
+#include "recurrent_sharing.h"
 
 namespace graphkit {
 
-struct RecurrentOptions {
-    std::string direction = "forward";  // "reverse", "bidirectional"
-    // (name in lower case, alpha, beta) of each function: one for an RNN, two for a GRU, three for an LSTM, and as many
-    // again for the other direction. Empty: the standard's.
-    std::vector<std::tuple<std::string, float, float>> activations;
-    float clip = std::numeric_limits<float>::infinity();
-    bool linear_before_reset = false;
-    bool input_forget = false;
-    bool batch_first = false;
-    bool pack_w = false;  // the matrices are constant: they come in panels
-    bool pack_r = false;
-};
-
-// Inputs x, w, r, b, sequence_lens, initial_h, (initial_c, p); outputs y, y_h, (y_c): as ONNX has them.
+// Inputs x, w, r, b, sequence_lens, initial_h, (initial_c, p); outputs y, y_h, (y_c): as ONNX has them. With `saves` also
+// those that RecurrentGrad reads, h_before and c_before [D, T, N, H] and gates [D, T, N, gates * H]: what activations take,
+// without peepholes and before clipping; with linear_before_reset there is a fourth, R h + Rb of the last gate.
 //
 // The whole layer is one parallel region (see lockstep.h). Either chunks of the work are sequences, each walked from its
 // first step to its last; or they are blocks of hidden units, and all threads meet after each step. The input's product
@@ -48,8 +36,7 @@ class Recurrent final : public Kernel {
     struct Run;
     struct Part;
 
-    void read_options(const RecurrentOptions& options);
-    void choose_parts();
+    WalkSharing choose_sharing() const;
     void lay_out_scratch();
     std::size_t reserve(std::int64_t bytes);
     std::int64_t items() const { return directions_ * blocks_; }
@@ -65,26 +52,24 @@ class Recurrent final : public Kernel {
     void walk(const Run& run, int thread, int threads) const;
 
     const RecurrentTable& table_;
+    RecurrentLayer layer_;
     std::int64_t steps_ = 0;
     std::int64_t batch_ = 0;
     std::int64_t features_ = 0;
     std::int64_t hidden_;
-    std::int64_t gates_ = 0;
-    std::int64_t directions_ = 1;
+    std::int64_t gates_;
+    std::int64_t directions_;
     std::int64_t blocks_ = 0;  // of hidden units, one vector each
     std::int64_t padded_ = 0;  // hidden units with those that fill whole cache lines
     std::int64_t chunk_ = 0;   // steps whose input products are computed at a time
-    bool reversed_[2] = {false, false};
+    CellKind kind_;
     bool batch_first_;
-    bool has_cell_ = false;
+    bool has_cell_;
     bool input_forget_;
     bool packed_[2];
-    CellKind kind_ = CellKind::rnn;
-    GateActivation functions_[2][3];
     float clip_;
-    int parts_ = 1;
-    int chunks_ = 1;            // of each phase's work, several for each thread
-    bool by_sequence_ = false;  // threads own sequences, not units
+    WalkSharing sharing_;
+    std::int64_t saved_gates_ = 0;
 
     std::size_t scratch_bytes_ = 0;
     std::size_t h_at_[2] = {0, 0};  // of this step and the next, in turn

@@ -89,5 +89,10 @@ inline Floats apply(const GateActivation& f, Floats x) {
     return other_function(f, x);
 }
 
+inline Floats clipped(Floats x, float clip) {
+    const Floats low = x < -clip ? splat(-clip) : x;
+    return low > clip ? splat(clip) : low;
+}
+
 }  // namespace
 }  // namespace graphkit

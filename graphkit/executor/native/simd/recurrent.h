@@ -1,104 +1,10 @@
 // Recurrent cells for the instruction set of the translation unit that includes this.
 #pragma once
 
-#include "simd/gates.h"
+#include "simd/recurrent_tiles.h"
 
 namespace graphkit {
 namespace {
-
-constexpr std::int64_t kUnits = kLanes<float>;
-// Rows of a tile: with four vectors each they fill the registers.
-constexpr int kTileRows = kVectorBytes == 64 ? 6 : 3;
-
-template <int V>
-using Row = Floats[V];
-
-// sums[r] += left[r] @ panel, the depth in `Split` interleaved sums.
-template <int V, int Rows, int Split>
-inline void multiply(const float* const (&left)[Rows], std::int64_t depth, const float* panel, Row<V> (&sums)[Rows]) {
-    Row<V> parts[Split][Rows];
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) {
-            parts[0][r][v] = sums[r][v];
-#pragma GCC unroll 2
-            for (int s = 1; s < Split; ++s) {
-                parts[s][r][v] = Floats{};
-            }
-        }
-    }
-    const auto add = [&](Row<V>(&to)[Rows], std::int64_t k) __attribute__((always_inline)) {
-        Floats x[Rows];
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-            x[r] = splat(left[r][k]);
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) {
-            const Floats w = load(panel + (k * V + v) * kUnits);
-#pragma GCC unroll 8
-            for (int r = 0; r < Rows; ++r) {
-                to[r][v] += w * x[r];
-            }
-        }
-    };
-    std::int64_t k = 0;
-    for (; k + Split <= depth; k += Split) {
-#pragma GCC unroll 2
-        for (int s = 0; s < Split; ++s) {
-            add(parts[s], k + s);
-        }
-    }
-    for (; k < depth; ++k) {
-        add(parts[0], k);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) {
-            sums[r][v] = parts[0][r][v];
-#pragma GCC unroll 2
-            for (int s = 1; s < Split; ++s) {
-                sums[r][v] += parts[s][r][v];
-            }
-        }
-    }
-}
-
-// Calls tile.operator()<Rows>(first) for rows [begin, end), in tiles of nearly equal height.
-template <typename Tile>
-inline void for_tiles(std::int64_t begin, std::int64_t end, Tile&& tile) {
-    const std::int64_t rows = end - begin;
-    const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-    for (std::int64_t i = 0; i < tiles; ++i) {
-        const std::int64_t first = begin + rows * i / tiles;
-        switch (begin + rows * (i + 1) / tiles - first) {
-            case 1:
-                tile.template operator()<1>(first);
-                break;
-            case 2:
-                tile.template operator()<2>(first);
-                break;
-            case 3:
-                tile.template operator()<3>(first);
-                break;
-#if defined(__AVX512F__)
-            case 4:
-                tile.template operator()<4>(first);
-                break;
-            case 5:
-                tile.template operator()<5>(first);
-                break;
-            case 6:
-                tile.template operator()<6>(first);
-                break;
-#endif
-            default:
-                __builtin_unreachable();
-        }
-    }
-}
 
 // --- the input's product ---------------------------------------------------------------------------
 
@@ -146,9 +52,9 @@ void project(const ProjectionBlock& b) {
 
 // --- one step --------------------------------------------------------------------------------------
 
-inline Floats clipped(Floats x, float clip) {
-    const Floats low = x < -clip ? splat(-clip) : x;
-    return low > clip ? splat(clip) : low;
+// Stores the units that exist.
+inline void keep(const CellBlock& b, float* to, Floats v) {
+    b.units == kUnits ? store(to, v) : store_part(to, v, b.units);
 }
 
 // Vectors of the product with h in one pass.
@@ -192,12 +98,15 @@ inline Floats cell(const CellBlock& b, std::int64_t r, const float* projected,
         const Floats before = load(b.c + at);
         const Floats in = p == nullptr ? gates[0] : gates[0] + load(p) * before;
         const Floats i = apply(f, clipped(in, b.clip));
-        Floats keep = 1.0F - i;
+        Floats kept = 1.0F - i;
         if (!b.input_forget) {
-            keep = apply(f, clipped(p == nullptr ? gates[2] : gates[2] + load(p + 2 * kUnits) * before, b.clip));
+            kept = apply(f, clipped(p == nullptr ? gates[2] : gates[2] + load(p + 2 * kUnits) * before, b.clip));
         }
-        const Floats c = keep * before + i * apply(g, clipped(gates[3], b.clip));
+        const Floats c = kept * before + i * apply(g, clipped(gates[3], b.clip));
         const Floats o = p == nullptr ? gates[1] : gates[1] + load(p + kUnits) * c;
+        if (b.saved_c != nullptr) {
+            keep(b, b.saved_c + r * b.saved_step, before);
+        }
         const bool goes_on = b.lengths == nullptr || b.time < b.lengths[r];
         store(b.c + at, goes_on ? c : before);
         return apply(f, clipped(o, b.clip)) * apply(output, c);
@@ -211,7 +120,11 @@ inline Floats cell(const CellBlock& b, std::int64_t r, const float* projected,
             update = load(b.c + at);
             recurrent = gates[0];
         }
-        const Floats fresh = apply(g, clipped(load(projected + 2 * kUnits) + recurrent, b.clip));
+        const Floats linear = load(projected + 2 * kUnits) + recurrent;
+        if (b.saved_gates != nullptr) {
+            keep(b, b.saved_gates + r * b.saved_gates_step + 2 * b.depth, linear);
+        }
+        const Floats fresh = apply(g, clipped(linear, b.clip));
         return (1.0F - update) * fresh + update * load(b.h + at);
     }
 }
@@ -225,13 +138,26 @@ inline void finish(const CellBlock& b, std::int64_t r, Floats h) {
         y = Floats{};
     }
     store(b.h_next + at, h);
-    if (b.y == nullptr) {
+    if (b.y != nullptr) {
+        keep(b, b.y + r * b.y_step, y);
+    }
+}
+
+// What the gradient reads: the sums that are there after the product with h, and the state before the step. The last
+// gate of a GRU is not among them (see `cell`), but what r gave for it is, after the gates.
+template <CellKind Kind>
+inline void save(const CellBlock& b, std::int64_t r, const Floats (&gates)[products(Kind)]) {
+    if (Kind == CellKind::gru_output) {
         return;
     }
-    if (b.units == kUnits) {
-        store(b.y + r * b.y_step, y);
-    } else {
-        store_part(b.y + r * b.y_step, y, b.units);
+    if (b.saved_gates != nullptr) {
+        for (int v = 0; v < products(Kind); ++v) {
+            const int place = Kind == CellKind::gru_linear && v == 2 ? 3 : v;
+            keep(b, b.saved_gates + r * b.saved_gates_step + place * b.depth, gates[v]);
+        }
+    }
+    if (b.saved_h != nullptr) {
+        keep(b, b.saved_h + r * b.saved_step, load(b.h + r * b.state_step));
     }
 }
 
@@ -250,6 +176,7 @@ void step_rows(const CellBlock& b) {
         multiply<V, Rows, Split>(left, b.depth, b.panel, gates);
         for (int i = 0; i < Rows; ++i) {
             const std::int64_t r = first + i;
+            save<Kind>(b, r, gates[i]);
             if constexpr (Kind == CellKind::gru_gates) {
                 const std::int64_t at = r * b.state_step;
                 store(b.c + at, apply(b.functions[0], clipped(gates[i][0], b.clip)));

@@ -70,8 +70,58 @@ struct CellBlock {
     float* reset;                 // GRU: reset h
     float* y;                     // null when nobody reads it
     std::int64_t y_step;
+    float* saved_gates;           // null when nobody reads them, as the following
+    std::int64_t saved_gates_step;
+    float* saved_h;               // before the step
+    float* saved_c;
+    std::int64_t saved_step;
     std::int64_t units;           // that exist, at most `lanes`
     const std::int32_t* lengths;  // null: all sequences go on
+    std::int64_t time;
+};
+
+// target[row] (+)= left[row] @ panel for the sequences [begin, end), the panel [depth][vectors][lanes].
+struct GradientProduct {
+    std::int64_t begin;
+    std::int64_t end;
+    std::int64_t depth;
+    const float* panel;
+    const float* left;
+    std::int64_t left_step;
+    float* target;
+    std::int64_t target_step;
+    bool adds;
+    int vectors;
+    int split;
+};
+
+// One step back of one block of units, for the sequences [begin, end): from the gradients by its results to those by
+// what its activations took, and to the part of those by the state before it that no product with r gives. A GRU that
+// resets h before its product does it in two halves (gru_gates, gru_output), between which d_left is computed.
+struct CellGradient {
+    CellKind kind;
+    bool input_forget;
+    GateActivation functions[3];
+    float clip;
+    std::int64_t begin;
+    std::int64_t end;
+    std::int64_t units;
+    std::int64_t hidden;          // from one gate to the next
+    const float* dy;              // null: 0
+    std::int64_t dy_step;
+    const float* gates;
+    std::int64_t gates_step;
+    const float* before;          // LSTM's c, GRU's h before the step
+    const float* peepholes;       // null: none
+    float* dh;                    // by the state after the step, then before it
+    float* dc;
+    const float* d_left;          // by reset h
+    std::int64_t state_step;
+    float* d_gates;
+    std::int64_t d_gates_step;
+    float* other;                 // GRU: see RecurrentGrad; null: nobody reads it
+    float* d_peepholes;           // null: nobody reads them
+    const std::int32_t* lengths;
     std::int64_t time;
 };
 
@@ -84,5 +134,15 @@ struct RecurrentTable {
 extern const RecurrentTable recurrent_baseline;
 extern const RecurrentTable recurrent_avx2;
 extern const RecurrentTable recurrent_avx512;
+
+struct RecurrentGradTable {
+    std::int64_t lanes;
+    void (*product)(const GradientProduct& block);
+    void (*cell)(const CellGradient& block);
+};
+
+extern const RecurrentGradTable recurrent_grad_baseline;
+extern const RecurrentGradTable recurrent_grad_avx2;
+extern const RecurrentGradTable recurrent_grad_avx512;
 
 }  // namespace graphkit
