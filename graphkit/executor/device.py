@@ -107,6 +107,8 @@ class ArrayProgram:
         self.stamp = stamp
         self.region = Region(graph, fixed, settings)
         self.placement = self.region.placement
+        # The position of the input whose memory a result takes: none, as arrays of a device are its own.
+        self.overwrites: list[int | None] = [None] * len(self.placement.results)
         self.kernels = [
             None if chosen.kernel is None else device.prepare(node)
             for node, chosen in zip(self.placement.steps, self.region.chosen, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -58,8 +59,18 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         """Take ownership of a fresh array that already has the right type, without a copy or a check."""
         self._adopt(name, array)
 
+    def lend(self, name: str) -> np.ndarray | None:
+        """The array, writable, when nobody but the store holds it or a view of it; it goes back by `adopt`."""
+        array = self._arrays[name]
+        # Three references: the store's, `array` and the argument. Only who owns memory knows who shares it.
+        if array.base is not None or sys.getrefcount(array) > 3:
+            return None
+        array.flags.writeable = True
+        return array
+
     def _adopt(self, name: str, array: np.ndarray) -> None:
-        array = np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
+        if not (array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned):
+            array = np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
         array.flags.writeable = False
         self._arrays[name] = array
         self._versions[name] += 1
@@ -109,6 +120,9 @@ class JointStore(ParamStore):
     def __setitem__(self, name: str, array: Any) -> None:
         self.type_of(name)
         self._owner[name][name] = array
+
+    def lend(self, name: str) -> np.ndarray | None:
+        return self._owner[name].lend(name)
 
     def adopt(self, name: str, array: np.ndarray) -> None:
         self._owner[name].adopt(name, array)

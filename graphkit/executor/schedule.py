@@ -35,13 +35,13 @@ class Schedule:
 def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
     """The best of five orders by its peak: the given one, and four greedy ones.
 
-    `tasks` are in a topological order already, which is kept where nothing is better. `sizes` are the buffers' bytes
+    The order in which `tasks` are given is kept where nothing is better. `sizes` are the buffers' bytes
     (0: not in the arena). List scheduling picks among the ready tasks the one that allocates least beyond what it
     frees; or, eagerly, any that frees as much as it allocates, and else the next one of the given order. The first
     suits graphs whose branches differ in size, the second training steps, whose updates should not wait.
     Each is tried with and without counting what only updates read, which can be gone at once. n log n.
     """
-    plain = tuple(range(len(tasks)))
+    plain = plain_order(tasks)
     best = plain_peak = peak_bytes(tasks, sizes, plain)
     chosen = plain
     if best > _least(tasks, sizes):
@@ -55,7 +55,7 @@ def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
 
 def measured(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]) -> Schedule:
     """The peaks of an order."""
-    plain = tuple(range(len(tasks)))
+    plain = plain_order(tasks)
     return Schedule(tuple(order), peak_bytes(tasks, sizes, order), peak_bytes(tasks, sizes, plain))
 
 
@@ -70,6 +70,34 @@ def is_order(tasks: Sequence[Task], order: Sequence[int]) -> bool:
             return False
         waiting.difference_update(task.writes)
     return True
+
+
+def plain_order(tasks: Sequence[Task]) -> tuple[int, ...]:
+    """The order in which tasks are given, but each after those that it has to follow."""
+    waiting, followers = _dependencies(tasks)
+    ready = [index for index, count in enumerate(waiting) if count == 0]
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for follower in followers[index]:
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                heapq.heappush(ready, follower)
+    return tuple(order)
+
+
+def _dependencies(tasks: Sequence[Task]) -> tuple[list[int], list[list[int]]]:
+    """How many tasks each one follows at once, and those that follow it."""
+    writer = {buffer: index for index, task in enumerate(tasks) for buffer in task.writes}
+    waiting: list[int] = []
+    followers: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        before = {writer[b] for b in (*task.reads, *task.after) if b in writer}
+        waiting.append(len(before))
+        for earlier in before:
+            followers[earlier].append(index)
+    return waiting, followers
 
 
 def _least(tasks: Sequence[Task], sizes: Sequence[int]) -> int:
@@ -111,17 +139,12 @@ def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]
 
 
 def _greedy(tasks: Sequence[Task], sizes: Sequence[int], eager: bool, patient: bool) -> tuple[int, ...]:
-    writer = {buffer: index for index, task in enumerate(tasks) for buffer in task.writes}
+    waiting, followers = _dependencies(tasks)
+    written = {buffer for task in tasks for buffer in task.writes}
     readers: dict[int, set[int]] = {}
-    followers: list[list[int]] = [[] for _ in tasks]
-    waiting: list[int] = []
     for index, task in enumerate(tasks):
         for buffer in task.reads:
             readers.setdefault(buffer, set()).add(index)
-        before = {writer[b] for b in (*task.reads, *task.after) if b in writer}
-        waiting.append(len(before))
-        for earlier in before:
-            followers[earlier].append(index)
 
     # What is read by tasks alone that write nothing into the arena (updates) can be gone at once.
     writes_nothing = [not any(sizes[b] for b in task.writes) for task in tasks]
@@ -131,7 +154,7 @@ def _greedy(tasks: Sequence[Task], sizes: Sequence[int], eager: bool, patient: b
 
     def rank(index: int) -> int:
         task = tasks[index]
-        freed = sum(sizes[b] for b in set(task.reads) if b in writer and len(readers[b]) == 1)
+        freed = sum(sizes[b] for b in set(task.reads) if b in written and len(readers[b]) == 1)
         growth = sum(lasting[b] for b in task.writes) - freed
         return int(growth > 0) if eager else growth
 

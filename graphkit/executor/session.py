@@ -12,7 +12,7 @@ import itertools
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -63,8 +63,10 @@ class ParameterArray:
 class Executor:
     """Runs a graph with the arrays of `params` on a device.
 
-    Inputs of role parameter and state are read from `params` by name (they may be fed as well); updates are
-    written there after a run, all together. An input of role rng is fed from `rng`, which then advances a step.
+    Inputs of role parameter and state are read from `params` by name (they may be fed as well); a run leaves their new
+    values there. It writes them over the old ones where it can: arrays of `params` that somebody else holds keep their
+    values, the others must not be read while it goes on, and after a run that fails some may be new. An input of role
+    rng is fed from `rng`, which then advances a step.
     `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
     products and convolutions to bfloat16 (each by a relative error of at most 2^-8) and sums in float32;
@@ -193,7 +195,15 @@ class Executor:
             if placed[position].owned and target.flags.carray and not _overlaps(target, arrays):
                 buffers[position] = target
         _check_apart(out or {})
-        results = program.run(arrays, buffers)
+        lent = self._lend(selection, program, feeds, arrays)
+        buffers |= lent
+        try:
+            results = program.run(arrays, buffers)
+        except BaseException:
+            # What the steps that ran have written is there to stay.
+            for position, array in lent.items():
+                self.params.adopt(selection.states[position], array)
+            raise
         named = dict(zip(selection.outputs, results[count:], strict=True))
         if out is None and not self._check_finite:
             self._repeat = Repeat.of(self._selections.get((None, True)), selection, program, feeds, arrays)
@@ -202,8 +212,9 @@ class Executor:
             named[name] = target if in_place else _delivered(name, named[name], target)
         if count:
             new = dict(zip(selection.states, results, strict=False))
-            del arrays, buffers, results
-            self._commit(new)
+            fixed = {state for state, at in zip(selection.states, program.overwrites, strict=False) if at is not None}
+            del arrays, buffers, lent, results
+            self._commit(new, fixed)
         return named
 
     def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
@@ -251,14 +262,35 @@ class Executor:
         state = np.array([seed % (1 << 64), step], np.uint64)
         return [state if i in waiting else array for i, array in enumerate(arrays)]
 
-    def _commit(self, new: dict[str, np.ndarray]) -> None:
-        """Write the new values of all states; the buffers they replace serve again, unless somebody reads them."""
+    def _lend(
+        self, selection: Selection, program: Program, feeds: Mapping[str, Any], arrays: list[Any]
+    ) -> dict[int, np.ndarray]:
+        """The arrays of states that this run may overwrite, by position: those that only the store holds."""
+        lent: dict[int, np.ndarray] = {}
+        for position, (state, at) in enumerate(zip(selection.states, program.overwrites, strict=False)):
+            if at is None or state in feeds:
+                continue
+            arrays[at] = None
+            array = self.params.lend(state)
+            arrays[at] = self.params[state] if array is None else array
+            if array is not None:
+                lent[position] = array
+        return lent
+
+    def _commit(self, new: dict[str, np.ndarray], overwritten: Set[str]) -> None:
+        """Write the new values of all states.
+
+        The buffers they replace serve again, unless somebody reads them; those `overwritten` need no second one.
+        """
         for name in list(new):
             buffer = new.pop(name)
             self.params.adopt(name, buffer)
+            if name in overwritten:
+                continue
             previous = self._written.pop(name, None)
             # Two references, `previous` and the argument: nobody outside holds the array or a view of it.
             if previous is not None and sys.getrefcount(previous) <= 2:
+                previous.flags.writeable = True
                 self._spares[name] = previous
             # Whoever holds a view refers to the array that owns the memory, so that only owners can be counted.
             if buffer.base is None:
@@ -376,8 +408,10 @@ class Executor:
         if self._optimize and graph is not selection.graph:
             graph = run_passes(graph, (*CLEANUP, *BOUND) if self._compiled else CLEANUP)
         fixed: dict[Value, VersionedArray] = {}
+        # What every run writes is not worth a packed copy.
+        written = {state for state, _ in graph.updates}
         for spec, value in zip(selection.inputs, graph.inputs, strict=True):
-            if spec.stored and spec.name not in feeds:
+            if spec.stored and spec.name not in feeds and value not in written:
                 fixed[value] = selection.fixed[spec.name]
         made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
         return made

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphkit.executor.memory import Request, aligned, plan_memory
-from graphkit.executor.schedule import Schedule, Task, peak_bytes, schedule
+from graphkit.executor.schedule import Task, is_order, peak_bytes, plain_order, schedule
 
 
 def random_tasks(seed: int, count: int) -> tuple[list[Task], list[int]]:
@@ -125,3 +125,9 @@ def test_long_chain() -> None:
 
 def test_nothing() -> None:
     assert schedule([], []).order == ()
+
+
+def test_a_task_that_follows_a_later_one_is_moved_behind_it() -> None:
+    tasks = [Task((), (0,)), Task((0,), (1,), after=(0, 3)), Task((0,), (2,)), Task((2,), (3,)), Task((1,), (4,))]
+    assert plain_order(tasks) == (0, 2, 3, 1, 4)
+    assert is_order(tasks, schedule(tasks, [0] * 5).order)
