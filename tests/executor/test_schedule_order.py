@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphkit.executor.memory import Request, aligned, plan_memory
-from graphkit.executor.schedule import Task, is_order, peak_bytes, plain_order, schedule
+from graphkit.executor.schedule import Schedule, Task, is_order, peak_bytes, plain_order, schedule
 
 
 def random_tasks(seed: int, count: int) -> tuple[list[Task], list[int]]:
