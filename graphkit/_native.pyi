@@ -153,6 +153,18 @@ class Pointwise(Kernel):
     @property
     def block(self) -> int: ...
 
+class TableUpdate(Kernel):
+    def __init__(
+        self,
+        tile: Pointwise,
+        rest: Pointwise | None,
+        *,
+        size: int,
+        indices: Sequence[int],
+        index_dtype: str,
+        threads: int,
+    ) -> None: ...
+
 class PoolWindow:
     def __init__(
         self,

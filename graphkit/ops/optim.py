@@ -22,11 +22,13 @@ _FIRST, _THIRD = np.array(1, np.int64), np.array(3.0, np.float32)
 _SQUARE = Rand((2, 3), 0.1, 2.0)
 
 
-class _Update(Op):
+class Update(Op):
     """weight, grad and slots have one type; lr is a float scalar and step a number, 1 at the first update."""
 
     weight_decay: float = 0.0
     domain = DOMAIN
+    # Whether an element of the new weight depends on no others of the old one and of the gradient.
+    elementwise = True
 
     def check(self, weight: TensorType, tensors: dict[str, TensorType], scalars: dict[str, TensorType | None]) -> None:
         for name, tensor in tensors.items():
@@ -49,7 +51,7 @@ def _as(scalar: Any, weight: Any) -> Any:
 
 
 @op
-class SgdUpdate(_Update):
+class SgdUpdate(Update):
     """Stochastic gradient descent with momentum, Nesterov's variant, dampening and weight decay.
 
     g = grad + weight_decay * weight; velocity' = momentum * velocity + (1 - dampening) * g;
@@ -120,7 +122,7 @@ class SgdUpdate(_Update):
         return weight - rate * (g + new * self.momentum if self.nesterov else new), new
 
 
-class _Adam(_Update):
+class _Adam(Update):
     """m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2; the step divides both by 1 - beta ** step."""
 
     beta1: float = 0.9

@@ -13,7 +13,7 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.types import FLOATS, INTEGERS, TensorType
 from graphkit.ops._base import F, Rand, Sample, op
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops.optim import _FIRST, _LR, _SQUARE, _THIRD, _as, _in_double, _Update
+from graphkit.ops.optim import _FIRST, _LR, _SQUARE, _THIRD, Update, _as, _in_double
 
 _MATRIX = (2, 3)
 # A mean of squares is no less than the square of the mean.
@@ -25,7 +25,7 @@ def _decayed(weight: Any, grad: Any, decay: float) -> Any:
 
 
 @op
-class RmsPropUpdate(_Update):
+class RmsPropUpdate(Update):
     """RMSProp: g = grad + weight_decay * weight; s' = alpha s + (1 - alpha) g^2; d = g / (sqrt(s') + epsilon);
 
     centered: a' = alpha a + (1 - alpha) g, and s' - a'^2 (no less than 0) takes the place of s' in d. With momentum:
@@ -99,7 +99,7 @@ class RmsPropUpdate(_Update):
 
 
 @op
-class AdagradUpdate(_Update):
+class AdagradUpdate(Update):
     """Adagrad: g = grad + weight_decay * weight; s' = s + g^2; rate = lr / (1 + (step - 1) * lr_decay);
 
     weight' = weight - rate * g / (sqrt(s') + epsilon).
@@ -140,7 +140,7 @@ class AdagradUpdate(_Update):
 
 
 @op
-class AdadeltaUpdate(_Update):
+class AdadeltaUpdate(Update):
     """Adadelta: g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2;
 
     d = sqrt(u + epsilon) / sqrt(s' + epsilon) * g; u' = rho u + (1 - rho) d^2; weight' = weight - lr * d.
@@ -183,7 +183,7 @@ class AdadeltaUpdate(_Update):
 
 
 @op
-class FtrlUpdate(_Update):
+class FtrlUpdate(Update):
     """FTRL-Proximal for each element: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / lr * weight;
 
     weight' = 0 where |z'| <= l1, else (sign(z') l1 - z') / ((beta + sqrt(n')) / lr + l2), with g = grad.

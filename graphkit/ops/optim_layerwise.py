@@ -10,7 +10,7 @@ from graphkit.ir.types import FLOATS, INTEGERS, TensorType
 from graphkit.ops._base import F, Rand, Sample, op
 from graphkit.ops._normal import converted, wide_type
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops.optim import _FIRST, _LR, _SQUARE, _THIRD, _as, _in_double, _Update
+from graphkit.ops.optim import _FIRST, _LR, _SQUARE, _THIRD, Update, _as, _in_double
 
 _MATRIX = (2, 3)
 
@@ -33,7 +33,7 @@ def _one_unless_positive(ratio: Any, *norms: Any) -> Any:
 
 
 @op
-class LarsUpdate(_Update):
+class LarsUpdate(Update):
     """LARS: rate = lr * trust * |weight| / (|grad| + weight_decay * |weight| + epsilon), 2-norms of whole tensors;
 
     v' = momentum * v + rate * (grad + weight_decay * weight); weight' = weight - v'. The rate is lr where one of the
@@ -44,6 +44,7 @@ class LarsUpdate(_Update):
     momentum: float = 0.9
     trust: float = 0.001
     epsilon: float = 0.0
+    elementwise = False
     inputs = ("weight", "grad", "velocity", "lr")
     outputs = ("new_weight", "new_velocity")
     types = {"weight": FLOATS, "grad": "weight", "velocity": "weight", "lr": FLOATS}
@@ -82,7 +83,7 @@ class LarsUpdate(_Update):
 
 
 @op
-class LambUpdate(_Update):
+class LambUpdate(Update):
     """LAMB: m and v as in Adam, with their bias taken out; r = m / (sqrt(v) + epsilon) + weight_decay * weight;
 
     weight' = weight - lr * |weight| / |r| * r, 2-norms of whole tensors; the quotient is 1 where one of them is 0.
@@ -93,6 +94,7 @@ class LambUpdate(_Update):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
+    elementwise = False
     inputs = ("weight", "grad", "mean", "variance", "lr", "step")
     outputs = ("new_weight", "new_mean", "new_variance")
     types = {"weight": FLOATS, "grad": "weight", "mean": "weight", "variance": "weight", "lr": FLOATS,

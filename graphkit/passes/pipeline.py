@@ -25,6 +25,7 @@ from graphkit.passes.fuse_layer_norm import fuse_layer_norm
 from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
+from graphkit.passes.fuse_table_update import fuse_table_update
 from graphkit.passes.merge_walks import merge_walks
 from graphkit.passes.scan_axes import scan_axes
 from graphkit.passes.simplify import simplify
@@ -59,6 +60,7 @@ _PRODUCTS_AND_LAYOUTS: tuple[tuple[str, Pass], ...] = (
 _REGIONS: tuple[tuple[str, Pass], ...] = (
     *CLEANUP,
     ("fuse_batch_norm", fuse_batch_norm),
+    ("fuse_table_update", fuse_table_update),
     ("fuse_pointwise", fuse_pointwise),
 )
 

@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "pointwise.h"
+#include "table_update.h"
 
 namespace graphkit {
 namespace {
@@ -54,6 +55,18 @@ void bind_pointwise(nb::module_& m) {
             "threads"_a = 0)
         .def_prop_ro("registers", &Pointwise::registers, "Blocks of intermediate results that are alive at once.")
         .def_prop_ro("block", &Pointwise::block, "Elements of a block.");
+
+    nb::class_<TableUpdate, Kernel>(m, "TableUpdate",
+                                    "A pointwise update of a table of `size` rows, whose gradient is given by rows. "
+                                    "`tile` updates some rows at a time, `rest` those that are left over.")
+        .def(
+            "__init__",
+            [](TableUpdate* self, const Pointwise& tile, const Pointwise* rest, std::int64_t size, Dims indices,
+               const std::string& index_dtype, int threads) {
+                new (self) TableUpdate(tile, rest, size, std::move(indices), element_type(index_dtype), threads);
+            },
+            "tile"_a, "rest"_a.none(), nb::kw_only(), "size"_a, "indices"_a, "index_dtype"_a, "threads"_a,
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
 }
 
 }  // namespace graphkit

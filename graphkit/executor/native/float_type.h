@@ -45,10 +45,6 @@ decltype(auto) with_float_type(ElementType type, Body&& body) {
     }
 }
 
-inline std::size_t aligned(std::size_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 // `from` itself where T is wide, else `buffer`, which then holds its elements.
 template <typename T>
 const Wide<T>* widened(const T* from, Wide<T>* buffer, std::int64_t size) {

@@ -39,6 +39,10 @@ struct TensorSpec {
 // Working memory that everything in a program aligns to.
 constexpr std::size_t kAlignment = 64;
 
+inline std::size_t aligned(std::size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 class Kernel {
   public:
     Kernel(std::string name, int threads) : name_(std::move(name)), threads_(threads) {}

@@ -115,7 +115,7 @@ WalkSharing Recurrent::choose_sharing() const {
 std::size_t Recurrent::reserve(std::int64_t floats) {
     const std::size_t offset = scratch_bytes_;
     const auto bytes = static_cast<std::size_t>(floats) * sizeof(float);
-    scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    scratch_bytes_ += aligned(bytes);
     return offset;
 }
 

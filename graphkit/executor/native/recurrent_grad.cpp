@@ -128,7 +128,7 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
 std::size_t RecurrentGrad::reserve(std::int64_t floats) {
     const std::size_t offset = scratch_bytes_;
     const auto bytes = static_cast<std::size_t>(floats) * sizeof(float);
-    scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    scratch_bytes_ += aligned(bytes);
     return offset;
 }
 

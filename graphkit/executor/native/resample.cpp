@@ -160,7 +160,7 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     }
     slots_ = planes_ >= threads && threads > 1 ? threads : 1;
     slot_bytes_ = static_cast<std::size_t>(2 * buffer_) * (in_double_ ? sizeof(double) : sizeof(float));
-    slot_bytes_ = (slot_bytes_ + kAlignment - 1) / kAlignment * kAlignment;
+    slot_bytes_ = aligned(slot_bytes_);
 }
 
 void Resample::find_windows(Pass& pass) const {

@@ -109,7 +109,7 @@ bool needs_wide(ElementType type, Reduction reduction) {
 
 std::size_t wide_bytes(ElementType type, Reduction reduction, std::int64_t elements) {
     const auto bytes = needs_wide(type, reduction) ? static_cast<std::size_t>(elements) * sizeof(float) : 0;
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return aligned(bytes);
 }
 
 // Calls body(pointer) on the elements of y, which start as x, in the type that they are combined in.
