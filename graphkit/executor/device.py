@@ -107,8 +107,10 @@ class ArrayProgram:
         self.stamp = stamp
         self.region = Region(graph, fixed, settings)
         self.placement = self.region.placement
-        # The position of the input whose memory a result takes: none, as arrays of a device are its own.
-        self.overwrites: list[int | None] = [None] * len(self.placement.results)
+        position = {v: i for i, v in enumerate(graph.inputs)}
+        self.state_inputs = [position[state] for state, _ in graph.updates]
+        # Arrays of a device are its own.
+        self.overwrites = [False] * len(graph.updates)
         self.kernels = [
             None if chosen.kernel is None else device.prepare(node)
             for node, chosen in zip(self.placement.steps, self.region.chosen, strict=True)

@@ -75,19 +75,17 @@ class Program:
             (r.value.tensor.static_shape, r.value.dtype.numpy, r.value.tensor.nbytes) if r.owned else None
             for r in self.placement.results
         ]
-        # Of a result that may take the memory of a state: the position of the state among the inputs.
         position = {v: i for i, v in enumerate(graph.inputs)}
-        root = self.placement.root
-        state_of = {new: position[state] for state, new in self.region.overwritten.items()}
-        self.overwrites = [state_of.get(root[r.value]) for r in self.placement.results]
+        self.state_inputs = [position[state] for state, _ in graph.updates]
+        self.overwrites = [state in self.region.overwritten for state, _ in graph.updates]
         self._given_out: list[deque[np.ndarray]] = [deque(maxlen=2) for _ in self.owned]
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Run once; return the new values of states, then the outputs, all in memory of their own.
 
         `inputs` has one array per graph input (None: not needed); `buffers` gives C-contiguous memory for results
-        by position, where the result is `owned`: that of an input where `overwrites` names one, else none that an input
-        has. Safe to call from several threads.
+        by position, where the result is `owned`: that of the old value where `overwrites` says so, else none that an
+        input has. Safe to call from several threads.
         """
         try:
             instance = self._idle.pop()
@@ -112,7 +110,7 @@ class Program:
                 continue
             shape, dtype, nbytes = spec
             # What a state keeps is not given out again.
-            fresh = nbytes < RECYCLED_BYTES or self.overwrites[position] is not None
+            fresh = nbytes < RECYCLED_BYTES or position < len(self.overwrites)
             made.append(np.empty(shape, dtype) if fresh else self._recycled(position, shape, dtype))
         return made
 

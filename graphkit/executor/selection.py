@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from graphkit.ir.types import TensorType
 
 # numpy's bits of flags.num: C-contiguous, aligned.
 _IN_PLACE = 0x0001 | 0x0100
-_NO_BUFFERS: Mapping[int, np.ndarray] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class RunInput:
     sized: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
     """The graph of some of the outputs, and all updates, with the names that runs need.
 
@@ -48,48 +48,57 @@ class Selection:
     outputs: tuple[str, ...]
     states: tuple[str, ...]
 
+    @cached_property
+    def generators(self) -> tuple[int, ...]:
+        """Positions of the inputs that are states of a random generator."""
+        return tuple(i for i, spec in enumerate(self.inputs) if spec.value.role == "rng")
+
 
 class Repeat:
     """A program with what its feeds were like: feeds like these are checked at the cost of a few comparisons."""
 
-    __slots__ = ("_program", "_specs", "_inputs", "_outputs")
+    __slots__ = ("program", "selection", "_specs", "_nothing")
 
-    def __init__(self, program: Program, specs: Sequence[tuple[str, int, np.dtype, Any]], selection: Selection):
-        self._program = program
+    def __init__(self, selection: Selection, program: Program, specs: Sequence[tuple[str, int, np.dtype, Any]]):
+        self.selection = selection
+        self.program = program
         self._specs = tuple(specs)
-        self._inputs = [None] * len(selection.inputs)
-        self._outputs = selection.outputs
+        self._nothing = [None] * len(selection.inputs)
 
     @staticmethod
     def of(
         full: Selection | None, selection: Selection, program: Program, feeds: Mapping[str, Any], arrays: Sequence[Any]
     ) -> Repeat | None:
-        """None unless the run computed all outputs natively, changed no state, and was fed arrays only."""
-        if selection is not full or selection.states or program.fallbacks:
+        """None unless the run computed all outputs natively, and was fed arrays for data alone."""
+        if selection is not full or program.fallbacks:
             return None
         specs: list[tuple[str, int, np.dtype, Any]] = []
         for position, spec in enumerate(selection.inputs):
+            if not isinstance(spec.value.type, TensorType):
+                return None
             if spec.name in feeds:
-                if not isinstance(arrays[position], np.ndarray):
+                if not isinstance(arrays[position], np.ndarray) or spec.name in selection.states:
                     return None
                 specs.append((spec.name, position, arrays[position].dtype, arrays[position].shape))
-            elif spec.value.role == "rng" or not isinstance(spec.value.type, TensorType):
-                return None
-        return Repeat(program, specs, selection)
+        return Repeat(selection, program, specs)
 
-    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The outputs; None, with nothing done, for feeds of another kind."""
+    def inputs(self, feeds: Mapping[str, Any]) -> list[Any] | None:
+        """The arrays of the program's inputs, None for what is not fed; None for feeds of another kind."""
         if len(feeds) != len(self._specs):
             return None
-        inputs: list[Any] = self._inputs.copy()
+        inputs: list[Any] = self._nothing.copy()
         for name, position, dtype, shape in self._specs:
             array = feeds.get(name)
-            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+            if type(array) is not np.ndarray:
+                if shape != () or type(array) is not dtype.type:
+                    return None
+                array = np.asarray(array)
+            elif array.dtype != dtype or array.shape != shape:
                 return None
             if array.flags.num & _IN_PLACE != _IN_PLACE:
                 return None
             inputs[position] = array
-        return dict(zip(self._outputs, self._program.run(inputs, _NO_BUFFERS), strict=True))
+        return inputs
 
 
 def signature(selection: Selection, arrays: Sequence[Any], feeds: Mapping[str, Any]) -> tuple[Any, ...]:

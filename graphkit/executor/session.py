@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +29,7 @@ from graphkit.executor.plan import Plan
 from graphkit.executor.program import Program
 from graphkit.executor.region import Settings
 from graphkit.executor.selection import Repeat, RunInput, Selection, signature
+from graphkit.executor.states import States
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.passes._base import run_passes
@@ -121,10 +121,9 @@ class Executor:
         self._latest: Program | None = None
         self._repeat: Repeat | None = None
         self._lock = threading.RLock()
-        # One run at a time where updates are written; `_spares` are buffers of their new values, by state.
+        # One run at a time where states are written.
         self._turn = threading.Lock()
-        self._written: dict[str, np.ndarray] = {}
-        self._spares: dict[str, np.ndarray] = {}
+        self._states = States(params)
 
     def _hoist(self) -> tuple[Graph, dict[str, DerivedArray]]:
         written = {state for state, _ in self._graph.updates}
@@ -154,9 +153,10 @@ class Executor:
         inside the graph, RuntimeFailure when a kernel fails.
         """
         if outputs is None and out is None and (repeat := self._repeat) is not None:
-            results = repeat.run(feeds)
-            if results is not None:
-                return results
+            arrays = repeat.inputs(feeds)
+            if arrays is not None:
+                with self._turn if repeat.selection.states else contextlib.nullcontext():
+                    return self._step(repeat.selection, repeat.program, arrays, feeds, {})
         # Values derived from parameters do not follow a parameter that is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
@@ -180,13 +180,9 @@ class Executor:
         if config.STRICT.get() and program.fallbacks:
             listed = ", ".join(program.fallbacks)
             raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
-        arrays = self._with_rng(selection, arrays)
         count = len(selection.states)
         placed = program.placement.results
         buffers: dict[int, np.ndarray] = {}
-        for position, state in enumerate(selection.states):
-            if placed[position].owned and state in self._spares:
-                buffers[position] = self._spares.pop(state)
         for name in out or ():
             if name not in selection.outputs:
                 raise UsageError(f"no output {name!r}{did_you_mean(name, selection.outputs)}")
@@ -195,26 +191,37 @@ class Executor:
             if placed[position].owned and target.flags.carray and not _overlaps(target, arrays):
                 buffers[position] = target
         _check_apart(out or {})
-        lent = self._lend(selection, program, feeds, arrays)
-        buffers |= lent
-        try:
-            results = program.run(arrays, buffers)
-        except BaseException:
-            # What the steps that ran have written is there to stay.
-            for position, array in lent.items():
-                self.params.adopt(selection.states[position], array)
-            raise
-        named = dict(zip(selection.outputs, results[count:], strict=True))
         if out is None and not self._check_finite:
             self._repeat = Repeat.of(self._selections.get((None, True)), selection, program, feeds, arrays)
+        named = self._step(selection, program, arrays, feeds, buffers)
         for name, target in (out or {}).items():
             in_place = count + selection.outputs.index(name) in buffers
             named[name] = target if in_place else _delivered(name, named[name], target)
-        if count:
-            new = dict(zip(selection.states, results, strict=False))
-            fixed = {state for state, at in zip(selection.states, program.overwrites, strict=False) if at is not None}
-            del arrays, buffers, lent, results
-            self._commit(new, fixed)
+        return named
+
+    def _step(
+        self,
+        selection: Selection,
+        program: Program,
+        arrays: list[Any],
+        fed: Container[str],
+        buffers: dict[int, np.ndarray],
+    ) -> dict[str, Any]:
+        """Run once and write the new values of states; outputs by name. `buffers` has memory for some of these."""
+        names = selection.states
+        self._with_rng(selection, arrays)
+        taken = self._states.take(names, program, arrays, fed)
+        try:
+            results = program.run(arrays, taken | buffers)
+        except BaseException:
+            self._states.restore(names, program, taken)
+            raise
+        named = dict(zip(selection.outputs, results[len(names) :], strict=True))
+        if names:
+            del results[len(names) :]
+            arrays.clear()
+            taken.clear()
+            self._states.commit(names, program, results)
         return named
 
     def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
@@ -251,50 +258,17 @@ class Executor:
         listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
         raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
 
-    def _with_rng(self, selection: Selection, arrays: list[Any]) -> list[Any]:
-        """The arrays with the generator's state where it was not fed; then the step advances."""
-        waiting = [i for i, s in enumerate(selection.inputs) if s.value.role == "rng" and arrays[i] is None]
+    def _with_rng(self, selection: Selection, arrays: list[Any]) -> None:
+        """Put the generator's state where it was not fed; then the step advances."""
+        waiting = [i for i in selection.generators if arrays[i] is None]
         if not waiting:
-            return arrays
+            return
         with self._lock:
             seed, step = self._rng
             self._rng = (seed, step + 1)
         state = np.array([seed % (1 << 64), step], np.uint64)
-        return [state if i in waiting else array for i, array in enumerate(arrays)]
-
-    def _lend(
-        self, selection: Selection, program: Program, feeds: Mapping[str, Any], arrays: list[Any]
-    ) -> dict[int, np.ndarray]:
-        """The arrays of states that this run may overwrite, by position: those that only the store holds."""
-        lent: dict[int, np.ndarray] = {}
-        for position, (state, at) in enumerate(zip(selection.states, program.overwrites, strict=False)):
-            if at is None or state in feeds:
-                continue
-            arrays[at] = None
-            array = self.params.lend(state)
-            arrays[at] = self.params[state] if array is None else array
-            if array is not None:
-                lent[position] = array
-        return lent
-
-    def _commit(self, new: dict[str, np.ndarray], overwritten: Set[str]) -> None:
-        """Write the new values of all states.
-
-        The buffers they replace serve again, unless somebody reads them; those `overwritten` need no second one.
-        """
-        for name in list(new):
-            buffer = new.pop(name)
-            self.params.adopt(name, buffer)
-            if name in overwritten:
-                continue
-            previous = self._written.pop(name, None)
-            # Two references, `previous` and the argument: nobody outside holds the array or a view of it.
-            if previous is not None and sys.getrefcount(previous) <= 2:
-                previous.flags.writeable = True
-                self._spares[name] = previous
-            # Whoever holds a view refers to the array that owns the memory, so that only owners can be counted.
-            if buffer.base is None:
-                self._written[name] = buffer
+        for position in waiting:
+            arrays[position] = state
 
     @property
     def rng(self) -> tuple[int, int]:

@@ -40,7 +40,7 @@ def counter() -> Graph:
 def overwritten(ex: Executor) -> set[str]:
     ex.specialise({})
     program = next(iter(ex._programs.values()))
-    return {ex._input_names[at] for at in program.overwrites if at is not None}
+    return {name for name, over in zip(ex._select(None).states, program.overwrites, strict=True) if over}
 
 
 def test_a_state_keeps_its_memory() -> None:
