@@ -17,9 +17,10 @@ from graphkit.passes._match import first, ints, is_op, permutation, producer, sa
 def fuse_matmul(graph: Graph) -> Graph:
     """Make FusedMatMul of a MatMul or Gemm and its neighbours.
 
-    Before it: transposes of the last two axes, constant factors. Behind it, as its only readers: a constant factor, the
-    sum with a vector, an activation (see FusedMatMul), the sum with a tensor of the result's shape. A product of rows
-    that were flattened before and are unflattened behind takes them as they were. Linear.
+    Before it: transposes of the last two axes, constant factors. Behind it, as its only readers: the transpose of a
+    matrix, a constant factor, the sum with a vector, an activation (see FusedMatMul), the sum with a tensor of the
+    result's shape. A product of rows that were flattened before and are unflattened behind takes them as they were.
+    Linear.
     """
     return fuse(graph, _rule, needs=("MatMul", "Gemm", "FusedMatMul"))
 
@@ -29,6 +30,8 @@ def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return _operands(node, readers)
     if is_op(node, "Reshape"):
         return _unflattened(node, readers)
+    if is_op(node, "Transpose"):
+        return _transposed(node, readers)
     if is_op(node, "Mul", "Div"):
         found = _factor(node, readers)
         if found is not None:
@@ -123,6 +126,16 @@ def _exchanged(node: Node) -> Value | None:
 
 
 # --- behind it ------------------------------------------------------------------------------------
+
+
+def _transposed(node: Node, readers: Readers) -> Sequence[Value] | None:
+    """Transpose(a b) of matrices is the product of b transposed and a transposed."""
+    x = _exchanged(node)
+    product = _form(x) if x is not None and x.rank == 2 and readers.sole(x) else None
+    if product is None or not product.open or product.bias is not None or product.residual is not None:
+        return None
+    op, (a, b) = product.op, product.operands[:2]
+    return (fused_node(op.replace(transA=not op.transB, transB=not op.transA), (b, a), (product.node, node)),)
 
 
 def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:

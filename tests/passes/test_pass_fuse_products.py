@@ -81,6 +81,23 @@ def test_product_takes_transposes_and_factors(apply: Any) -> None:
     assert apply([a, b], both, fuse_matmul, M=4, N=4) == {"FusedMatMul": 1}
 
 
+def test_a_transposed_product_is_one_of_transposed_operands(apply: Any) -> None:
+    a, b, c = data("N", 3, name="a"), data("N", 4, name="b"), parameter(4, name="c")
+    kept: list[Graph] = []
+    y = F.mul(F.transpose(F.gemm(a, b, transA=True), perm=(1, 0)), 2.0)
+    assert apply([a, b], y, fuse_matmul, N=5, keep=kept) == {"FusedMatMul": 1}
+    op = kept[0].nodes[-1].op
+    assert (op.transA, op.transB, op.alpha) == (True, False, 2.0)
+    turned = F.transpose(F.mat_mul(a, data(3, 4, name="b")), perm=(1, 0))
+    assert apply([a, turned.node.inputs[0].node.inputs[1]], turned, fuse_matmul, N=5) == {"FusedMatMul": 1}
+    # A bias belongs to columns, which are rows then; another reader needs the product as it was.
+    y = F.transpose(F.gemm(a, b, c, transA=True), perm=(1, 0))
+    assert apply([a, b, c], y, fuse_matmul, N=5) == {"Gemm": 1, "Transpose": 1}
+    product = F.gemm(a, b, transA=True)
+    y = F.mat_mul(F.transpose(product, perm=(1, 0)), F.relu(product))
+    assert apply([a, b], y, fuse_matmul, N=5) == {"FusedMatMul": 1, "Gemm": 1, "Relu": 1}
+
+
 def test_gemm_operand_that_is_no_vector(apply: Any) -> None:
     x, w, c = data(2, 3), parameter(4, 3), parameter(2, 4, name="c")
     y = F.relu(F.gemm(x, w, c, transB=True, alpha=0.5))
