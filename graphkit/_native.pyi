@@ -424,6 +424,18 @@ class SoftmaxCrossEntropyGrad(Kernel):
         threads: int = 0,
     ) -> None: ...
 
+class SoftmaxCrossEntropyWithGrad(Kernel):
+    def __init__(
+        self,
+        scores: Sequence[int],
+        type: str,
+        label_type: str,
+        weights: bool,
+        reduction: str,
+        ignore_index: int | None,
+        threads: int = 0,
+    ) -> None: ...
+
 class Attention(Kernel):
     def __init__(
         self,

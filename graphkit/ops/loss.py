@@ -13,7 +13,7 @@ import numpy as np
 from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INDICES, TensorType
-from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, apply, op
 from graphkit.ops._checks import fits
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops.softmax import log_softmax, log_softmax_gradient
@@ -264,3 +264,47 @@ class SoftmaxCrossEntropyGrad(_ClassLoss):
         # Without weights a reduced loss has one scale for all labels.
         per_label = weight is not None or self.reduction == "none"
         return difference * (F.unsqueeze(scale, np.array([1])) if per_label else scale)
+
+
+@op
+class SoftmaxCrossEntropyWithGrad(_ClassLoss):
+    """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient in them, in one pass.
+
+    scores: [N, C]; labels: int [N]; dloss: gradient of the loss, a scalar that is known before it; weights: [C].
+    """
+
+    domain = DOMAIN
+    inputs = ("scores", "labels", "dloss", "weights?")
+    outputs = ("loss", "dscores")
+    types = {"scores": FLOATS, "labels": INDICES, "dloss": "scores", "weights": "scores"}
+    inplace = ((0, 1),)
+    samples = (
+        Sample((3, 4), _LABELS, ()),
+        Sample((3, 4), _LABELS.astype(np.int32), (), _WEIGHTS),
+        Sample((3, 4), np.array([2, -1, 3]), (), reduction="sum", ignore_index=-1),
+        Sample((3, 4), np.array([2, 9, 3]), (), _WEIGHTS, ignore_index=9),
+        Sample((0, 4), np.zeros((0,), np.int64), (), reduction="sum"),
+    )
+
+    def infer(
+        self, scores: TensorType, labels: TensorType, dloss: TensorType, weights: TensorType | None = None
+    ) -> Any:
+        self.check(scores, labels, weights)
+        if self.reduction == "none" or scores.rank not in (None, 2):
+            raise TypeMismatch(f"scores {scores} are no rows, or reduction={self.reduction!r} leaves no single loss")
+        return TensorType(scores.dtype, ()), TensorType(scores.dtype, scores.shape)
+
+    def parts(self) -> tuple[SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyGrad]:
+        """The two operators that it stands for."""
+        options: Any = {"ignore_index": self.ignore_index, "reduction": self.reduction}
+        return SoftmaxCrossEntropyLoss(**options), SoftmaxCrossEntropyGrad(**options)
+
+    def reference(self, xp: Any, scores: Any, labels: Any, dloss: Any, weights: Any = None) -> Any:
+        forward, backward = self.parts()
+        loss, log_prob = forward.reference(xp, scores, labels, weights)
+        return loss, backward.reference(xp, dloss, log_prob, labels, weights)
+
+    def expand(self, scores: Any, labels: Any, dloss: Any, weights: Any = None) -> Any:
+        forward, backward = self.parts()
+        loss, log_prob = apply(forward, scores, labels, weights)
+        return loss, apply(backward, dloss, log_prob, labels, weights)

@@ -22,6 +22,7 @@ from graphkit.passes.fuse_batch_norm import fuse_batch_norm
 from graphkit.passes.fuse_conv import fuse_conv
 from graphkit.passes.fuse_gelu import fuse_gelu
 from graphkit.passes.fuse_layer_norm import fuse_layer_norm
+from graphkit.passes.fuse_loss_grad import fuse_loss_grad
 from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
@@ -60,6 +61,7 @@ _PRODUCTS_AND_LAYOUTS: tuple[tuple[str, Pass], ...] = (
 _REGIONS: tuple[tuple[str, Pass], ...] = (
     *CLEANUP,
     ("fuse_batch_norm", fuse_batch_norm),
+    ("fuse_loss_grad", fuse_loss_grad),
     ("fuse_table_update", fuse_table_update),
     ("fuse_pointwise", fuse_pointwise),
 )

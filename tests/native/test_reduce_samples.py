@@ -19,6 +19,7 @@ NAMES = {
     *("ArgMax", "ArgMin", "TopK"),
     *("LayerNormGrad", "RMSNormGrad", "BatchNormGrad"),
     *("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss", "SoftmaxCrossEntropyGrad"),
+    "SoftmaxCrossEntropyWithGrad",
     *(
         "LayerNormalization",
         "RMSNormalization",

@@ -43,12 +43,21 @@ def _softmax_cross_entropy(node: Node, context: KernelContext) -> Any:
 
 @kernel("SoftmaxCrossEntropyGrad", DOMAIN)
 def _softmax_cross_entropy_grad(node: Node, context: KernelContext) -> Any:
+    return _gradient(native.SoftmaxCrossEntropyGrad, node, context, scores=1, labels=2)
+
+
+@kernel("SoftmaxCrossEntropyWithGrad", DOMAIN)
+def _softmax_cross_entropy_with_grad(node: Node, context: KernelContext) -> Any:
+    return _gradient(native.SoftmaxCrossEntropyWithGrad, node, context, scores=0, labels=1)
+
+
+def _gradient(kind: Any, node: Node, context: KernelContext, scores: int, labels: int) -> Any:
     op: Any = node.op
-    log_prob, labels = _present(node, 1), _present(node, 2)
-    return native.SoftmaxCrossEntropyGrad(
+    log_prob, target = _present(node, scores), _present(node, labels)
+    return kind(
         shape(log_prob),
         str(log_prob.dtype),
-        str(labels.dtype),
+        str(target.dtype),
         operand(node, 3) is not None,
         op.reduction,
         op.ignore_index,

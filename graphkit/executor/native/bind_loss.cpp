@@ -14,6 +14,11 @@ void bind_loss(nb::module_& m) {
                       std::optional<std::int64_t>, int>(),
              "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(),
              "threads"_a = 0);
+    nb::class_<SoftmaxCrossEntropyWithGrad, Kernel>(m, "SoftmaxCrossEntropyWithGrad")
+        .def(nb::init<const Dims&, const std::string&, const std::string&, bool, const std::string&,
+                      std::optional<std::int64_t>, int>(),
+             "scores"_a, "type"_a, "label_type"_a, "weights"_a, "reduction"_a, "ignore_index"_a.none(),
+             "threads"_a = 0);
 }
 
 }  // namespace graphkit

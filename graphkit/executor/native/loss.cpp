@@ -45,6 +45,22 @@ void label_weights(const LabelGeometry& g, const std::int64_t* labels, const voi
     }
 }
 
+// scale[i] of each label in the gradient of a loss that is one number: its weight, times dloss, by the total weight for
+// a mean.
+template <typename W>
+void label_scales(const LabelGeometry& g, const double* weight, double dloss, W* scale) {
+    const double total = g.reduction == LossReduction::mean ? block_sum(weight, g.count()) : 1;
+    for (std::int64_t i = 0; i < g.count(); ++i) {
+        scale[i] = static_cast<W>(weight[i] * dloss / total);
+    }
+}
+
+// The sum or mean of what the labels lose.
+double total_loss(const LabelGeometry& g, const double* weight, const double* loss) {
+    const double total = block_sum(loss, g.count());
+    return g.reduction == LossReduction::mean ? total / block_sum(weight, g.count()) : total;
+}
+
 }  // namespace
 
 LabelGeometry::LabelGeometry(const Dims& scores, const std::string& label_name, const std::string& reduction_name,
@@ -190,10 +206,7 @@ void ClassLoss::run_as(const void* const* inputs, void* const* outputs, std::byt
         store_floats(loss, outputs[0], type_, g.count());
         return;
     }
-    double total = block_sum(loss, g.count());
-    if (g.reduction == LossReduction::mean) {
-        total /= block_sum(weight, g.count());
-    }
+    const double total = total_loss(g, weight, loss);
     store_floats(&total, outputs[0], type_, 1);
 }
 
@@ -244,10 +257,7 @@ void SoftmaxCrossEntropyGrad::run_as(const void* const* inputs, void* const* out
     } else {
         W dloss;
         load_floats(inputs[0], type_, &dloss, 1);
-        const double total = g.reduction == LossReduction::mean ? block_sum(weight, g.count()) : 1;
-        for (std::int64_t i = 0; i < g.count(); ++i) {
-            scale[i] = static_cast<W>(weight[i] * static_cast<double>(dloss) / total);
-        }
+        label_scales(g, weight, static_cast<double>(dloss), scale);
     }
     const RowFunctions<W>& functions = row_table().rows<T>();
     // Parts of a row of classes, or of a row of positions.
@@ -288,6 +298,86 @@ void SoftmaxCrossEntropyGrad::run_as(const void* const* inputs, void* const* out
 }
 
 void SoftmaxCrossEntropyGrad::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    with_float_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
+}
+
+// --- both -------------------------------------------------------------------------------------------
+
+SoftmaxCrossEntropyWithGrad::SoftmaxCrossEntropyWithGrad(const Dims& scores, const std::string& type,
+                                                         const std::string& label_type, bool weights,
+                                                         const std::string& reduction,
+                                                         std::optional<std::int64_t> ignore_index, int threads)
+    : Kernel("SoftmaxCrossEntropyWithGrad", threads),
+      type_(float_type(type)),
+      geometry_(scores, label_type, reduction, ignore_index) {
+    if (geometry_.reduction == LossReduction::none || geometry_.inner != 1) {
+        throw Unsupported(name() + ": a loss that is no number, or scores that are no rows");
+    }
+    inputs_ = {{"scores", scores, type_}, {"labels", label_shape(scores), geometry_.label_type}, {"dloss", {}, type_}};
+    if (weights) {
+        inputs_.push_back({"weights", {geometry_.classes}, type_});
+    }
+    outputs_ = {{"loss", {}, type_, true}, {"dscores", scores, type_, true}};
+}
+
+std::size_t SoftmaxCrossEntropyWithGrad::scratch_bytes() const {
+    return 4 * aligned(static_cast<std::size_t>(geometry_.count()) * sizeof(double)) +
+           static_cast<std::size_t>(std::max(threads(), 1)) * row_bytes();
+}
+
+// Of the wide elements of a row: of what is no output.
+std::size_t SoftmaxCrossEntropyWithGrad::row_bytes() const {
+    return aligned(static_cast<std::size_t>(geometry_.classes) * std::max(size_of(type_), sizeof(float)));
+}
+
+template <typename T>
+void SoftmaxCrossEntropyWithGrad::run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    using W = Wide<T>;
+    const LabelGeometry& g = geometry_;
+    const std::size_t bytes = aligned(static_cast<std::size_t>(g.count()) * sizeof(double));
+    auto* labels = reinterpret_cast<std::int64_t*>(scratch);
+    auto* weight = reinterpret_cast<double*>(scratch + bytes);
+    auto* loss = reinterpret_cast<double*>(scratch + 2 * bytes);
+    auto* scale = reinterpret_cast<W*>(scratch + 3 * bytes);
+    scratch += 4 * bytes;
+    g.read_labels(inputs[1], labels);
+    label_weights<T>(g, labels, this->inputs().size() > 3 ? inputs[3] : nullptr, weight);
+    W dloss;
+    load_floats(inputs[2], type_, &dloss, 1);
+    label_scales(g, weight, static_cast<double>(dloss), scale);
+    const auto* scores = static_cast<const T*>(inputs[0]);
+    auto* dscores = static_cast<T*>(outputs[1]);
+    const RowFunctions<W>& functions = row_table().rows<T>();
+    const double cost = 10 + 2 * kElementNanoseconds * static_cast<double>(g.classes);
+    parallel_for(threads(), g.images, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            T* to = dscores == nullptr ? nullptr : dscores + i * g.classes;
+            auto* row = reinterpret_cast<W*>(scratch + thread_number() * row_bytes());
+            const W* wide = widened(scores + i * g.classes, row, g.classes);
+            if constexpr (!kIsHalf<T>) {
+                row = to == nullptr ? row : to;
+            }
+            const W score = labels[i] < 0 ? W{0} : wide[labels[i]];
+            W largest;
+            W log_sum;
+            functions.scaled_softmax(wide, scale[i], row, g.classes, &largest, &log_sum);
+            loss[i] = 0;  // what is ignored counts as 0, even an infinite loss
+            if (labels[i] >= 0) {
+                loss[i] = -static_cast<double>((score - largest) - log_sum) * weight[i];
+                row[labels[i]] -= scale[i];
+            }
+            if (to != nullptr) {
+                narrowed(row, to, g.classes);
+            }
+        }
+    });
+    if (outputs[0] != nullptr) {
+        const double total = total_loss(g, weight, loss);
+        store_floats(&total, outputs[0], type_, 1);
+    }
+}
+
+void SoftmaxCrossEntropyWithGrad::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     with_float_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
 }
 

@@ -74,4 +74,25 @@ class SoftmaxCrossEntropyGrad : public Kernel {
     LabelGeometry geometry_;
 };
 
+// SoftmaxCrossEntropyLoss, whose loss is one number, and its gradient for a dloss that is known before: one pass over
+// the scores, which are rows of classes. dscores may be the scores. Operands: scores, labels, dloss, weights.
+class SoftmaxCrossEntropyWithGrad : public Kernel {
+  public:
+    SoftmaxCrossEntropyWithGrad(const Dims& scores, const std::string& type, const std::string& label_type,
+                                bool weights, const std::string& reduction, std::optional<std::int64_t> ignore_index,
+                                int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<std::pair<int, int>> inplace() const override { return {{0, 1}}; }
+
+  private:
+    std::size_t row_bytes() const;
+    template <typename T>
+    void run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
+
+    ElementType type_;
+    LabelGeometry geometry_;
+};
+
 }  // namespace graphkit

@@ -22,6 +22,9 @@ struct RowFunctions {
     // The same along columns: `width` <= kFoldTile columns of `rows` > 0 elements, `stride` elements apart.
     void (*softmax_columns)(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width);
     void (*log_softmax_columns)(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width);
+    // y = softmax(x) * factor of one row that is not empty. The largest element and the logarithm of the sum of
+    // exp(x - largest) are written.
+    void (*scaled_softmax)(const T* x, T factor, T* y, std::int64_t size, T* largest, T* log_sum);
 
     // y = (x - mean) / sqrt(var + epsilon) * scale + bias, with the row's statistics; `bias` and `scale` may be null,
     // no bias without scale. *mean and *inverse = 1 / sqrt(var + epsilon) are written.

@@ -163,6 +163,7 @@ constexpr RowFunctions<T> row_functions() {
             softmax_rows<true, T>,
             softmax_columns<false, T>,
             softmax_columns<true, T>,
+            scaled_softmax<T>,
             layer_norm<T>,
             rms_norm<T>,
             norm_grad<T>,

@@ -143,6 +143,15 @@ void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
     }
 }
 
+template <typename T>
+void scaled_softmax(const T* x, T factor, T* y, std::int64_t size, T* largest, T* log_sum) {
+    *largest = largest_of_row(x, size);
+    const T sum = exp_row(x, *largest, y, size);
+    *log_sum = log_of(sum);
+    const T scale = factor / sum;
+    map_row(y, size, [&](auto&& read) { return read(y, T{0}) * scale; });
+}
+
 template <bool Log, typename T>
 void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width) {
     T largest[kFoldTile];
