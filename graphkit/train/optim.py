@@ -145,8 +145,8 @@ class RMSProp(Optimizer):
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
         named = dict(zip(self.slots, slots, strict=True))
-        return _expanded(
-            F.rms_prop_update, weight, grad, named["square"], lr, named.get("average"), named.get("buffer"),
+        return F.rms_prop_update(
+            weight, grad, named["square"], lr, named.get("average"), named.get("buffer"),
             alpha=self.alpha, epsilon=self.epsilon, momentum=self.momentum, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
 
@@ -175,8 +175,8 @@ class Adagrad(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
-        return _expanded(
-            F.adagrad_update, weight, grad, *slots, lr, step,
+        return F.adagrad_update(
+            weight, grad, *slots, lr, step,
             lr_decay=self.lr_decay, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
 
@@ -198,8 +198,8 @@ class Adadelta(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
-        return _expanded(
-            F.adadelta_update, weight, grad, *slots, lr,
+        return F.adadelta_update(
+            weight, grad, *slots, lr,
             rho=self.rho, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
 
@@ -224,7 +224,7 @@ class Ftrl(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
-        return _expanded(F.ftrl_update, weight, grad, *slots, lr, beta=self.beta, l1=self.l1, l2=self.l2 * decay)
+        return F.ftrl_update(weight, grad, *slots, lr, beta=self.beta, l1=self.l1, l2=self.l2 * decay)
 
 
 @dataclass(frozen=True)
@@ -253,8 +253,8 @@ class LARS(Optimizer):
         if not self.vectors and (weight.rank or 0) < 2:
             new = F.add(F.mul(slots[0], scalar_like(self.momentum, weight)), F.mul(grad, F.cast(lr, to=weight.dtype)))
             return F.sub(weight, new), new
-        return _expanded(
-            F.lars_update, weight, grad, *slots, lr,
+        return F.lars_update(
+            weight, grad, *slots, lr,
             momentum=self.momentum, trust=self.trust, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
 
@@ -286,15 +286,7 @@ class Lamb(Optimizer):
         if not self.vectors and (weight.rank or 0) < 2:
             outputs: Sequence[Value] = F.adam_update(weight, grad, *slots, lr, step, **options)
             return outputs
-        return _expanded(
-            F.lamb_update, weight, grad, *slots, lr, step, weight_decay=self.weight_decay * decay, **options
-        )
-
-
-def _expanded(update: Any, *operands: Value | None, **attributes: Any) -> Sequence[Value]:
-    """An update operator's formula in standard operators, which fusion and the kernels of reductions run."""
-    outputs: Sequence[Value] = update.op(**attributes).expand(*operands)
-    return outputs
+        return F.lamb_update(weight, grad, *slots, lr, step, weight_decay=self.weight_decay * decay, **options)
 
 
 _KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, RMSProp, Adagrad, Adadelta, Ftrl, LARS, Lamb)}

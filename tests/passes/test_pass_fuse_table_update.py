@@ -24,6 +24,7 @@ OPTIMIZERS: dict[str, Any] = {
     "nesterov": gk.optim.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": gk.optim.Adam(0.05),
     "adamw": gk.optim.AdamW(0.05),
+    "adagrad": gk.optim.Adagrad(0.05),
 }
 
 
