@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from graphkit.errors import UsageError
+from graphkit.executor.kernels import load_device, runs_whole
 from graphkit.ir.graph import Graph
-from graphkit.passes._base import run_passes
+from graphkit.passes._base import Pass, run_passes
 from graphkit.passes.bind import match_shapes
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.expand_composites import expand_composites
+from graphkit.passes.merge_walks import merge_walks
 from graphkit.passes.randomness import bind_rng
 from graphkit.passes.recompute import MARK, Segments, recompute_marked, recompute_sqrt
 
@@ -25,15 +28,19 @@ def check(recompute: Recompute | None) -> None:
         raise UsageError(f"recompute is 'sqrt' or a number of bytes, not {recompute!r}")
 
 
-def marked(program: Graph) -> Graph:
+def marked(program: Graph, device: str = "cpu") -> Graph:
     """The training program with its nodes of `gk.attr_scope(recompute=True)` recomputed."""
     if all(MARK not in node.meta for node in program.nodes):
         return program
-    return recompute_marked(prepared(program))
+    return recompute_marked(prepared(program, device))
 
 
 def within(
-    program: Graph, recompute: Recompute, shapes: Mapping[str, Sequence[int]], arena_bytes: Callable[[Graph], int]
+    program: Graph,
+    recompute: Recompute,
+    shapes: Mapping[str, Sequence[int]],
+    arena_bytes: Callable[[Graph], int],
+    device: str = "cpu",
 ) -> Graph:
     """The training program for inputs of the given shapes with as much recomputation as is asked for.
 
@@ -41,7 +48,7 @@ def within(
     must not exceed, as few segments as that takes are recomputed, first those that save most for their arithmetic.
     Raises UsageError, with the least that is possible, when the memory is not enough.
     """
-    segments = _segments(program, shapes)
+    segments = _segments(prepared(program, device), shapes)
     if recompute == "sqrt":
         return segments.apply()
     if arena_bytes(program) <= recompute:
@@ -67,12 +74,15 @@ def within(
 def _segments(program: Graph, shapes: Mapping[str, Sequence[int]]) -> Segments:
     by_name = {program.name_of(v): v.tensor for v in program.inputs if v.role == "data"}
     bindings = match_shapes([(n, by_name[n], by_name[n].with_shape(s)) for n, s in shapes.items() if n in by_name])
-    return recompute_sqrt(prepared(program), {n: d for n, d in bindings.items() if isinstance(d, int)})
+    return recompute_sqrt(program, {n: d for n, d in bindings.items() if isinstance(d, int)})
 
 
-def prepared(program: Graph) -> Graph:
+def prepared(program: Graph, device: str = "cpu") -> Graph:
     """The program as recomputation needs it: random nodes have their streams, so that a copy draws alike, and what
-    forward and backward part both compute is one node."""
-    names = program.output_names
-    prepared = run_passes(program, [("bind_rng", bind_rng), *CLEANUP, ("expand", expand_composites), *CLEANUP])
-    return prepared.replace(output_names=names)
+    forward and backward part both compute is one node. Composites that the device has no kernels for are expanded."""
+    load_device(device)
+    expand = partial(expand_composites, whole=partial(runs_whole, device))
+    passes: list[tuple[str, Pass]] = [
+        ("bind_rng", bind_rng), *CLEANUP, ("expand", expand), ("merge_walks", merge_walks), *CLEANUP,
+    ]  # fmt: skip
+    return run_passes(program, passes).replace(output_names=program.output_names)

@@ -140,7 +140,7 @@ class Trainer:
             self._programs = [steps.fused_step(graph, trainees, recipe)]
         else:
             self._programs = list(steps.split_step(graph, trainees, recipe))
-        self._programs[0] = recomputation.marked(self._programs[0])
+        self._programs[0] = recomputation.marked(self._programs[0], device)
         # Waits for the shapes of the first batch.
         self._recompute = recompute
         self._slots = self._starts()
@@ -234,7 +234,7 @@ class Trainer:
         def arena_bytes(program: Graph) -> int:
             return Executor(program, self._store, **self._options).specialise(shapes).arena_bytes
 
-        program = recomputation.within(self._programs[0], self._recompute, shapes, arena_bytes)
+        program = recomputation.within(self._programs[0], self._recompute, shapes, arena_bytes, self._options["device"])
         executor = Executor(program, self._store, **self._options)
         executor.rng = self._executors[0].rng
         self._programs[0], self._executors[0], self._recompute = program, executor, None
