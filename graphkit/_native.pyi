@@ -639,6 +639,7 @@ class MatMul(Kernel):
         beta: float = 1.0,
         epilogue: Epilogue = ...,
         pack_b: bool = False,
+        deterministic: bool = False,
         dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
@@ -665,6 +666,7 @@ class Convolution(Kernel):
         epilogue: Epilogue = ...,
         pack_weights: bool = False,
         channels_last: bool = False,
+        deterministic: bool = False,
         dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
@@ -681,6 +683,7 @@ class Deconvolution(Kernel):
         epilogue: Epilogue = ...,
         pack_weights: bool = False,
         channels_last: bool = False,
+        deterministic: bool = False,
         dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
@@ -695,6 +698,8 @@ class ConvolutionBackwardData(Kernel):
         *,
         pack_weights: bool = False,
         channels_last: bool = False,
+        deterministic: bool = False,
+        dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
 
@@ -708,5 +713,7 @@ class ConvolutionBackwardWeights(Kernel):
         *,
         bias: bool = False,
         channels_last: bool = False,
+        deterministic: bool = False,
+        dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
