@@ -7,6 +7,7 @@ namespace {
 
 // Below these, products of matrices get slow.
 constexpr std::int64_t kLeastRows = 16;
+constexpr std::int64_t kEnoughRows = 64;
 constexpr std::int64_t kLeastColumns = 32;
 constexpr std::int64_t kLeastTerms = 256;
 // Borders of parts, for whole vectors in most of them.
@@ -53,10 +54,12 @@ std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std:
     struct {
         std::int64_t rows = 1, columns = 1, terms = 1, traffic = 0;
     } best;
+    // Whole rows are what the library's better implementations take.
+    const bool by_rows = y.rows >= rest * kEnoughRows;
     for (const std::int64_t rows : numbers_of_parts(y.rows, kLeastRows, rest)) {
-        for (const std::int64_t columns : numbers_of_parts(y.columns, kLeastColumns, rest / rows)) {
+        for (const std::int64_t columns : numbers_of_parts(by_rows ? 1 : y.columns, kLeastColumns, rest / rows)) {
             for (const std::int64_t terms :
-                 numbers_of_parts(a.columns, kLeastTerms, may_add ? rest / rows / columns : 1)) {
+                 numbers_of_parts(a.columns, kLeastTerms, may_add && !by_rows ? rest / rows / columns : 1)) {
                 // Each part of the columns reads all of a, each part of the rows all of b.
                 const std::int64_t results = (terms > 1 ? 3 * terms : 1) * y.rows * y.columns;
                 const std::int64_t traffic = columns * y.rows * a.columns + rows * a.columns * y.columns + results;
