@@ -17,6 +17,8 @@ constexpr auto kF32 = ElementType::f32;
 // Filters of a piece of the gradient of weights: whole vectors, and enough for what it reads.
 constexpr std::int64_t kFilterGrain = 16;
 constexpr std::int64_t kLeastFilters = 32;
+// Rows of the result in a piece of an image.
+constexpr std::int64_t kLeastRows = 2;
 
 Dims library_dilations(const Window& window) {
     Dims dilations = window.dilations;
@@ -128,6 +130,34 @@ Piece piece_of(const Range& images, std::size_t from, std::size_t to) {
     return piece;
 }
 
+// Rows of the first spatial axis of a convolution's result, the rows of x that they are computed from, and the window
+// that does so.
+struct Band {
+    Range y;
+    Range x;
+    Window window;
+};
+
+// The result in at most `parts` bands; in one where a band would read nothing but padding.
+std::vector<Band> bands(const Dims& x, const Dims& w, const Dims& y, const Window& window, std::int64_t parts) {
+    std::vector<Band> made;
+    for (const Range& rows : cut(y[2], numbers_of_parts(y[2], kLeastRows, parts).back())) {
+        const std::int64_t begin = rows.begin * window.strides[0] - window.pads_begin[0];
+        const std::int64_t span = (w[2] - 1) * window.dilations[0] + 1;
+        const std::int64_t end = begin + (rows.size - 1) * window.strides[0] + span;
+        const std::int64_t first = std::max<std::int64_t>(begin, 0);
+        const Range read{first, std::min(end, x[2]) - first};
+        if (read.size <= 0) {
+            return {{{0, y[2]}, {0, x[2]}, window}};
+        }
+        Band band{rows, read, window};
+        band.window.pads_begin[0] = first - begin;
+        band.window.pads_end[0] = std::max<std::int64_t>(end - x[2], 0);
+        made.push_back(band);
+    }
+    return made.size() > 1 ? made : std::vector<Band>{{{0, y[2]}, {0, x[2]}, window}};
+}
+
 dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims& w, const Dims& y,
                                                        const Window& window, bool last, ElementType type) {
     return {engine(),
@@ -168,28 +198,42 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
         const Dims weights = grouped(w, window.groups);
         memory::desc w_layout = any(weights, type);
         const memory::desc bias = options.bias ? plain({w[0]}, type) : memory::desc();
-        for (const Range& images : cut(x[0], pieces_for(multiply_adds(w, y)))) {
-            const Dims x_part = with_batch(x, images.size);
-            const Dims y_part = with_batch(y, images.size);
-            add_piece(piece_of(images, image_bytes(x, type), image_bytes(y, type)), {images.size}, [&] {
-                // A sum with the residual needs it where it lies.
-                const memory::desc y_layout =
-                    options.epilogue.residual ? laid_out(y_part, last, type) : data_layout(y_part, last, type);
-                const dnnl::convolution_forward::primitive_desc descriptor(
-                    engine(), prop_kind::forward_inference, algorithm::convolution_direct,
-                    data_layout(x_part, last, type), w_layout, bias, y_layout, window.strides, library_dilations(window),
-                    window.pads_begin, window.pads_end, Operation::attributes(chain));
-                w_layout = descriptor.weights_desc();
-                Operation operation;
-                operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
-                operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
-                if (options.bias) {
-                    operation.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
-                }
-                operation.output(DNNL_ARG_DST, 0, laid_out(y_part, last, type), descriptor.dst_desc());
-                operation.finish(descriptor, dnnl::convolution_forward(descriptor));
-                return operation;
-            });
+        const std::int64_t pieces = pieces_for(multiply_adds(w, y));
+        // With the channels last, rows of one image lie together.
+        const bool cuts_images = last && 2 * x[0] <= pieces;
+        const auto x_row = static_cast<std::size_t>(count(x) / (x[0] * x[2])) * size_of(type);
+        const auto y_row = static_cast<std::size_t>(count(y) / (y[0] * y[2])) * size_of(type);
+        const std::vector<Band> all = bands(x, w, y, window, cuts_images ? power_of_two(pieces / x[0]) : 1);
+        for (const Range& images : cut(x[0], pieces)) {
+            for (const Band& band : all) {
+                Piece piece = piece_of(images, image_bytes(x, type), image_bytes(y, type));
+                piece.inputs[0] += static_cast<std::size_t>(band.x.begin) * x_row;
+                piece.outputs[0] += static_cast<std::size_t>(band.y.begin) * y_row;
+                Dims x_part = with_batch(x, images.size);
+                Dims y_part = with_batch(y, images.size);
+                x_part[2] = band.x.size;
+                y_part[2] = band.y.size;
+                const Window& here = band.window;
+                add_piece(piece, {images.size, band.x.size, band.y.size, here.pads_begin[0]}, [&] {
+                    // A sum with the residual needs it where it lies.
+                    const memory::desc y_layout =
+                        options.epilogue.residual ? laid_out(y_part, last, type) : data_layout(y_part, last, type);
+                    const dnnl::convolution_forward::primitive_desc descriptor(
+                        engine(), prop_kind::forward_inference, algorithm::convolution_direct,
+                        data_layout(x_part, last, type), w_layout, bias, y_layout, here.strides,
+                        library_dilations(here), here.pads_begin, here.pads_end, Operation::attributes(chain));
+                    w_layout = descriptor.weights_desc();
+                    Operation operation;
+                    operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
+                    operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
+                    if (options.bias) {
+                        operation.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
+                    }
+                    operation.output(DNNL_ARG_DST, 0, laid_out(y_part, last, type), descriptor.dst_desc());
+                    operation.finish(descriptor, dnnl::convolution_forward(descriptor));
+                    return operation;
+                });
+            }
         }
         share_weights(plain(weights, type), w_layout, options.pack_weights);
     });
