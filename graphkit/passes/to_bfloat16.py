@@ -34,8 +34,8 @@ def to_bfloat16(graph: Graph) -> Graph:
 
     A value rounded so has a relative error of at most 2^-8. Casts that meet each other vanish in `simplify`, so that
     products which follow each other hand bfloat16 on. The gradient of a convolution's weights is not rounded: it has
-    the type of the weights, of which it reads the shape alone. Convolutions with one filter for each channel and nothing
-    fused behind them, and their gradients, are bound by memory and stay as they are. Linear.
+    the type of the weights, of which it reads the shape alone. Convolutions with one filter for each channel that have
+    nothing fused behind them, and their gradients, are bound by memory and stay as they are. Linear.
     """
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:

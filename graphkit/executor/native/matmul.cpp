@@ -204,8 +204,10 @@ void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scr
     }
     std::byte* zeros = scratch + LibraryKernel::scratch_bytes();
     std::memset(zeros, 0, zeros_ * sizeof(float));
-    const void* operands[] = {zeros, zeros, inputs_.size() > 2 ? inputs[2] : nullptr};
-    LibraryKernel::run(operands, outputs, scratch);
+    std::array<const void*, 4> operands{};
+    std::copy(inputs, inputs + inputs_.size(), operands.begin());
+    operands[0] = operands[1] = zeros;
+    LibraryKernel::run(operands.data(), outputs, scratch);
 }
 
 }  // namespace graphkit
