@@ -65,7 +65,8 @@ void bind_onednn(nb::module_& m) {
             [](ConvolutionBackwardData* self, Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
                bool channels_last, bool deterministic, const std::string& dtype, int threads) {
                 const GradientOptions options{pack_weights, channels_last, element_type(dtype), deterministic};
-                new (self) ConvolutionBackwardData(std::move(dy), std::move(w), std::move(dx), window, options, threads);
+                new (self)
+                    ConvolutionBackwardData(std::move(dy), std::move(w), std::move(dx), window, options, threads);
             },
             "dy"_a, "w"_a, "dx"_a, "window"_a, nb::kw_only(), "pack_weights"_a = false, "channels_last"_a = false,
             "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
@@ -75,8 +76,8 @@ void bind_onednn(nb::module_& m) {
             [](ConvolutionBackwardWeights* self, Dims x, Dims dy, Dims dw, const Window& window, bool bias,
                bool channels_last, bool deterministic, const std::string& dtype, int threads) {
                 const GradientOptions options{false, channels_last, element_type(dtype), deterministic};
-                new (self)
-                    ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options, threads);
+                new (self) ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options,
+                                                      threads);
             },
             "x"_a, "dy"_a, "dw"_a, "window"_a, nb::kw_only(), "bias"_a = false, "channels_last"_a = false,
             "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());

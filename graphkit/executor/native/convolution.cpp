@@ -297,8 +297,8 @@ struct WeightCuts {
     std::int64_t filters = 1;
 };
 
-// The cuts that read and write least: partial results have the size of dw each, a part of the filters copies its part of
-// dy and reads all of x.
+// The cuts that read and write least: partial results have the size of dw each, a part of the filters copies its part
+// of dy and reads all of x.
 WeightCuts cut_weights(const Dims& x, const Dims& dy, const Dims& dw, std::int64_t groups, std::int64_t pieces) {
     WeightCuts best;
     std::int64_t most = 0;

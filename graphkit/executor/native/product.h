@@ -15,8 +15,8 @@ struct Matrices {
     std::int64_t columns = 1;
     bool transposed = false;
 
-    // A part of the outermost batch dimension, of the rows and of the columns. Where the batch broadcasts, all its parts
-    // are the one there is.
+    // A part of the outermost batch dimension, of the rows and of the columns. Where the batch broadcasts, all its
+    // parts are the one there is.
     dnnl::memory::desc descriptor(ElementType type, std::int64_t batch_part, std::int64_t row_part,
                                   std::int64_t column_part) const;
     // Elements before a part that begins there.
