@@ -663,6 +663,7 @@ class MatMul(Kernel):
         beta: float = 1.0,
         epilogue: Epilogue = ...,
         pack_b: bool = False,
+        deterministic: bool = False,
         dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
@@ -689,6 +690,7 @@ class Convolution(Kernel):
         epilogue: Epilogue = ...,
         pack_weights: bool = False,
         channels_last: bool = False,
+        deterministic: bool = False,
         dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
@@ -705,6 +707,7 @@ class Deconvolution(Kernel):
         epilogue: Epilogue = ...,
         pack_weights: bool = False,
         channels_last: bool = False,
+        deterministic: bool = False,
         dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
@@ -719,6 +722,8 @@ class ConvolutionBackwardData(Kernel):
         *,
         pack_weights: bool = False,
         channels_last: bool = False,
+        deterministic: bool = False,
+        dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
 
@@ -732,5 +737,7 @@ class ConvolutionBackwardWeights(Kernel):
         *,
         bias: bool = False,
         channels_last: bool = False,
+        deterministic: bool = False,
+        dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...

@@ -69,9 +69,9 @@ class Executor:
     rng is fed from `rng`, which then advances a step.
     `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
-    products and convolutions to bfloat16 (each by a relative error of at most 2^-8) and sums in float32;
-    `deterministic=True` gives the same bits for any number of threads. `check_finite=True` raises InputError for
-    NaN or infinity in fed data.
+    products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
+    is, `graphkit.passes.to_bfloat16` says) and sums in float32; `deterministic=True` gives the same bits for any number
+    of threads. `check_finite=True` raises InputError for NaN or infinity in fed data.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`

@@ -54,7 +54,7 @@ class ChannelsLastConvGradInput(_Convolution):
 
 @op
 class ChannelsLastConvGradWeight(_Convolution):
-    """ConvGradWeight of x: [N, *spatial, C] and dy: [N, *positions, M] -> [M, C / group, *kernel], the shape of w.
+    """ConvGradWeight of x: [N, *spatial, C] and dy: [N, *positions, M] -> [M, C / group, *kernel], the type of w.
 
     The sum of dy over all positions, [M], is the gradient of the convolution's bias.
     """
@@ -62,7 +62,7 @@ class ChannelsLastConvGradWeight(_Convolution):
     domain = DOMAIN
     inputs = ("x", "dy", "w")
     outputs = ("dw",)
-    types = {"x": FLOATS, "dy": "x"}
+    types = {"x": FLOATS, "dy": "x", "w": FLOATS}
     shape_only = ("w",)
 
     @staticmethod

@@ -278,12 +278,15 @@ class ConvGradInput(_Convolution):
 
 @op
 class ConvGradWeight(_Convolution):
-    """Gradient of Conv in w. x: [N, C, *spatial], dy: [N, M, *positions]; the shape of w -> [M, C / group, *kernel]."""
+    """Gradient of Conv in w. x: [N, C, *spatial], dy: [N, M, *positions]; the type of w -> [M, C / group, *kernel].
+
+    Sums are not rounded to the type of x and dy where that of w is wider.
+    """
 
     domain = DOMAIN
     inputs = ("x", "dy", "w")
     outputs = ("dw",)
-    types = {"x": FLOATS, "dy": "x"}
+    types = {"x": FLOATS, "dy": "x", "w": FLOATS}
     shape_only = ("w",)
 
     @staticmethod
@@ -292,7 +295,7 @@ class ConvGradWeight(_Convolution):
 
     def infer(self, x: TensorType, dy: TensorType, w: TensorType) -> TensorType:
         _check_positions(dy, self._conv_shape(x, w))
-        return TensorType(x.dtype, w.shape)
+        return TensorType(w.dtype, w.shape)
 
     def reference(self, xp: Any, x: Any, dy: Any, w: Any) -> Any:
         return convolve_grad_weight(xp, x, dy, w.shape[2:], self.geometry(x.shape, w.shape))
@@ -300,10 +303,14 @@ class ConvGradWeight(_Convolution):
     def grad(self, node: Node, ddw: Any) -> Any:
         operands: Any = node.inputs
         x, dy, _ = operands
+        if ddw.dtype is not x.dtype:
+            ddw = F.cast(ddw, to=x.dtype)
         return F.conv_grad_input(dy, ddw, x, **self.related()), F.conv(x, ddw, **self.related()), None
 
     def expand(self, x: Any, dy: Any, w: Any) -> Any:
         """A convolution of x by dy with batch and channels exchanged, its stride the dilation and the reverse."""
+        if x.dtype is not w.dtype:
+            x, dy = F.cast(x, to=w.dtype), F.cast(dy, to=w.dtype)
         window = _window_of(self, x, w)
         if self.group == 1 and all(k == 1 for k in window.kernel) and window.is_static and not any(window.pads):
             return self._pointwise(x, dy, w, window)

@@ -65,8 +65,9 @@ class Trainer:
     the learning rate and the weight decay; lazy are tables with row-sparse updates (see `graphkit.train.sparse`).
     recompute: "sqrt" to compute most activations again in the backward pass in place of keeping them, or the number of
     bytes that activations and working memory of a step may take; with None, what `gk.attr_scope(recompute=True)` marks.
-    precision: "bf16" rounds the operands and results of matrix products, those of the backward pass too, and of
-    convolutions to bfloat16; gradients of convolutions, parameters, slots and all else are float32.
+    precision: "bf16" rounds the operands and results of matrix products and convolutions, those of the backward pass
+    too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
+    slots and all else are float32. deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back).
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 

@@ -136,9 +136,9 @@ def epilogue(node: Node, residual: int) -> Any:
     return native.Epilogue(name, alpha, beta, residual=adds, residual_last=op.residual_last)
 
 
-def library_threads(context: KernelContext) -> int:
-    """Threads of a oneDNN kernel: its partition, and with it the order of sums, depends on their number."""
-    return 1 if context.deterministic else context.threads
+def library_options(context: KernelContext) -> dict[str, Any]:
+    """How a oneDNN kernel is to run: on how many threads, and whether their number may change bits."""
+    return {"threads": context.threads, "deterministic": context.deterministic}
 
 
 def describe() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.cpu._base import epilogue, kernel, library_dtype, library_threads, native, operand, shape
+from graphkit.executor.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
 from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
@@ -43,7 +43,7 @@ def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) 
         pack_weights=1 in context.constant_inputs,
         channels_last=last,
         dtype=dtype,
-        threads=library_threads(context),
+        **library_options(context),
     )
 
 
@@ -122,8 +122,17 @@ def _is_single(node: Node) -> bool:
     return all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], *node.outputs))
 
 
+def _gradient_dtype(node: Node) -> str | None:
+    """The element type of both operands, when oneDNN computes the gradient in it here; else None."""
+    kinds = {v.dtype for v in node.operands[:2]}
+    if kinds == {DType.FLOAT32}:
+        return "float32"
+    return "bfloat16" if kinds == {DType.BFLOAT16} and native.has_bfloat16() else None
+
+
 def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
-    if not _is_single(node):
+    dtype = _gradient_dtype(node)
+    if dtype is None:
         return None
     op: Any = node.op
     dy, dx = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
@@ -134,15 +143,21 @@ def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
     window = window_of(op.geometry(dx, w))
     if window is None:
         return None
-    packs = 1 in context.constant_inputs
-    threads = library_threads(context)
     return native.ConvolutionBackwardData(
-        dy, w, dx, window, pack_weights=packs, channels_last=last, threads=threads
-    )  # fmt: skip
+        dy,
+        w,
+        dx,
+        window,
+        pack_weights=1 in context.constant_inputs,
+        channels_last=last,
+        dtype=dtype,
+        **library_options(context),
+    )
 
 
 def _grad_weight(node: Node, context: KernelContext, last: bool) -> Any:
-    if not _is_single(node):
+    dtype = _gradient_dtype(node)
+    if dtype is None or node.output.dtype is not DType.FLOAT32:
         return None
     op: Any = node.op
     x, dy = (_standard(shape(v), last) for v in node.inputs[:2])
@@ -154,5 +169,5 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Any:
     if window is None:
         return None
     return native.ConvolutionBackwardWeights(
-        x, dy, dw, window, channels_last=last, threads=library_threads(context)
-    )  # fmt: skip
+        x, dy, dw, window, channels_last=last, dtype=dtype, **library_options(context)
+    )

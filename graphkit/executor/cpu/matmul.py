@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkit.executor.cpu._base import epilogue, kernel, library_dtype, library_threads, native, operand, shape
+from graphkit.executor.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
 from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN
@@ -16,7 +16,7 @@ def _mat_mul(node: Node, context: KernelContext) -> Any:
     if dtype is None:
         return None
     a, b = (shape(v) for v in node.inputs)
-    return native.MatMul(a, b, pack_b=1 in context.constant_inputs, dtype=dtype, threads=library_threads(context))
+    return native.MatMul(a, b, pack_b=1 in context.constant_inputs, dtype=dtype, **library_options(context))
 
 
 @kernel("Gemm", onednn=True)
@@ -38,7 +38,7 @@ def _gemm(node: Node, context: KernelContext) -> Any:
         beta=op.beta if bias is not None else 1.0,
         pack_b=1 in context.constant_inputs,
         dtype=dtype,
-        threads=library_threads(context),
+        **library_options(context),
     )
 
 
@@ -60,5 +60,5 @@ def _fused_mat_mul(node: Node, context: KernelContext) -> Any:
         epilogue=epilogue(node, residual=3),
         pack_b=1 in context.constant_inputs,
         dtype=dtype,
-        threads=library_threads(context),
+        **library_options(context),
     )

@@ -20,12 +20,13 @@ void bind_convolution(nb::module_& m, const char* name) {
     nb::class_<Kind, Kernel>(m, name).def(
         "__init__",
         [](Kind* self, Dims x, Dims w, Dims y, const Window& window, bool bias, const Epilogue& last,
-           bool pack_weights, bool channels_last, const std::string& dtype, int threads) {
+           bool pack_weights, bool channels_last, bool deterministic, const std::string& dtype, int threads) {
             new (self) Kind(std::move(x), std::move(w), std::move(y), window,
-                            {bias, last, pack_weights, element_type(dtype), channels_last}, threads);
+                            {bias, last, pack_weights, element_type(dtype), channels_last, deterministic}, threads);
         },
         "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-        "pack_weights"_a = false, "channels_last"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+        "pack_weights"_a = false, "channels_last"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
+        "threads"_a = 0, NoGil());
 }
 
 }  // namespace
@@ -42,12 +43,16 @@ void bind_onednn(nb::module_& m) {
         .def(
             "__init__",
             [](MatMul* self, Dims a, Dims b, bool transpose_a, bool transpose_b, std::optional<Dims> bias, float alpha,
-               float beta, const Epilogue& last, bool pack_b, const std::string& dtype, int threads) {
+               float beta, const Epilogue& last, bool pack_b, bool deterministic, const std::string& dtype,
+               int threads) {
                 new (self) MatMul(std::move(a), std::move(b),
-                                  {transpose_a, transpose_b, std::move(bias), alpha, beta, element_type(dtype), last, pack_b}, threads);
+                                  {transpose_a, transpose_b, std::move(bias), alpha, beta, element_type(dtype), last,
+                                   pack_b, deterministic},
+                                  threads);
             },
             "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
-            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false,
+            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
 
     nb::class_<Window>(m, "Window")
         .def(nb::init<Dims, Dims, Dims, Dims, std::int64_t>(), "strides"_a, "dilations"_a, "pads_begin"_a, "pads_end"_a,
@@ -55,11 +60,27 @@ void bind_onednn(nb::module_& m) {
     bind_convolution<Convolution>(m, "Convolution");
     bind_convolution<Deconvolution>(m, "Deconvolution");
     nb::class_<ConvolutionBackwardData, Kernel>(m, "ConvolutionBackwardData")
-        .def(nb::init<Dims, Dims, Dims, const Window&, bool, bool, int>(), "dy"_a, "w"_a, "dx"_a, "window"_a,
-             nb::kw_only(), "pack_weights"_a = false, "channels_last"_a = false, "threads"_a = 0, NoGil());
+        .def(
+            "__init__",
+            [](ConvolutionBackwardData* self, Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
+               bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+                const GradientOptions options{pack_weights, channels_last, element_type(dtype), deterministic};
+                new (self)
+                    ConvolutionBackwardData(std::move(dy), std::move(w), std::move(dx), window, options, threads);
+            },
+            "dy"_a, "w"_a, "dx"_a, "window"_a, nb::kw_only(), "pack_weights"_a = false, "channels_last"_a = false,
+            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
     nb::class_<ConvolutionBackwardWeights, Kernel>(m, "ConvolutionBackwardWeights")
-        .def(nb::init<Dims, Dims, Dims, const Window&, bool, bool, int>(), "x"_a, "dy"_a, "dw"_a, "window"_a,
-             nb::kw_only(), "bias"_a = false, "channels_last"_a = false, "threads"_a = 0, NoGil());
+        .def(
+            "__init__",
+            [](ConvolutionBackwardWeights* self, Dims x, Dims dy, Dims dw, const Window& window, bool bias,
+               bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+                const GradientOptions options{false, channels_last, element_type(dtype), deterministic};
+                new (self) ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options,
+                                                      threads);
+            },
+            "x"_a, "dy"_a, "dw"_a, "window"_a, nb::kw_only(), "bias"_a = false, "channels_last"_a = false,
+            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

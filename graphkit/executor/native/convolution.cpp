@@ -1,6 +1,9 @@
 #include "convolution.h"
 
 #include <algorithm>
+#include <limits>
+
+#include "product.h"
 
 namespace graphkit {
 namespace {
@@ -10,6 +13,12 @@ using dnnl::memory;
 using dnnl::prop_kind;
 
 constexpr auto kF32 = ElementType::f32;
+
+// Filters of a piece of the gradient of weights: whole vectors, and enough for what it reads.
+constexpr std::int64_t kFilterGrain = 16;
+constexpr std::int64_t kLeastFilters = 32;
+// Rows of the result in a piece of an image.
+constexpr std::int64_t kLeastRows = 2;
 
 Dims library_dilations(const Window& window) {
     Dims dilations = window.dilations;
@@ -89,32 +98,74 @@ void check(const Kernel& kernel, const Dims& wide, const Dims& w, const Dims& na
     }
 }
 
-void add_weights(Operation& operation, bool packed, const memory::desc& given, const memory::desc& wanted) {
-    if (packed) {
-        operation.packed_input(DNNL_ARG_WEIGHTS, 1, given, wanted);
-    } else {
-        operation.input(DNNL_ARG_WEIGHTS, 1, given, wanted);
-    }
-}
-
 // The shape of an array of [N, C, spatial].
 Dims placed(const Dims& dims, bool last) {
     return last ? channels_last(dims) : dims;
 }
 
-// Data [N, C, spatial] as a gradient takes them: with the channels last, or as it likes them best.
-memory::desc data_layout(const Dims& dims, bool last) {
-    return last ? laid_out(dims, last, kF32) : any(dims, kF32);
+// Data [N, C, spatial] with the channels last, or as the library likes them best.
+memory::desc data_layout(const Dims& dims, bool last, ElementType type) {
+    return last ? laid_out(dims, last, type) : any(dims, type);
+}
+
+Dims with_batch(Dims dims, std::int64_t images) {
+    dims[0] = images;
+    return dims;
+}
+
+std::size_t image_bytes(const Dims& dims, ElementType type) {
+    return static_cast<std::size_t>(count(dims) / dims[0]) * size_of(type);
+}
+
+double multiply_adds(const Dims& w, const Dims& narrow) {
+    return static_cast<double>(count(narrow)) * static_cast<double>(count(w) / w[0]);
+}
+
+// A piece of some images, of which `from` and `to` have so many bytes each.
+Piece piece_of(const Range& images, std::size_t from, std::size_t to) {
+    Piece piece;
+    const auto begin = static_cast<std::size_t>(images.begin);
+    piece.inputs[0] = begin * from;
+    piece.outputs[0] = begin * to;
+    return piece;
+}
+
+// Rows of the first spatial axis of a convolution's result, the rows of x that they are computed from, and the window
+// that does so.
+struct Band {
+    Range y;
+    Range x;
+    Window window;
+};
+
+// The result in at most `parts` bands; in one where a band would read nothing but padding.
+std::vector<Band> bands(const Dims& x, const Dims& w, const Dims& y, const Window& window, std::int64_t parts) {
+    std::vector<Band> made;
+    for (const Range& rows : cut(y[2], numbers_of_parts(y[2], kLeastRows, parts).back())) {
+        const std::int64_t begin = rows.begin * window.strides[0] - window.pads_begin[0];
+        const std::int64_t span = (w[2] - 1) * window.dilations[0] + 1;
+        const std::int64_t end = begin + (rows.size - 1) * window.strides[0] + span;
+        const std::int64_t first = std::max<std::int64_t>(begin, 0);
+        const Range read{first, std::min(end, x[2]) - first};
+        if (read.size <= 0) {
+            return {{{0, y[2]}, {0, x[2]}, window}};
+        }
+        Band band{rows, read, window};
+        band.window.pads_begin[0] = first - begin;
+        band.window.pads_end[0] = std::max<std::int64_t>(end - x[2], 0);
+        made.push_back(band);
+    }
+    return made.size() > 1 ? made : std::vector<Band>{{{0, y[2]}, {0, x[2]}, window}};
 }
 
 dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims& w, const Dims& y,
-                                                       const Window& window, bool last) {
+                                                       const Window& window, bool last, ElementType type) {
     return {engine(),
             prop_kind::forward_training,
             algorithm::convolution_direct,
-            data_layout(x, last),
-            any(grouped(w, window.groups), kF32),
-            data_layout(y, last),
+            data_layout(x, last, type),
+            any(grouped(w, window.groups), type),
+            data_layout(y, last, type),
             window.strides,
             library_dilations(window),
             window.pads_begin,
@@ -124,17 +175,17 @@ dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims
 }  // namespace
 
 Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
-    : LibraryKernel("Convolution", threads) {
+    : LibraryKernel("Convolution", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
     inputs_ = {{"x", x, type}, {"w", w, type}};
     outputs_ = {{"y", y, type}};
     check(*this, x, w, y, window);
-    inputs_[0].shape = last ? channels_last(x) : x;
-    outputs_[0].shape = last ? channels_last(y) : y;
+    inputs_[0].shape = placed(x, last);
+    outputs_[0].shape = placed(y, last);
     inputs_.push_back({"bias", {w[0]}, type, !options.bias});
     if (options.epilogue.residual) {
-        operation_.accumulate(3);
+        accumulate(3);
         inputs_.push_back({"residual", outputs_[0].shape, type});
     }
     empty_ = count(y) == 0;
@@ -142,34 +193,60 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
         return;
     }
     guarded(*this, [&] {
-        Team team(threads);
         dnnl::post_ops chain;
         append(chain, options.epilogue);
         const Dims weights = grouped(w, window.groups);
+        memory::desc w_layout = any(weights, type);
         const memory::desc bias = options.bias ? plain({w[0]}, type) : memory::desc();
-        const memory::desc x_layout = last ? laid_out(x, last, type) : any(x, type);
-        const memory::desc y_layout = last || options.epilogue.residual ? laid_out(y, last, type) : any(y, type);
-        const dnnl::convolution_forward::primitive_desc descriptor(
-            engine(), prop_kind::forward_inference, algorithm::convolution_direct, x_layout, any(weights, type), bias,
-            y_layout, window.strides, library_dilations(window), window.pads_begin, window.pads_end,
-            Operation::attributes(chain));
-        operation_.input(DNNL_ARG_SRC, 0, laid_out(x, last, type), descriptor.src_desc());
-        add_weights(operation_, options.pack_weights, plain(weights, type), descriptor.weights_desc());
-        if (options.bias) {
-            operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
+        const std::int64_t pieces = pieces_for(multiply_adds(w, y));
+        // With the channels last, rows of one image lie together.
+        const bool cuts_images = last && 2 * x[0] <= pieces;
+        const auto x_row = static_cast<std::size_t>(count(x) / (x[0] * x[2])) * size_of(type);
+        const auto y_row = static_cast<std::size_t>(count(y) / (y[0] * y[2])) * size_of(type);
+        const std::vector<Band> all = bands(x, w, y, window, cuts_images ? power_of_two(pieces / x[0]) : 1);
+        for (const Range& images : cut(x[0], pieces)) {
+            for (const Band& band : all) {
+                Piece piece = piece_of(images, image_bytes(x, type), image_bytes(y, type));
+                piece.inputs[0] += static_cast<std::size_t>(band.x.begin) * x_row;
+                piece.outputs[0] += static_cast<std::size_t>(band.y.begin) * y_row;
+                Dims x_part = with_batch(x, images.size);
+                Dims y_part = with_batch(y, images.size);
+                x_part[2] = band.x.size;
+                y_part[2] = band.y.size;
+                const Window& here = band.window;
+                add_piece(piece, {images.size, band.x.size, band.y.size, here.pads_begin[0]}, [&] {
+                    // A sum with the residual needs it where it lies.
+                    const memory::desc y_layout =
+                        options.epilogue.residual ? laid_out(y_part, last, type) : data_layout(y_part, last, type);
+                    const dnnl::convolution_forward::primitive_desc descriptor(
+                        engine(), prop_kind::forward_inference, algorithm::convolution_direct,
+                        data_layout(x_part, last, type), w_layout, bias, y_layout, here.strides,
+                        library_dilations(here), here.pads_begin, here.pads_end, Operation::attributes(chain));
+                    w_layout = descriptor.weights_desc();
+                    Operation operation;
+                    operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
+                    operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
+                    if (options.bias) {
+                        operation.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
+                    }
+                    operation.output(DNNL_ARG_DST, 0, laid_out(y_part, last, type), descriptor.dst_desc());
+                    operation.finish(descriptor, dnnl::convolution_forward(descriptor));
+                    return operation;
+                });
+            }
         }
-        operation_.output(DNNL_ARG_DST, 0, laid_out(y, last, type), descriptor.dst_desc());
-        operation_.finish(descriptor, dnnl::convolution_forward(descriptor));
+        share_weights(plain(weights, type), w_layout, options.pack_weights);
     });
 }
 
-ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
-                                                 bool channels_last, int threads)
-    : LibraryKernel("ConvolutionBackwardData", threads) {
-    inputs_ = {{"dy", dy}, {"w", w}};
-    outputs_ = {{"dx", dx}};
+ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window,
+                                                 const GradientOptions& options, int threads)
+    : LibraryKernel("ConvolutionBackwardData", threads, options.deterministic) {
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    inputs_ = {{"dy", dy, type}, {"w", w, type}};
+    outputs_ = {{"dx", dx, type}};
     check(*this, dx, w, dy, window);
-    const bool last = channels_last;
     inputs_[0].shape = placed(dy, last);
     outputs_[0].shape = placed(dx, last);
     empty_ = count(dy) == 0 || count(dx) == 0;
@@ -177,17 +254,26 @@ ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const
         return;
     }
     guarded(*this, [&] {
-        Team team(threads);
         const Dims weights = grouped(w, window.groups);
-        const dnnl::convolution_backward_data::primitive_desc descriptor(
-            engine(), algorithm::convolution_direct, data_layout(dx, last), any(weights, kF32),
-            data_layout(dy, last), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
-            forward_hint(dx, w, dy, window, last),
-            Operation::attributes());
-        operation_.input(DNNL_ARG_DIFF_DST, 0, laid_out(dy, last, kF32), descriptor.diff_dst_desc());
-        add_weights(operation_, pack_weights, plain(weights, kF32), descriptor.weights_desc());
-        operation_.output(DNNL_ARG_DIFF_SRC, 0, laid_out(dx, last, kF32), descriptor.diff_src_desc());
-        operation_.finish(descriptor, dnnl::convolution_backward_data(descriptor));
+        memory::desc w_layout = any(weights, type);
+        for (const Range& images : cut(dx[0], pieces_for(multiply_adds(w, dy)))) {
+            const Dims dy_part = with_batch(dy, images.size);
+            const Dims dx_part = with_batch(dx, images.size);
+            add_piece(piece_of(images, image_bytes(dy, type), image_bytes(dx, type)), {images.size}, [&] {
+                const dnnl::convolution_backward_data::primitive_desc descriptor(
+                    engine(), algorithm::convolution_direct, data_layout(dx_part, last, type), w_layout,
+                    data_layout(dy_part, last, type), window.strides, library_dilations(window), window.pads_begin,
+                    window.pads_end, forward_hint(dx_part, w, dy_part, window, last, type), Operation::attributes());
+                w_layout = descriptor.weights_desc();
+                Operation operation;
+                operation.input(DNNL_ARG_DIFF_DST, 0, laid_out(dy_part, last, type), descriptor.diff_dst_desc());
+                operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
+                operation.output(DNNL_ARG_DIFF_SRC, 0, laid_out(dx_part, last, type), descriptor.diff_src_desc());
+                operation.finish(descriptor, dnnl::convolution_backward_data(descriptor));
+                return operation;
+            });
+        }
+        share_weights(plain(weights, type), w_layout, options.pack_weights);
     });
 }
 
@@ -205,15 +291,42 @@ bool is_pointwise(const Dims& w, const Window& window) {
            all(window.pads_begin, 0) && all(window.pads_end, 0);
 }
 
+// In how many parts the gradient of weights cuts the batch, whose results are added, and the filters.
+struct WeightCuts {
+    std::int64_t images = 1;
+    std::int64_t filters = 1;
+};
+
+// The cuts that read and write least: partial results have the size of dw each, a part of the filters copies its part
+// of dy and reads all of x.
+WeightCuts cut_weights(const Dims& x, const Dims& dy, const Dims& dw, std::int64_t groups, std::int64_t pieces) {
+    WeightCuts best;
+    std::int64_t most = 0;
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for (const std::int64_t filters : numbers_of_parts(groups == 1 ? dw[0] : 1, kLeastFilters, pieces)) {
+        const std::int64_t images = std::min(x[0], pieces / filters);
+        const std::int64_t results = (images > 1 ? 3 * images : 1) * count(dw);
+        const std::int64_t traffic = results + (filters > 1 ? 2 : 1) * count(dy) + 2 * filters * count(x);
+        const std::int64_t made = images * filters;
+        if (made > most || (made == most && traffic < least)) {
+            most = made;
+            least = traffic;
+            best = {images, filters};
+        }
+    }
+    return best;
+}
+
 }  // namespace
 
 ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
-                                                       bool channels_last, int threads)
-    : LibraryKernel("ConvolutionBackwardWeights", threads) {
-    inputs_ = {{"x", x}, {"dy", dy}};
+                                                       const GradientOptions& options, int threads)
+    : LibraryKernel("ConvolutionBackwardWeights", threads, options.deterministic) {
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    inputs_ = {{"x", x, type}, {"dy", dy, type}};
     outputs_ = {{"dw", dw}};
     check(*this, x, dw, dy, window);
-    const bool last = channels_last;
     inputs_[0].shape = placed(x, last);
     inputs_[1].shape = placed(dy, last);
     if (bias) {
@@ -224,50 +337,98 @@ ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw,
         return;
     }
     if (last && !bias && is_pointwise(dw, window) && std::min(dw[0], dw[1]) >= kProductChannels) {
-        // dy^T x over all positions. The product comes out in the plain order of the weights.
-        guarded(*this, [&] {
-            Team team(threads);
-            const std::int64_t rows = count(x) / x[1];
-            const memory::desc left({dw[0], rows}, memory::data_type::f32, Dims{1, dw[0]});
-            const memory::desc right = plain({rows, dw[1]}, kF32);
-            const memory::desc product = plain({dw[0], dw[1]}, kF32);
-            const dnnl::matmul::primitive_desc descriptor(engine(), left, right, product, Operation::attributes());
-            operation_.input(DNNL_ARG_SRC, 1, left, left);
-            operation_.input(DNNL_ARG_WEIGHTS, 0, right, right);
-            operation_.output(DNNL_ARG_DST, 0, product, product);
-            operation_.finish(descriptor, dnnl::matmul(descriptor));
-        });
-        return;
+        guarded(*this, [&] { as_product(count(x) / x[1], dw, type); });
+    } else {
+        guarded(*this, [&] { as_convolution(x, dy, dw, window, last, type); });
     }
-    guarded(*this, [&] {
-        Team team(threads);
-        const Dims weights = grouped(dw, window.groups);
-        const memory::desc bias_layout = bias ? plain({dw[0]}, kF32) : memory::desc();
-        const dnnl::convolution_backward_weights::primitive_desc descriptor(
-            engine(), algorithm::convolution_direct, data_layout(x, last), any(weights, kF32),
-            bias_layout, data_layout(dy, last), window.strides, library_dilations(window), window.pads_begin,
-            window.pads_end, forward_hint(x, dw, dy, window, last),
-            Operation::attributes());
-        operation_.input(DNNL_ARG_SRC, 0, laid_out(x, last, kF32), descriptor.src_desc());
-        operation_.input(DNNL_ARG_DIFF_DST, 1, laid_out(dy, last, kF32), descriptor.diff_dst_desc());
-        operation_.output(DNNL_ARG_DIFF_WEIGHTS, 0, plain(weights, kF32), descriptor.diff_weights_desc());
-        if (bias) {
-            operation_.output(DNNL_ARG_DIFF_BIAS, 1, bias_layout, descriptor.diff_bias_desc());
+}
+
+// dy^T x over all positions. The product comes out in the plain order of the weights.
+void ConvolutionBackwardWeights::as_product(std::int64_t positions, const Dims& dw, ElementType type) {
+    const Matrices left{{}, dw[0], positions, true};
+    const Matrices right{{}, positions, dw[1], false};
+    const Matrices product{{}, dw[0], dw[1], false};
+    const double work = static_cast<double>(positions) * static_cast<double>(count(dw));
+    const auto pieces = cut_product(left, product, pieces_for(work), true);
+    sum_partials(pieces.back().partial + 1);
+    for (const ProductPiece& piece : pieces) {
+        const auto bytes = [](std::int64_t elements, ElementType of) {
+            return static_cast<std::size_t>(elements) * size_of(of);
+        };
+        Piece place;
+        place.inputs = {bytes(right.offset(0, piece.terms.begin, piece.columns.begin), type),
+                        bytes(left.offset(0, piece.rows.begin, piece.terms.begin), type), 0, 0};
+        place.outputs[0] = bytes(product.offset(0, piece.rows.begin, piece.columns.begin), kF32);
+        place.partial = piece.partial;
+        add_piece(place, piece.extents(), [&] {
+            const memory::desc a = left.descriptor(type, 1, piece.rows.size, piece.terms.size);
+            const memory::desc b = right.descriptor(type, 1, piece.terms.size, piece.columns.size);
+            const memory::desc y = product.descriptor(kF32, 1, piece.rows.size, piece.columns.size);
+            const dnnl::matmul::primitive_desc descriptor(engine(), a, b, y, Operation::attributes());
+            Operation operation;
+            operation.input(DNNL_ARG_SRC, 1, a, a);
+            operation.input(DNNL_ARG_WEIGHTS, 0, b, b);
+            operation.output(DNNL_ARG_DST, 0, y, y);
+            operation.finish(descriptor, dnnl::matmul(descriptor));
+            return operation;
+        });
+    }
+}
+
+void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, const Dims& dw, const Window& window,
+                                                bool last, ElementType type) {
+    const bool bias = outputs_.size() > 1;
+    const WeightCuts cuts = cut_weights(x, dy, dw, window.groups, pieces_for(multiply_adds(dw, dy)));
+    const auto image_ranges = cut(x[0], cuts.images);
+    sum_partials(image_ranges.size());
+    // Between filters in dy and in dw.
+    const std::size_t dy_step = size_of(type) * (last ? 1 : static_cast<std::size_t>(count(dy) / (dy[0] * dy[1])));
+    const std::size_t dw_step = size_of(kF32) * static_cast<std::size_t>(count(dw) / dw[0]);
+    for (std::size_t i = 0; i < image_ranges.size(); ++i) {
+        const Range images = image_ranges[i];
+        for (const Range& filters : cut(dw[0], cuts.filters, kFilterGrain)) {
+            const auto first = static_cast<std::size_t>(filters.begin);
+            Piece piece = piece_of(images, image_bytes(x, type), 0);
+            piece.inputs[1] = static_cast<std::size_t>(images.begin) * image_bytes(dy, type) + first * dy_step;
+            piece.outputs = {first * dw_step, first * size_of(kF32)};
+            piece.partial = i;
+            const Dims x_part = with_batch(x, images.size);
+            Dims dy_part = with_batch(dy, images.size);
+            Dims dw_part = dw;
+            dy_part[1] = dw_part[0] = filters.size;
+            add_piece(piece, {images.size, filters.size}, [&] {
+                const Dims weights = grouped(dw_part, window.groups);
+                const memory::desc bias_layout = bias ? plain({filters.size}, kF32) : memory::desc();
+                const memory::desc dy_given(dy_part, library_type(type), laid_out(dy, last, type).get_strides());
+                const dnnl::convolution_backward_weights::primitive_desc descriptor(
+                    engine(), algorithm::convolution_direct, data_layout(x_part, last, type), any(weights, kF32),
+                    bias_layout, data_layout(dy_part, last, type), window.strides, library_dilations(window),
+                    window.pads_begin, window.pads_end, forward_hint(x_part, dw_part, dy_part, window, last, type),
+                    Operation::attributes());
+                Operation operation;
+                operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
+                operation.input(DNNL_ARG_DIFF_DST, 1, dy_given, descriptor.diff_dst_desc());
+                operation.output(DNNL_ARG_DIFF_WEIGHTS, 0, plain(weights, kF32), descriptor.diff_weights_desc());
+                if (bias) {
+                    operation.output(DNNL_ARG_DIFF_BIAS, 1, bias_layout, descriptor.diff_bias_desc());
+                }
+                operation.finish(descriptor, dnnl::convolution_backward_weights(descriptor));
+                return operation;
+            });
         }
-        operation_.finish(descriptor, dnnl::convolution_backward_weights(descriptor));
-    });
+    }
 }
 
 Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options,
                              int threads)
-    : LibraryKernel("Deconvolution", threads) {
+    : LibraryKernel("Deconvolution", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
     inputs_ = {{"x", x, type}, {"w", w, type}};
     outputs_ = {{"y", y, type}};
     check(*this, y, w, x, window);
-    inputs_[0].shape = last ? channels_last(x) : x;
-    outputs_[0].shape = last ? channels_last(y) : y;
+    inputs_[0].shape = placed(x, last);
+    outputs_[0].shape = placed(y, last);
     if (options.bias) {
         inputs_.push_back({"bias", {y[1]}, type});
     }
@@ -282,22 +443,32 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
         return;
     }
     guarded(*this, [&] {
-        Team team(threads);
         dnnl::post_ops chain;
         append(chain, options.epilogue);
         const SwappedWeights weights(w, window.groups, type);
+        memory::desc w_layout = any(weights.dims, type);
         const memory::desc bias = options.bias ? plain({y[1]}, type) : memory::desc();
-        const dnnl::deconvolution_forward::primitive_desc descriptor(
-            engine(), prop_kind::forward_inference, algorithm::deconvolution_direct, last ? laid_out(x, last, type) : any(x, type),
-            any(weights.dims, type), bias, last ? laid_out(y, last, type) : any(y, type), window.strides, library_dilations(window), window.pads_begin, window.pads_end,
-            Operation::attributes(chain));
-        operation_.input(DNNL_ARG_SRC, 0, laid_out(x, last, type), descriptor.src_desc());
-        add_weights(operation_, options.pack_weights, weights.given, descriptor.weights_desc());
-        if (options.bias) {
-            operation_.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
+        for (const Range& images : cut(x[0], pieces_for(multiply_adds(w, x)))) {
+            const Dims x_part = with_batch(x, images.size);
+            const Dims y_part = with_batch(y, images.size);
+            add_piece(piece_of(images, image_bytes(x, type), image_bytes(y, type)), {images.size}, [&] {
+                const dnnl::deconvolution_forward::primitive_desc descriptor(
+                    engine(), prop_kind::forward_inference, algorithm::deconvolution_direct,
+                    data_layout(x_part, last, type), w_layout, bias, data_layout(y_part, last, type), window.strides,
+                    library_dilations(window), window.pads_begin, window.pads_end, Operation::attributes(chain));
+                w_layout = descriptor.weights_desc();
+                Operation operation;
+                operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
+                operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
+                if (options.bias) {
+                    operation.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
+                }
+                operation.output(DNNL_ARG_DST, 0, laid_out(y_part, last, type), descriptor.dst_desc());
+                operation.finish(descriptor, dnnl::deconvolution_forward(descriptor));
+                return operation;
+            });
         }
-        operation_.output(DNNL_ARG_DST, 0, laid_out(y, last, type), descriptor.dst_desc());
-        operation_.finish(descriptor, dnnl::deconvolution_forward(descriptor));
+        share_weights(weights.given, w_layout, options.pack_weights);
     });
 }
 

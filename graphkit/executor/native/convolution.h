@@ -1,4 +1,4 @@
-// Convolution, its two gradients, and transposed convolution: one to three spatial dimensions. Gradients are float32.
+// Convolution, its two gradients, and transposed convolution: one to three spatial dimensions.
 #pragma once
 
 #include "onednn.h"
@@ -20,6 +20,7 @@ struct ConvolutionOptions {
     bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
     ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
     bool channels_last = false;  // x, y and residual lie in memory as [N, spatial, C]
+    bool deterministic = false;  // the same bits for any number of threads
 };
 
 // y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M, spatial];
@@ -31,18 +32,30 @@ class Convolution final : public LibraryKernel {
     std::vector<std::pair<int, int>> inplace() const override { return residual_inplace(); }
 };
 
-// dx from dy and w: the gradient of Convolution in x. With `channels_last` dy and dx lie in memory as [N, spatial, C].
+struct GradientOptions {
+    bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
+    bool channels_last = false;  // x, dx and dy lie in memory as [N, spatial, C]
+    ElementType type = ElementType::f32;  // of x, w, dy and dx: f32 or bf16
+    bool deterministic = false;  // the same bits for any number of threads
+};
+
+// dx from dy and w: the gradient of Convolution in x.
 class ConvolutionBackwardData final : public LibraryKernel {
   public:
-    ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights, bool channels_last,
+    ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, const GradientOptions& options,
                             int threads);
 };
 
-// dw (and the bias gradient, when asked) from x and dy, which with `channels_last` lie in memory as [N, spatial, C].
+// dw (and the bias gradient, when asked) from x and dy. The results are float32 for operands of any type.
 class ConvolutionBackwardWeights final : public LibraryKernel {
   public:
-    ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias, bool channels_last,
-                               int threads);
+    ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
+                               const GradientOptions& options, int threads);
+
+  private:
+    void as_product(std::int64_t positions, const Dims& dw, ElementType type);
+    void as_convolution(const Dims& x, const Dims& dy, const Dims& dw, const Window& window, bool last,
+                        ElementType type);
 };
 
 // y = epilogue(conv_transpose(x, w) + bias). x [N, C, spatial], w [C, M/groups, kernel], y [N, M, spatial].

@@ -3,37 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "product.h"
+
 namespace graphkit {
 namespace {
 
 using dnnl::memory;
-
-// One operand: batch dimensions, then a matrix with steps between its rows and columns.
-struct Matrices {
-    Dims batch;
-    std::int64_t rows = 1;
-    std::int64_t columns = 1;
-    bool transposed = false;
-
-    memory::desc descriptor(ElementType type) const {
-        Dims dims = batch;
-        Dims strides(batch.size());
-        std::int64_t step = rows * columns;
-        for (std::size_t i = batch.size(); i-- > 0;) {
-            strides[i] = step;
-            step *= batch[i];
-        }
-        dims.insert(dims.end(), {rows, columns});
-        strides.insert(strides.end(), {transposed ? 1 : columns, transposed ? rows : 1});
-        return {dims, library_type(type), strides};
-    }
-
-    memory::desc any_layout(ElementType type) const {
-        Dims dims = batch;
-        dims.insert(dims.end(), {rows, columns});
-        return any(dims, type);
-    }
-};
 
 Matrices as_matrices(const Dims& shape, bool transposed, bool vector_is_row) {
     if (shape.size() == 1) {
@@ -78,7 +53,8 @@ void simplify(Matrices& a, Matrices& b, Matrices& y) {
 
 }  // namespace
 
-MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int threads) : LibraryKernel("MatMul", threads) {
+MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int threads)
+    : LibraryKernel("MatMul", threads, options.deterministic) {
     const std::string shapes = "MatMul of a " + to_string(a_shape) + (options.transpose_a ? " (transposed)" : "") +
                                " and b " + to_string(b_shape) + (options.transpose_b ? " (transposed)" : "");
     if (a_shape.empty() || b_shape.empty()) {
@@ -138,7 +114,7 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
             throw Unsupported(shapes + ": a residual and a bias that is not one row");
         }
         inputs_.resize(3, {"bias", {y.columns}, type, true});
-        operation_.accumulate(3);
+        accumulate(3);
         inputs_.push_back({"residual", y_shape, type});
     }
     empty_ = count(y_shape) == 0;
@@ -151,7 +127,6 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     }
 
     guarded(*this, [&] {
-        Team team(threads);
         dnnl::post_ops chain;
         if (options.alpha != 1) {
             chain.append_eltwise(dnnl::algorithm::eltwise_linear, options.alpha, 0);
@@ -160,24 +135,50 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
             chain.append_sum(options.beta);
         }
         append(chain, options.epilogue);
-        const dnnl::primitive_attr attributes = Operation::attributes(chain);
-        const memory::desc b_layout = options.pack_b && zeros_ == 0 ? b.any_layout(type) : b.descriptor(type);
-        Dims bias_dims(y.batch.size() + 1, 1);
-        bias_dims.push_back(y.columns);
-        const memory::desc bias_layout = library_bias ? plain(bias_dims, type) : memory::desc();
-        const dnnl::matmul::primitive_desc descriptor(engine(), a.descriptor(type), b_layout, bias_layout, y.descriptor(type),
-                                                      attributes);
-        operation_.input(DNNL_ARG_SRC, 0, a.descriptor(type), descriptor.src_desc());
-        if (options.pack_b && zeros_ == 0) {
-            operation_.packed_input(DNNL_ARG_WEIGHTS, 1, b.descriptor(type), descriptor.weights_desc());
-        } else {
-            operation_.input(DNNL_ARG_WEIGHTS, 1, b.descriptor(type), descriptor.weights_desc());
+        const double work = static_cast<double>(count(y_shape)) * static_cast<double>(a.columns);
+        const bool may_add = type == ElementType::f32 && chain.len() == 0 && !library_bias;
+        const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work) : 1, may_add);
+        sum_partials(pieces.back().partial + 1);
+        // The packed form of b is one for all pieces.
+        const bool whole_b = std::all_of(pieces.begin(), pieces.end(), [&](const ProductPiece& piece) {
+            return piece.columns.size == b.columns && piece.terms.size == b.rows &&
+                   (b.batch.empty() || piece.batch.size >= b.batch[0]);
+        });
+        const bool packs = options.pack_b && zeros_ == 0 && whole_b;
+        memory::desc packed = b.any_layout(type);
+        const std::size_t element = size_of(type);
+        const auto bytes = [=](std::int64_t elements) { return static_cast<std::size_t>(elements) * element; };
+        for (const ProductPiece& piece : pieces) {
+            Piece place;
+            place.inputs = {bytes(a.offset(piece.batch.begin, piece.rows.begin, piece.terms.begin)),
+                            bytes(b.offset(piece.batch.begin, piece.terms.begin, piece.columns.begin)),
+                            library_bias ? bytes(piece.columns.begin) : 0, 0};
+            place.outputs[0] = bytes(y.offset(piece.batch.begin, piece.rows.begin, piece.columns.begin));
+            place.partial = piece.partial;
+            add_piece(place, piece.extents(), [&] {
+                const memory::desc left = a.descriptor(type, piece.batch.size, piece.rows.size, piece.terms.size);
+                const memory::desc right = b.descriptor(type, piece.batch.size, piece.terms.size, piece.columns.size);
+                const memory::desc result = y.descriptor(type, piece.batch.size, piece.rows.size, piece.columns.size);
+                Dims bias_dims(y.batch.size() + 1, 1);
+                bias_dims.push_back(piece.columns.size);
+                const memory::desc bias = library_bias ? plain(bias_dims, type) : memory::desc();
+                const dnnl::matmul::primitive_desc descriptor(engine(), left, packs ? packed : right, bias, result,
+                                                              Operation::attributes(chain));
+                packed = descriptor.weights_desc();
+                Operation operation;
+                operation.input(DNNL_ARG_SRC, 0, left, left);
+                operation.input(DNNL_ARG_WEIGHTS, 1, packed, packed);
+                if (library_bias) {
+                    operation.input(DNNL_ARG_BIAS, 2, bias, bias);
+                }
+                operation.output(DNNL_ARG_DST, 0, result, result);
+                operation.finish(descriptor, dnnl::matmul(descriptor));
+                return operation;
+            });
         }
-        if (library_bias) {
-            operation_.input(DNNL_ARG_BIAS, 2, bias_layout, bias_layout);
+        if (packs) {
+            share_weights(b.descriptor(type, b.batch.empty() ? 1 : b.batch[0], b.rows, b.columns), packed, true);
         }
-        operation_.output(DNNL_ARG_DST, 0, y.descriptor(type), descriptor.dst_desc());
-        operation_.finish(descriptor, dnnl::matmul(descriptor));
     });
 }
 
@@ -190,7 +191,7 @@ void MatMul::spread_bias(const float* bias, float* y) const {
 }
 
 std::size_t MatMul::scratch_bytes() const {
-    return operation_.scratch_bytes() + zeros_ * sizeof(float);
+    return LibraryKernel::scratch_bytes() + zeros_ * sizeof(float);
 }
 
 void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
@@ -201,10 +202,12 @@ void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scr
         LibraryKernel::run(inputs, outputs, scratch);
         return;
     }
-    std::byte* zeros = scratch + operation_.scratch_bytes();
+    std::byte* zeros = scratch + LibraryKernel::scratch_bytes();
     std::memset(zeros, 0, zeros_ * sizeof(float));
-    const void* operands[] = {zeros, zeros, inputs_.size() > 2 ? inputs[2] : nullptr};
-    LibraryKernel::run(operands, outputs, scratch);
+    std::array<const void*, 4> operands{};
+    std::copy(inputs, inputs + inputs_.size(), operands.begin());
+    operands[0] = operands[1] = zeros;
+    LibraryKernel::run(operands.data(), outputs, scratch);
 }
 
 }  // namespace graphkit

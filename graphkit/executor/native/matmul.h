@@ -13,7 +13,8 @@ struct MatMulOptions {
     float beta = 1;
     ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
     Epilogue epilogue;         // its residual is the last input, of the result's shape
-    bool pack_b = false;  // b is constant: it comes in oneDNN's layout
+    bool pack_b = false;  // b is constant: it comes in oneDNN's layout, where there is one for all pieces
+    bool deterministic = false;  // the same bits for any number of threads
 };
 
 // y = a b over the last two dimensions, broadcast over the others; a vector a is a row, a vector b a column, and the

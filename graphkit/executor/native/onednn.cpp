@@ -43,6 +43,15 @@ void set_handle(memory& target, const void* data) {
     target.set_data_handle(const_cast<void*>(data));
 }
 
+constexpr std::int64_t kMostPieces = 16;
+// Multiply-adds that make a piece: about 10 microseconds of one core.
+constexpr double kPieceWork = 1 << 20;
+constexpr double kPieceNanoseconds = 1e4;
+
+std::size_t aligned(std::size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 // Large copies are shared among the team.
 void copy(void* to, const void* from, std::size_t bytes) {
     parallel_for(team_size(), static_cast<std::int64_t>(bytes), 0.05, [&](std::int64_t begin, std::int64_t end) {
@@ -163,22 +172,12 @@ dnnl::primitive_attr Operation::attributes(const dnnl::post_ops& chain) {
 
 std::size_t Operation::reserve(std::size_t bytes) {
     const std::size_t offset = scratch_bytes_;
-    scratch_bytes_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    scratch_bytes_ += aligned(bytes);
     return offset;
 }
 
 void Operation::input(int argument, std::size_t position, const memory::desc& given, const memory::desc& wanted) {
     add(argument, position, false, given, wanted);
-}
-
-void Operation::packed_input(int argument, std::size_t position, const memory::desc& plain,
-                             const memory::desc& wanted) {
-    if (plain != wanted) {
-        packed_ = static_cast<int>(position);
-        packed_from_ = plain;
-        packed_to_ = wanted;
-    }
-    add(argument, position, false, wanted, wanted);
 }
 
 void Operation::output(int argument, std::size_t position, const memory::desc& given, const memory::desc& wanted) {
@@ -210,29 +209,6 @@ void Operation::finish(const dnnl::primitive_desc_base& descriptor, dnnl::primit
         }
     }
     reorder_scratchpad_offset_ = reserve(reorder_scratchpad);
-}
-
-std::size_t Operation::packed_bytes() const {
-    return packed_ < 0 ? 0 : packed_to_.get_size();
-}
-
-std::string Operation::packed_layout() const {
-    if (packed_ < 0) {
-        return {};
-    }
-    // Descriptors are compared by everything that says where an element lies.
-    std::string text = std::to_string(static_cast<int>(packed_to_.get_data_type()));
-    for (const Dims& dims : {packed_to_.get_dims(), packed_to_.get_padded_dims(), packed_to_.get_strides(),
-                             packed_to_.get_inner_blks(), packed_to_.get_inner_idxs(), packed_from_.get_strides()}) {
-        text += to_string(dims);
-    }
-    return text;
-}
-
-void Operation::pack(const void* plain, void* packed) const {
-    memory from(packed_from_, engine(), const_cast<void*>(plain));
-    memory to(packed_to_, engine(), packed);
-    dnnl::reorder(from, to).execute(stream(), from, to);
 }
 
 std::unique_ptr<Operation::Arguments> Operation::take() const {
@@ -283,12 +259,6 @@ void Operation::run(const void* const* inputs, void* const* outputs, std::byte* 
             set_handle(arguments->wanted[i], scratch + operand.offset);
             set_handle(arguments->reorder_scratchpads[i], scratch + reorder_scratchpad_offset_);
         }
-        if (operand.is_output && residual_ >= 0) {
-            const void* residual = inputs[residual_];
-            if (residual != data) {
-                copy(outputs[operand.position], residual, operand.given.get_size());
-            }
-        }
         if (operand.reorders() && !operand.is_output) {
             convert(operand, *arguments, i);
         }
@@ -304,38 +274,178 @@ void Operation::run(const void* const* inputs, void* const* outputs, std::byte* 
     give(std::move(arguments));
 }
 
+LibraryKernel::LibraryKernel(std::string name, int threads, bool deterministic)
+    : Kernel(std::move(name), threads > 0 ? threads : default_threads()), deterministic_(deterministic) {}
+
+std::int64_t LibraryKernel::pieces_for(double multiply_adds) const {
+    std::int64_t pieces = 1;
+    while (deterministic_ && pieces < kMostPieces && static_cast<double>(2 * pieces) * kPieceWork <= multiply_adds) {
+        pieces *= 2;
+    }
+    return pieces;
+}
+
+void LibraryKernel::share_weights(const memory::desc& given, const memory::desc& wanted, bool packed) {
+    if (given == wanted) {
+        return;
+    }
+    weights_given_ = given;
+    weights_wanted_ = wanted;
+    packed_ = packed;
+    if (!packed) {
+        const Team team(threads());
+        const dnnl::reorder::primitive_desc descriptor(engine(), given, engine(), wanted, Operation::attributes());
+        conversion_.emplace();
+        conversion_->input(DNNL_ARG_FROM, 1, given, given);
+        conversion_->output(DNNL_ARG_TO, 0, wanted, wanted);
+        conversion_->finish(descriptor, dnnl::reorder(descriptor));
+    }
+}
+
 std::vector<std::pair<int, int>> LibraryKernel::residual_inplace() const {
     return inputs_.size() > 3 ? std::vector<std::pair<int, int>>{{3, 0}} : std::vector<std::pair<int, int>>{};
+}
+
+std::size_t LibraryKernel::output_bytes(std::size_t output) const {
+    return static_cast<std::size_t>(count(outputs_[output].shape)) * size_of(outputs_[output].type);
+}
+
+LibraryKernel::Places LibraryKernel::places() const {
+    Places places;
+    for (const Operation& operation : operations_) {
+        places.each = std::max(places.each, aligned(operation.scratch_bytes()));
+    }
+    places.partials = conversion_ ? aligned(weights_wanted_.get_size()) : 0;
+    places.operations = places.partials;
+    for (std::size_t i = 0; partials_ > 1 && i < outputs_.size(); ++i) {
+        places.operations += aligned(partials_ * output_bytes(i));
+    }
+    const std::size_t own = places.each * (deterministic_ ? static_cast<std::size_t>(threads()) : 1);
+    places.end = places.operations + std::max(own, conversion_ ? aligned(conversion_->scratch_bytes()) : 0);
+    return places;
+}
+
+std::size_t LibraryKernel::scratch_bytes() const {
+    return places().end;
 }
 
 void LibraryKernel::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     if (empty_) {
         for (std::size_t i = 0; i < outputs_.size(); ++i) {
-            std::memset(outputs[i], 0, static_cast<std::size_t>(count(outputs_[i].shape)) * size_of(outputs_[i].type));
+            std::memset(outputs[i], 0, output_bytes(i));
         }
         return;
     }
-    guarded(*this, [&] { operation_.run(inputs, outputs, scratch); });
+    if (residual_ >= 0 && inputs[residual_] != outputs[0]) {
+        copy(outputs[0], inputs[residual_], output_bytes(0));
+    }
+    guarded(*this, [&] { run_pieces(inputs, outputs, scratch); });
+}
+
+void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const Places at = places();
+    std::array<const void*, 4> whole{};
+    std::copy(inputs, inputs + inputs_.size(), whole.begin());
+    if (conversion_) {
+        void* converted[] = {scratch + at.weights};
+        conversion_->run(inputs, converted, scratch + at.operations);
+        whole[1] = converted[0];
+    }
+    if (!deterministic_) {
+        operations_[0].run(whole.data(), outputs, scratch + at.operations);
+        return;
+    }
+    std::array<std::byte*, 2> results{};
+    std::size_t place = at.partials;
+    for (std::size_t i = 0; i < outputs_.size(); ++i) {
+        results[i] = partials_ > 1 ? scratch + place : static_cast<std::byte*>(outputs[i]);
+        place += aligned(partials_ * output_bytes(i));
+    }
+    std::mutex mutex;
+    std::exception_ptr failure;
+    const auto compute = [&](const Piece& piece) {
+        std::array<const void*, 4> from{};
+        for (std::size_t i = 0; i < inputs_.size(); ++i) {
+            from[i] = whole[i] == nullptr ? nullptr : static_cast<const std::byte*>(whole[i]) + piece.inputs[i];
+        }
+        std::array<void*, 2> to{};
+        for (std::size_t i = 0; i < outputs_.size(); ++i) {
+            to[i] = results[i] + piece.partial * output_bytes(i) + piece.outputs[i];
+        }
+        std::byte* own = scratch + at.operations + static_cast<std::size_t>(thread_number()) * at.each;
+        operations_[piece.operation].run(from.data(), to.data(), own);
+    };
+    const auto pieces = static_cast<std::int64_t>(pieces_.size());
+    parallel_for(threads(), pieces, kPieceNanoseconds, [&](std::int64_t begin, std::int64_t end) {
+        const Team alone(1);  // the library asks for the size of the team that it could have
+        try {
+            for (std::int64_t i = begin; i < end; ++i) {
+                compute(pieces_[static_cast<std::size_t>(i)]);
+            }
+        } catch (...) {
+            const std::lock_guard lock(mutex);
+            failure = std::current_exception();
+        }
+    });
+    if (failure) {
+        std::rethrow_exception(failure);
+    }
+    if (partials_ > 1) {
+        add_partials(scratch + at.partials, outputs);
+    }
+}
+
+void LibraryKernel::add_partials(const std::byte* partials, void* const* outputs) const {
+    for (std::size_t i = 0; i < outputs_.size(); ++i) {
+        const std::int64_t size = count(outputs_[i].shape);
+        const auto* from = reinterpret_cast<const float*>(partials);
+        auto* to = static_cast<float*>(outputs[i]);
+        const auto terms = static_cast<std::int64_t>(partials_);
+        parallel_for(threads(), size, 0.2 * static_cast<double>(terms), [&](std::int64_t begin, std::int64_t end) {
+            std::copy(from + begin, from + end, to + begin);
+            for (std::int64_t term = 1; term < terms; ++term) {
+                const float* added = from + term * size;
+                for (std::int64_t k = begin; k < end; ++k) {
+                    to[k] += added[k];
+                }
+            }
+        }, 1024);
+        partials += aligned(partials_ * output_bytes(i));
+    }
 }
 
 std::vector<int> LibraryKernel::packed_inputs() const {
-    const int input = operation_.packed_input();
-    return input < 0 ? std::vector<int>{} : std::vector<int>{input};
+    return packed_ ? std::vector<int>{1} : std::vector<int>{};
 }
 
 std::size_t LibraryKernel::packed_bytes(int input) const {
     require_packed(input);
-    return operation_.packed_bytes();
+    return weights_wanted_.get_size();
 }
 
 std::string LibraryKernel::packed_layout(int input) const {
     require_packed(input);
-    return operation_.packed_layout();
+    // Descriptors are compared by everything that says where an element lies.
+    std::string text = std::to_string(static_cast<int>(weights_wanted_.get_data_type()));
+    for (const Dims& dims :
+         {weights_wanted_.get_dims(), weights_wanted_.get_padded_dims(), weights_wanted_.get_strides(),
+          weights_wanted_.get_inner_blks(), weights_wanted_.get_inner_idxs(), weights_given_.get_strides()}) {
+        text += to_string(dims);
+    }
+    return text;
 }
 
 void LibraryKernel::pack(int input, const void* plain, void* packed) const {
     require_packed(input);
-    guarded(*this, [&] { operation_.pack(plain, packed); });
+    guarded(*this, [&] {
+        memory from(weights_given_, engine(), const_cast<void*>(plain));
+        memory to(weights_wanted_, engine(), packed);
+        dnnl::reorder(from, to).execute(stream(), from, to);
+    });
+}
+
+std::string LibraryKernel::implementation() const {
+    return empty_ ? "empty" : operations_[0].implementation();
 }
 
 }  // namespace graphkit

@@ -1,7 +1,9 @@
 // What the kernels that run through oneDNN share: descriptors, post-operations, and the run of one primitive.
 #pragma once
 
+#include <array>
 #include <dnnl.hpp>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -62,23 +64,14 @@ auto guarded(const Kernel& kernel, Body&& body) {
 }
 
 // One primitive with its operands. An operand whose array is laid out otherwise than the primitive wants is reordered
-// through the working memory, except for the packed one, which comes as the primitive wants it.
+// through the working memory.
 class Operation {
   public:
     // Position of an operand among the inputs (or outputs) of a kernel, and the layout of the caller's array.
     void input(int argument, std::size_t position, const dnnl::memory::desc& given, const dnnl::memory::desc& wanted);
-    void packed_input(int argument, std::size_t position, const dnnl::memory::desc& plain,
-                      const dnnl::memory::desc& wanted);
     void output(int argument, std::size_t position, const dnnl::memory::desc& given, const dnnl::memory::desc& wanted);
-    // The destination starts as a copy of this input.
-    void accumulate(std::size_t input) { residual_ = static_cast<int>(input); }
     // Comes after the operands. The descriptor must have been made with `attributes()`.
     void finish(const dnnl::primitive_desc_base& descriptor, dnnl::primitive primitive);
-
-    int packed_input() const { return packed_; }
-    std::size_t packed_bytes() const;
-    std::string packed_layout() const;
-    void pack(const void* plain, void* packed) const;
 
     std::size_t scratch_bytes() const { return scratch_bytes_; }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
@@ -130,32 +123,85 @@ class Operation {
     std::size_t scratchpad_offset_ = 0;
     std::size_t reorder_scratchpad_offset_ = 0;
     std::size_t scratch_bytes_ = 0;
-    int residual_ = -1;
-    int packed_ = -1;
-    dnnl::memory::desc packed_from_;
-    dnnl::memory::desc packed_to_;
     std::string implementation_;
     std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
 };
 
-// A kernel that is one operation, and zeros where an operand has no elements.
+// Where one piece of a kernel's work lies: bytes from the beginning of each input and output.
+struct Piece {
+    std::size_t operation = 0;  // of the kernel's operations: the one for extents like this piece's
+    std::array<std::size_t, 4> inputs{};
+    std::array<std::size_t, 2> outputs{};
+    std::size_t partial = 0;  // which of the partial results it belongs to
+};
+
+// A kernel that is one operation, which the library shares among the team; or, to be `deterministic`, one that is cut
+// into pieces, each computed by one thread. How the library sums depends on the number of threads; how the work is cut
+// must depend on shapes alone. Zeros where an operand has no elements.
 class LibraryKernel : public Kernel {
   public:
-    using Kernel::Kernel;
-    std::size_t scratch_bytes() const override { return operation_.scratch_bytes(); }
+    LibraryKernel(std::string name, int threads, bool deterministic);
+    std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
     std::vector<int> packed_inputs() const override;
     std::size_t packed_bytes(int input) const override;
     std::string packed_layout(int input) const override;
     void pack(int input, const void* plain, void* packed) const override;
-    std::string implementation() const override { return empty_ ? "empty" : operation_.implementation(); }
+    std::string implementation() const override;
 
   protected:
+    // Threads that the library may use within one operation.
+    int library_threads() const { return deterministic_ ? 1 : threads(); }
+    // In how many pieces to cut this work, at most: a power of two.
+    std::int64_t pieces_for(double multiply_adds) const;
+
+    // Adds a piece, and the operation that `make` returns unless a piece before it had the same extents.
+    template <typename Make>
+    void add_piece(Piece piece, const Dims& extents, Make&& make) {
+        const auto [found, is_new] = by_extents_.try_emplace(extents, operations_.size());
+        if (is_new) {
+            const Team team(library_threads());
+            operations_.push_back(make());
+        }
+        piece.operation = found->second;
+        pieces_.push_back(piece);
+    }
+    // Every operation wants the whole of input 1 in this layout. It comes so when it is `packed`, else it is brought
+    // into it once a run.
+    void share_weights(const dnnl::memory::desc& given, const dnnl::memory::desc& wanted, bool packed);
+    // The outputs are float32 and start as a copy of this input.
+    void accumulate(std::size_t input) { residual_ = static_cast<int>(input); }
+    // The outputs are the sums, one after the other, of so many float32 results.
+    void sum_partials(std::size_t count) { partials_ = count; }
     // The sum with a residual, operand 3, goes on in its own memory.
     std::vector<std::pair<int, int>> residual_inplace() const;
 
-    Operation operation_;
     bool empty_ = false;  // every output is zero
+
+  private:
+    // The working memory: converted weights, partial results, then that of operations, for each thread.
+    struct Places {
+        std::size_t weights = 0;
+        std::size_t partials = 0;
+        std::size_t operations = 0;
+        std::size_t each = 0;
+        std::size_t end = 0;
+    };
+    Places places() const;
+    std::size_t output_bytes(std::size_t output) const;
+    void run_pieces(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
+    void add_partials(const std::byte* partials, void* const* outputs) const;
+
+    bool deterministic_;
+    std::vector<Operation> operations_;
+    std::map<Dims, std::size_t> by_extents_;
+    std::vector<Piece> pieces_;
+    std::size_t partials_ = 1;
+    int residual_ = -1;
+    std::optional<Operation> conversion_;  // of the weights, where they do not come as operations want them
+    dnnl::memory::desc weights_given_;
+    dnnl::memory::desc weights_wanted_;
+    bool packed_ = false;
 };
 
 }  // namespace graphkit
