@@ -48,10 +48,6 @@ constexpr std::int64_t kMostPieces = 16;
 constexpr double kPieceWork = 1 << 20;
 constexpr double kPieceNanoseconds = 1e4;
 
-std::size_t aligned(std::size_t bytes) {
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 // Large copies are shared among the team.
 void copy(void* to, const void* from, std::size_t bytes) {
     parallel_for(team_size(), static_cast<std::int64_t>(bytes), 0.05, [&](std::int64_t begin, std::int64_t end) {
