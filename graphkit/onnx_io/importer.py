@@ -139,13 +139,15 @@ class Builder:
     def build(self) -> Imported:
         self.check_operators()
         plan = initializers.classify(self.model, self.top)
+        attributes = initializers.attributes(self.model)
         arrays: dict[Value, np.ndarray] = {}
         for region, name, role in plan.entries:
             array = self.initial_array(region, name)
             if role == "constant":
                 self.hoisted[id(region), name] = self.constant(Tensor(array), name)
             else:
-                value = Value(TensorType(array.dtype, array.shape), name, role=role)
+                attrs = attributes.get(name) if region is self.top else None
+                value = Value(TensorType(array.dtype, array.shape), name, role=role, attrs=attrs)
                 self.hoisted[id(region), name] = value
                 arrays[value] = array
         names = Names()
@@ -181,7 +183,7 @@ class Builder:
         texts = [text for entry in model.metadata_props for text in (entry.key, entry.value)]
         facts = [model.producer_name, model.producer_version, model.domain, model.doc_string]
         require_text(f"{self.label}: metadata", *texts, *facts)
-        meta = {entry.key: entry.value for entry in model.metadata_props if entry.key != initializers.ROLES_KEY}
+        meta = {entry.key: entry.value for entry in model.metadata_props if entry.key not in initializers.KEYS}
         fields = {
             "onnx.producer_name": model.producer_name,
             "onnx.producer_version": model.producer_version,
@@ -383,7 +385,7 @@ class Builder:
     def attribute(self, proto: AttributeProto, where: str) -> Any:
         match proto.type:
             case AttributeProto.FLOAT:
-                return proto.f
+                return _shortest(proto.f)
             case AttributeProto.INT:
                 return proto.i
             case AttributeProto.STRING:
@@ -393,7 +395,7 @@ class Builder:
             case AttributeProto.SPARSE_TENSOR:
                 return Tensor(densify(proto.sparse_tensor, where, self.external))
             case AttributeProto.FLOATS:
-                return tuple(proto.floats)
+                return tuple(map(_shortest, proto.floats))
             case AttributeProto.INTS:
                 return tuple(proto.ints)
             case AttributeProto.STRINGS:
@@ -401,6 +403,11 @@ class Builder:
             case AttributeProto.TYPE_PROTO:
                 return type_from_proto(proto.tp, where)
         raise UnsupportedError(f"{where}: attributes of type {proto.type} are not supported")
+
+
+def _shortest(number: float) -> float:
+    """The shortest decimal of the float32 that an attribute holds: 0.001, not 0.0010000000474974513."""
+    return float(str(np.float32(number)))
 
 
 def _text(data: bytes, where: str) -> str:
