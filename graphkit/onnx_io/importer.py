@@ -20,8 +20,7 @@ from onnx import AttributeProto, ModelProto, TypeProto
 
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context
-from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.graph import Names as UniqueNames
+from graphkit.ir.graph import Graph, Node, Value, unique_names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io import control, functions, initializers, upgrade, validate
@@ -162,7 +161,7 @@ class Builder:
             inputs.append(Value(declared, name))
             names.values[name] = inputs[-1]
         outputs = self.region(self.top, names, self.setting)
-        unique = _unique([name for name, _ in self.top.outputs])
+        unique = unique_names(name for name, _ in self.top.outputs)
         graph = Graph([*inputs, *arrays], outputs, name=self.top.name, output_names=unique)
         if any(_draws(node) for node in graph.nodes):
             graph = bind_rng(graph)
@@ -455,8 +454,3 @@ def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence
         if name and value is not None and value.node is not None and value.serial > mark:
             value.name = name
     return results
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    allocator = UniqueNames()
-    return [allocator.take(name) for name in names]
