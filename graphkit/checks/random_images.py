@@ -1,4 +1,4 @@
-"""Nodes of random networks over images: convolution, pooling, resizing. See `random_arithmetic` for what they return."""
+"""Nodes of random networks over images: convolution, pooling, resizing. `random_arithmetic` says what they return."""
 
 from __future__ import annotations
 
