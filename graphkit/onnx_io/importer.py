@@ -384,7 +384,7 @@ class Builder:
     def attribute(self, proto: AttributeProto, where: str) -> Any:
         match proto.type:
             case AttributeProto.FLOAT:
-                return _shortest(proto.f)
+                return proto.f
             case AttributeProto.INT:
                 return proto.i
             case AttributeProto.STRING:
@@ -394,7 +394,7 @@ class Builder:
             case AttributeProto.SPARSE_TENSOR:
                 return Tensor(densify(proto.sparse_tensor, where, self.external))
             case AttributeProto.FLOATS:
-                return tuple(map(_shortest, proto.floats))
+                return tuple(proto.floats)
             case AttributeProto.INTS:
                 return tuple(proto.ints)
             case AttributeProto.STRINGS:
@@ -402,11 +402,6 @@ class Builder:
             case AttributeProto.TYPE_PROTO:
                 return type_from_proto(proto.tp, where)
         raise UnsupportedError(f"{where}: attributes of type {proto.type} are not supported")
-
-
-def _shortest(number: float) -> float:
-    """The shortest decimal of the float32 that an attribute holds: 0.001, not 0.0010000000474974513."""
-    return float(str(np.float32(number)))
 
 
 def _text(data: bytes, where: str) -> str:

@@ -134,14 +134,6 @@ def test_roles_survive_a_round_trip():
     assert [(v.name, v.role) for v in again.graph.inputs] == [("x", "data"), ("scale", "parameter"), ("slot", "state")]
 
 
-def test_attributes_of_nodes_keep_their_decimals():
-    """They are float32 in a file: 0.001 would come back as 0.0010000000474974513."""
-    x = value("x", 2)
-    graph = Graph([x], [F.leaky_relu(x, alpha=0.001)])
-    (node,) = import_model(check(graph, {"x": normal(2)}, {})).graph.nodes
-    assert node.op.alpha == 0.001
-
-
 def test_metadata():
     graph, params = perceptron()
     meta = {"author": "me", "onnx.doc_string": "about", "onnx.producer_name": "somebody", "onnx.model_version": "7"}
