@@ -20,7 +20,7 @@ from typing import Any
 import engines
 from chart import Comparison, chart
 from paired import means
-from processes import HERE, add_choices, add_output, add_repetition, log, machine, parse, run
+from processes import HERE, add_choices, add_output, add_repetition, log, machine, parse, repeated, run
 from report import report
 from rows import all_rows, creation_row, failures, time_row
 from workloads import WORKLOADS, Workload, model_file
@@ -89,7 +89,8 @@ def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
 
     # The ceilings are those of the machine's best moment, so they are looked for before and after.
     before = _ceilings(options.threads)
-    times = _times(options, chosen, used) if "time" in options.parts else {}
+    task = {"task": "time", "folder": str(options.models), "engines": used}
+    times = repeated(options, [w.name for w in chosen], used, lambda _: task) if "time" in options.parts else {}
     resizable = [e for e in used if e in ("graphkit", "onnxruntime")]
     parts = {
         "memory": [each("memory", w, used) for w in chosen] if "memory" in options.parts else [],
@@ -113,23 +114,6 @@ def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
         "means": list(means(rows)),
         **parts,
     }
-
-
-def _times(
-    options: argparse.Namespace, chosen: Sequence[Workload], used: Sequence[str]
-) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """By workload and number of threads: what each process measured. The restarts of a row lie far apart in time."""
-    measured: dict[tuple[str, int], list[dict[str, Any]]] = {(w.name, t): [] for t in options.threads for w in chosen}
-    for restart in range(options.restarts):
-        for (name, threads), processes in measured.items():
-            log(f"restart {restart + 1} of {options.restarts}: {name}, {threads} threads")
-            task = {
-                "task": "time", "workload": name, "folder": str(options.models), "threads": threads, "engines": used,
-                "rounds": options.rounds, "seconds": options.seconds, "seed": restart,
-            }  # fmt: skip
-            result = run(task)
-            processes.append(dict.fromkeys(used, result) if "error" in result else result)
-    return measured
 
 
 # --- ceilings -----------------------------------------------------------------------------------------

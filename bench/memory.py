@@ -35,7 +35,8 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 # No kernels: every value lives in the layout of the graph, without working memory.
 GRAPH_ONLY, CPU = "", "cpu"
 
-REDUCTION, ABOVE_BOUND = 4.0, 1.02
+# A training step keeps what its backward part reads, and so has less to save.
+REDUCTION, TRAINING_REDUCTION, ABOVE_BOUND = 4.0, 2.0, 1.02
 
 
 def plans(graph: Graph, device: str) -> dict[str, float]:
@@ -101,20 +102,21 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the numbers, in bytes, to this file")
     options = parser.parse_args()
     load_device(CPU)
-    tables = {
-        "Prediction": {t: plans(g, GRAPH_ONLY) for t, g in prediction(options.batch)},
-        "Prediction, with the working memory of the CPU's kernels": {
-            t: plans(g, CPU) for t, g in prediction(options.batch)
-        },
-        "Training step": {t: plans(g, GRAPH_ONLY) for t, g in training(options.batch)},
+    # By title: how many times less than naive is asked for, and the rows.
+    sections = {
+        "Prediction": (REDUCTION, {t: plans(g, GRAPH_ONLY) for t, g in prediction(options.batch)}),
+        "Prediction, with the working memory of the CPU's kernels": (
+            0.0,
+            {t: plans(g, CPU) for t, g in prediction(options.batch)},
+        ),
+        "Training step": (TRAINING_REDUCTION, {t: plans(g, GRAPH_ONLY) for t, g in training(options.batch)}),
     }
-    for title, rows in tables.items():
+    for title, (_, rows) in sections.items():
         print(f"## {title}, batch {options.batch}, MiB\n\n{table(rows)}\n")
     if options.json is not None:
+        tables = {title: rows for title, (_, rows) in sections.items()}
         options.json.write_text(json.dumps({"batch": options.batch, "tables": tables}, indent=1))
-    failures = missed(tables["Prediction"], REDUCTION)
-    for title in list(tables)[1:]:
-        failures += missed(tables[title], 0.0)
+    failures = [line for reduction, rows in sections.values() for line in missed(rows, reduction)]
     for failure in failures:
         print(f"above target: {failure}")
     return bool(failures)

@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,27 @@ def run(task: Mapping[str, Any]) -> dict[str, Any]:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         return {"error": f"the process ended with {done.returncode}: {last[0][:300]}"}
     measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def repeated(
+    options: argparse.Namespace,
+    names: Iterable[str],
+    parts: Sequence[str],
+    task: Callable[[str], Mapping[str, Any]],
+) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """By workload and number of threads: what each process found of the `parts` that take turns in it.
+
+    `task(name)` is what sets a workload's task apart; options are those of `add_repetition`. The restarts of a row lie
+    far apart in time. Where a process failed, every part has its error.
+    """
+    measured: dict[tuple[str, int], list[dict[str, Any]]] = {(n, t): [] for t in options.threads for n in names}
+    for restart in range(options.restarts):
+        for (name, threads), processes in measured.items():
+            log(f"restart {restart + 1} of {options.restarts}: {name}, {threads} threads")
+            common = {"workload": name, "threads": threads, "rounds": options.rounds, "seconds": options.seconds}
+            found = run({**task(name), **common, "seed": restart})
+            processes.append(dict.fromkeys(parts, found) if "error" in found else found)
     return measured
 
 

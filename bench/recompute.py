@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paired import merged, quotients
-from processes import add_choices, add_repetition, log, parse, run
+from processes import add_choices, add_repetition, parse, repeated
 from tables import heading, milliseconds, ratio, table
 from training_workloads import WORKLOADS
 
@@ -70,13 +70,7 @@ def main() -> int:
     parser.set_defaults(threads=[num_threads()])
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     options = parse(parser)
-    measured: dict[tuple[str, int], list[dict[str, Any]]] = {(n, t): [] for t in options.threads for n in options.only}
-    for restart in range(options.restarts):
-        for (name, threads), processes in measured.items():
-            log(f"restart {restart + 1} of {options.restarts}: {name}, {threads} threads")
-            task = {"task": "recompute", "workload": name, "threads": threads, "seed": restart}
-            found = run(task | {"rounds": options.rounds, "seconds": options.seconds})
-            processes.append(dict.fromkeys(TITLES, found) if "error" in found else found)
+    measured = repeated(options, options.only, list(TITLES), lambda _: {"task": "recompute"})
     rows = [row(name, threads, processes) for (name, threads), processes in measured.items()]
     print(report(rows))
     if options.json is not None:

@@ -343,7 +343,7 @@ class _RecurrentModel(nn.Module):
     ):
         super().__init__()
         if tied or stateful:
-            raise NotImplementedError("lstm_lm with a table of its own and without state, so far")
+            raise ValueError("lstm_lm is compared with separate tables and without state: tied and stateful are False")
         width = hidden if embedding is None else embedding
         self.token, self.lstm = nn.Embedding(vocab, width), nn.LSTM(width, hidden, layers)
         self.fc = nn.Linear(hidden, vocab)

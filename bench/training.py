@@ -20,7 +20,7 @@ from typing import Any
 import training_engines as engines
 from chart import Comparison, chart
 from paired import means
-from processes import add_choices, add_output, add_repetition, log, machine, parse, run
+from processes import add_choices, add_output, add_repetition, log, machine, parse, repeated, run
 from training_report import report
 from training_rows import failures, training_row
 from training_workloads import WORKLOADS, Workload
@@ -60,7 +60,8 @@ def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
     began = time.time()
     chosen = [WORKLOADS[name] for name in options.only if WORKLOADS[name].available]
     facts = machine()
-    times = _times(options, chosen, used) if "time" in options.parts else {}
+    task = {"task": "train", "engines": used}
+    times = repeated(options, [w.name for w in chosen], used, lambda _: task) if "time" in options.parts else {}
     memory = [_memory(w, max(options.threads), used) for w in chosen] if "memory" in options.parts else []
     rows = [training_row(name, threads, measured) for (name, threads), measured in times.items()]
     return {
@@ -75,23 +76,6 @@ def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
         "means": list(means(rows)),
         "memory": memory,
     }
-
-
-def _times(
-    options: argparse.Namespace, chosen: Sequence[Workload], used: Sequence[str]
-) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """By workload and number of threads: what each process measured. The restarts of a row lie far apart in time."""
-    measured: dict[tuple[str, int], list[dict[str, Any]]] = {(w.name, t): [] for t in options.threads for w in chosen}
-    for restart in range(options.restarts):
-        for (name, threads), processes in measured.items():
-            log(f"restart {restart + 1} of {options.restarts}: {name}, {threads} threads")
-            task = {
-                "task": "train", "workload": name, "threads": threads, "engines": used,
-                "rounds": options.rounds, "seconds": options.seconds, "seed": restart,
-            }  # fmt: skip
-            result = run(task)
-            processes.append(dict.fromkeys(used, result) if "error" in result else result)
-    return measured
 
 
 def _memory(workload: Workload, threads: int, used: Sequence[str]) -> dict[str, Any]:

@@ -50,10 +50,10 @@ def open_engine(name: str, workload: Workload, threads: int) -> Runner:
     return _torch(workload, threads, compiled=name == "compiled")
 
 
-def trainer(workload: Workload, threads: int, **options: Any) -> gk.Trainer:
-    """graphkit's Trainer of a workload."""
+def trainer(workload: Workload, threads: int, net: gk.Model | None = None, **options: Any) -> gk.Trainer:
+    """graphkit's Trainer of a workload, or of another model of its network."""
     optimizer = gk.optim.SGD(LEARNING_RATE, momentum=MOMENTUM)
-    return gk.Trainer(workload.net(), workload.loss, optimizer, threads=threads, **options)
+    return gk.Trainer(workload.net() if net is None else net, workload.loss, optimizer, threads=threads, **options)
 
 
 def _graphkit(workload: Workload, threads: int) -> Runner:

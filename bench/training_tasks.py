@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from training_workloads import WORKLOADS
 import graphkit as gk
 from graphkit.errors import UsageError
 from graphkit.executor.profile import Profile
+from graphkit.passes.to_training import to_training
 
 # Steps of graphkit that are profiled after the timing.
 _PROFILED = 5
@@ -156,4 +159,41 @@ def recomputation(task: Mapping[str, Any]) -> dict[str, Any]:
     losses = {name: call() for name, call in calls.items()}
     for name, times in timed(calls, task).items():
         results[name] |= {"loss": losses[name], **times}
+    return results
+
+
+def reimported(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A step of the native network, of the same once more, and of the two files written from it, interleaved.
+
+    "inference" is what `graphkit export` writes of the network, "training" of its graph in training mode. `same` says
+    whether the planned steps are the native network's, operator by operator.
+    """
+    workload = WORKLOADS[task["workload"]]
+    if task["batch"] is not None:
+        workload = workload.with_batch(task["batch"])
+    inputs, target = workload.feeds()
+    shapes = {n: a.shape for n, a in {**inputs, "target": target}.items()}
+    nets = {"native": workload.net(), "again": workload.net()}
+    with tempfile.TemporaryDirectory() as folder:
+        net = workload.net()
+        in_training = gk.Model.from_graph(to_training(net.graph), dict(net.params))
+        for name, model in (("inference", net), ("training", in_training)):
+            path = Path(folder) / f"{name}.onnx"
+            model.save(path)
+            nets[name] = gk.load(path)
+    trainers = {name: engines.trainer(workload, task["threads"], net) for name, net in nets.items()}
+    plans = {name: trainer.plan(shapes) for name, trainer in trainers.items()}
+    operators = {name: [step.op for step in plan.steps] for name, plan in plans.items()}
+    calls = {name: lambda step=trainer.step: float(step(inputs, target)) for name, trainer in trainers.items()}
+    results: dict[str, dict[str, Any]] = {
+        name: {
+            "steps": len(plan.steps),
+            "same": operators[name] == operators["native"],
+            "arena_bytes": plan.arena_bytes,
+            "loss": calls[name](),
+        }
+        for name, plan in plans.items()
+    }
+    for name, times in timed(calls, task).items():
+        results[name] |= times
     return results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,10 @@ class Workload:
         graph = gk.losses.with_loss(gk.models.build(self.network, **self.options), self.loss)
         arrays = make_feeds(graph, shapes=self.shapes).arrays
         return arrays, arrays.pop("target")
+
+    def with_batch(self, size: int) -> Workload:
+        """The workload with `size` samples in a batch, where the samples lie along the first axis."""
+        return replace(self, shapes={name: (size, *shape[1:]) for name, shape in self.shapes.items()})
 
     @property
     def all_options(self) -> dict[str, Any]:

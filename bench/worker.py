@@ -2,7 +2,7 @@
 
 Tasks: `time` (engines interleaved on one workload), `memory` (peak of one engine), `create` (session creation of one
 engine), `resize` (a new batch size in one engine), `ceilings` (the machine's arithmetic and copying); of training:
-`train`, `train_memory` and `recompute`.
+`train`, `train_memory`, `recompute` and `reimported`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 TASKS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "time": time_engines, "memory": peak_memory, "create": creation, "resize": resizing, "ceilings": ceilings,
     "train": training_tasks.time_engines, "train_memory": training_tasks.peak_memory,
-    "recompute": training_tasks.recomputation,
+    "recompute": training_tasks.recomputation, "reimported": training_tasks.reimported,
 }  # fmt: skip
 
 

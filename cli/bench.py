@@ -16,9 +16,9 @@ from graphkit.cli._options import (
     input_options,
     json_option,
     read_model,
-    recompute_option,
 )
 from graphkit.cli._output import human_bytes, log, print_json, print_table
+from graphkit.cli._training import check_training, training_options, training_step
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -44,12 +44,7 @@ Calls = dict[str, Callable[[], object]]
 @click.option(
     "--runs", type=click.IntRange(1), help="Timed runs of each engine, at least (default: as many as take 3 seconds)."
 )
-@click.option("--training", is_flag=True, help="Time a training step in place of inference.")
-@click.option("--loss", default="softmax_cross_entropy", show_default=True, help="The loss, with --training.")
-@click.option(
-    "--optimizer", default="sgd", show_default=True, help="The optimizer, with --training; sgd has momentum 0.9."
-)
-@recompute_option
+@training_options
 @click.option(
     "--profile",
     "trace",
@@ -82,8 +77,7 @@ def command(
 
     if training and against == "onnxruntime":
         raise UsageError("--training is for graphkit alone: leave --against out")
-    if recompute is not None and not training:
-        raise UsageError("--recompute is for a training step: add --training")
+    check_training(training, recompute)
     net = read_model(model, external_root)
     threads = threads or config.num_threads()
     result: dict[str, Any] = {"model": net.name, "device": device, "threads": threads}
@@ -129,8 +123,6 @@ def _training(
     net: Model, result: dict[str, Any], batch: Batch, loss: str, optimizer: str, recompute: str | int | None
 ) -> Calls:
     """A step of training; `result` learns of it."""
-    from graphkit.cli._training_bench import training_step
-
     switches = {"device": result["device"], "threads": result["threads"], "seed": batch.seed, "recompute": recompute}
     step = training_step(net, loss, optimizer, batch, **switches)
     result["inputs"] = {n: list(a.shape) for n, a in step.feeds.items()}

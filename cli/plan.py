@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from graphkit.cli._options import device_options, external_root_option, json_option, read_model, recompute_option
+from graphkit.cli._options import device_options, external_root_option, json_option, read_model
 from graphkit.cli._output import human_bytes, log, print_json, print_table
-from graphkit.errors import UnsupportedError, UsageError
+from graphkit.cli._training import check_training, trainer_of, training_options
+from graphkit.errors import UnsupportedError
 from graphkit.ir.atomic import write_whole
-from graphkit.model import Model
 
 _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", False, True), ("both", True, True))
 
@@ -22,9 +22,7 @@ _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", Fa
     "--batch", type=click.IntRange(1), help="Size of the first dimension of every input, where it is symbolic."
 )
 @click.option("--shape", "shapes", multiple=True, metavar="NAME:SHAPE", help="Shape of one input; repeat.")
-@click.option("--training", is_flag=True, help="A training step, by SGD with momentum, in place of inference.")
-@click.option("--loss", default="softmax_cross_entropy", show_default=True, help="The loss, with --training.")
-@recompute_option
+@training_options
 @click.option("--steps", is_flag=True, help="Print every step with its offsets.")
 @click.option("--compare", is_flag=True, help="Also without in-place and without sharing: the four-way table.")
 @click.option(
@@ -40,6 +38,7 @@ def command(
     shapes: tuple[str, ...],
     training: bool,
     loss: str,
+    optimizer: str,
     recompute: str | int | None,
     steps: bool,
     compare: bool,
@@ -63,11 +62,10 @@ def command(
     from graphkit.executor.session import Executor
 
     net = read_model(model, external_root)
-    if recompute is not None and not training:
-        raise UsageError("--recompute is for a training step: add --training")
+    check_training(training, recompute)
     switches: dict[str, Any] = {"device": device, "threads": threads}
     # A Trainer has a graph and plans it, as a model does.
-    subject: Any = _trainer(net, loss, recompute, switches) if training else net
+    subject: Any = trainer_of(net, loss, optimizer, recompute=recompute, **switches) if training else net
     bound, guesses = concrete_shapes(subject, parse_shapes(shapes), batch)
     if guesses:
         log("guessed dimensions: " + ", ".join(f"{k}={v}" for k, v in guesses.items()))
@@ -101,13 +99,6 @@ def command(
         print_table("arena with", ["planner", "bytes"], [(k, human_bytes(v)) for k, v in result["compare"].items()])
     if steps:
         click.echo(str(plan))
-
-
-def _trainer(net: Model, loss: str, recompute: Any, switches: dict[str, Any]) -> Any:
-    from graphkit.train.optim import SGD
-    from graphkit.train.trainer import Trainer
-
-    return Trainer(net, loss, SGD(0.01, momentum=0.9), recompute=recompute, **switches)
 
 
 def _measure(subject: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:

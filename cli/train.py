@@ -20,6 +20,7 @@ from graphkit.cli._options import (
     source_options,
 )
 from graphkit.cli._output import log, print_json
+from graphkit.cli._training import make_optimizer
 from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
 from graphkit.model import Model
@@ -227,21 +228,6 @@ def read_data(
     return data.Splits(train, data.read(valid_spec, axes=axes))
 
 
-def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: dict[str, str]) -> Any:
-    from graphkit.train import optim
-
-    fields: dict[str, Any] = {k: _number(v) for k, v in texts.items()}
-    if lr is not None or name == "sgd":
-        fields["lr"] = 0.05 if lr is None else lr
-    if momentum is not None:
-        if name not in ("sgd", "lars", "rmsprop"):
-            raise UsageError(f"--momentum is an option of sgd, lars and rmsprop, not of {name}")
-        fields.setdefault("momentum", momentum)
-    elif name == "sgd":
-        fields.setdefault("momentum", 0.9)
-    return optim.get(name, **fields)
-
-
 def prepared(
     net: Model, constants: bool, head: tuple[str, ...], batch: bool, seed: int | None, axes: dict[str, int | None]
 ) -> Model:
@@ -274,12 +260,3 @@ def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:
         return {pattern: float(text) for pattern, text in key_values(texts, option).items()}
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
-
-
-def _number(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"optimizer option {text!r} is not a number") from None

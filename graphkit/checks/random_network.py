@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from graphkit.ops import F
 from graphkit.ops.evaluate import run_node
 
 LARGEST = 20_000  # elements of a value
+
+# What a function that adds to a network returns: the new value, or values, and whether they are exact; or nothing.
+Built: TypeAlias = tuple[Any, bool] | None
 
 
 class Network:
@@ -140,3 +143,15 @@ class Network:
             operands = [None if v is None else self.arrays[v] for v in top.node.inputs]
             for out, array in zip(top.node.outputs, run_node(top.node, operands), strict=True):
                 self.arrays[out] = array
+
+
+def fits(shape: tuple[int, ...]) -> Callable[[np.ndarray], bool]:
+    """Whether an array broadcasts against `shape` to no more than LARGEST elements."""
+
+    def check(array: np.ndarray) -> bool:
+        try:
+            return int(np.prod(np.broadcast_shapes(shape, array.shape))) <= LARGEST
+        except ValueError:
+            return False
+
+    return check

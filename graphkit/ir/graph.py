@@ -373,6 +373,12 @@ class Names:
         return name
 
 
+def unique_names(names: Iterable[str]) -> list[str]:
+    """The names in order, with a suffix for those that came before."""
+    allocator = Names()
+    return [allocator.take(name) for name in names]
+
+
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 

@@ -16,6 +16,7 @@ import onnx
 from onnx import ModelProto
 
 from graphkit.errors import InputError, InvalidModel, MissingDependency, RuntimeFailure, did_you_mean
+from graphkit.ir.graph import unique_names
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
 from graphkit.onnx_io.external_data import raw_bytes
@@ -69,9 +70,13 @@ class OnnxRuntimeModel:
             self._session = self._open(model, options)
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise InvalidModel(f"ONNX Runtime {ort.__version__} refuses the model: {error}") from error
-        self._exotic = {o.name: found for o in self._session.get_outputs() if (found := _exotic(o.type)) is not None}
         self.inputs: tuple[str, ...] = tuple(i.name for i in self._session.get_inputs())
-        self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
+        given = self._session.get_outputs()
+        self._given_names = [o.name for o in given]
+        # A file may list a name twice: the second gets a suffix, as when graphkit loads it.
+        self.outputs: tuple[str, ...] = tuple(unique_names(self._given_names))
+        types = zip(self.outputs, given, strict=True)
+        self._exotic = {name: found for name, o in types if (found := _exotic(o.type)) is not None}
 
     def _open(self, model: Any, options: Any) -> Any:
         def session(source: Any) -> Any:
@@ -95,7 +100,7 @@ class OnnxRuntimeModel:
             if not self._exotic and all(_plain(value) for value in feeds.values()):
                 return dict(zip(self.outputs, self._session.run(None, dict(feeds)), strict=True))
             values = {name: self._value(np.asarray(array)) for name, array in feeds.items()}
-            results = self._session.run_with_ort_values(list(self.outputs), values)
+            results = self._session.run_with_ort_values(self._given_names, values)
             return {name: self._array(name, result) for name, result in zip(self.outputs, results, strict=True)}
         except Exception as error:  # onnxruntime's exceptions have no common base
             raise RuntimeFailure(f"ONNX Runtime {self._ort.__version__} fails: {error}") from error

@@ -183,6 +183,7 @@ class _Writer:
         self.node_names = Names()
         self.domains: set[str] = {""}
         self.roles: dict[str, str] = {}
+        self.attributes: dict[str, dict[str, Any]] = {}
 
     def model(self, name: str, meta: Mapping[str, str]) -> ModelProto:
         known = {self.input_names[v] for v in self.graph.inputs if v.role in ("parameter", "state")}
@@ -209,6 +210,8 @@ class _Writer:
         differing = {n: role for n, role in self.roles.items() if taken.get(n) != role}
         if differing:
             proto.metadata_props.add(key=initializers.ROLES_KEY, value=json.dumps(differing, sort_keys=True))
+        if self.attributes:
+            proto.metadata_props.add(key=initializers.ATTRIBUTES_KEY, value=json.dumps(self.attributes, sort_keys=True))
         return proto
 
     def top(self, proto: GraphProto, name: str) -> None:
@@ -225,6 +228,8 @@ class _Writer:
                 if array is not None:
                     to_proto(array, table[value], into=proto.initializer.add())
                     self.roles[table[value]] = value.role
+                    if attrs := initializers.written_attributes(value.attrs):
+                        self.attributes[table[value]] = attrs
                 if not self.as_inputs:
                     continue
             proto.input.add(name=table[value], type=type_to_proto(value.type))

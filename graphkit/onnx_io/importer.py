@@ -20,8 +20,7 @@ from onnx import AttributeProto, ModelProto, TypeProto
 
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context
-from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.graph import Names as UniqueNames
+from graphkit.ir.graph import Graph, Node, Value, unique_names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io import control, functions, initializers, upgrade, validate
@@ -139,13 +138,15 @@ class Builder:
     def build(self) -> Imported:
         self.check_operators()
         plan = initializers.classify(self.model, self.top)
+        attributes = initializers.attributes(self.model)
         arrays: dict[Value, np.ndarray] = {}
         for region, name, role in plan.entries:
             array = self.initial_array(region, name)
             if role == "constant":
                 self.hoisted[id(region), name] = self.constant(Tensor(array), name)
             else:
-                value = Value(TensorType(array.dtype, array.shape), name, role=role)
+                attrs = attributes.get(name) if region is self.top else None
+                value = Value(TensorType(array.dtype, array.shape), name, role=role, attrs=attrs)
                 self.hoisted[id(region), name] = value
                 arrays[value] = array
         names = Names()
@@ -160,7 +161,7 @@ class Builder:
             inputs.append(Value(declared, name))
             names.values[name] = inputs[-1]
         outputs = self.region(self.top, names, self.setting)
-        unique = _unique([name for name, _ in self.top.outputs])
+        unique = unique_names(name for name, _ in self.top.outputs)
         graph = Graph([*inputs, *arrays], outputs, name=self.top.name, output_names=unique)
         if any(_draws(node) for node in graph.nodes):
             graph = bind_rng(graph)
@@ -181,7 +182,7 @@ class Builder:
         texts = [text for entry in model.metadata_props for text in (entry.key, entry.value)]
         facts = [model.producer_name, model.producer_version, model.domain, model.doc_string]
         require_text(f"{self.label}: metadata", *texts, *facts)
-        meta = {entry.key: entry.value for entry in model.metadata_props if entry.key != initializers.ROLES_KEY}
+        meta = {entry.key: entry.value for entry in model.metadata_props if entry.key not in initializers.KEYS}
         fields = {
             "onnx.producer_name": model.producer_name,
             "onnx.producer_version": model.producer_version,
@@ -448,8 +449,3 @@ def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence
         if name and value is not None and value.node is not None and value.serial > mark:
             value.name = name
     return results
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    allocator = UniqueNames()
-    return [allocator.take(name) for name in names]

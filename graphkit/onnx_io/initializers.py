@@ -8,13 +8,15 @@
   may be replaced: a parameter, or a state when it is not floating-point.
 - Unused ones are left out.
 
-A model that graphkit wrote says in its metadata where its roles differ from these rules.
+A model that graphkit wrote says in its metadata where its roles differ from these rules, and which attributes its
+parameters have for training (lr_mult, wd_mult, trainable, lazy, ...).
 """
 
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from onnx import ModelProto
 
@@ -23,6 +25,9 @@ from graphkit.onnx_io.scopes import Region
 from graphkit.onnx_io.tensors import DTYPES
 
 ROLES_KEY = "ai.graphkit.roles"
+ATTRIBUTES_KEY = "ai.graphkit.attributes"
+# Metadata that say something about initialisers, and become no metadata of the model.
+KEYS = frozenset({ROLES_KEY, ATTRIBUTES_KEY})
 _ROLES = frozenset({"parameter", "state", "constant"})
 
 # Operands that configure an operator rather than being learned, by position.
@@ -86,12 +91,32 @@ def classify(model: ModelProto, top: Region) -> Plan:
 
 
 def _declared_roles(model: ModelProto) -> dict[str, str]:
+    return {name: role for name, role in _declared(model, ROLES_KEY).items() if role in _ROLES}
+
+
+def attributes(model: ModelProto) -> dict[str, dict[str, Any]]:
+    """The attributes of parameters that the metadata tell, by name of the initialiser."""
+    declared = _declared(model, ATTRIBUTES_KEY).items()
+    return {name: _plain(attrs) for name, attrs in declared if isinstance(attrs, dict)}
+
+
+def written_attributes(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a parameter's attributes goes into the metadata: how its values were drawn is of no use beside them."""
+    return {key: value for key, value in _plain(attrs).items() if key != "init"}
+
+
+def _plain(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in attrs.items() if isinstance(value, str | bool | int | float)}
+
+
+def _declared(model: ModelProto, key: str) -> dict[str, Any]:
+    """A JSON object of the metadata; empty when there is none."""
     for entry in model.metadata_props:
-        if entry.key == ROLES_KEY:
+        if entry.key == key:
             try:
-                roles = json.loads(entry.value)
+                found = json.loads(entry.value)
             except (ValueError, RecursionError):
                 return {}
-            if isinstance(roles, dict):
-                return {name: role for name, role in roles.items() if role in _ROLES}
+            if isinstance(found, dict):
+                return found
     return {}

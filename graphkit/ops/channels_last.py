@@ -6,11 +6,12 @@ graphs for inference; each stands for the standard operator between two transpos
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import FLOATS, TensorType
-from graphkit.ops._base import DOMAIN, F, Sample, apply, op
+from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, op
 from graphkit.ops.conv import _GEOMETRIES, ConvTranspose, _Convolution
 from graphkit.ops.fused import _EPILOGUES, FusedConv, _Epilogue
 from graphkit.ops.pool import _POOLS, AveragePool, MaxPool, _AveragePool, _Pool
@@ -51,12 +52,48 @@ def _shape_last(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[i] for i in to_last(len(shape)))
 
 
+class _ChannelsLast(Op):
+    """The first result of the operator `standard()`, between transpositions."""
+
+    # Operands whose channels are last here.
+    moved: ClassVar[tuple[str, ...]] = ("x",)
+    # Whether the result has channels to be moved.
+    moves_result: ClassVar[bool] = True
+
+    def standard(self) -> Any:
+        """The operator on data in their standard place."""
+        raise NotImplementedError
+
+    def _placed(self, operands: Sequence[Any], move: Callable[[Any], Any]) -> list[Any]:
+        names = [name.rstrip("?") for name in self.inputs]
+        return [move(a) if n in self.moved else a for n, a in zip(names, operands, strict=False)]
+
+    def infer(self, *operands: TensorType | None) -> TensorType:
+        result = _only(self.standard().infer(*self._placed(operands, _first)))
+        return _last(result) if self.moves_result else result
+
+    def reference(self, xp: Any, *operands: Any) -> Any:
+        placed = self._placed(operands, lambda a: _moved(xp, a, to_first))
+        result = _only(self.standard().reference(xp, *placed))
+        return _moved(xp, result, to_last) if self.moves_result else result
+
+    def expand(self, *operands: Any) -> Any:
+        placed = self._placed(operands, lambda v: _transposed(v, to_first))
+        result = _only(apply(self.standard(), *placed))
+        return _transposed(result, to_last) if self.moves_result else result
+
+
+def _only(results: Any) -> Any:
+    return results[0] if isinstance(results, (list, tuple)) else results
+
+
 @op
-class ChannelsLastConv(_Epilogue, _Convolution):
+class ChannelsLastConv(_ChannelsLast, _Epilogue, _Convolution):
     """FusedConv with x: [N, *spatial, C], residual and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
 
     domain = DOMAIN
     inputs = ("x", "w", "bias?", "residual?")
+    moved = ("x", "residual")
     types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
     inplace = ((3, 0),)
     samples = (
@@ -68,26 +105,11 @@ class ChannelsLastConv(_Epilogue, _Convolution):
     )
 
     def standard(self) -> FusedConv:
-        """The operator on data in their standard place."""
         return FusedConv(**self.related(), **self.epilogue())
-
-    def infer(
-        self, x: TensorType, w: TensorType, bias: TensorType | None = None, residual: TensorType | None = None
-    ) -> TensorType:
-        placed: Any = _first(x)
-        return _last(self.standard().infer(placed, w, bias, _first(residual)))
-
-    def reference(self, xp: Any, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
-        y = self.standard().reference(xp, _moved(xp, x, to_first), w, bias, _moved(xp, residual, to_first))
-        return _moved(xp, y, to_last)
-
-    def expand(self, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
-        operands = (_transposed(x, to_first), w, bias, _transposed(residual, to_first))
-        return _transposed(apply(self.standard(), *operands), to_last)
 
 
 @op
-class ChannelsLastConvTranspose(_Convolution):
+class ChannelsLastConvTranspose(_ChannelsLast, _Convolution):
     """ConvTranspose with x: [N, *spatial, C], w: [C, M / group, *kernel] -> [N, *positions, M]."""
 
     output_padding: tuple[int, ...] | None = None
@@ -102,42 +124,23 @@ class ChannelsLastConvTranspose(_Convolution):
     )
 
     def standard(self) -> ConvTranspose:
-        """The operator on data in their standard place."""
         return ConvTranspose(**self.related(), output_padding=self.output_padding, output_shape=self.output_shape)
-
-    def infer(self, x: TensorType, w: TensorType, b: TensorType | None = None) -> TensorType:
-        placed: Any = _first(x)
-        return _last(self.standard().infer(placed, w, b))
-
-    def reference(self, xp: Any, x: Any, w: Any, b: Any = None) -> Any:
-        y = self.standard().reference(xp, _moved(xp, x, to_first), w, b)
-        return _moved(xp, y, to_last)
-
-    def expand(self, x: Any, w: Any, b: Any = None) -> Any:
-        return _transposed(apply(self.standard(), _transposed(x, to_first), w, b), to_last)
 
 
 @op
-class ChannelsLastMaxPool(_Pool):
+class ChannelsLastMaxPool(_ChannelsLast, _Pool):
     """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], without the positions of the maxima."""
 
     domain = DOMAIN
     inputs = ("x",)
     samples = tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
 
-    def infer(self, x: TensorType) -> TensorType:
-        placed: Any = _first(x)
-        return _last(MaxPool(**self.related()).infer(placed)[0])
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        return _moved(xp, MaxPool(**self.related()).reference(xp, _moved(xp, x, to_first))[0], to_last)
-
-    def expand(self, x: Any) -> Any:
-        return _transposed(_only(apply(MaxPool(**self.related()), _transposed(x, to_first))), to_last)
+    def standard(self) -> MaxPool:
+        return MaxPool(**self.related())
 
 
 @op
-class ChannelsLastAveragePool(_AveragePool):
+class ChannelsLastAveragePool(_ChannelsLast, _AveragePool):
     """AveragePool of x: [N, *spatial, C] -> [N, *positions, C]."""
 
     domain = DOMAIN
@@ -148,16 +151,5 @@ class ChannelsLastAveragePool(_AveragePool):
         for flag in (False, True)
     )
 
-    def infer(self, x: TensorType) -> TensorType:
-        placed: Any = _first(x)
-        return _last(AveragePool(**self.related()).infer(placed))
-
-    def reference(self, xp: Any, x: Any) -> Any:
-        return _moved(xp, AveragePool(**self.related()).reference(xp, _moved(xp, x, to_first)), to_last)
-
-    def expand(self, x: Any) -> Any:
-        return _transposed(apply(AveragePool(**self.related()), _transposed(x, to_first)), to_last)
-
-
-def _only(results: Any) -> Any:
-    return results[0] if isinstance(results, (list, tuple)) else results
+    def standard(self) -> AveragePool:
+        return AveragePool(**self.related())

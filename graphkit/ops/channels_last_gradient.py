@@ -13,21 +13,22 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir.types import FLOATS, DType, TensorType
-from graphkit.ops._base import DOMAIN, F, Sample, apply, op
+from graphkit.ops._base import DOMAIN, F, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops._sliding import overrun, pad_spatial, padding, spatial_sizes, taps
-from graphkit.ops.channels_last import _first, _last, _moved, _shape_last, _transposed, to_first, to_last
+from graphkit.ops.channels_last import _ChannelsLast, _first, _last, _moved, _shape_last, _transposed, to_first, to_last
 from graphkit.ops.conv import _GEOMETRIES, ConvGradInput, ConvGradWeight, _Convolution, _positions
 from graphkit.ops.pool import _POOLS, AveragePoolGrad, MaxPool, _AveragePool, _Pool, _pooled_shape
 
 
 @op
-class ChannelsLastConvGradInput(_Convolution):
+class ChannelsLastConvGradInput(_ChannelsLast, _Convolution):
     """ConvGradInput of dy: [N, *positions, M] and w: [M, C / group, *kernel] -> [N, *spatial, C], the shape of x."""
 
     domain = DOMAIN
     inputs = ("dy", "w", "x")
+    moved = ("dy", "x")
     outputs = ("dx",)
     types = {"dy": FLOATS, "w": "dy"}
     shape_only = ("x",)
@@ -37,23 +38,11 @@ class ChannelsLastConvGradInput(_Convolution):
         return tuple(Sample(_shape_last(_positions(x, w, a)), w, _shape_last(x), **a) for x, w, a in _GEOMETRIES)
 
     def standard(self) -> ConvGradInput:
-        """The operator on data in their standard place."""
         return ConvGradInput(**self.related())
-
-    def infer(self, dy: TensorType, w: TensorType, x: TensorType) -> TensorType:
-        placed: Any = (_first(dy), w, _first(x))
-        return _last(self.standard().infer(*placed))
-
-    def reference(self, xp: Any, dy: Any, w: Any, x: Any) -> Any:
-        dx = self.standard().reference(xp, _moved(xp, dy, to_first), w, xp.transpose(x, to_first(x.ndim)))
-        return _moved(xp, dx, to_last)
-
-    def expand(self, dy: Any, w: Any, x: Any) -> Any:
-        return _transposed(apply(self.standard(), _transposed(dy, to_first), w, _transposed(x, to_first)), to_last)
 
 
 @op
-class ChannelsLastConvGradWeight(_Convolution):
+class ChannelsLastConvGradWeight(_ChannelsLast, _Convolution):
     """ConvGradWeight of x: [N, *spatial, C] and dy: [N, *positions, M] -> [M, C / group, *kernel], the type of w.
 
     The sum of dy over all positions, [M], is the gradient of the convolution's bias.
@@ -61,6 +50,8 @@ class ChannelsLastConvGradWeight(_Convolution):
 
     domain = DOMAIN
     inputs = ("x", "dy", "w")
+    moved = ("x", "dy")
+    moves_result = False
     outputs = ("dw",)
     types = {"x": FLOATS, "dy": "x", "w": FLOATS}
     shape_only = ("w",)
@@ -70,18 +61,7 @@ class ChannelsLastConvGradWeight(_Convolution):
         return tuple(Sample(_shape_last(x), _shape_last(_positions(x, w, a)), w, **a) for x, w, a in _GEOMETRIES)
 
     def standard(self) -> ConvGradWeight:
-        """The operator on data in their standard place."""
         return ConvGradWeight(**self.related())
-
-    def infer(self, x: TensorType, dy: TensorType, w: TensorType) -> TensorType:
-        placed: Any = (_first(x), _first(dy), w)
-        return self.standard().infer(*placed)
-
-    def reference(self, xp: Any, x: Any, dy: Any, w: Any) -> Any:
-        return self.standard().reference(xp, _moved(xp, x, to_first), _moved(xp, dy, to_first), w)
-
-    def expand(self, x: Any, dy: Any, w: Any) -> Any:
-        return apply(self.standard(), _transposed(x, to_first), _transposed(dy, to_first), w)
 
 
 def _tap_type(kernel: tuple[int, ...] | None) -> DType:
@@ -230,11 +210,12 @@ class ChannelsLastMaxPoolGrad(_Pool):
 
 
 @op
-class ChannelsLastAveragePoolGrad(_AveragePool):
+class ChannelsLastAveragePoolGrad(_ChannelsLast, _AveragePool):
     """AveragePoolGrad of dy: [N, *positions, C] -> [N, *spatial, C], the shape of x."""
 
     domain = DOMAIN
     inputs = ("dy", "x")
+    moved = ("dy", "x")
     outputs = ("dx",)
     types = {"dy": FLOATS}
     shape_only = ("x",)
@@ -245,16 +226,4 @@ class ChannelsLastAveragePoolGrad(_AveragePool):
         return tuple(Sample(_shape_last(_pooled_shape(s, a)), _shape_last(s), **a) for s, a in both)
 
     def standard(self) -> AveragePoolGrad:
-        """The operator on data in their standard place."""
         return AveragePoolGrad(**self.related())
-
-    def infer(self, dy: TensorType, x: TensorType) -> TensorType:
-        placed: Any = (_first(dy), _first(x))
-        return _last(self.standard().infer(*placed))
-
-    def reference(self, xp: Any, dy: Any, x: Any) -> Any:
-        dx = self.standard().reference(xp, _moved(xp, dy, to_first), xp.transpose(x, to_first(x.ndim)))
-        return _moved(xp, dx, to_last)
-
-    def expand(self, dy: Any, x: Any) -> Any:
-        return _transposed(apply(self.standard(), _transposed(dy, to_first), _transposed(x, to_first)), to_last)

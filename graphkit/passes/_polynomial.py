@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -16,7 +17,7 @@ Polynomial: TypeAlias = dict[tuple[int, ...], float]
 # Formulas have few terms; whatever has more is none that is looked for.
 _TERMS = 8
 _POWERS = (2.0, 3.0)
-_ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Pow", "Neg")
+_ARITHMETIC = ("Add", "Sum", "Sub", "Mul", "Div", "Pow", "Neg")
 
 
 class Expansion:
@@ -69,10 +70,11 @@ class Expansion:
         a, *rest = parts
         if name == "Neg":
             return {k: -c for k, c in a.items()}
+        if name in ("Add", "Sum"):
+            return {k: math.fsum(p.get(k, 0.0) for p in parts) for k in {k: None for p in parts for k in p}}
         (b,) = rest
-        if name in ("Add", "Sub"):
-            sign = 1.0 if name == "Add" else -1.0
-            return {k: a.get(k, 0.0) + sign * b.get(k, 0.0) for k in {**a, **b}}
+        if name == "Sub":
+            return {k: a.get(k, 0.0) - b.get(k, 0.0) for k in {**a, **b}}
         if name == "Mul":
             return _product(a, b)
         number = b.get(self._one) if len(b) == 1 else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.activation import Gelu
 from graphkit.passes._base import Readers, fuse, fused_node
-from graphkit.passes._match import is_op, orders, producer, same_type, scalar
+from graphkit.passes._match import is_op, producer, same_type, scalar
 from graphkit.passes._polynomial import Expansion, Polynomial, matches
 
 _ERF: Polynomial = {(1,): math.sqrt(0.5)}
@@ -45,10 +45,10 @@ def _curves(root: Node) -> Iterator[Node]:
     for _ in range(_DEPTH):
         below: list[Value] = []
         for value in level:
-            total = producer(value, "Add")
+            total = producer(value, "Add", "Sum")
             product = producer(value, "Mul", "Div")
             if total is not None:
-                for term, _ in orders(total):
+                for term in total.operands:
                     factor = producer(term, "Mul", "Div")
                     for v in (term, *(factor.operands if factor else ())):
                         curve = producer(v, "Erf", "Tanh")
@@ -66,7 +66,7 @@ def _arguments(curve: Node) -> Iterator[Value]:
     for _ in range(_ARGUMENT_DEPTH):
         below: list[Value] = []
         for value in level:
-            node = producer(value, "Mul", "Div", "Add", "Pow")
+            node = producer(value, "Mul", "Div", "Add", "Sum", "Pow")
             if node is not None:
                 below += [v for v in node.operands if scalar(v) is None and v not in seen]
                 seen.update((v, None) for v in below)

@@ -186,6 +186,14 @@ def _unique_loss(names: Sequence[str]) -> list[str]:
     return ["loss", *names]
 
 
-def with_loss(model: Model, loss: str | LossFunction, targets: Mapping[str, TensorType] | None = None) -> Model:
-    """A model whose first output is the scalar `loss`, with the same parameters and one more input per target."""
-    return Model.from_graph(attach(model.graph, loss, targets), dict(model.params))
+def with_loss(
+    model: Model,
+    loss: str | LossFunction,
+    targets: Mapping[str, TensorType] | None = None,
+    output: str | None = None,
+) -> Model:
+    """A model whose first output is the scalar `loss`, with the same parameters and one more input per target.
+
+    targets, output: as a Trainer takes them.
+    """
+    return Model.from_graph(attach(model.graph, loss, targets, output), dict(model.params))

@@ -21,6 +21,7 @@ from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.passes.randomness import bind_rng
+from graphkit.passes.recognise import recognise
 from graphkit.passes.straight_through import pass_through_rounding
 from graphkit.passes.to_training import is_in_training, to_inference, to_training
 from graphkit.train import checkpoint as checkpoints
@@ -122,7 +123,7 @@ class Trainer:
         parameters = [v for v in net.graph.inputs if v.role == "parameter"]
         frozen = [v for v in parameters if not choice.takes(net.graph.name_of(v))]
         # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
-        graph = bind_rng(losses.attach(to_training(net.graph, frozen), loss, targets, output))
+        graph = bind_rng(losses.attach(recognise(to_training(net.graph, frozen)), loss, targets, output))
         self._output = net.outputs[0] if output is None else output
         self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
         if straight_through:

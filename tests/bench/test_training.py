@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import recompute
+import reimported
 import training_engines as engines
 import training_tasks
 from chart import Comparison, chart
@@ -116,6 +117,24 @@ def test_recomputation(small) -> None:
     lines = recompute.report([row]).splitlines()
     assert lines[4].startswith("| causal transformer 4x256, 8x128 tokens | kept | ")
     assert len(lines) == 7
+
+
+def test_files_train_as_their_networks(small) -> None:
+    measured = training_tasks.reimported(ONCE | {"workload": "lenet", "batch": 3})
+    assert {way: m["same"] for way, m in measured.items()} == dict.fromkeys(reimported.WAYS, True)
+    row = reimported.row("lenet", 1, [measured])
+    assert row["title"] == "lenet 28x28, batch 64"
+    row["ways"]["inference"]["ratio"] = {"median": 1.02, "low": 1.0, "high": 1.04}
+    row["ways"]["training"]["ratio"] = {"median": 1.05, "low": 1.04, "high": 1.06}
+    assert reimported.differences(row) == ["its file in training mode takes 1.050 times as long"]
+    row["ways"]["inference"] |= {"same": False, "steps": 1}
+    assert len(reimported.differences(row)) == 2
+    lines = reimported.report([row]).splitlines()
+    assert lines[4].endswith("| 1.020 (1.000 to 1.040) | 1.050 (1.040 to 1.060) |")
+    assert "has other steps: 1, not" in lines[-2]
+    failed = reimported.row("lenet", 1, [{way: {"error": "no memory"} for way in reimported.WAYS}])
+    assert len(reimported.differences(failed)) == len(reimported.WAYS)
+    assert "| error | error | error |" in reimported.report([failed])
 
 
 # --- from measurements to results ---------------------------------------------------------------------

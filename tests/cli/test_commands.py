@@ -88,6 +88,18 @@ def test_train_resumes_where_it_stopped(call, folder, tmp_path):
     assert a.name == b.name, "the weights are named by their content"
 
 
+def test_train_deterministic_writes_the_same_bits(call, folder, tmp_path):
+    for threads in (1, 3):
+        code, _, err = call(
+            "train", folder / "net.json", "--data", "digits", "--seed", 4, "--deterministic", "--threads", threads,
+            "-o", tmp_path / str(threads),
+        )  # fmt: skip
+        assert code == 0, err
+    one, three = (sorted((tmp_path / n).glob("*.safetensors")) for n in ("1", "3"))
+    assert [p.name for p in one] == [p.name for p in three], "names tell the contents"
+    assert [p.read_bytes() for p in one] == [p.read_bytes() for p in three]
+
+
 def test_train_freeze_and_options(call, folder, tmp_path):
     code, _, err = call(
         "train", folder / "net.json", "--data", "digits", "-o", tmp_path, "--freeze", "conv*", "--optimizer", "adamw",
@@ -173,6 +185,21 @@ def test_plan_and_the_four_way_table(call, folder):
     text = call("plan", folder / "net.json", "--batch", "64", "--steps")[1]
     assert "conv1" in text
     assert "peak at node" in text
+
+
+def test_plan_of_a_training_step(call, folder):
+    def planned(*options):
+        code, out, err = call("plan", folder / "net.json", "--batch", "8", "--no-run", "--json", *options)
+        assert code == 0, err
+        return json.loads(out)
+
+    sgd, adam = (planned("--training", "--optimizer", name) for name in ("sgd", "adam"))
+    assert any(step["op"].endswith("SgdUpdate") for step in sgd["steps"])
+    assert any(step["op"].endswith("AdamUpdate") for step in adam["steps"])
+    assert planned()["arena_bytes"] < sgd["arena_bytes"]
+    code, _, err = call("plan", folder / "net.json", "--recompute", "sqrt")
+    assert code == 2
+    assert "add --training" in err
 
 
 def test_plan_measures_a_run_and_writes_a_page(call, folder, tmp_path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from training import SMALL, WHOLE, feeds_of, label, relative_errors, run, training_graph
+from zoo_training import SMALL, WHOLE, feeds_of, label, relative_errors, run, training_graph
 
 import graphkit as gk
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from training import (
+from zoo_training import (
     SMALL,
     WHOLE,
     condition,

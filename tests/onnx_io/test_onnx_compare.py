@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import graphkit as gk
 from graphkit.errors import InputError, InvalidModel, MissingDependency, RuntimeFailure
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
@@ -34,6 +35,18 @@ def test_running_and_its_errors(tmp_path):
         OnnxRuntimeModel(tmp_path / "none.onnx")
     with pytest.raises(InvalidModel, match="refuses the model"):
         OnnxRuntimeModel(b"nonsense")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_output_may_be_listed_twice(dtype):
+    proto = model(dtype)
+    proto.graph.output.append(proto.graph.output[0])
+    runtime = OnnxRuntimeModel(proto)
+    assert runtime.outputs == ("y", "y_1")
+    x = np.ones((3, 2), getattr(ml_dtypes, dtype, dtype))
+    for y in runtime.run({"x": x}).values():
+        np.testing.assert_array_equal(y, x)
+    assert len(gk.verify(gk.load(proto), against=proto).outputs) == 2
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "string"])

@@ -38,6 +38,7 @@ ROOT = math.sqrt(2.0)
         lambda x: F.mul(F.mul(x, 0.5), F.add(F.erf(F.mul(x, 1.0 / ROOT)), 1.0)),
         lambda x: F.mul(x, F.add(F.mul(F.erf(F.div(x, ROOT)), 0.5), 0.5)),
         lambda x: F.div(F.mul(F.add(F.erf(F.div(x, ROOT)), 1.0), x), 2.0),
+        lambda x: F.mul(F.mul(0.5, x), F.sum(np.ones((), np.float32), F.erf(F.div(x, ROOT)))),
     ],
 )
 def test_gelu(apply: Any, gelu: Callable[[Any], Value]) -> None:
@@ -52,6 +53,7 @@ def test_gelu(apply: Any, gelu: Callable[[Any], Value]) -> None:
         lambda x: x * (0.5 * (1.0 + F.tanh(K * (x + C * (x * x * x))))),
         lambda x: 0.5 * x * (1.0 + F.tanh(x * K * (1.0 + C * x * x))),
         lambda x: x * 0.5 * (F.tanh((x + F.pow(x, np.float32(3.0)) * C) * K) + 1.0),
+        lambda x: x * 0.5 * F.sum(F.tanh(F.sum(x, F.pow(x, np.float32(3.0)) * C) * K), np.ones((), np.float32)),
     ],
 )
 def test_gelu_with_tanh(apply: Any, gelu: Callable[[Any], Value]) -> None:

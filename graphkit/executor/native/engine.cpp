@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
 #include <thread>
 
 #ifdef __unix__
@@ -10,13 +9,12 @@
 #endif
 
 #include "threads.h"
+#include "variable.h"
 
 namespace graphkit {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 std::int64_t now() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
@@ -38,61 +36,14 @@ std::atomic<std::uint64_t> engines{0};  // made so far; each has its number
 // The number of the engine whose worker this thread is; kNever is none's.
 thread_local std::uint64_t current = kNever;
 
-struct Operation;
-
-// One variable that an operation wants, in line behind those that asked before.
-struct Claim {
-    Operation* operation;
-    bool write;
-    Claim* next;
-};
-
-// Where a thread that waits for a variable stands in line.
-struct Mark {
-    bool reached = false;
-    bool abandoned = false;  // the thread waits no longer
-    std::shared_ptr<const Failure> failure;
-};
-
-// Something pushed, or a mark.
-struct Operation {
-    std::string name;
-    Work work;
-    int priority = 0;
-    std::uint64_t sequence = 0;
-    Variables variables;
-    std::vector<Claim> claims;  // one for each variable; they stay where they are
-    std::size_t missing = 0;    // claims that still wait
-    std::shared_ptr<Mark> mark;
-    std::list<Operation>::iterator self;
-};
-
 }  // namespace
-
-// All members belong to the engine's mutex.
-class Variable {
-  public:
-    explicit Variable(std::uint64_t number) : engine(number) {}
-    Variable(const Variable&) = delete;
-    Variable& operator=(const Variable&) = delete;
-
-    const std::uint64_t engine;
-    std::uint64_t named_by = kNever;  // the last operation that was pushed with it
-    int readers = 0;
-    bool writing = false;
-    Claim* first = nullptr;  // those who wait, in order; whoever has been let in is only counted
-    Claim* last = nullptr;
-    std::shared_ptr<const Failure> failure;  // of its last writer
-    std::uint64_t failed_by = 0;             // that writer's sequence number
-    std::uint64_t usable_from = 0;           // to later operations the failure is no obstacle: a wait has returned it
-};
 
 class Engine::State : public std::enable_shared_from_this<Engine::State> {
   public:
     explicit State(int workers) : id_(engines.fetch_add(1)), workers_(workers), forks_(fork_count()) {}
 
     void start();
-    void push(Operation&& made, const Variables& reads, const Variables& writes);
+    void push(EngineOperation&& made, const Variables& reads, const Variables& writes);
     std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Poll& poll);
     std::shared_ptr<const Failure> wait_all(const Poll& poll);
     void cancel();
@@ -122,14 +73,11 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     using Lock = std::unique_lock<std::mutex>;
 
     void work(int worker);
-    std::size_t submit(Operation&& made, const Variables& reads, const Variables& writes);
-    static bool admit(Variable& variable, const Claim& claim);
-    static bool enter(Variable& variable, Claim& claim);
-    static void leave(Variable& variable, bool write, std::vector<Operation*>& ready);
-    std::size_t finish(Operation& operation, std::shared_ptr<const Failure> failure);
-    void erase(const Operation& operation);
-    std::size_t settle(std::vector<Operation*>& ready);
-    std::shared_ptr<const Failure> obstacle(const Operation& operation) const;
+    std::size_t submit(EngineOperation&& made, const Variables& reads, const Variables& writes);
+    std::size_t finish(EngineOperation& operation, std::shared_ptr<const Failure> failure);
+    void erase(const EngineOperation& operation);
+    std::size_t settle(std::vector<EngineOperation*>& ready);
+    std::shared_ptr<const Failure> obstacle(const EngineOperation& operation) const;
     void wake(std::size_t count);
     void check_caller() const;
     void check_waiter() const;
@@ -142,7 +90,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
         return variable.failure != nullptr && sequence < variable.usable_from && !forgiven;
     }
 
-    static bool later(const Operation* a, const Operation* b) {
+    static bool later(const EngineOperation* a, const EngineOperation* b) {
         return a->priority != b->priority ? a->priority < b->priority : a->sequence > b->sequence;
     }
 
@@ -153,8 +101,8 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     std::condition_variable work_;  // for workers: something is ready, or the engine stops
     std::condition_variable done_;  // for everybody who waits
 
-    std::list<Operation> operations_;  // not done, oldest first
-    std::vector<Operation*> ready_;    // heap: the next to run is in front
+    std::list<EngineOperation> operations_;  // not done, oldest first
+    std::vector<EngineOperation*> ready_;    // heap: the next to run is in front
     std::uint64_t next_ = 0;
     std::uint64_t cancelled_before_ = 0;
     std::uint64_t forgiven_before_ = 0;
@@ -190,7 +138,7 @@ void Engine::State::work(int worker) {
             break;
         }
         std::pop_heap(ready_.begin(), ready_.end(), later);
-        Operation& operation = *ready_.back();
+        EngineOperation& operation = *ready_.back();
         ready_.pop_back();
         std::shared_ptr<const Failure> failure = obstacle(operation);
         if (failure == nullptr) {
@@ -224,7 +172,7 @@ void Engine::State::check_caller() const {
     }
 }
 
-void Engine::State::push(Operation&& made, const Variables& reads, const Variables& writes) {
+void Engine::State::push(EngineOperation&& made, const Variables& reads, const Variables& writes) {
     check_caller();
     const std::lock_guard lock(mutex_);
     if (stopping_) {
@@ -234,7 +182,7 @@ void Engine::State::push(Operation&& made, const Variables& reads, const Variabl
 }
 
 // Puts an operation in line for its variables; returns how many operations became ready to run.
-std::size_t Engine::State::submit(Operation&& made, const Variables& reads, const Variables& writes) {
+std::size_t Engine::State::submit(EngineOperation&& made, const Variables& reads, const Variables& writes) {
     for (const Variables* list : {&reads, &writes}) {
         for (const VariablePtr& variable : *list) {
             if (variable->engine != id_) {
@@ -255,60 +203,21 @@ std::size_t Engine::State::submit(Operation&& made, const Variables& reads, cons
             }
         }
     }
-    Operation& operation = operations_.emplace_back(std::move(made));
+    EngineOperation& operation = operations_.emplace_back(std::move(made));
     operation.self = std::prev(operations_.end());
     for (std::size_t i = 0; i < operation.claims.size(); ++i) {
         operation.claims[i].operation = &operation;
-        operation.missing += enter(*operation.variables[i], operation.claims[i]) ? 0 : 1;
+        operation.missing += operation.variables[i]->enter(operation.claims[i]) ? 0 : 1;
     }
-    std::vector<Operation*> ready;
+    std::vector<EngineOperation*> ready;
     if (operation.missing == 0) {
         ready.push_back(&operation);
     }
     return settle(ready);
 }
 
-// Lets a claim in if nobody is in its way.
-bool Engine::State::admit(Variable& variable, const Claim& claim) {
-    if (variable.writing || (claim.write && variable.readers > 0)) {
-        return false;
-    }
-    if (claim.write) {
-        variable.writing = true;
-    } else {
-        ++variable.readers;
-    }
-    return true;
-}
-
-// Lets a claim in, or puts it at the end of the line.
-bool Engine::State::enter(Variable& variable, Claim& claim) {
-    if (variable.first == nullptr && admit(variable, claim)) {
-        return true;
-    }
-    (variable.first == nullptr ? variable.first : variable.last->next) = &claim;
-    variable.last = &claim;
-    return false;
-}
-
-// Ends a use of the variable and lets in those in front of the line; adds operations that now have all they need.
-void Engine::State::leave(Variable& variable, bool write, std::vector<Operation*>& ready) {
-    if (write) {
-        variable.writing = false;
-    } else {
-        --variable.readers;
-    }
-    while (variable.first != nullptr && admit(variable, *variable.first)) {
-        const Claim& claim = *variable.first;
-        variable.first = claim.next;
-        if (--claim.operation->missing == 0) {
-            ready.push_back(claim.operation);
-        }
-    }
-}
-
 // Why an operation that is ready must not run; null when it may.
-std::shared_ptr<const Failure> Engine::State::obstacle(const Operation& operation) const {
+std::shared_ptr<const Failure> Engine::State::obstacle(const EngineOperation& operation) const {
     std::shared_ptr<const Failure> first;
     for (const VariablePtr& variable : operation.variables) {
         const std::shared_ptr<const Failure>& failure = variable->failure;
@@ -325,11 +234,11 @@ std::shared_ptr<const Failure> Engine::State::obstacle(const Operation& operatio
 }
 
 // Ends an operation that ran, or was kept from running by `failure`; returns how many became ready to run.
-std::size_t Engine::State::finish(Operation& operation, std::shared_ptr<const Failure> failure) {
+std::size_t Engine::State::finish(EngineOperation& operation, std::shared_ptr<const Failure> failure) {
     if (failure != nullptr && failure->sequence == operation.sequence) {
         unreported_.emplace(failure->sequence, failure);
     }
-    std::vector<Operation*> ready;
+    std::vector<EngineOperation*> ready;
     for (std::size_t i = 0; i < operation.claims.size(); ++i) {
         Variable& variable = *operation.variables[i];
         if (operation.claims[i].write) {
@@ -337,13 +246,13 @@ std::size_t Engine::State::finish(Operation& operation, std::shared_ptr<const Fa
             variable.failed_by = operation.sequence;
             variable.usable_from = kNever;
         }
-        leave(variable, operation.claims[i].write, ready);
+        variable.leave(operation.claims[i].write, ready);
     }
     erase(operation);
     return settle(ready);
 }
 
-void Engine::State::erase(const Operation& operation) {
+void Engine::State::erase(const EngineOperation& operation) {
     operations_.erase(operation.self);
     if (operations_.empty() || operations_.front().sequence >= awaited_) {
         awaited_ = kNever;
@@ -352,10 +261,10 @@ void Engine::State::erase(const Operation& operation) {
 }
 
 // Puts operations that have all they need in line for the workers, and ends marks at once; returns how many can run.
-std::size_t Engine::State::settle(std::vector<Operation*>& ready) {
+std::size_t Engine::State::settle(std::vector<EngineOperation*>& ready) {
     std::size_t count = 0;
     while (!ready.empty()) {
-        Operation& operation = *ready.back();
+        EngineOperation& operation = *ready.back();
         ready.pop_back();
         if (operation.mark == nullptr) {
             ready_.push_back(&operation);
@@ -371,7 +280,7 @@ std::size_t Engine::State::settle(std::vector<Operation*>& ready) {
         }
         operation.mark->reached = true;
         done_.notify_all();
-        leave(variable, operation.claims.front().write, ready);
+        variable.leave(operation.claims.front().write, ready);
         erase(operation);
     }
     return count;
@@ -406,7 +315,7 @@ void Engine::State::check_waiter() const {
 std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, bool exclusive,
                                                    const Poll& poll) {
     check_waiter();
-    Operation place;
+    EngineOperation place;
     place.name = "wait";
     place.mark = std::make_shared<Mark>();
     const std::shared_ptr<Mark> mark = place.mark;
@@ -493,7 +402,7 @@ VariablePtr Engine::variable() {
 }
 
 void Engine::push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority) {
-    Operation made;
+    EngineOperation made;
     made.name = std::move(name);
     made.work = std::move(work);
     made.priority = priority;

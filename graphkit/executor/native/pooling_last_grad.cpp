@@ -34,7 +34,7 @@ const Span& window_at(const PoolGeometry& g, int axis, std::int64_t position) {
 ChannelsLastMaxPoolTaps::ChannelsLastMaxPoolTaps(Dims x, Dims y, const PoolWindow& window, int threads)
     : Kernel("ChannelsLastMaxPoolTaps", threads), functions_(functions()) {
     inputs_ = {{"x", x}};
-    outputs_ = {{"y", y}, {"taps", y, ElementType::u8}};
+    outputs_ = {{"y", y, ElementType::f32, true}, {"taps", y, ElementType::u8, true}};
     geometry_ = pool_geometry(*this, x, y, window);
     check_taps(*this, geometry_);
     batch_ = x[0];
@@ -72,7 +72,8 @@ void ChannelsLastMaxPoolTaps::run(const void* const* inputs, void* const* output
                     }
                 }
                 const std::int64_t to = (at * g.row() + w) * channels_;
-                functions_.maximum(image, offsets, numbers, count, channels_, y + to, taps + to);
+                functions_.maximum(image, offsets, numbers, count, channels_, y == nullptr ? nullptr : y + to,
+                                   taps == nullptr ? nullptr : taps + to);
             }
         }
     });

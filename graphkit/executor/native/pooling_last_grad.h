@@ -14,7 +14,8 @@ struct PoolSource {
 };
 
 struct PoolGradientFunctions {
-    // y = the maxima of `count` rows of channels at x + offsets[i]; chosen = numbers[i] of the first maximum.
+    // y = the maxima of `count` rows of channels at x + offsets[i]; chosen = numbers[i] of the first maximum. Either may
+    // be null, and is left out.
     void (*maximum)(const float* x, const std::int64_t* offsets, const std::int32_t* numbers, std::int64_t count,
                     std::int64_t channels, float* y, std::uint8_t* chosen);
     // dx = the sum of dy over the sources where chosen is the source's tap.
@@ -33,6 +34,7 @@ extern const PoolGradientFunctions kAvx512PoolGradients;
 
 // y [N, positions, C] from x [N, spatial, C], and which element of its window each maximum is, in row-major order:
 // windows have 256 elements at most. Shapes are given as [N, C, ...]. The first of equal values wins, NaN over numbers.
+// An output that nothing reads may be null.
 class ChannelsLastMaxPoolTaps final : public Kernel {
   public:
     ChannelsLastMaxPoolTaps(Dims x, Dims y, const PoolWindow& window, int threads);

@@ -72,8 +72,12 @@ void pool_maximum(const float* x, const std::int64_t* offsets, const std::int32_
             best = better ? v : best;
             where = better ? splat(numbers[i]) : where;
         }
-        write(y + c, best, part);
-        write_bytes(chosen + c, where, part);
+        if (y != nullptr) {
+            write(y + c, best, part);
+        }
+        if (chosen != nullptr) {
+            write_bytes(chosen + c, where, part);
+        }
     });
 }
 

@@ -44,6 +44,18 @@ SMALL = [
 ]
 
 
+# As they are trained: with dropout, and the recurrent networks, whose sequences have any length.
+TRAINED = [
+    *((name, options | ({"dropout": 0.3} if "dropout" in options else {})) for name, options in SMALL),
+    ("lstm_lm", {"vocab": 20, "hidden": 6, "layers": 2, "dropout": 0.3}),
+    ("lstm_lm", {"vocab": 20, "hidden": 6, "layers": 2, "tied": True}),
+    ("lstm_lm", {"vocab": 20, "hidden": 6, "layers": 2, "stateful": True}),
+    ("seq2seq", {"vocab": 12, "width": 8, "hidden": 8, "attention": "luong", "dropout": 0.3}),
+    ("seq2seq", {"vocab": 12, "width": 8, "hidden": 8, "layers": 2, "attention": "bahdanau"}),
+    ("text_classifier", {"vocab": 20, "width": 5, "hidden": 4, "classes": 3, "pooling": "mean", "dropout": 0.3}),
+    ("text_classifier", {"vocab": 20, "width": 5, "hidden": 4, "classes": 3, "pooling": "last"}),
+]
+
 # At the sizes of the papers, two images or sequences.
 WHOLE = [
     ("alexnet", {"dropout": 0.0}),
@@ -64,10 +76,11 @@ WHOLE = [
 
 
 def label(case: Any) -> str | None:
-    """An id of a case's options: what tells the rows of SMALL apart."""
+    """An id of a case's options: what tells the rows of SMALL and TRAINED apart."""
     if not isinstance(case, dict):
         return None
-    return "-".join(f"{k}={v}" for k, v in case.items() if k in ("layers", "batch_norm", "dueling")) or "plain"
+    told = ("attention", "batch_norm", "dueling", "layers", "pooling", "stateful", "tied")
+    return "-".join(f"{k}={v}" for k, v in case.items() if k in told) or "plain"
 
 
 def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | None]:
@@ -87,9 +100,11 @@ def loss_of(name: str, net: gk.Model) -> tuple[Any, Mapping[str, TensorType] | N
 def feeds_of(name: str, net: gk.Model, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
     """Inputs and target of one batch: standard normal, except pixels and probabilities, which are in (0, 1)."""
     loss, targets = loss_of(name, net)
-    graph = gk.losses.with_loss(net, loss, targets)
+    graph = gk.losses.with_loss(net, loss, targets, output=net.outputs[0] if targets is None else None)
+    sizes = {"N": batch}
     shapes = {
-        n: (batch, *(d if isinstance(d, int) else TOKENS for d in t.shape[1:])) for n, t in graph.input_types.items()
+        n: tuple(d if isinstance(d, int) else sizes.get(str(d), TOKENS) for d in t.shape)
+        for n, t in graph.input_types.items()
     }
     feeds = make_feeds(graph, shapes=shapes, seed=seed).arrays
     if name in ("unet", "vae"):

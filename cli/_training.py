@@ -1,0 +1,101 @@
+"""Optimizers by options, and the training step that `graphkit plan` and `graphkit bench` look at with --training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+
+from graphkit.cli._inputs import Batch
+from graphkit.cli._options import recompute_option
+from graphkit.errors import UsageError
+from graphkit.model import Model
+
+if TYPE_CHECKING:
+    from graphkit.executor.plan import Plan
+    from graphkit.train.optim import Optimizer
+    from graphkit.train.trainer import Trainer
+
+# So small that parameters hardly change, however many steps are made on the one batch.
+_RATE = 1e-6
+
+
+def make_optimizer(name: str, lr: float | None, momentum: float | None, texts: dict[str, str]) -> Optimizer:
+    """An optimizer by name; `texts` are further options. sgd has a rate of 0.05 and momentum 0.9 unless they say so."""
+    from graphkit.train import optim
+
+    fields: dict[str, Any] = {k: _number(v) for k, v in texts.items()}
+    if lr is not None or name == "sgd":
+        fields["lr"] = 0.05 if lr is None else lr
+    if momentum is not None:
+        if name not in ("sgd", "lars", "rmsprop"):
+            raise UsageError(f"--momentum is an option of sgd, lars and rmsprop, not of {name}")
+        fields.setdefault("momentum", momentum)
+    elif name == "sgd":
+        fields.setdefault("momentum", 0.9)
+    return optim.get(name, **fields)
+
+
+def _number(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"optimizer option {text!r} is not a number") from None
+
+
+def training_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--training, and what else makes its step: --loss, --optimizer, --recompute."""
+    command = recompute_option(command)
+    command = click.option(
+        "--optimizer", default="sgd", show_default=True, help="The optimizer, with --training; sgd has momentum 0.9."
+    )(command)
+    command = click.option(
+        "--loss", default="softmax_cross_entropy", show_default=True, help="The loss, with --training."
+    )(command)
+    return click.option("--training", is_flag=True, help="A training step in place of inference.")(command)
+
+
+def check_training(training: bool, recompute: str | int | None) -> None:
+    """Raises UsageError for what only a training step has."""
+    if recompute is not None and not training:
+        raise UsageError("--recompute is for a training step: add --training")
+
+
+def trainer_of(net: Model, loss: str, optimizer: str, **options: Any) -> Trainer:
+    """A Trainer of `net`; `options` are its own."""
+    from graphkit.train.trainer import Trainer
+
+    return Trainer(net, loss, make_optimizer(optimizer, _RATE, None, {}), **options)
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """`run` trains on one batch and waits for the loss; `feeds` are inputs and targets, `samples` those of a batch."""
+
+    run: Callable[[], float]
+    plan: Plan
+    feeds: dict[str, np.ndarray]
+    samples: int
+
+
+def training_step(net: Model, loss: str, optimizer: str, batch: Batch, **options: Any) -> TrainingStep:
+    """A step of a Trainer of `net` on one batch of inputs and targets; `options` are the Trainer's.
+
+    The leading dimension of the first input counts the samples.
+    """
+    from graphkit.train.step import LEARNING_RATE
+
+    trainer = trainer_of(net, loss, optimizer, **options)
+    graph = trainer.graph
+    names = [n for v in graph.inputs if v.role == "data" and (n := graph.name_of(v)) != LEARNING_RATE]
+    feeds = batch.arrays(trainer, names)
+    inputs = {name: feeds[name] for name in net.inputs}
+    targets = {name: array for name, array in feeds.items() if name not in inputs}
+    plan = trainer.plan({name: np.shape(array) for name, array in feeds.items()})
+    samples = next((len(array) for array in inputs.values() if np.ndim(array)), 1)
+    return TrainingStep(lambda: float(trainer.step(inputs, targets)), plan, feeds, samples)
