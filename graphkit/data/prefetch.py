@@ -10,13 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from graphkit.errors import UsageError
 from graphkit.executor.engine import Engine, Variable
-from graphkit.executor.kernels import native_module
+from graphkit.executor.handoff import Handoff
+from graphkit.executor.kernels import load_device
 
 T = TypeVar("T")
 
 
 class _Slot(NamedTuple):
-    """Where a worker puts an item; nothing, when there was none left."""
+    """Where a worker puts the next item; nothing, when there is none left."""
 
     filled: Variable
     items: list[Any]
@@ -25,16 +26,17 @@ class _Slot(NamedTuple):
 def prefetch(batches: Iterable[T], depth: int = 2, *, engine: Engine | None = None) -> Iterator[T]:
     """The items of `batches` in their order, loaded by a worker of a dependency engine ahead of whoever takes them.
 
-    Up to `depth` items are ready or being made; 0 makes each when it is asked for. One at a time is made, so that
-    `batches` may be any iterable, a generator too; what making one raises comes out in its place. Iterating ends the
-    worker, also when it is given up early; with `engine` the work goes on there, and its owner ends it.
+    Up to `depth` items are ready or being made; 0 makes each when it is asked for, and so does a source whose items
+    take next to no time. One at a time is made, so that `batches` may be any iterable, a generator too; what making one
+    raises comes out in its place. Iterating ends the worker, also when it is given up early; with `engine` the work
+    goes on there, and its owner ends it.
 
     A `position` of `batches` is ahead of the items that were handed out. Without the native engine there are no
-    workers, and `depth` has no effect.
+    workers, and `depth` has no effect. Raises UsageError for a negative depth.
     """
     if depth < 0:
         raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
-    if not depth or (engine is None and native_module() is None):
+    if not depth or not load_device("cpu"):
         return iter(batches)
     return _prefetched(iter(batches), depth, engine) if engine is not None else _on_own_engine(iter(batches), depth)
 
@@ -49,25 +51,26 @@ def _prefetched(source: Iterator[T], depth: int, engine: Engine) -> Iterator[T]:
     position = engine.variable("position in the data")
     # Of the thread that asks: numpy's errstate is part of it.
     context = contextvars.copy_context()
+    loading = Handoff()
     slots: deque[_Slot] = deque()
 
-    def push() -> None:
-        slot = _Slot(engine.variable("batch"), [])
+    def load(items: list[T]) -> None:
+        for item in source:
+            items.append(item)
+            return
 
-        def load() -> None:
-            for item in source:
-                slot.items.append(item)
-                return
-
-        engine.push(partial(context.run, load), writes=[position, slot.filled], name="load batch")
-        slots.append(slot)
-
-    for _ in range(depth):
-        push()
     while True:
-        slot = slots.popleft()
-        engine.wait(slot.filled)
+        if slots:
+            slot = slots.popleft()
+            engine.wait(slot.filled)
+        else:
+            slot = _Slot(position, [])
+            loading.timed(partial(load, slot.items))
         if not slot.items:
             return
-        push()
+        while loading.pays and len(slots) < depth:
+            ahead = _Slot(engine.variable("batch"), [])
+            work = partial(context.run, loading.timed, partial(load, ahead.items))
+            engine.push(work, writes=[position, ahead.filled], name="load batch")
+            slots.append(ahead)
         yield slot.items.pop()

@@ -13,7 +13,8 @@ import numpy as np
 from graphkit.data import prefetch
 from graphkit.errors import UsageError
 from graphkit.executor.engine import Engine
-from graphkit.executor.kernels import native_module
+from graphkit.executor.handoff import Handoff
+from graphkit.executor.kernels import load_device
 from graphkit.train.metrics import Metric
 
 T = TypeVar("T")
@@ -32,9 +33,10 @@ class Beside:
             raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
         self._depth = depth
         self._engine: Engine | None = None
+        self._scoring = Handoff()
 
     def __enter__(self) -> Beside:
-        if self._depth and native_module() is not None:
+        if self._depth and load_device("cpu"):
             self._engine = Engine(workers=2)
             self._scores = self._engine.variable("metrics")
             self._context = contextvars.copy_context()
@@ -48,14 +50,16 @@ class Beside:
         return iter(source) if self._engine is None else prefetch(source, self._depth, engine=self._engine)
 
     def measure(self, metrics: Sequence[Metric], output: np.ndarray, target: np.ndarray) -> None:
-        """Update metrics with a batch, at most one batch behind the steps."""
+        """Update metrics with a batch; those that take long, beside the next step."""
 
         def update() -> None:
             for metric in metrics:
                 metric.update(output, target)
 
-        if self._engine is None:
-            update()
-        elif metrics:
+        if self._engine is not None:
             self._engine.wait(self._scores)
-            self._engine.push(partial(self._context.run, update), writes=[self._scores], name="metrics")
+        if self._engine is not None and self._scoring.pays:
+            work = partial(self._context.run, self._scoring.timed, update)
+            self._engine.push(work, writes=[self._scores], name="metrics")
+        else:
+            self._scoring.timed(update)
