@@ -14,6 +14,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.data import Dataset, Sentences, TokenStream, Vocabulary
+from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError
 
 PAUSE = 1e-3
@@ -79,9 +80,7 @@ def test_the_same_bits_as_one_after_the_other(options, depth):
     found = {}
     for prefetch in (0, depth):
         fitted, metric = trainer(**options), SlowMetric()
-        history = fitted.fit(
-            data(), data(20), epochs=3, batch_size=8, metrics=["accuracy", metric], prefetch=prefetch
-        )
+        history = fitted.fit(data(), data(20), epochs=3, batch_size=8, metrics=["accuracy", metric], prefetch=prefetch)
         found[prefetch] = fitted.net, history
         assert (len(metric.threads - {threading.get_ident()}) > 0) is (prefetch > 0)
     same_bits(found[0][0], found[depth][0])
@@ -216,3 +215,51 @@ def test_loading_appears_in_a_trace_beside_the_steps(tmp_path):
     beside = [(a, b) for a in loads for b in runs if a["ts"] < b["ts"] and b["ts"] + b["dur"] < a["ts"] + a["dur"]]
     assert beside, "no step ran while a batch was loaded"
     assert max(e["args"]["live bytes"] for e in events if e["ph"] == "C") > 0
+
+
+class Threads:
+    """Ranks of one process: a thread each."""
+
+    size = 2
+
+    def __init__(self, rank, there, parts):
+        self.rank, self._there, self._parts = rank, there, parts
+
+    def barrier(self):
+        self._there.wait(timeout=30)
+
+    def _exchange(self, array):
+        self._parts[self.rank] = array
+        self.barrier()
+        found = list(self._parts)
+        self.barrier()
+        return found
+
+    def allreduce(self, array):
+        return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
+
+    def broadcast(self, array, root=0):
+        return self._exchange(array)[root].copy()
+
+
+def test_ranks_load_their_parts_ahead():
+    nets = {}
+    for prefetch in (0, 2):
+        there, parts, ranks = threading.Barrier(2), [None, None], {}
+
+        def work(rank, prefetch=prefetch, there=there, parts=parts, ranks=ranks):
+            store = KVStore("dist_sync", Threads(rank, there, parts))
+            found = trainer(kvstore=store, threads=1)
+            # The last batch has one sample: one rank has none.
+            ranks[rank] = found.net, found.fit(data(41), data(20), epochs=2, batch_size=5, prefetch=prefetch)
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        same_bits(ranks[0][0], ranks[1][0])
+        assert ranks[0][1] == ranks[1][1]
+        nets[prefetch] = ranks[0]
+    same_bits(nets[0][0], nets[2][0])
+    assert nets[0][1] == nets[2][1]
