@@ -34,6 +34,7 @@ class Beside:
         self._depth = depth
         self._engine: Engine | None = None
         self._scoring = Handoff()
+        self._pending = False  # a wait gives the GIL away, to the worker that loads
 
     def __enter__(self) -> Beside:
         if self._depth and load_device("cpu"):
@@ -56,9 +57,13 @@ class Beside:
             for metric in metrics:
                 metric.update(output, target)
 
-        if self._engine is not None:
+        if self._engine is None:
+            update()
+            return
+        if self._pending:
             self._engine.wait(self._scores)
-        if self._engine is not None and self._scoring.pays:
+        self._pending = self._scoring.pays
+        if self._pending:
             work = partial(self._context.run, self._scoring.timed, update)
             self._engine.push(work, writes=[self._scores], name="metrics")
         else:
