@@ -4,8 +4,8 @@
 
 Images of 28 x 28 as in MNIST, batches of 64. Of each network and source, in milliseconds per batch: a step alone (on
 batches that are there), the batch alone, `fit` with prefetch=0 and with prefetch=2; the sum is what the first two
-make one after the other. `2 / 0` compares both ways of `fit`; `hidden` is the share of a batch that the overlap hides,
-where a batch takes long enough to be handed to a worker. The last row of a network is about a metric in place of data.
+make one after the other. `2 / 0` compares both ways of `fit`; `hidden` is the share of the shorter of step and batch
+that the overlap hides, where a batch takes long enough to go to a worker. The last row of a network is about a metric.
 All take turns; medians over the rounds, of quotients and differences too.
 """
 
@@ -129,7 +129,7 @@ def measure(net: gk.Model, data: Dataset, metrics: list[Any], options: argparse.
 def row(label: list[str], times: dict[str, np.ndarray]) -> list[str]:
     middle = {name: float(np.median(found)) for name, found in times.items()}
     step, batch = middle["step"], middle["batch"]
-    hidden = float(np.median(times["0"] - times["2"])) / batch
+    hidden = float(np.median(times["0"] - times["2"])) / min(step, batch)
     return [
         *label,
         *(f"{n:.2f}" for n in (step, batch, step + batch, middle["0"], middle["2"])),
