@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphkit.data.batches import Batch, Batches
 from graphkit.data.dataset import Dataset, Splits
-from graphkit.data.prefetch import prefetch
+from graphkit.data.prefetching import prefetch
 from graphkit.data.sentences import Sentences
 from graphkit.data.sources import TEXT_SOURCES, load, names, read
 from graphkit.data.stream import TokenStream
