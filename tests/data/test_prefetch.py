@@ -105,8 +105,9 @@ def test_giving_up_early_ends_the_worker():
     items.close()
     assert workers_become(0)
     assert len(made) <= 9
-    for _ in prefetch(slowly(1000)):
-        break
+    for item in prefetch(slowly(1000)):
+        if item == 5:
+            break
     assert workers_become(0)
 
 
