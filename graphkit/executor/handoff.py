@@ -16,9 +16,10 @@ WORTH_SECONDS = 0.5e-3
 
 
 class Handoff:
-    """Watches how long some repeated work takes, wherever it is done."""
+    """Watches how long some repeated work takes, wherever it is done; above `worth` seconds it pays to hand it over."""
 
-    def __init__(self) -> None:
+    def __init__(self, worth: float = WORTH_SECONDS) -> None:
+        self._worth = worth
         # Two, so that one call that the system held up decides nothing.
         self._latest: deque[float] = deque((0.0, 0.0), maxlen=2)
 
@@ -32,4 +33,4 @@ class Handoff:
     @property
     def pays(self) -> bool:
         """Whether the work took long, the last two times."""
-        return min(self._latest) > WORTH_SECONDS
+        return min(self._latest) > self._worth

@@ -19,6 +19,10 @@ from graphkit.train.metrics import Metric
 
 T = TypeVar("T")
 
+# A thread that runs Python may keep the GIL for 5 ms (sys.getswitchinterval) while the one that steps asks for it: shorter
+# metrics in plain Python would delay steps by more than they take.
+METRIC_SECONDS = 5e-3
+
 
 class Beside:
     """A dependency engine for as long as its `with` block: one worker loads batches, another computes metrics.
@@ -33,7 +37,7 @@ class Beside:
             raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
         self._depth = depth
         self._engine: Engine | None = None
-        self._scoring = Handoff()
+        self._scoring = Handoff(METRIC_SECONDS)
         self._pending = False  # a wait gives the GIL away, to the worker that loads
 
     def __enter__(self) -> Beside:

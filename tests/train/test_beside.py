@@ -17,6 +17,7 @@ import graphkit as gk
 from graphkit.data import Dataset, Sentences, TokenStream, Vocabulary
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError
+from graphkit.train.beside import METRIC_SECONDS
 
 PAUSE = 1e-3
 
@@ -44,7 +45,7 @@ class SlowMetric:
         self.sums, self.threads = [], set()
 
     def update(self, output, target):
-        time.sleep(PAUSE)
+        time.sleep(METRIC_SECONDS + PAUSE)
         self.sums.append(float(output.sum()) + float(target.sum()))
         self.threads.add(threading.get_ident())
 
