@@ -19,8 +19,8 @@ from graphkit.train.metrics import Metric
 
 T = TypeVar("T")
 
-# A thread that runs Python may keep the GIL for 5 ms (sys.getswitchinterval) while the one that steps asks for it: shorter
-# metrics in plain Python would delay steps by more than they take.
+# A thread that runs Python may keep the GIL for 5 ms (sys.getswitchinterval) while the one that steps asks for it:
+# shorter metrics in plain Python would delay steps by more than they take.
 METRIC_SECONDS = 5e-3
 
 
