@@ -310,8 +310,8 @@ class Trainer:
 
         batch_size counts the samples of one process. With a folder, a checkpoint is written after every
         epoch (and every `checkpoint_every` updates) and `log.jsonl` grows by a line an epoch. Rank 0 writes and shows.
-        prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it computed,
-        on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
+        prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
+        computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
         """
         train, valid = _dataset(train), None if valid is None else _dataset(valid)
         rank, ranks = (0, 1) if self.kvstore is None else (self.kvstore.rank, self.kvstore.num_workers)
