@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from graphkit.cli._options import (
     recompute_option,
     source_options,
 )
-from graphkit.cli._output import log, print_json
+from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._training import make_optimizer
 from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 # What is measured beside the loss when nothing is asked for.
 _METRICS = {"softmax_cross_entropy": ("accuracy",), "mse": ("mse",), "huber": ("mse",), "l1": ("mae",)}
+
+# What --profile leaves out, which also pays for fresh memory and packed weights, and how much it records.
+_SKIPPED, _RECORDED = 2, 10
 
 
 @click.command()
@@ -44,7 +49,8 @@ _METRICS = {"softmax_cross_entropy": ("accuracy",), "mse": ("mse",), "huber": ("
 @click.option(
     "--valid",
     "valid_spec",
-    help="Data to validate on (default: the part of --data held out for testing).",
+    help="Data to validate on; --data are then all trained on, but for a test part of their own (default: the part of "
+    "--data held out for testing).",
 )
 @click.option(
     "-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log."
@@ -105,6 +111,13 @@ _METRICS = {"softmax_cross_entropy": ("accuracy",), "mse": ("mse",), "huber": ("
 @recompute_option
 @click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint in the output folder.")
+@click.option(
+    "--profile",
+    "trace",
+    type=click.Path(dir_okay=False),
+    help="Write a trace of ten runs, from the third on, for Perfetto or Chrome to this .json file, and print the time "
+    "of each operator.",
+)
 @click.option("--seed", type=int, default=None, help="Seed of data order and dropout.")
 @click.option(
     "--precision",
@@ -168,6 +181,7 @@ def _train(
     **o: Any,
 ) -> None:
     from graphkit.dist import kvstore
+    from graphkit.executor.profile import profile
     from graphkit.train.trainer import Trainer
 
     store = kvstore.create(kvstore_type)
@@ -189,10 +203,14 @@ def _train(
         trainer.resume(Path(folder or ""))
     if folder is not None and train_set.vocabulary is not None and store.rank == 0:
         train_set.vocabulary.save(Path(folder) / "vocabulary.json")
-    history = trainer.fit(
-        train_set, valid_set, epochs=o["epochs"], batch_size=o["batch_size"],
-        metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=folder, checkpoint_every=o["checkpoint_every"],
-    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        trace = o["trace"] if store.rank == 0 else None
+        recorded = None if trace is None else stack.enter_context(profile(trace, skip=_SKIPPED, runs=_RECORDED))
+        history = trainer.fit(
+            train_set, valid_set, epochs=o["epochs"], batch_size=o["batch_size"],
+            metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=folder,
+            checkpoint_every=o["checkpoint_every"],
+        )  # fmt: skip
     if store.rank != 0:
         return
     result = {
@@ -203,11 +221,16 @@ def _train(
         "processes": store.num_workers,
         "history": history,
     }
+    if recorded is not None:
+        result["operators"] = [asdict(operator) for operator in recorded.operators]
     if as_json:
         print_json("train", result)
         return
     for number, record in enumerate(history, trainer.epoch - len(history) + 1):
         click.echo(f"epoch {number}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items()))
+    if recorded is not None:
+        print_table("time by operator", *recorded.table())
+        log(f"wrote {trace}")
     if folder is not None:
         log(f"wrote {folder}: model.json, checkpoint.json, log.jsonl")
 
@@ -220,9 +243,9 @@ def read_data(
 
     if spec.startswith(data.TEXT_SOURCES) and "vocabulary" in net.meta:
         options = {"vocabulary": data.Vocabulary.from_json(net.meta["vocabulary"]), **options}
-    train, held_out = data.load(spec, axes=axes, **options)
     if valid_spec is None:
-        return data.Splits(train, held_out)
+        return data.load(spec, axes=axes, **options)
+    train = data.read(spec, axes=axes, held_out=False, **options)
     if train.vocabulary is not None:
         return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
     return data.Splits(train, data.read(valid_spec, axes=axes))

@@ -64,8 +64,11 @@ def load(
     return parts if isinstance(parts, Splits) else parts.split(0.2 if test_fraction is None else test_fraction, seed)
 
 
-def read(spec: str | os.PathLike[str], *, axes: Axes | None = None, **options: Any) -> Dataset:
-    """All samples of a data set, unsplit; the train part first where there are two. Arguments: as for `load`."""
+def read(spec: str | os.PathLike[str], *, held_out: bool = True, axes: Axes | None = None, **options: Any) -> Dataset:
+    """All samples of a data set, unsplit; the train part first where there are two. Other arguments: as for `load`.
+
+    held_out=False leaves out the test part of a set that comes in two.
+    """
     load_text_whole = _text_source(spec, options, axes)
     if load_text_whole is not None:
         whole: Dataset = load_text_whole(test_fraction=None, **options)
@@ -74,6 +77,8 @@ def read(spec: str | os.PathLike[str], *, axes: Axes | None = None, **options: A
     if isinstance(parts, Dataset):
         return parts
     train, test = parts
+    if not held_out:
+        return train
     if train.names != test.names or train.classes != test.classes or (train.targets is None) != (test.targets is None):
         raise InputError(f"{spec}: train and test do not hold the same arrays")
     try:

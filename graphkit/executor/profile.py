@@ -10,6 +10,7 @@ Format of the file: "Trace Event Format", Google, 2016 (the JSON object form); h
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -199,29 +200,64 @@ class Profile:
         return self._steps[program]
 
 
+class _Recording:
+    """From run `skip` on, `runs` runs go into a profile, with what engines do meanwhile; then the trace is written."""
+
+    def __init__(self, made: Profile, path: str | Path | None, skip: int, runs: int | None):
+        self._profile, self._path, self._skip, self._runs = made, path, skip, runs
+        self._numbers = itertools.count()
+
+    def begin(self) -> None:
+        with _switch:
+            if programs.recorder is not None:
+                raise UsageError("a profile is being recorded already; one block at a time")
+            programs.recorder = self
+        if not self._skip:
+            engine.record(self._profile._work)
+
+    def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
+        number = next(self._numbers) - self._skip
+        if number < 0:
+            return run()
+        if number == 0 and self._skip:
+            engine.record(self._profile._work)
+        try:
+            return self._profile.run(program, native, run)
+        finally:
+            if number + 1 == self._runs:
+                self.end()
+
+    def end(self) -> None:
+        with _switch:
+            if programs.recorder is not self:
+                return
+            programs.recorder = None
+        engine.record(None)
+        if self._path is not None:
+            self._profile.save(self._path)
+
+
 _switch = threading.Lock()
 
 
 @contextlib.contextmanager
-def profile(path: str | Path | None = None) -> Iterator[Profile]:
+def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None = None) -> Iterator[Profile]:
     """Record every run of a compiled model, in any thread, and every operation of a dependency engine.
 
-    At the end of the block the trace is written to `path`, also when the block raises. Runs must not go on beyond the
-    block. Raises UsageError inside another such block, UnsupportedError for a run without the native engine.
+    skip: how many runs pass before the first that is recorded; runs: how many are recorded, where not all. The trace is
+    written to `path` after the last of them, or at the end of the block, also when the block raises. Runs must not go
+    on beyond the block. Raises UsageError inside another such block, UnsupportedError for a run without the native
+    engine.
     """
+    if skip < 0 or (runs is not None and runs < 1):
+        raise UsageError(f"skip={skip}, runs={runs}: expected a number of runs to leave out, and of those to record")
     made = Profile()
-    with _switch:
-        if programs.recorder is not None:
-            raise UsageError("a profile is being recorded already; one block at a time")
-        programs.recorder = made
-    engine.record(made._work)
+    recording = _Recording(made, path, skip, runs)
+    recording.begin()
     try:
         yield made
     finally:
-        engine.record(None)
-        programs.recorder = None
-        if path is not None:
-            made.save(path)
+        recording.end()
 
 
 def _describe(region: Region, prefix: str, live: Mapping[str, int] | None, found: dict[str, _Step]) -> None:

@@ -36,23 +36,26 @@ class Carried:
             if not isinstance(before, TensorType) or not isinstance(after, TensorType) or before.dtype != after.dtype:
                 raise UsageError(f"carry: input {source!r} is {before}, output {result!r} {after}")
             self._types[source] = before
-        others = {name: kind for name, kind in inputs.items() if name not in self.names}
-        self._others = {name: kind for name, kind in others.items() if isinstance(kind, TensorType)}
+        self._given = tuple(name for name in inputs if name not in self.names)
+        self._others = {n: kind for n in self._given if isinstance(kind := inputs[n], TensorType)}
 
     def reset(self) -> None:
         self._arrays = {}
 
-    def feeds(self, inputs: Any) -> Any:
-        """The inputs of a batch (an array, a tuple, or a dict by name) with what is carried."""
-        if not self.names:
-            return inputs
-        if not isinstance(inputs, Mapping):
-            arrays = inputs if isinstance(inputs, tuple) else (inputs,)
-            if len(arrays) != len(self._others):
-                expected = ", ".join(self._others)
-                raise InputError(f"{len(self._others)} inputs are expected ({expected}), {len(arrays)} given")
-            inputs = dict(zip(self._others, arrays, strict=True))
-        return {**inputs, **{name: self._state(name, inputs) for name in self.names if name not in inputs}}
+    def named(self, inputs: Any) -> dict[str, Any]:
+        """The inputs of a batch, an array, a tuple, or a dict by name, as a dict; what is carried may be missing."""
+        if isinstance(inputs, Mapping):
+            return dict(inputs)
+        arrays = inputs if isinstance(inputs, tuple) else (inputs,)
+        if len(arrays) != len(self._given):
+            expected = ", ".join(self._given)
+            raise InputError(f"{len(self._given)} inputs are expected ({expected}), {len(arrays)} given")
+        return dict(zip(self._given, arrays, strict=True))
+
+    def feeds(self, inputs: Any) -> dict[str, Any]:
+        """The inputs of a batch by name, with what is carried."""
+        known = self.named(inputs)
+        return known | {name: self._state(name, known) for name in self.names if name not in known}
 
     def keep(self, results: Mapping[str, np.ndarray]) -> None:
         """Carry the outputs of a batch that ran."""

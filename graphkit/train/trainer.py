@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from graphkit import config
-from graphkit.data import Dataset
+from graphkit.data import Batch, Batches, Dataset
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, InvalidModel, UsageError
+from graphkit.executor.feeds import convert
 from graphkit.executor.params import JointStore, ParamStore
 from graphkit.executor.plan import Plan
 from graphkit.executor.session import Executor
@@ -30,12 +32,13 @@ from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
+from graphkit.train.beside import Beside
 from graphkit.train.carried import Carried
 from graphkit.train.progress import JsonLog, ProgressBar
 
 
 class LazyScalar:
-    """A loss on its way: `float(loss)` waits for it and returns it."""
+    """A loss that becomes a number when somebody asks: `float(loss)`."""
 
     __slots__ = ("_array",)
 
@@ -117,6 +120,7 @@ class Trainer:
         self._waiting = 0
         self._waiting_weight = 0.0
         self._carried = Carried(net, carry or {})
+        self._input_types = net.input_types
 
         self.ema = moving_average(ema)
         choice = steps.Choice(freeze, train, lazy, lr_mult or {}, wd_mult or {})
@@ -266,11 +270,12 @@ class Trainer:
         # Fewer samples than ranks leave some without any: they only take part in the sums.
         results = self._executors[0].run({**feeds, steps.BATCH_WEIGHT: np.float32(weight)}) if weight else {}
         loss = results.get("loss", np.zeros((), np.float32))
-        self._waiting += 1
-        self._waiting_weight += weight
         if self.kvstore is not None:
             total = self.kvstore.pushpull("loss", np.array([float(loss) * weight, weight]))
             loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
+            weight = float(total[1])
+        self._waiting += 1
+        self._waiting_weight += weight
         if self._waiting == self.accumulate:
             self.flush()
         return loss, results
@@ -281,7 +286,6 @@ class Trainer:
             return
         total = np.float32(self._waiting_weight)
         if self.kvstore is not None:
-            total = np.float32(self.kvstore.pushpull(steps.TOTAL_WEIGHT, np.float64(self._waiting_weight)))
             for name in self.trained:
                 key = f"{name}/{steps.GRADIENT_SUM}"
                 self._slots.adopt(key, self.kvstore.pushpull(key, self._slots[key]))
@@ -302,11 +306,14 @@ class Trainer:
         folder: str | Path | None = None,
         checkpoint_every: int | None = None,
         progress: bool | None = None,
+        prefetch: int = 2,
     ) -> list[dict[str, float]]:
         """Train until `epochs` epochs are done, from the position that `resume` may have set; one record an epoch.
 
         batch_size counts the samples of one process. With a folder, a checkpoint is written after every
         epoch (and every `checkpoint_every` updates) and `log.jsonl` grows by a line an epoch. Rank 0 writes and shows.
+        prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
+        computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
         """
         train, valid = _dataset(train), None if valid is None else _dataset(valid)
         rank, ranks = (0, 1) if self.kvstore is None else (self.kvstore.rank, self.kvstore.num_workers)
@@ -320,10 +327,10 @@ class Trainer:
                     batch_size, seed=self.seed, epoch=epoch, start=self.batch, rank=rank, ranks=ranks
                 )
                 bar.start_epoch(epoch, epochs, len(batches), self.batch)
-                history.append(self._epoch(batches, metrics, bar, folder, checkpoint_every))
+                history.append(self._epoch(batches, metrics, bar, folder, checkpoint_every, prefetch))
                 self.epoch, self.batch = epoch + 1, 0
                 if valid is not None:
-                    scores = self.evaluate(valid, metrics, batch_size=batch_size)
+                    scores = self.evaluate(valid, metrics, batch_size=batch_size, prefetch=prefetch)
                     history[-1] |= {f"valid_{k}": v for k, v in scores.items()}
                 log.write(
                     "epoch", epoch=epoch + 1, updates=self.updates, learning_rate=self.learning_rate, **history[-1]
@@ -333,45 +340,68 @@ class Trainer:
         return history
 
     def _epoch(
-        self, batches: Any, specs: Sequence[Any], bar: ProgressBar, folder: str | Path | None, every: int | None
+        self,
+        batches: Batches,
+        specs: Sequence[Any],
+        bar: ProgressBar,
+        folder: str | Path | None,
+        every: int | None,
+        prefetch: int,
     ) -> dict[str, float]:
         measured = metrics.get_all(specs)
         losses_seen, samples = 0.0, 0
         if not self.batch:
             self._carried.reset()
-        for batch in batches:
-            before = self.updates
-            inputs = self._carried.feeds(batch.inputs) if batch.size else batch.inputs
-            loss, results = self._step(inputs, batch.targets, batch.size)
-            self._carried.keep(results)
-            losses_seen, samples = losses_seen + float(loss) * batch.global_size, samples + batch.global_size
-            if batch.size:
-                for metric in measured:
-                    metric.update(results[self._output], _first(batch.targets))
-            self.batch += 1
-            bar.advance(float(loss))
-            if not math.isfinite(float(loss)):
-                raise InputError(
-                    f"the loss is {float(loss)} at epoch {self.epoch + 1}, batch {self.batch}: "
-                    "lower the learning rate, or look for NaN in the data"
-                )
-            if folder is not None and every and self.updates > before and self.updates % every == 0:
-                self.save(folder)
-        self.flush()
+        with Beside(prefetch) as beside:
+            for batch in beside.batches(map(self._prepared, batches)):
+                before = self.updates
+                inputs = self._carried.feeds(batch.inputs) if batch.size else batch.inputs
+                found, results = self._step(inputs, batch.targets, batch.size)
+                self._carried.keep(results)
+                if batch.size:
+                    beside.measure(measured, results[self._output], _first(batch.targets))
+                loss = float(found)
+                losses_seen, samples = losses_seen + loss * batch.global_size, samples + batch.global_size
+                self.batch += 1
+                bar.advance(loss)
+                if not math.isfinite(loss):
+                    raise InputError(
+                        f"the loss is {loss} at epoch {self.epoch + 1}, batch {self.batch}: "
+                        "lower the learning rate, or look for NaN in the data"
+                    )
+                if folder is not None and every and self.updates > before and self.updates % every == 0:
+                    self.save(folder)
+            self.flush()
         return {"loss": losses_seen / max(samples, 1), **{m.name: m.value for m in measured}}
 
+    def _prepared(self, batch: Batch) -> Batch:
+        """The batch with its inputs by name, in arrays that programs take without a copy."""
+        inputs = self._carried.named(batch.inputs)
+        if batch.size:
+            types = self._input_types
+            inputs = {n: convert(n, types[n], a) if n in types else a for n, a in inputs.items()}
+        return replace(batch, inputs=inputs)
+
     def evaluate(
-        self, data: Dataset | tuple[Any, Any], metrics_: Sequence[Any] = ("accuracy",), *, batch_size: int = 256
+        self,
+        data: Dataset | tuple[Any, Any],
+        metrics_: Sequence[Any] = ("accuracy",),
+        *,
+        batch_size: int = 256,
+        prefetch: int = 2,
     ) -> dict[str, float]:
-        """Metrics of the inference graph over a data set, with the moving averages where there are any."""
+        """Metrics of the inference graph over a data set, with the moving averages where there are any.
+
+        prefetch: as for `fit`.
+        """
         measured = metrics.get_all(metrics_)
         carried = Carried(self.net, self._carried.names)
-        with self.averaged():
-            for inputs, targets in _dataset(data).batches(batch_size, shuffle=False):
-                results = self._inference.run(_by_name(carried.feeds(inputs), self.net.inputs, "inputs"))
+        with self.averaged(), Beside(prefetch) as beside:
+            batches = _dataset(data).batches(batch_size, shuffle=False)
+            for inputs, targets in beside.batches(map(self._prepared, batches)):
+                results = self._inference.run(carried.feeds(inputs))
                 carried.keep(results)
-                for metric in measured:
-                    metric.update(results[self._output], _first(targets))
+                beside.measure(measured, results[self._output], _first(targets))
         return {m.name: m.value for m in measured}
 
     # --- files -----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+import graphkit as gk
 from graphkit import cli
 
 
@@ -286,10 +287,52 @@ def test_two_processes_train_like_one(folder, tmp_path, launcher):
     for command in (one, two):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
-    import graphkit as gk
 
     a, b = gk.load(tmp_path / "one"), gk.load(tmp_path / "two")
     for name in a.params:
         # In the norm: after 69 updates a pooling window with two nearly equal maxima may have picked the other one.
         difference = np.linalg.norm(b.params[name] - a.params[name])
         assert difference <= 1e-4 * np.linalg.norm(a.params[name]), name
+
+
+def test_data_to_validate_on_leave_all_of_the_others_for_training(call, folder, tmp_path):
+    rng = np.random.default_rng(0)
+    shape = gk.load(folder / "net.json").input_types["x"].shape[1:]
+
+    def arrays(count, part=""):
+        return {f"x{part}": rng.random((count, *shape), np.float32), f"y{part}": rng.integers(0, 10, count)}
+
+    np.savez(tmp_path / "one.npz", **arrays(20))
+    np.savez(tmp_path / "two.npz", **arrays(15, "_train"), **arrays(5, "_test"))
+    np.savez(tmp_path / "valid.npz", **arrays(3))
+    for name, options, updates in (
+        ("one", [], 16),
+        ("one", ["--valid", tmp_path / "valid.npz"], 20),
+        ("two", [], 15),
+        ("two", ["--valid", tmp_path / "valid.npz"], 15),
+    ):
+        command = ["train", folder / "net.json", "--data", tmp_path / f"{name}.npz", "--batch-size", 1, "--json"]
+        code, out, err = call(*command, *options)
+        assert code == 0, err
+        assert json.loads(out)["updates"] == updates
+        assert "valid_accuracy" in json.loads(out)["history"][0]
+
+
+def test_a_trace_of_training(call, folder, tmp_path):
+    path = tmp_path / "trace.json"
+    train = ["train", folder / "net.json", "--data", "digits", "--profile", path]
+    code, out, err = call(*train, "--epochs", 2)
+    assert code == 0, err
+    assert "epoch 2: loss" in out
+    assert "time by operator" in out
+    assert f"wrote {path}" in err
+    events = json.loads(path.read_text())["traceEvents"]
+    assert sum(e.get("cat") == "run" for e in events) == 10
+    memory = [e["args"]["live bytes"] for e in events if e["ph"] == "C"]
+    assert max(memory) > 0
+    assert memory[-1] == 0
+    code, out, err = call(*train, "--json")
+    assert code == 0, err
+    result = json.loads(out)
+    assert sum(o["share"] for o in result["operators"]) == pytest.approx(1)
+    assert len(result["history"]) == 1

@@ -119,6 +119,7 @@ def test_npz(tmp_path):
     np.savez(path, x_train=np.zeros((6, 2)), y_train=np.zeros(6, int), x_test=np.zeros((3, 2)), y_test=np.ones(3, int))
     assert [len(part) for part in data.load(path)] == [6, 3]
     assert data.read(path).targets.sum() == 3
+    assert data.read(path, held_out=False).targets.sum() == 0
 
 
 def test_bad_npz(tmp_path):

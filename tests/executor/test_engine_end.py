@@ -64,7 +64,7 @@ def workers_become(count: int) -> bool:
     while time.monotonic() < deadline:
         names = []
         for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # it has just ended
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 names.append((task / "comm").read_text().strip())
         if names.count("graphkit-worker") == count:
             return True

@@ -156,6 +156,31 @@ def test_one_profile_at_a_time(tmp_path: Path) -> None:
     assert str(Profile()).endswith("0 runs, 0.000 ms, 0.000 ms of it in steps")
 
 
+def test_some_of_the_runs(tmp_path: Path) -> None:
+    _, exe = network()
+    path = tmp_path / "trace.json"
+    with Engine(1) as engine, gk.profile(path, skip=2, runs=3) as profile:
+        variable = engine.variable()
+        for i in range(8):
+            assert path.exists() is (i >= 5)
+            engine.push(lambda: None, writes=[variable], name=f"load {i}")
+            engine.wait(variable)
+            exe.run({"x": X})
+    events = check_trace(json.loads(path.read_text()))
+    assert sum(e.get("cat") == "run" for e in events) == 3
+    assert [e["name"] for e in events if e.get("cat") == "engine"] == ["load 3", "load 4"]
+    assert "3 runs, " in str(profile)
+    with gk.profile() as everything:
+        exe.run({"x": X})
+    assert "1 run, " in str(everything)
+    with gk.profile(path, skip=9):
+        exe.run({"x": X})
+    assert not any(e["ph"] == "X" for e in json.loads(path.read_text())["traceEvents"])
+    for options in ({"skip": -1}, {"runs": 0}):
+        with pytest.raises(UsageError, match="expected a number of runs"), gk.profile(**options):
+            pass
+
+
 def test_a_run_that_fails_is_in_the_trace() -> None:
     x = gk.input("x", [3])
     net = gk.Model(gk.gather(gk.exp(x), gk.input("i", [2], dtype="int64")))

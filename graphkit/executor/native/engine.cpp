@@ -110,16 +110,17 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
     std::map<std::uint64_t, std::shared_ptr<const Failure>> unreported_;
 
     int idle_ = 0;
-    int running_ = 0;  // worker threads that have not ended
+    int started_ = 0;  // worker threads: none before the first operation, so that an engine without work costs nothing
+    int running_ = 0;  // those that have not ended
     bool stopping_ = false;
     bool tracing_ = false;
     std::vector<Event> events_;
 };
 
+// The caller holds the mutex.
 void Engine::State::start() {
-    const std::lock_guard lock(mutex_);
-    for (; running_ < workers_; ++running_) {
-        std::thread([self = shared_from_this(), worker = running_] { self->work(worker); }).detach();
+    for (; started_ < workers_; ++started_, ++running_) {
+        std::thread([self = shared_from_this(), worker = started_] { self->work(worker); }).detach();
     }
 }
 
@@ -178,6 +179,7 @@ void Engine::State::push(EngineOperation&& made, const Variables& reads, const V
     if (stopping_) {
         throw NativeError("the engine is closed; operation '" + made.name + "' was not accepted");
     }
+    start();
     wake(submit(std::move(made), reads, writes));
 }
 
@@ -381,12 +383,6 @@ Engine::Engine(int workers) {
         throw NativeError("an engine needs at least one worker");
     }
     state_ = std::make_shared<State>(workers);
-    try {
-        state_->start();
-    } catch (...) {
-        state_->stop();
-        throw;
-    }
 }
 
 Engine::~Engine() {

@@ -1,0 +1,74 @@
+"""What goes on beside the steps of an epoch: the next batches are loaded, the last one's metrics are computed."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+
+from graphkit.data import prefetch
+from graphkit.errors import UsageError
+from graphkit.executor.engine import Engine
+from graphkit.executor.handoff import Handoff
+from graphkit.executor.kernels import load_device
+from graphkit.train.metrics import Metric
+
+T = TypeVar("T")
+
+# A thread that runs Python may keep the GIL for 5 ms (sys.getswitchinterval) while the one that steps asks for it:
+# shorter metrics in plain Python would delay steps by more than they take.
+METRIC_SECONDS = 5e-3
+
+
+class Beside:
+    """A dependency engine for as long as its `with` block: one worker loads batches, another computes metrics.
+
+    depth: how many batches are loaded ahead; with 0, or without the native engine, everything happens where it is
+    asked for. What a metric raises comes out at the next one, or at the end of the block; leaving the block waits for
+    all metrics.
+    """
+
+    def __init__(self, depth: int):
+        if depth < 0:
+            raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
+        self._depth = depth
+        self._engine: Engine | None = None
+        self._scoring = Handoff(METRIC_SECONDS)
+        self._pending = False  # a wait gives the GIL away, to the worker that loads
+
+    def __enter__(self) -> Beside:
+        if self._depth and load_device("cpu"):
+            self._engine = Engine(workers=2)
+            self._scores = self._engine.variable("metrics")
+            self._context = contextvars.copy_context()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._engine is not None:
+            self._engine.__exit__(kind, error, at)
+
+    def batches(self, source: Iterable[T]) -> Iterator[T]:
+        return iter(source) if self._engine is None else prefetch(source, self._depth, engine=self._engine)
+
+    def measure(self, metrics: Sequence[Metric], output: np.ndarray, target: np.ndarray) -> None:
+        """Update metrics with a batch; those that take long, beside the next step."""
+
+        def update() -> None:
+            for metric in metrics:
+                metric.update(output, target)
+
+        if self._engine is None:
+            update()
+            return
+        if self._pending:
+            self._engine.wait(self._scores)
+        self._pending = self._scoring.pays
+        if self._pending:
+            work = partial(self._context.run, self._scoring.timed, update)
+            self._engine.push(work, writes=[self._scores], name="metrics")
+        else:
+            self._scoring.timed(update)
