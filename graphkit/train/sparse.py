@@ -1,8 +1,8 @@
 """Row-sparse updates: a step touches only those rows of a table that it read.
 
 A table is a parameter that the model reads by Gather along axis 0 and in no other way, such as the table of an
-embedding. The gradient of a step is then one row per index, and the optimizer runs on these rows alone; what is left
-that grows with the table is the copy of it and of its slots from one step's buffer to the next one's. It is the lazy
+embedding. The gradient of a step is then one row per index, and the optimizer runs on these rows alone, in the memory
+of the table and of its slots; what is left that grows with the table is one number for each row. It is the lazy
 update: a row that no index of the step names keeps its bits and those of its slots, also where the dense update
 would go on moving it by momentum, or decaying its averages or its weight. A row that several indices name
 receives the sum of their gradients, once. Bias corrections count all steps, as torch.optim.SparseAdam's do.
