@@ -15,12 +15,15 @@ from graphkit.passes._base import elements_read
 
 
 def overwritten(
-    graph: Graph, placement: Placement, pairs: Sequence[Sequence[tuple[Value, Value]]]
+    graph: Graph,
+    placement: Placement,
+    pairs: Sequence[Sequence[tuple[Value, Value]]],
+    after: Sequence[Sequence[Value]],
 ) -> Mapping[Value, Value]:
     """Storage of a new value, by the state whose memory it may take. Linear.
 
-    `pairs` are the (storage read, output) pairs that each step permits to be the same memory. Every other step that
-    reads such a state has to run before the one that writes its new value.
+    `pairs` are the (storage read, output) pairs that each step permits to be the same memory, `after` the storages that
+    each step follows. Every other step that reads such a state has to run before the one that writes its new value.
     """
     root, place = placement.root, placement.place
     wanted = Counter(root[r.value] for r in placement.results)
@@ -35,7 +38,7 @@ def overwritten(
     late: set[Node] = set()
     chosen = {placement.steps[index] for index in writers.values()}
     for index, node in enumerate(placement.steps):
-        if node in chosen or any(root[v].node in late for v in node.operands):
+        if node in chosen or any(v.node in late for v in after[index]):
             late.add(node)
         if node in late or any(place.get(v) == "dynamic" for v in node.outputs):
             for value in elements_read(node):

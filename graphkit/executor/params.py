@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
+from graphkit.executor.references import LOCAL_REFERENCES
 from graphkit.ir.types import TensorType, dtype_of
 
 
@@ -62,8 +63,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def lend(self, name: str) -> np.ndarray | None:
         """The array, writable, when nobody but the store holds it or a view of it; it goes back by `adopt`."""
         array = self._arrays[name]
-        # Three references: the store's, `array` and the argument. Only who owns memory knows who shares it.
-        if array.base is not None or sys.getrefcount(array) > 3:
+        # One reference is the store's. Only who owns memory knows who shares it.
+        if array.base is not None or sys.getrefcount(array) > 1 + LOCAL_REFERENCES:
             return None
         array.flags.writeable = True
         return array
@@ -75,6 +76,13 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._arrays[name] = array
         self._versions[name] += 1
         self._stamp += 1
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy: what it writes is its own, and its arrays, which numpy copies writable, are read-only."""
+        self.__dict__ |= state
+        self._arrays, self._versions = self._arrays.copy(), self._versions.copy()
+        for array in self._arrays.values():
+            array.flags.writeable = False
 
     def __delitem__(self, name: str) -> None:
         raise InputError(f"parameter {name!r} belongs to the graph and cannot be deleted")

@@ -17,6 +17,7 @@ from graphkit.executor.kernels import SizedKernel, VersionedArray, native_module
 from graphkit.executor.packing import PackedArrays, aligned_bytes
 from graphkit.executor.placement import has_fixed_size
 from graphkit.executor.plan import Plan
+from graphkit.executor.references import LOCAL_REFERENCES
 from graphkit.executor.region import Region, Settings
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
@@ -122,8 +123,8 @@ class Program:
                 array = pool.popleft()
             except IndexError:  # taken by another thread
                 break
-            # Two references, `array` and the argument. A view, a buffer or a capsule would hold another one.
-            unheld = sys.getrefcount(array) == 2
+            # A view, a buffer or a capsule would hold another reference.
+            unheld = sys.getrefcount(array) == LOCAL_REFERENCES
             if unheld and array.shape == shape and array.dtype == dtype and array.flags.writeable:
                 pool.append(array)
                 return array

@@ -145,7 +145,8 @@ class Region:
         waits = self.placement.waits
         after = [[a for v in n.operands for a in (root[v], *waits.get(v, ()))] for n in nodes]
         permitted = [self._inplace_pairs(node, chosen) for node, chosen in zip(nodes, self.chosen, strict=True)]
-        self.overwritten = overwritten(self.graph, self.placement, permitted) if self.settings.inplace else {}
+        in_place = self.settings.inplace
+        self.overwritten = overwritten(self.graph, self.placement, permitted, after) if in_place else {}
         self._follow_readers(after)
         pairs = [
             tuple((buffer_of[s], buffer_of[t]) for s, t in found if place[s] == "arena" and s in buffer_of)
@@ -156,7 +157,7 @@ class Region:
                 tuple(dict.fromkeys(buffer_of[r] for r in operands if r in buffer_of)),
                 tuple(buffer_of[v] for v in node.outputs if v in used),
                 tuple(buffer_of[a] for a in awaited if a in buffer_of),
-                found if self.settings.inplace else (),
+                found if in_place else (),
                 aligned(chosen.scratch_bytes),
             )
             for node, operands, awaited, found, chosen in zip(nodes, reads, after, pairs, self.chosen, strict=True)

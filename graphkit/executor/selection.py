@@ -69,12 +69,12 @@ class Repeat:
     def of(
         full: Selection | None, selection: Selection, program: Program, feeds: Mapping[str, Any], arrays: Sequence[Any]
     ) -> Repeat | None:
-        """None unless the run computed all outputs natively, and was fed arrays for data alone."""
+        """None unless the run computed all outputs natively, fed arrays for data alone, and stored ones are sized."""
         if selection is not full or program.fallbacks:
             return None
         specs: list[tuple[str, int, np.dtype, Any]] = []
         for position, spec in enumerate(selection.inputs):
-            if not isinstance(spec.value.type, TensorType):
+            if not isinstance(spec.value.type, TensorType) or (spec.stored and not spec.sized):
                 return None
             if spec.name in feeds:
                 if not isinstance(arrays[position], np.ndarray) or spec.name in selection.states:

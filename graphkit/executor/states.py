@@ -10,6 +10,7 @@ import numpy as np
 
 from graphkit.executor.params import ParamStore
 from graphkit.executor.placement import Placement
+from graphkit.executor.references import LOCAL_REFERENCES
 
 
 class _Program(Protocol):
@@ -71,8 +72,8 @@ class States:
             if program.overwrites[position]:
                 continue
             previous = self._written.pop(name, None)
-            # Two references, `previous` and the argument: nobody outside holds the array or a view of it.
-            if previous is not None and sys.getrefcount(previous) <= 2:
+            # Nobody outside holds the array or a view of it.
+            if previous is not None and sys.getrefcount(previous) <= LOCAL_REFERENCES:
                 previous.flags.writeable = True
                 self._spares[name] = previous
             # Whoever holds a view refers to the array that owns the memory, so that only owners can be counted.

@@ -122,6 +122,15 @@ def test_arena_has_one_owner_per_byte(seed: int) -> None:
                 assert steps[max(first_a, first_b)].inplace
 
 
+def test_a_parameter_of_another_size() -> None:
+    """The third run has feeds like the second's, and yet other shapes."""
+    w, x = Value(f32("N"), "w", role="parameter"), Value(f32(), "x")
+    exe = Executor(Graph([w, x], [F.mul(w, x)], output_names=["y"]), ParamStore({"w": f32("N")}))
+    for size in (3, 3, 8, 1):
+        exe.params["w"] = np.arange(size, dtype=np.float32)
+        np.testing.assert_array_equal(exe.run({"x": np.float32(2)})["y"], 2 * np.arange(size))
+
+
 def test_mlp_with_parameters() -> None:
     x, w, b = Value(f32("N", 4), "x"), Value(f32(4, 8), "w", role="parameter"), Value(f32(8), "b", role="parameter")
     graph = Graph([x, w, b], [F.relu(F.mat_mul(x, w) + b)], output_names=["y"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -121,6 +123,43 @@ def test_a_run_that_fails_leaves_states_usable() -> None:
     ex.params["s"] = np.ones(SHAPE, np.float32)
     assert (ex.run({"index": np.array([1])})["row"] == -1).all()
     assert (ex.params["s"] == -2).all()
+
+
+def test_a_reader_that_waits_for_something_written_later() -> None:
+    """Overwriting `s` would have the reader wait for what waits for the reader."""
+    s, t = state("s"), state("t")
+    new = F.neg(s)
+    flat = F.reshape(F.after(s, F.exp(new)), np.array([-1]))
+    ex = executor(Graph([s, t], [F.tanh(flat)], [(s, new), (t, F.abs(t))], output_names=["flat"]))
+    assert overwritten(ex) == {"t"}
+    for _ in range(2):
+        old = ex.params["s"].copy()
+        np.testing.assert_allclose(ex.run({})["flat"], np.tanh(old.reshape(-1)), rtol=1e-5)
+        np.testing.assert_array_equal(ex.params["s"], -old)
+
+
+def test_states_in_one_array() -> None:
+    a, b = state("a"), state("b")
+    ex = executor(Graph([a, b], [], [(a, F.neg(a)), (b, F.mul(b, np.float32(2)))]))
+    ex.params["a"] = ex.params["b"]
+    before = ex.params["b"].copy()
+    for factor in (1, 2):
+        ex.run({})
+        np.testing.assert_array_equal(ex.params["a"], before * (-1) ** factor)
+        np.testing.assert_array_equal(ex.params["b"], before * 2**factor)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda store: pickle.loads(pickle.dumps(store))])
+def test_a_copy_of_the_store_keeps_its_values(copied: Any) -> None:
+    ex = executor(counter())
+    other = copied(ex.params)
+    before, version = other["s"].copy(), other.version("s")
+    ex.run({})
+    np.testing.assert_array_equal(other["s"], before)
+    assert not other["s"].flags.writeable
+    assert other.version("s") == version
+    Executor(counter(), other).run({})
+    np.testing.assert_array_equal(other["s"], ex.params["s"])
 
 
 def random_update(seed: int) -> Graph:
