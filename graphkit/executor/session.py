@@ -19,8 +19,8 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
-from graphkit.executor import feeds as fed
 from graphkit.executor.device import make_program
+from graphkit.executor.feeds import check_finite, convert
 from graphkit.executor.hoist import DerivedArray, hoist
 from graphkit.executor.kernels import VersionedArray, load_device, native_module, runs_whole
 from graphkit.executor.packing import PackedArrays
@@ -148,9 +148,8 @@ class Executor:
         """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name.
 
         The arrays are fresh, or those of `out` (same dtype and shape, writable, apart from each other; they may be
-        fed arrays). Raises InputError for a feed that
-        does not fit, UsageError for an unknown output, TypeMismatch when fed shapes contradict each other
-        inside the graph, RuntimeFailure when a kernel fails.
+        fed arrays). Raises InputError for a feed that does not fit, UsageError for an unknown output, TypeMismatch when
+        fed shapes contradict each other inside the graph, RuntimeFailure when a kernel fails.
         """
         if outputs is None and out is None and (repeat := self._repeat) is not None:
             arrays = repeat.inputs(feeds)
@@ -160,9 +159,9 @@ class Executor:
         # Values derived from parameters do not follow a parameter that is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
-            return self._run(selection, feeds, out)
+            return self._run(selection, feeds, out or {})
         with self._turn:
-            return self._run(selection, feeds, out)
+            return self._run(selection, feeds, out or {})
 
     def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
         """Run on the data inputs by position; the outputs as a tuple."""
@@ -172,9 +171,7 @@ class Executor:
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 
-    def _run(
-        self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray] | None
-    ) -> dict[str, Any]:
+    def _run(self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> dict[str, Any]:
         arrays = self._collect(selection, feeds)
         program = self._specialise(selection, signature(selection, arrays, feeds), feeds, arrays)
         if config.STRICT.get() and program.fallbacks:
@@ -183,18 +180,18 @@ class Executor:
         count = len(selection.states)
         placed = program.placement.results
         buffers: dict[int, np.ndarray] = {}
-        for name in out or ():
+        for name in out:
             if name not in selection.outputs:
                 raise UsageError(f"no output {name!r}{did_you_mean(name, selection.outputs)}")
             position = count + selection.outputs.index(name)
-            target = _checked_out(name, placed[position].value, out[name])  # type: ignore[index]
+            target = _checked_out(name, placed[position].value, out[name])
             if placed[position].owned and target.flags.carray and not _overlaps(target, arrays):
                 buffers[position] = target
-        _check_apart(out or {})
-        if out is None and not self._check_finite:
+        _check_apart(out)
+        if not out and not self._check_finite:
             self._repeat = Repeat.of(self._selections.get((None, True)), selection, program, feeds, arrays)
         named = self._step(selection, program, arrays, feeds, buffers)
-        for name, target in (out or {}).items():
+        for name, target in out.items():
             in_place = count + selection.outputs.index(name) in buffers
             named[name] = target if in_place else _delivered(name, named[name], target)
         return named
@@ -233,9 +230,9 @@ class Executor:
                 arrays.append(None)
             elif spec.name in feeds:
                 found += 1
-                array = fed.convert(spec.name, spec.value.type, feeds[spec.name])
+                array = convert(spec.name, spec.value.type, feeds[spec.name])
                 if self._check_finite:
-                    fed.check_finite(spec.name, array)
+                    check_finite(spec.name, array)
                 arrays.append(array)
             elif spec.stored:
                 arrays.append(self.params[spec.name] if spec.needed else None)

@@ -49,12 +49,13 @@ def fuse_table_update(graph: Graph) -> Graph:
 
 
 def _is_table(node: Node, gather: Node) -> bool:
-    """Whether the update is one of float32 along axis 0, of arrays of one known shape and scalars."""
+    """Whether the update is one of float32 along axis 0, of arrays of one known shape, not empty, and scalars."""
     op: Any = gather.op
     table = gather.output.tensor
     return (
         table.dtype is DType.FLOAT32
         and table.is_static
+        and bool(table.nbytes)
         and bool(table.rank)
         and op.axis % table.rank == 0
         and all(

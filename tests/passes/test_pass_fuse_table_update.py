@@ -92,6 +92,17 @@ def test_bits_are_those_of_the_whole_gradient(name: str, rows: int, width: int, 
             np.testing.assert_array_equal(found[key], array, err_msg=key)
 
 
+@pytest.mark.parametrize("shape", [(5, 0), (0, 3)])
+def test_empty_tables_stay(shape: tuple[int, ...]) -> None:
+    kind = TensorType("float32", shape)
+    table, index = Value(kind, "table", role="state"), Value(TensorType("int64", ("N",)), "index")
+    rows = Value(TensorType("float32", ("N", *shape[1:])), "rows")
+    gradient = F.gather_grad(rows, table, index, axis=0)
+    new = F.sgd_update(table, gradient, F.constant(value=np.float32(1)))
+    graph = Graph([table, rows, index], [], [(table, new)])
+    assert names(fuse_table_update(graph)) == names(graph)
+
+
 def table_update(index_dtype: str) -> Executor:
     kind = TensorType("float32", (9, 2))
     table = Value(kind, "table", role="state")
