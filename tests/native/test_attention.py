@@ -14,16 +14,6 @@ from graphkit.ops._base import DOMAIN
 from graphkit.ops.evaluate import run_node
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_isa("")
-
-
 def plain(q, k, v, mask=None, scale=1.0, hidden_score=0.0, causal=False):
     """[N, H, L, D] operands; NaN where a row sees nothing."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))

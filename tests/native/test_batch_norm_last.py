@@ -12,16 +12,6 @@ from graphkit.ops.xp import numpy_xp
 SHAPES = [(2, 3, 4, 5), (1, 1), (5, 1), (1, 7, 3), (3, 33), (16, 9, 9, 16), (8, 30, 30, 24), (4, 7, 7, 130), (700, 65)]
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_isa("")
-
-
 def operands(shape, seed=0, offset=0.0):
     rng = np.random.default_rng(seed)
     x = (rng.standard_normal(shape) + rng.uniform(-2, 2, shape[-1]) + offset).astype(np.float32)

@@ -29,16 +29,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_isa("")
-
-
 def check(make, inputs, expected):
     """One result, which has the same bits for 1 and for 3 threads."""
     found = []

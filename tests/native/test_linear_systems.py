@@ -17,14 +17,7 @@ TOLERANCES = {"float32": 2e-3, "float64": 1e-9}
 SIZES = [1, 2, 7, 33, 60]
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"], autouse=True)
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported as error:
-        pytest.skip(str(error))
-    yield
-    native.use_isa("")
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def matrices(n, dtype, batch=(3,)):

@@ -14,17 +14,6 @@ from graphkit.ops.evaluate import run_node
 
 DTYPES = [np.dtype(t) for t in (bool, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)]
 DTYPES += [np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
-SETS = ["baseline", "avx2", "avx512"]
-
-
-@pytest.fixture(params=SETS)
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported as error:
-        pytest.skip(str(error))
-    yield request.param
-    native.use_isa("")
 
 
 def data(shape, dtype, seed=0):

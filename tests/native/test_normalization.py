@@ -17,16 +17,6 @@ NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 TOLERANCE = {"float32": 2e-5, "float64": 1e-11, "float16": 5e-3, "bfloat16": 4e-2}
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_isa("")
-
-
 def draw(rng, shape, name, low=-1.0, high=2.0):
     return np.asarray(rng.uniform(low, high, shape)).astype(NUMPY.get(name) or name)
 

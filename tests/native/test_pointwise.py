@@ -16,7 +16,6 @@ from graphkit.ops import F, Op, op, registry
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops.evaluate import evaluate, run_node
 
-ISAS = ("baseline", "avx2", "avx512")
 MACHINE_TYPES = FLOATS | INTEGERS | {DType.BOOL}
 CASES = [case for cls in registry if cls.name in OPERATORS for case in all_cases(cls)]
 # Native and reference round differently, the reference in every one of its steps.
@@ -26,16 +25,6 @@ TOLERANCE = {
     DType.FLOAT16: {"rtol": 1e-3, "atol": 1e-7},
     DType.BFLOAT16: {"rtol": 8e-3, "atol": 1e-30},
 }
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported as error:
-        pytest.skip(str(error))
-    yield request.param
-    native.use_isa("")
 
 
 def is_covered(case: Case, node: Node) -> bool:

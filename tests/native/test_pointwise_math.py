@@ -9,18 +9,6 @@ import scipy.special
 
 from graphkit.executor.cpu import native
 
-ISAS = ("baseline", "avx2", "avx512")
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported as error:
-        pytest.skip(str(error))
-    yield request.param
-    native.use_isa("")
-
 
 def apply(opcode, *operands):
     dtype = operands[0].dtype.name

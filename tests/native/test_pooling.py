@@ -135,16 +135,6 @@ def test_shapes_that_do_not_fit():
         native.MaxPool([1, 1, 4, 4], [1, 1, 2, 2], native.PoolWindow([0, 2], [2, 2], [1, 1], [0, 0], [0, 0]))
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_isa("")
-
-
 def channels_last(x):
     return np.ascontiguousarray(np.moveaxis(x, 1, -1))
 

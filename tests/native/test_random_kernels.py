@@ -16,16 +16,6 @@ SIZES = [1, 2, 7, 511, 512, 513, 5000, 100_003]
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported as error:
-        pytest.skip(str(error))
-    yield request.param
-    native.use_isa("")
-
-
 def rng_value():
     return Value(TensorType("uint64", (2,)), "rng")
 

@@ -21,17 +21,6 @@ from graphkit.ops.recurrent import GRU, LSTM, RNN
 from graphkit.ops.xp import numpy_xp
 
 KINDS = {"RNN": RNN, "GRU": GRU, "LSTM": LSTM}
-SETS = ["baseline", "avx2", "avx512"]
-
-
-@pytest.fixture(params=SETS)
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported as error:
-        pytest.skip(str(error))
-    yield request.param
-    native.use_isa("")
 
 
 class Layer:

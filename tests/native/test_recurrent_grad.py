@@ -26,16 +26,6 @@ OPTIONAL = ("b", "sequence_lens", "initial_h", "initial_c", "p", "dy", "dy_h", "
 DIRECTIONS = ["forward", "reverse", "bidirectional"]
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported as error:
-        pytest.skip(str(error))
-    yield request.param
-    native.use_isa("")
-
-
 class Layer:
     """A layer with random parameters and gradients; the kernels of its walk and of the walk back."""
 

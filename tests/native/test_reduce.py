@@ -14,16 +14,6 @@ FLOATS = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
 NUMPY = {"bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_isa("")
-
-
 def dtype_of(name: str) -> np.dtype:
     return NUMPY.get(name) or np.dtype(name)
 

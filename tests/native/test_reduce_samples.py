@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from graphkit.checks.samples import Case, all_cases
-from graphkit.executor.cpu import native
 from graphkit.executor.kernels import KernelContext, make_kernel
 from graphkit.ir.types import DType
 from graphkit.ops import registry
@@ -36,16 +35,6 @@ UNCOVERED = {
     "GlobalLpPool": lambda case: case.op.p not in (1, 2),
     "LayerNormalization": lambda case: case.op.stash is DType.FLOAT64 and case.dtype is not DType.FLOAT64,
 }
-
-
-@pytest.fixture(params=["baseline", "avx2", "avx512"])
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    native.use_isa("")
 
 
 def run(kernel, node, arrays):

@@ -17,14 +17,7 @@ from graphkit.ops.xp import numpy_xp
 SEEDS = range(12)
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512"], autouse=True)
-def isa(request):
-    try:
-        native.use_isa(request.param)
-    except native.Unsupported as error:
-        pytest.skip(str(error))
-    yield
-    native.use_isa("")
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 # --- regions --------------------------------------------------------------------------------------
