@@ -45,3 +45,17 @@ def overwritten(
                 if writers.get(root[value], index) != index:
                     del writers[root[value]]
     return {state: targets[state] for state in writers}
+
+
+def awaited(placement: Placement, chosen: Mapping[Value, Value]) -> dict[Node, list[Value]]:
+    """What the steps that overwrite the `chosen` states have to follow: a result of every other step that reads one."""
+    root = placement.root
+    found: dict[Node, list[Value]] = {}
+    for node in placement.steps:
+        result = next(v for v in node.outputs if v in placement.used)
+        for storage in {root[v] for v in elements_read(node)} & chosen.keys():
+            writer = chosen[storage].node
+            assert writer is not None
+            if writer is not node:
+                found.setdefault(writer, []).append(result)
+    return found

@@ -19,7 +19,7 @@ from graphkit.executor.kernels import (
     native_module,
 )
 from graphkit.executor.memory import Request, aligned
-from graphkit.executor.overwrite import overwritten
+from graphkit.executor.overwrite import awaited, overwritten
 from graphkit.executor.placement import Placement, has_fixed_size, place_values
 from graphkit.executor.plan import KernelKind
 from graphkit.executor.plan_cache import cached_layout, cached_schedule
@@ -147,7 +147,8 @@ class Region:
         permitted = [self._inplace_pairs(node, chosen) for node, chosen in zip(nodes, self.chosen, strict=True)]
         in_place = self.settings.inplace
         self.overwritten = overwritten(self.graph, self.placement, permitted, after) if in_place else {}
-        self._follow_readers(after)
+        behind = awaited(self.placement, self.overwritten)
+        after = [[*before, *behind.get(n, ())] for n, before in zip(nodes, after, strict=True)]
         pairs = [
             tuple((buffer_of[s], buffer_of[t]) for s, t in found if place[s] == "arena" and s in buffer_of)
             for found in permitted
@@ -156,11 +157,11 @@ class Region:
             Task(
                 tuple(dict.fromkeys(buffer_of[r] for r in operands if r in buffer_of)),
                 tuple(buffer_of[v] for v in node.outputs if v in used),
-                tuple(buffer_of[a] for a in awaited if a in buffer_of),
+                tuple(buffer_of[a] for a in before if a in buffer_of),
                 found if in_place else (),
                 aligned(chosen.scratch_bytes),
             )
-            for node, operands, awaited, found, chosen in zip(nodes, reads, after, pairs, self.chosen, strict=True)
+            for node, operands, before, found, chosen in zip(nodes, reads, after, pairs, self.chosen, strict=True)
         ]
         order = cached_schedule(tasks, [aligned(size) for size in sizes])
         self.order = order.order
@@ -196,21 +197,6 @@ class Region:
         for buffer, value in enumerate(written):
             if place[value] == "dynamic" and value not in kept:
                 self.releases.setdefault(touched[buffer], []).append(value)
-
-    def _follow_readers(self, after: list[list[Value]]) -> None:
-        """Let the steps that overwrite states wait for all others that read them."""
-        root = self.placement.root
-        readers: dict[Value, list[int]] = {state: [] for state in self.overwritten}
-        for index, node in enumerate(self.placement.steps):
-            for storage in {root[v] for v in elements_read(node)}:
-                if storage in readers:
-                    readers[storage].append(index)
-        writer = {v: index for index, node in enumerate(self.placement.steps) for v in node.outputs}
-        for state, new in self.overwritten.items():
-            for index in readers[state]:
-                if index != writer[new]:
-                    made = self.placement.steps[index].outputs
-                    after[writer[new]].append(next(v for v in made if v in self.placement.used))
 
     def _inplace_pairs(self, node: Node, chosen: Chosen) -> list[tuple[Value, Value]]:
         """(storage read, output) pairs that operator and kernel permit to be the same memory.

@@ -62,7 +62,7 @@ class _ChannelsLast(Op):
 
     def standard(self) -> Any:
         """The operator on data in their standard place."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name}.standard")
 
     def _placed(self, operands: Sequence[Any], move: Callable[[Any], Any]) -> list[Any]:
         names = [name.rstrip("?") for name in self.inputs]

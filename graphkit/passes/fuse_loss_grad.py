@@ -38,7 +38,7 @@ def fuse_loss_grad(graph: Graph) -> Graph:
         names = [node.outputs[0].name, gradient.output.name]
         both = Node(fused, [scores, labels, gradient.inputs[0], *weights], node.name, node.meta, output_names=names)
         made[gradient] = both.outputs[1]
-        # Nobody reads the log-probabilities any more.
+        # In the place of the log-probabilities stands their gradient: who alone read them is replaced as well.
         return both.outputs
 
     return rewrite(graph, rule) if gradients else graph

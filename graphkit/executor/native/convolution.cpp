@@ -172,6 +172,20 @@ dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims
             window.pads_end};
 }
 
+// x and y lie as given, weights and bias as the primitive wants them.
+template <typename Primitive>
+Operation forward(const typename Primitive::primitive_desc& descriptor, const memory::desc& x, const memory::desc& y) {
+    Operation operation;
+    operation.input(DNNL_ARG_SRC, 0, x, descriptor.src_desc());
+    operation.input(DNNL_ARG_WEIGHTS, 1, descriptor.weights_desc(), descriptor.weights_desc());
+    if (!descriptor.bias_desc().is_zero()) {
+        operation.input(DNNL_ARG_BIAS, 2, descriptor.bias_desc(), descriptor.bias_desc());
+    }
+    operation.output(DNNL_ARG_DST, 0, y, descriptor.dst_desc());
+    operation.finish(descriptor, Primitive(descriptor));
+    return operation;
+}
+
 }  // namespace
 
 Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
@@ -223,15 +237,8 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
                         data_layout(x_part, last, type), w_layout, bias, y_layout, here.strides,
                         library_dilations(here), here.pads_begin, here.pads_end, Operation::attributes(chain));
                     w_layout = descriptor.weights_desc();
-                    Operation operation;
-                    operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
-                    operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
-                    if (options.bias) {
-                        operation.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
-                    }
-                    operation.output(DNNL_ARG_DST, 0, laid_out(y_part, last, type), descriptor.dst_desc());
-                    operation.finish(descriptor, dnnl::convolution_forward(descriptor));
-                    return operation;
+                    return forward<dnnl::convolution_forward>(descriptor, laid_out(x_part, last, type),
+                                                              laid_out(y_part, last, type));
                 });
             }
         }
@@ -457,15 +464,8 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
                     data_layout(x_part, last, type), w_layout, bias, data_layout(y_part, last, type), window.strides,
                     library_dilations(window), window.pads_begin, window.pads_end, Operation::attributes(chain));
                 w_layout = descriptor.weights_desc();
-                Operation operation;
-                operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
-                operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
-                if (options.bias) {
-                    operation.input(DNNL_ARG_BIAS, 2, bias, descriptor.bias_desc());
-                }
-                operation.output(DNNL_ARG_DST, 0, laid_out(y_part, last, type), descriptor.dst_desc());
-                operation.finish(descriptor, dnnl::deconvolution_forward(descriptor));
-                return operation;
+                return forward<dnnl::deconvolution_forward>(descriptor, laid_out(x_part, last, type),
+                                                            laid_out(y_part, last, type));
             });
         }
         share_weights(weights.given, w_layout, options.pack_weights);

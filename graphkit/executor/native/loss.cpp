@@ -45,6 +45,27 @@ void label_weights(const LabelGeometry& g, const std::int64_t* labels, const voi
     }
 }
 
+// What a run knows of its labels, at the beginning of its working memory; `rest` is what comes behind.
+struct Labels {
+    const std::int64_t* label;  // -1 where it is ignored
+    const double* weight;
+    std::byte* rest;
+
+    // Memory for a number of each label.
+    static std::size_t bytes(const LabelGeometry& g) {
+        return aligned(static_cast<std::size_t>(g.count()) * sizeof(double));
+    }
+
+    template <typename T>
+    static Labels read(const LabelGeometry& g, const void* labels, const void* weights, std::byte* scratch) {
+        auto* label = reinterpret_cast<std::int64_t*>(scratch);
+        auto* weight = reinterpret_cast<double*>(scratch + bytes(g));
+        g.read_labels(labels, label);
+        label_weights<T>(g, label, weights, weight);
+        return {label, weight, scratch + 2 * bytes(g)};
+    }
+};
+
 // scale[i] of each label in the gradient of a loss that is one number: its weight, times dloss, by the total weight for
 // a mean.
 template <typename W>
@@ -161,7 +182,7 @@ ClassLoss::~ClassLoss() = default;
 
 std::size_t ClassLoss::scratch_bytes() const {
     // Labels, weights and losses, and then what either way to the log-probabilities needs.
-    const std::size_t own = 3 * aligned(static_cast<std::size_t>(geometry_.count()) * sizeof(double));
+    const std::size_t own = 3 * Labels::bytes(geometry_);
     return own + (softmax_ ? std::max(log_softmax_.scratch_bytes(), normaliser_->scratch_bytes()) : 0);
 }
 
@@ -169,12 +190,9 @@ template <typename T>
 void ClassLoss::run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     using W = Wide<T>;
     const LabelGeometry& g = geometry_;
-    const std::size_t bytes = aligned(static_cast<std::size_t>(g.count()) * sizeof(double));
-    auto* labels = reinterpret_cast<std::int64_t*>(scratch);
-    auto* weight = reinterpret_cast<double*>(scratch + bytes);
-    auto* loss = reinterpret_cast<double*>(scratch + 2 * bytes);
-    scratch += 3 * bytes;
-    g.read_labels(inputs[1], labels);
+    const auto [labels, weight, rest] = Labels::read<T>(g, inputs[1], weights_ ? inputs[2] : nullptr, scratch);
+    auto* loss = reinterpret_cast<double*>(rest);
+    scratch = rest + Labels::bytes(g);
     const auto* scores = static_cast<const T*>(inputs[0]);
     const W* largest = nullptr;
     if (softmax_ && outputs[1] != nullptr) {
@@ -189,7 +207,6 @@ void ClassLoss::run_as(const void* const* inputs, void* const* outputs, std::byt
     if (outputs[0] == nullptr) {
         return;
     }
-    label_weights<T>(g, labels, weights_ ? inputs[2] : nullptr, weight);
     parallel_for(threads(), g.count(), 3, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
             loss[i] = 0;  // what is ignored counts as 0, even an infinite loss
@@ -234,21 +251,18 @@ SoftmaxCrossEntropyGrad::SoftmaxCrossEntropyGrad(const Dims& scores, const std::
 }
 
 std::size_t SoftmaxCrossEntropyGrad::scratch_bytes() const {
-    return 3 * aligned(static_cast<std::size_t>(geometry_.count()) * sizeof(double));
+    return 3 * Labels::bytes(geometry_);
 }
 
 template <typename T>
 void SoftmaxCrossEntropyGrad::run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     using W = Wide<T>;
     const LabelGeometry& g = geometry_;
-    const std::size_t bytes = aligned(static_cast<std::size_t>(g.count()) * sizeof(double));
-    auto* labels = reinterpret_cast<std::int64_t*>(scratch);
-    auto* weight = reinterpret_cast<double*>(scratch + bytes);
-    auto* scale = reinterpret_cast<W*>(scratch + 2 * bytes);
+    const void* weights = this->inputs().size() > 3 ? inputs[3] : nullptr;
+    const auto [labels, weight, rest] = Labels::read<T>(g, inputs[2], weights, scratch);
+    auto* scale = reinterpret_cast<W*>(rest);
     const auto* log_prob = static_cast<const T*>(inputs[1]);
     auto* dscores = static_cast<T*>(outputs[0]);
-    g.read_labels(inputs[2], labels);
-    label_weights<T>(g, labels, this->inputs().size() > 3 ? inputs[3] : nullptr, weight);
     if (g.reduction == LossReduction::none) {
         load_floats(inputs[0], type_, scale, g.count());
         for (std::int64_t i = 0; i < g.count(); ++i) {
@@ -321,7 +335,7 @@ SoftmaxCrossEntropyWithGrad::SoftmaxCrossEntropyWithGrad(const Dims& scores, con
 }
 
 std::size_t SoftmaxCrossEntropyWithGrad::scratch_bytes() const {
-    return 4 * aligned(static_cast<std::size_t>(geometry_.count()) * sizeof(double)) +
+    return 4 * Labels::bytes(geometry_) +
            static_cast<std::size_t>(std::max(threads(), 1)) * row_bytes();
 }
 
@@ -334,14 +348,11 @@ template <typename T>
 void SoftmaxCrossEntropyWithGrad::run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     using W = Wide<T>;
     const LabelGeometry& g = geometry_;
-    const std::size_t bytes = aligned(static_cast<std::size_t>(g.count()) * sizeof(double));
-    auto* labels = reinterpret_cast<std::int64_t*>(scratch);
-    auto* weight = reinterpret_cast<double*>(scratch + bytes);
-    auto* loss = reinterpret_cast<double*>(scratch + 2 * bytes);
-    auto* scale = reinterpret_cast<W*>(scratch + 3 * bytes);
-    scratch += 4 * bytes;
-    g.read_labels(inputs[1], labels);
-    label_weights<T>(g, labels, this->inputs().size() > 3 ? inputs[3] : nullptr, weight);
+    const void* weights = this->inputs().size() > 3 ? inputs[3] : nullptr;
+    const auto [labels, weight, rest] = Labels::read<T>(g, inputs[1], weights, scratch);
+    auto* loss = reinterpret_cast<double*>(rest);
+    auto* scale = reinterpret_cast<W*>(rest + Labels::bytes(g));
+    scratch = rest + 2 * Labels::bytes(g);
     W dloss;
     load_floats(inputs[2], type_, &dloss, 1);
     label_scales(g, weight, static_cast<double>(dloss), scale);
