@@ -28,7 +28,7 @@ class Beside:
     """A dependency engine for as long as its `with` block: one worker loads batches, another computes metrics.
 
     depth: how many batches are loaded ahead; with 0, or without the native engine, everything happens where it is
-    asked for. What a metric raises comes out at the next one, or at the end of the block unless the block itself raises.
+    asked for. What a metric raises comes out at the next one, or at the end of the block unless that raises itself.
     Leaving the block waits for all metrics.
     """
 
