@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from graphkit import data, models
 from graphkit.cli._options import data_option, described, json_option, key_values, read_model, source_options
@@ -65,7 +66,7 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
     if train is not None:
         inputs = train.shape[0] if len(train.shape) == 1 else train.shape
         vocab = None if train.vocabulary is None else len(train.vocabulary)
-        facts = {"image": train.shape, "inputs": inputs, "classes": train.num_classes, "vocab": vocab}
+        facts = {"image": train.shape, "inputs": inputs, "classes": _outputs(train), "vocab": vocab}
         chosen = {k: v for k, v in facts.items() if k in known and v is not None}
     for key, text in options.items():
         if key not in known:
@@ -79,6 +80,13 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
         raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
     built = built if seed is None else Model.from_graph(built.graph, {}, seed=seed)
     return built if train is None else described(built, train)
+
+
+def _outputs(train: data.Dataset) -> int | None:
+    """How many numbers a network gives for a sample: one per class, or those of a target that is a float."""
+    if train.num_classes is not None or train.targets is None:
+        return train.num_classes
+    return int(np.prod(train.targets.shape[1:])) if train.targets.ndim <= 2 else None
 
 
 def _kind(parameter: inspect.Parameter) -> str:

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from graphkit.data import Splits
 
 # What is measured beside the loss when nothing is asked for.
-_METRICS = {"softmax_cross_entropy": ("accuracy",), "mse": ("mse",), "huber": ("mse",), "l1": ("mae",)}
+_METRICS = {
+    "softmax_cross_entropy": ("accuracy",),
+    "sigmoid_binary_cross_entropy": ("accuracy",),
+    "mse": ("mse",),
+    "huber": ("mse",),
+    "l1": ("mae",),
+}
 
 # What --profile leaves out, which also pays for fresh memory and packed weights, and how much it records.
 _SKIPPED, _RECORDED = 2, 10

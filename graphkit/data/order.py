@@ -34,14 +34,17 @@ def split(
     """Sorted indices (train, test) with round(test_fraction * count) test samples.
 
     With `classes` (one label per sample) every class is split in that proportion: seats go to the classes by largest
-    remainder, and within a class to the first samples of the seeded permutation.
+    remainder, and within a class to the first samples of the seeded permutation. More labels than test samples are
+    numbers to predict, not classes, and take no part.
     """
     order = _permutation(count, seed, _SPLIT)
     wanted = round(test_fraction * count)
-    if classes is None:
+    labels = None
+    if classes is not None:
+        labels, group, sizes = np.unique(classes, return_inverse=True, return_counts=True)
+    if labels is None or len(labels) > wanted:
         chosen = order[:wanted]
     else:
-        labels, group, sizes = np.unique(classes, return_inverse=True, return_counts=True)
         share = sizes * (wanted / max(count, 1))
         seats = np.floor(share).astype(np.int64)
         largest = np.argsort(-(share - seats), kind="stable")

@@ -27,6 +27,23 @@ class Loss:
     target_type: Callable[[TensorType], TensorType]
     # The operator from logits to what they stand for: a graph that ends in it is compared before it.
     of_logits: str = ""
+    # What targets are beside numbers: numbers of classes, or probabilities.
+    classes: bool = False
+    probabilities: bool = False
+
+    def largest(self, output: TensorType) -> int | None:
+        """The largest target that there is, 0 being the smallest; None where any number is one."""
+        if self.classes:
+            count = output.known_shape[-1]
+            return count - 1 if isinstance(count, int) else None
+        return 1 if self.probabilities else None
+
+    def wants(self, output: TensorType) -> str:
+        """What targets for an output are, in words."""
+        kind = self.target_type(output)
+        if self.classes:
+            return f"class numbers from 0 to {self.largest(output)}, {kind}"
+        return f"targets from 0 to 1, {kind}" if self.probabilities else f"targets of its shape, {kind}"
 
 
 def _classes(logits: TensorType) -> TensorType:
@@ -42,6 +59,11 @@ def softmax_cross_entropy(logits: Value, target: Value) -> Value:
     classes = logits.tensor.known_shape[-1]
     if not isinstance(classes, int):
         raise UsageError(f"softmax_cross_entropy needs a fixed number of classes, not {logits}")
+    if classes == 1:
+        raise UsageError(
+            f"softmax_cross_entropy of one class is always 0, and {logits} has one: for a number use loss='mse' "
+            "(--loss mse), for yes or no loss='sigmoid_binary_cross_entropy'"
+        )
     if logits.rank != 2:
         logits = F.reshape(logits, np.array([-1, classes], np.int64))
         target = F.reshape(target, np.array([-1], np.int64))
@@ -79,14 +101,25 @@ def _mean(value: Value) -> Value:
     return mean
 
 
+# What other libraries call them.
+_ELSEWHERE = {
+    "mae": "l1",
+    "smooth_l1": "huber",
+    "cross_entropy": "softmax_cross_entropy",
+    "sparse_categorical_crossentropy": "softmax_cross_entropy",
+    "binary_crossentropy": "sigmoid_binary_cross_entropy",
+    "binary_cross_entropy": "sigmoid_binary_cross_entropy",
+    "bce_with_logits": "sigmoid_binary_cross_entropy",
+}
+
 _LOSSES = {
     loss.name: loss
     for loss in (
-        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax"),
+        Loss("softmax_cross_entropy", softmax_cross_entropy, _classes, "Softmax", classes=True),
         Loss("mse", mse, _same),
         Loss("l1", l1, _same),
         Loss("huber", huber, _same),
-        Loss("sigmoid_binary_cross_entropy", sigmoid_binary_cross_entropy, _same, "Sigmoid"),
+        Loss("sigmoid_binary_cross_entropy", sigmoid_binary_cross_entropy, _same, "Sigmoid", probabilities=True),
     )
 }
 
@@ -97,7 +130,7 @@ def names() -> list[str]:
 
 def get(name: str) -> Loss:
     if name not in _LOSSES:
-        raise UsageError(f"unknown loss {name!r}{did_you_mean(name, _LOSSES)}")
+        raise UsageError(f"unknown loss {name!r}{did_you_mean(_ELSEWHERE.get(name, name), _LOSSES)}")
     return _LOSSES[name]
 
 
@@ -178,6 +211,11 @@ def _logits(output: Value, operator: str) -> Value:
     if operator == "Softmax" and node.op.attributes()["axis"] not in (-1, (output.rank or 0) - 1):
         return output
     return node.operands[0]
+
+
+def are_probabilities(output: Value) -> bool:
+    """Whether an output is what a Softmax or a Sigmoid gives."""
+    return output.node is not None and not output.node.op.domain and output.node.op.name in ("Softmax", "Sigmoid")
 
 
 def _unique_loss(names: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.train.targets import aligned
 
 
 class Metric(Protocol):
@@ -27,7 +28,7 @@ class _Average:
 
     name = ""
 
-    def __init__(self) -> None:
+    def __init__(self, probabilities: bool = False) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -44,12 +45,24 @@ class _Average:
 
 
 class Accuracy(_Average):
-    """Share of samples whose largest output is at the target class. output: [..., classes]; target: ints [...]."""
+    """Share of samples whose predicted class is the target.
+
+    output: [..., classes] for int targets [...], of which the largest is predicted; or one logit per sample, which
+    predicts 1 where it is above 0 (a probability: above 1/2), for targets of 0 and 1.
+    """
 
     name = "accuracy"
 
+    def __init__(self, probabilities: bool = False) -> None:
+        self._limit = 0.5 if probabilities else 0.0
+        super().__init__()
+
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        _check_classes(self.name, output, target)
+        if (scores := _single(output, target)) is not None:
+            _check_binary(self.name, target)
+            self.add((scores > self._limit) == target.reshape(-1))
+            return
+        target = _class_targets(self.name, output, target)
         self.add(np.argmax(output, axis=-1) == target)
 
 
@@ -59,7 +72,7 @@ class TopK(_Average):
     output: [..., classes]; target: ints [...].
     """
 
-    def __init__(self, k: int = 5) -> None:
+    def __init__(self, k: int = 5, probabilities: bool = False) -> None:
         if k < 1:
             raise UsageError(f"top-k accuracy needs k of at least 1, not {k}")
         self.k = k
@@ -67,7 +80,7 @@ class TopK(_Average):
         super().__init__()
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        _check_classes(self.name, output, target)
+        target = _class_targets(self.name, output, target)
         at_target = np.take_along_axis(output, target[..., None].astype(np.int64), axis=-1)
         earlier = np.arange(output.shape[-1]) < target[..., None]
         rank = np.sum((output > at_target) | ((output == at_target) & earlier), axis=-1)
@@ -78,24 +91,27 @@ class F1:
     """F1 = 2 TP / (2 TP + FP + FN) of predicted classes (van Rijsbergen, 1979); a class without any of them has 0.
 
     output: [..., classes] for int targets [...]: of more than two classes the mean over those that occur ("macro"), of
-    two that of class 1 ("binary"); or one logit per sample, which predicts class 1 where it is above 0.
+    two that of class 1 ("binary"); or one logit per sample, which predicts class 1 where it is above 0 (a probability:
+    above 1/2).
     """
 
     name = "f1"
 
-    def __init__(self) -> None:
+    def __init__(self, probabilities: bool = False) -> None:
+        self._limit = 0.5 if probabilities else 0.0
         self.reset()
 
     def reset(self) -> None:
         self._hits = self._predicted = self._actual = np.zeros(0, np.int64)
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        if output.ndim == target.ndim + 1 and output.shape[-1] > 1:
-            _check_classes(self.name, output, target)
+        if output.size != target.size:
+            target = _class_targets(self.name, output, target)
             classes = output.shape[-1]
             predicted = np.argmax(output, axis=-1)
         else:
-            classes, predicted = 2, (_scores(self.name, output, target) > 0).astype(np.int64)
+            classes, predicted = 2, (_scores(self.name, output, target) > self._limit).astype(np.int64)
+            _check_binary(self.name, target)
         given, found = np.asarray(target).reshape(-1).astype(np.int64), predicted.reshape(-1)
         counts = [np.bincount(v, minlength=classes) for v in (given[given == found], found, given)]
         if self._hits.size:
@@ -120,14 +136,14 @@ class AUC:
 
     name = "auc"
 
-    def __init__(self) -> None:
+    def __init__(self, probabilities: bool = False) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._seen: list[tuple[np.ndarray, np.ndarray]] = []
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        if output.ndim == target.ndim + 1 and output.shape[-1] == 2:
+        if output.shape[-1:] == (2,) and output.size == 2 * target.size:
             scores = (output[..., 1].astype(np.float64) - output[..., 0]).reshape(-1)
         else:
             scores = _scores(self.name, output, target).astype(np.float64)
@@ -150,13 +166,21 @@ class AUC:
 
 
 class Perplexity(_Average):
-    """exp of the mean of -log softmax(output)[target]. output: logits [..., classes]; target: ints [...]."""
+    """exp of the mean of -log softmax(output)[target]. output: logits [..., classes], or probabilities of which the
+    logarithms count; target: ints [...]."""
 
     name = "perplexity"
 
+    def __init__(self, probabilities: bool = False) -> None:
+        self._probabilities = probabilities
+        super().__init__()
+
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        _check_classes(self.name, output, target)
+        target = _class_targets(self.name, output, target)
         logits = output.astype(np.float64)
+        if self._probabilities:
+            with np.errstate(divide="ignore"):
+                logits = np.log(logits)
         logits = logits - logits.max(axis=-1, keepdims=True)
         chosen = np.take_along_axis(logits, target[..., None].astype(np.int64), axis=-1)[..., 0]
         self.add(np.log(np.exp(logits).sum(axis=-1)) - chosen)
@@ -172,7 +196,7 @@ class MeanSquaredError(_Average):
     name = "mse"
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        self.add(np.square(output.astype(np.float64) - target))
+        self.add(np.square(output.astype(np.float64) - _same_shape(self.name, output, target)))
 
 
 class RootMeanSquaredError(MeanSquaredError):
@@ -191,14 +215,38 @@ class MeanAbsoluteError(_Average):
     name = "mae"
 
     def update(self, output: np.ndarray, target: np.ndarray) -> None:
-        self.add(np.abs(output.astype(np.float64) - target))
+        self.add(np.abs(output.astype(np.float64) - _same_shape(self.name, output, target)))
 
 
-def _check_classes(name: str, output: np.ndarray, target: np.ndarray) -> None:
-    if output.ndim != target.ndim + 1 or output.shape[:-1] != target.shape:
+def _class_targets(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Class numbers [...] of an output [..., classes], also where they have axes of 1 more or less, or are floats."""
+    found = aligned(np.asarray(target), output.shape[:-1]) if output.ndim else None
+    if found is None:
         raise InputError(
-            f"{name}: output {list(output.shape)} needs class targets of one rank less, not {list(target.shape)}"
+            f"{name}: output {list(output.shape)} needs class targets of one rank less, not {list(np.shape(target))}"
         )
+    if found.dtype.kind == "f" and not np.all(found == np.floor(found)):
+        raise InputError(f"{name}: targets are class numbers, and {found[found != np.floor(found)][0]} is none")
+    return found
+
+
+def _single(output: np.ndarray, target: np.ndarray) -> np.ndarray | None:
+    """The outputs [samples] of a network that gives one number per target, [N] or [N, 1]; None for any other."""
+    several = output.ndim > 1 and 1 not in output.shape[1:]
+    return None if output.size != np.size(target) or several else output.reshape(-1)
+
+
+def _check_binary(name: str, target: np.ndarray) -> None:
+    if not np.all((target == 0) | (target == 1)):
+        raise InputError(f"{name}: of one number per sample the targets are 0 and 1, not {np.unique(target)[:5]}")
+
+
+def _same_shape(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The target in the output's shape; without this [N] and [N, 1] would broadcast to [N, N]."""
+    found = aligned(np.asarray(target), output.shape)
+    if found is None:
+        raise InputError(f"{name}: output {list(output.shape)} is compared with targets {list(np.shape(target))}")
+    return found
 
 
 def _scores(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
@@ -210,7 +258,7 @@ def _scores(name: str, output: np.ndarray, target: np.ndarray) -> np.ndarray:
     return output.reshape(-1)
 
 
-_METRICS: dict[str, Callable[[], Metric]] = {
+_METRICS: dict[str, Callable[..., Metric]] = {
     "accuracy": Accuracy,
     "top5": TopK,
     "f1": F1,
@@ -226,8 +274,11 @@ def names() -> list[str]:
     return list(_METRICS)
 
 
-def get(spec: Any) -> Metric:
-    """A fresh metric by name (`top<k>` for any k), or `spec` itself when it is one."""
+def get(spec: Any, probabilities: bool = False) -> Metric:
+    """A fresh metric by name (`top<k>` for any k), or `spec` itself when it is one.
+
+    probabilities: outputs are those of a Softmax or Sigmoid, not logits.
+    """
     if not isinstance(spec, str):
         spec.reset()
         metric: Metric = spec
@@ -236,8 +287,8 @@ def get(spec: Any) -> Metric:
         return TopK(int(found[1]))
     if spec not in _METRICS:
         raise UsageError(f"unknown metric {spec!r}{did_you_mean(spec, _METRICS)}")
-    return _METRICS[spec]()
+    return _METRICS[spec](probabilities=probabilities)
 
 
-def get_all(specs: Sequence[Any]) -> list[Metric]:
-    return [get(s) for s in specs]
+def get_all(specs: Sequence[Any], probabilities: bool = False) -> list[Metric]:
+    return [get(s, probabilities) for s in specs]

@@ -35,6 +35,7 @@ from graphkit.train.average import ema as moving_average
 from graphkit.train.beside import Beside
 from graphkit.train.carried import Carried
 from graphkit.train.progress import JsonLog, ProgressBar
+from graphkit.train.targets import Targets
 
 
 class LazyScalar:
@@ -129,7 +130,7 @@ class Trainer:
         # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
         graph = bind_rng(losses.attach(recognise(to_training(net.graph, frozen)), loss, targets, output))
         self._output = net.outputs[0] if output is None else output
-        self._targets = tuple(graph.name_of(v) for v in graph.inputs if v.role == "data")[len(net.inputs) :]
+        self._targets = self._expected(graph, targets is None)
         if straight_through:
             graph = pass_through_rounding(graph)
         trainees = steps.select_trainees(graph, choice)
@@ -160,6 +161,12 @@ class Trainer:
             for name in net.params:
                 net.params[name] = kvstore.broadcast(name, net.params[name])
             self._start_averages()
+
+    def _expected(self, graph: Graph, by_loss: bool) -> Targets:
+        """The targets of a training graph; by_loss: a loss by name says what they are."""
+        data = [v for v in graph.inputs if v.role == "data"][len(self.net.inputs) :]
+        loss = losses.get(self.loss) if isinstance(self.loss, str) and by_loss else None
+        return Targets({graph.name_of(v): v.tensor for v in data}, loss, self.net.output_types[self._output])
 
     def _starts(self) -> ParamStore:
         """A store with the states of the programs that the model does not hold, as they are before the first step."""
@@ -260,7 +267,8 @@ class Trainer:
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         if self._averaged:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
-        feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **_by_name(targets, self._targets, "targets")}
+        compared = self._targets.fitted(_by_name(targets, tuple(self._targets.types), "targets"))
+        feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **compared}
         self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
         if len(self._executors) == 1:
             results = self._executors[0].run({**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)})
@@ -348,7 +356,7 @@ class Trainer:
         every: int | None,
         prefetch: int,
     ) -> dict[str, float]:
-        measured = metrics.get_all(specs)
+        measured = self._metrics(specs)
         losses_seen, samples = 0.0, 0
         if not self.batch:
             self._carried.reset()
@@ -374,6 +382,10 @@ class Trainer:
             self.flush()
         return {"loss": losses_seen / max(samples, 1), **{m.name: m.value for m in measured}}
 
+    def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
+        output = self.net.graph.outputs[self.net.outputs.index(self._output)]
+        return metrics.get_all(specs, probabilities=losses.are_probabilities(output))
+
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy."""
         inputs = self._carried.named(batch.inputs)
@@ -394,7 +406,7 @@ class Trainer:
 
         prefetch: as for `fit`.
         """
-        measured = metrics.get_all(metrics_)
+        measured = self._metrics(metrics_)
         carried = Carried(self.net, self._carried.names)
         with self.averaged(), Beside(prefetch) as beside:
             batches = _dataset(data).batches(batch_size, shuffle=False)

@@ -1,0 +1,143 @@
+"""Targets as people have them, in the type and shape that a loss compares with.
+
+Only what cannot mean anything else is changed: whole numbers become floats and the other way round, axes of 1 come
+and go ([N] for an output [N, 1]). Whatever else does not fit is an error that names the loss to use instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InputError, UsageError
+from graphkit.ir.types import DType, TensorType, Type, dtype_of
+from graphkit.train.losses import Loss
+
+# Kinds of numpy's element types that are real numbers; bfloat16 and its like have a kind of their own.
+_NUMBERS = "biuf"
+
+
+class Targets:
+    """The targets of a training program by name, and what the loss wants of them.
+
+    types: as the graph declares them. loss: None for a function, which may want anything of the declared type. output:
+    what a loss by name compares with.
+    """
+
+    def __init__(self, types: Mapping[str, TensorType], loss: Loss | None, output: Type):
+        self.types = dict(types)
+        self._output = output if isinstance(output, TensorType) else TensorType(DType.FLOAT32, None)
+        self._shape = self._output.shape or ()
+        self._loss = loss
+
+    def fitted(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arrays of one batch, cast and reshaped where that loses nothing. Raises InputError for the others."""
+        return {name: self._one(name, array) if name in self.types else array for name, array in given.items()}
+
+    def _one(self, name: str, given: Any) -> Any:
+        wanted = self.types[name]
+        array = as_array(given)
+        if array is None or (array.dtype.kind not in _NUMBERS and not _is_float(array)):
+            return given  # the executor says what it takes
+        if wanted.rank is not None:
+            found = aligned(array, wanted.known_shape)
+            if found is None:
+                shape = list(array.shape)
+                raise InputError(f"{self._described(name)}; the array given has shape {shape}{self._advice(array)}")
+            array = found
+        array = self._cast(name, wanted.dtype, array)
+        self._check_values(name, array)
+        return array
+
+    def _cast(self, name: str, wanted: DType, array: np.ndarray) -> np.ndarray:
+        if array.dtype == wanted.numpy or not (wanted.is_float or wanted.is_integer):
+            return array
+        with np.errstate(all="ignore"):
+            cast = array.astype(wanted.numpy)
+            # A float is rounded to the width of another; nothing else may change.
+            fits = np.isfinite(cast) == np.isfinite(array) if wanted.is_float else cast == array
+        if not np.all(fits):
+            odd = array[~fits].reshape(-1)[0]
+            raise InputError(f"{self._described(name)}; the {array.dtype} array given holds {odd}{self._advice(array)}")
+        return cast
+
+    def _check_values(self, name: str, array: np.ndarray) -> None:
+        if self._loss is None or not array.size:
+            return
+        limit = self._loss.largest(self._output)
+        if limit is not None and (array.min() < 0 or array.max() > limit):
+            odd = array[(array < 0) | (array > limit)].reshape(-1)[0]
+            raise InputError(f"{self._described(name)}; the array given holds {odd}{self._advice(array)}")
+
+    def _described(self, name: str) -> str:
+        if self._loss is None:
+            return f"target {name!r} is {self.types[name]}"
+        return f"loss {self._loss.name!r} compares the output {self._output} with {self._loss.wants(self._output)}"
+
+    def _advice(self, array: np.ndarray) -> str:
+        """Which other loss takes these targets; empty when none does."""
+        if self._loss is None:
+            return ""
+        if self._loss.name == "softmax_cross_entropy":
+            if _is_one_hot(array) and array.shape[-1:] == self._shape[-1:]:
+                return ": one row of 0 and 1 per sample; give the numbers of the classes, targets.argmax(-1)"
+            if array.dtype.kind == "f" and aligned(array, self._shape) is not None:
+                return ': they look like a regression; use loss="mse" (--loss mse)'
+            if array.size and array.dtype.kind in "iu" and array.min() == 1:
+                return ": classes count from 0; subtract 1"
+            return ""
+        if array.dtype.kind in "biu" and aligned(array, self._shape[:-1]) is not None:
+            return ': whole numbers, one per sample; for classes use loss="softmax_cross_entropy" (--loss ...)'
+        if self._loss.name == "sigmoid_binary_cross_entropy":
+            return ': for other numbers than probabilities use loss="mse" (--loss mse)'
+        return ""
+
+
+def as_array(given: Any) -> np.ndarray | None:
+    """What is given as an array of numpy; None for what is not one without a conversion of its own."""
+    if isinstance(given, (np.ndarray, np.generic, bool, int, float, list, tuple)):
+        try:
+            return np.asarray(given)
+        except ValueError:
+            return None
+    return None
+
+
+def aligned(array: np.ndarray, shape: tuple[Any, ...]) -> np.ndarray | None:
+    """The array with axes of 1 put in or left out, so that it fits `shape`; None where more than that is different.
+
+    shape: integers, and anything else for a dimension of any size. The first axis counts samples and stays.
+    """
+    if array.ndim == len(shape) and _fits(array.shape, shape):
+        return array
+    if not array.ndim or not shape:
+        return array.reshape(()) if array.size == 1 and not shape else None
+    sizes = list(array.shape[1:])
+    new = [array.shape[0]]
+    for dim in shape[1:]:
+        while isinstance(dim, int) and dim != 1 and sizes and sizes[0] == 1:
+            sizes.pop(0)
+        if dim == 1 and (not sizes or sizes[0] != 1):
+            new.append(1)
+        elif sizes:
+            new.append(sizes.pop(0))
+        else:
+            return None
+    return array.reshape(new) if all(size == 1 for size in sizes) and _fits(new, shape) else None
+
+
+def _fits(sizes: Any, shape: tuple[Any, ...]) -> bool:
+    return all(not isinstance(dim, int) or dim == size for dim, size in zip(shape, sizes, strict=True))
+
+
+def _is_one_hot(array: np.ndarray) -> bool:
+    return array.ndim > 1 and bool(np.all((array == 0) | (array == 1)) and np.all(array.sum(-1) == 1))
+
+
+def _is_float(array: np.ndarray) -> bool:
+    try:
+        return dtype_of(array.dtype).is_float
+    except UsageError:
+        return False
