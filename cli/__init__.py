@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from graphkit.errors import GraphkitError, RuntimeFailure, did_you_mean
+from graphkit.errors import did_you_mean
 
 # Sub-command -> one line of help; the module of the same name defines `command`.
 COMMANDS = {
@@ -60,14 +60,15 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--traceback", "whole", is_flag=True, help="Show where an error was raised, down to the line of Python.")
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
 )
-def cli() -> None:
+def cli(whole: bool) -> None:
     """Define or import a network, differentiate, run and train it, and prove what it exports.
 
     Results go to stdout, everything else to stderr. Exit codes: 0 ok, 1 a check failed, 2 usage, 3 unsupported
-    operator, 4 invalid or unsafe model, 5 runtime failure.
+    operator, 4 invalid or unsafe model, 5 runtime failure. With --json an error is an object on stdout too.
     """
 
 
@@ -90,21 +91,13 @@ def _run(argv: Sequence[str], raise_errors: bool = False) -> int:
     try:
         # A command returns its exit code, or nothing for success.
         return cli.main(args=list(argv), prog_name="graphkit", standalone_mode=False) or 0
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.Abort:
-        click.echo("graphkit: interrupted", err=True)
-        return 130
-    except GraphkitError as error:
-        if raise_errors:
-            raise
-        click.echo(f"graphkit: {error}", err=True)
-        return error.exit_code
-    except MemoryError as error:
-        if raise_errors:
-            raise
-        click.echo(f"graphkit: out of memory: {error}", err=True)
-        return RuntimeFailure.exit_code
     except BrokenPipeError:
         return 0
+    except Exception as error:
+        from graphkit.cli import _failure
+
+        # click makes an Abort of an interruption.
+        if raise_errors and not isinstance(error, (click.ClickException, click.Abort)):
+            _failure.print_error(error, argv)
+            raise
+        return _failure.report(error, argv, whole="--traceback" in argv)

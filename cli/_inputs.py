@@ -55,17 +55,28 @@ def parse_inputs(inputs: Sequence[str], texts: tuple[str, ...]) -> tuple[dict[st
     `FILE.npz` alone takes every array whose name is an input's."""
     given: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
+    first: dict[str, str] = {}
+
+    def once(name: str, text: str) -> None:
+        if name in first:
+            raise UsageError(f"input {name!r} is given twice: {first[name]} and {text}")
+        first[name] = text
+
     for text in texts:
         name, separator, path = text.partition("=")
         if separator:
+            once(name, text)
             given[name] = _array(Path(path), name)
         elif text.endswith(".npz"):
             arrays = _read(Path(text))
-            given |= {n: arrays[n] for n in inputs if n in arrays}
+            for n in filter(arrays.__contains__, inputs):
+                once(n, text)
+                given[n] = arrays[n]
             if not given.keys() & arrays.keys():
                 raise InputError(f"{text} holds {', '.join(arrays) or 'nothing'}; the inputs are {', '.join(inputs)}")
         else:
             name, shape = _shape(text)
+            once(name, text)
             shapes[name] = shape
     return given, shapes
 

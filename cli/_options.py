@@ -102,11 +102,13 @@ def described(model: Model, train: Dataset) -> Model:
 
 
 def key_values(pairs: tuple[str, ...], option: str) -> dict[str, str]:
-    """`name=value` texts as a dict; raises UsageError."""
-    table = {}
+    """`name=value` texts as a dict; raises UsageError, also for a name that comes twice."""
+    table: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise UsageError(f"{option} {pair!r}: expected name=value")
+        if name in table:
+            raise UsageError(f"{option} {name} is given twice: {table[name]} and {value}")
         table[name] = value
     return table

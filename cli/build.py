@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import sys
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import numpy as np
 from graphkit import data, models
 from graphkit.cli._options import data_option, described, json_option, key_values, read_model, source_options
 from graphkit.cli._output import log, print_json
-from graphkit.errors import UsageError, did_you_mean
+from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
 from graphkit.model import Model
 
 
@@ -75,7 +78,8 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
     missing = [k for k, p in known.items() if p.default is p.empty and k not in chosen]
     if missing:
         raise UsageError(f"model {name!r} needs {', '.join(f'-p {k}=...' for k in missing)}")
-    built = function(**chosen)
+    with _running(path) if separator else contextlib.nullcontext():
+        built = function(**chosen)
     if not isinstance(built, Model):
         raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
     built = built if seed is None else Model.from_graph(built.graph, {}, seed=seed)
@@ -124,8 +128,33 @@ def _function(path: str, attribute: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     # Annotations and dataclasses look their module up there.
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with _running(path):
+        spec.loader.exec_module(module)
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UsageError(f"{path} has no function {attribute!r}{did_you_mean(attribute, vars(module))}")
     return function
+
+
+@contextlib.contextmanager
+def _running(path: str) -> Iterator[None]:
+    """Errors of the code in a file get its line; those that are not graphkit's become UserCodeError."""
+    try:
+        yield
+    except Exception as error:
+        where = _line(path, error)
+        if isinstance(error, GraphkitError):
+            raise error if where is None else type(error)(f"{where}: {error}") from error
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise UserCodeError(f"{where or path}: {said} (graphkit --traceback build ... shows all of it)") from error
+    except SystemExit as error:
+        raise UserCodeError(f"{path} ends the program (exit {error.code})") from error
+
+
+def _line(path: str, error: BaseException) -> str | None:
+    """The last line of a file on the way to where an error was raised; None when it is not on the way."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    own = Path(path).resolve()
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == own]
+    return f"{path}:{frames[-1].lineno}, in {frames[-1].name}" if frames else None

@@ -1,6 +1,6 @@
 """Every exception that graphkit raises on purpose, with the exit code that the command line gives it.
 
-Exit codes: 1 a check failed, 2 usage, 3 unsupported operator, 4 invalid or unsafe model, 5 runtime failure.
+Exit codes: 1 a check (or code of the caller's) failed, 2 usage, 3 unsupported operator, 4 invalid or unsafe model, 5 runtime failure.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ class CheckFailed(GraphkitError):
     """A proof did not hold: outputs differ, a gradient is wrong."""
 
     exit_code = 1
+
+
+class UserCodeError(CheckFailed):
+    """Python code of the caller's that a command runs raised something; the message says what, and the line."""
 
 
 class UsageError(GraphkitError):

@@ -1,0 +1,83 @@
+"""How a command fails: a line on stderr and an exit code; with --json also an object on stdout."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from graphkit.cli._output import print_json
+from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
+
+INTERRUPTED = 130
+
+_NAME = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+# The first node of a message, as Node.describe and the importer write it, or as a list of operators names it.
+_NODE = re.compile(rf"(?:node (?:of )?(?P<name>{_NAME})|unnamed node) \(?(?P<operator>[\w.]+)[()]")
+_LISTED = re.compile(rf"^  (?P<operator>[\w.]+): (?P<name>{_NAME})", re.MULTILINE)
+
+
+def report(error: BaseException, argv: Sequence[str], whole: bool = False) -> int:
+    """Say what went wrong; return the exit code. `whole`: with the traceback."""
+    kind, code, message = _kind(error), _exit_code(error), _message(error)
+    expected = isinstance(error, (GraphkitError, click.ClickException, click.Abort))
+    if whole or not (expected or isinstance(error, (MemoryError, OSError))):
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, click.ClickException):
+        error.show()
+    elif isinstance(error, click.Abort):
+        click.echo(f"graphkit: {message}", err=True)
+    elif isinstance(error, MemoryError):
+        click.echo(f"graphkit: out of memory: {message}", err=True)
+    elif expected or isinstance(error, OSError):
+        click.echo(f"graphkit: {message}", err=True)
+    else:
+        click.echo(f"graphkit: a fault in graphkit itself, please report it: {kind}: {message}", err=True)
+    print_error(error, argv)
+    return code
+
+
+def print_error(error: BaseException, argv: Sequence[str]) -> None:
+    """The error as JSON on stdout, where the command line asks for JSON."""
+    if "--json" in argv:
+        message = _message(error)
+        command = next((a for a in argv if not a.startswith("-")), None)
+        print_json(
+            "error",
+            {"command": command, "kind": _kind(error), "exit_code": _exit_code(error), "message": message}
+            | _place(message),
+        )
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, click.Abort):
+        return "interrupted"
+    return error.format_message() if isinstance(error, click.ClickException) else str(error)
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, click.Abort):
+        return "Interrupted"
+    return UsageError.__name__ if isinstance(error, click.ClickException) else type(error).__name__
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, click.Abort):
+        return INTERRUPTED
+    if isinstance(error, (GraphkitError, click.ClickException)):
+        return error.exit_code
+    return RuntimeFailure.exit_code
+
+
+def _place(message: str) -> dict[str, Any]:
+    """The node and the operator that a message names; None where it names none."""
+    found = _NODE.search(message) or _LISTED.search(message)
+    if found is None:
+        return {"node": None, "operator": None}
+    name = found["name"]
+    return {"node": name and ast.literal_eval(name), "operator": found["operator"].removeprefix("ai.onnx.")}

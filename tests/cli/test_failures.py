@@ -1,0 +1,147 @@
+"""How commands fail: one line, one exit code, and with --json one object on stdout, whatever went wrong."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from graphkit import cli
+
+FIELDS = {"schema", "version", "command", "kind", "exit_code", "message", "node", "operator"}
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*arguments):
+        code = cli.invoke([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def net(tmp_path):
+    path = tmp_path / "net.json"
+    assert cli.invoke(["build", "mlp", "-p", "inputs=6", "-p", "classes=3", "-o", str(path)]) == 0
+    return path
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_wrong_option_is_an_object_for_every_command(call, command):
+    code, out, err = call(command, "--no-such-option", "--json")
+    assert code == 2
+    found = json.loads(out)
+    assert set(found) == FIELDS
+    assert (found["schema"], found["command"], found["kind"]) == ("graphkit.error", command, "UsageError")
+    assert found["exit_code"] == 2
+    assert "--no-such-option" in found["message"]
+    assert "--no-such-option" in err
+
+
+@pytest.mark.parametrize("arguments", [["nothing", "--json"], ["inspect", "--json"], ["run", "none.onnx", "--json"]])
+def test_usage_errors_before_and_in_a_command(call, arguments):
+    code, out, err = call(*arguments)
+    assert (code, json.loads(out)["exit_code"]) == (2, 2)
+    assert err
+
+
+def test_without_json_nothing_is_on_stdout(call):
+    code, out, err = call("run", "none.onnx")
+    assert (code, out) == (2, "")
+    assert err.startswith("graphkit: ")
+
+
+def write(path, *nodes):
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("node", "code", "name", "operator"),
+    [
+        (helper.make_node("Conv", ["x", "x"], ["y"], name="it's"), 4, "it's", "Conv"),
+        (helper.make_node("Wonder", ["x"], ["y"], name="odd"), 3, "odd", "Wonder"),
+        (helper.make_node("Relu", ["x", "x"], ["y"]), 4, "y", "Relu"),
+    ],
+    ids=["type", "unsupported", "unnamed"],
+)
+def test_node_and_operator_are_fields(call, tmp_path, node, code, name, operator):
+    found, out, _ = call("inspect", write(tmp_path / "net.onnx", node), "--json")
+    error = json.loads(out)
+    assert (found, error["exit_code"], error["node"], error["operator"]) == (code, code, name, operator)
+
+
+def test_a_fault_of_ours_has_its_traceback_and_is_an_object(call, monkeypatch, net):
+    from graphkit.cli import inspect
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("in the works")
+
+    monkeypatch.setattr(inspect, "read_model", broken)
+    code, out, err = call("inspect", net, "--json")
+    assert code == 5
+    assert json.loads(out)["kind"] == "ZeroDivisionError"
+    assert "Traceback" in err
+    assert "please report it" in err
+
+
+# --- code of the caller's -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def make():\n    x = [1]\n    return x[3]\n", "{}:3, in make: IndexError: list index out of range"),
+        ("import nothing_of_that_name\n", "{}:1, in <module>: ModuleNotFoundError"),
+        ("def make(:\n", "{}:1: SyntaxError"),
+        ("import sys\nsys.exit(0)\n", "{} ends the program"),
+        ("def helper():\n    raise ValueError\n\ndef make():\n    helper()\n", "{}:2, in helper: ValueError"),
+    ],
+    ids=["index", "import", "syntax", "exit", "bare"],
+)
+def test_an_error_in_a_file_of_functions_is_one_line(call, tmp_path, source, message):
+    file = tmp_path / "mynet.py"
+    file.write_text(source)
+    code, out, err = call("build", f"{file}:make", "-o", tmp_path / "net.json", "--json")
+    assert code == 1
+    assert json.loads(out)["kind"] == "UserCodeError"
+    assert message.format(file) in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "net.json").exists()
+    _, _, err = call("--traceback", "build", f"{file}:make", "-o", tmp_path / "net.json")
+    assert "Traceback" in err
+
+
+def test_an_error_of_graphkit_in_such_a_file_keeps_its_code_and_gets_the_line(call, tmp_path):
+    file = tmp_path / "mynet.py"
+    file.write_text("import graphkit as gk\n\ndef make():\n    return gk.relu(gk.input('x', ['N']), 1, 2)\n")
+    code, _, err = call("build", f"{file}:make", "-o", tmp_path / "net.json")
+    assert code in (2, 4)
+    assert f"{file}:4, in make: " in err
+
+
+# --- said twice ---------------------------------------------------------------------------------------
+
+
+def test_an_input_given_twice_is_refused(call, net, tmp_path):
+    for name in ("a.npy", "b.npy"):
+        np.save(tmp_path / name, np.zeros((2, 6), np.float32))
+    np.savez(tmp_path / "all.npz", x=np.zeros((2, 6), np.float32))
+    a, b, both = (tmp_path / n for n in ("a.npy", "b.npy", "all.npz"))
+    for inputs in ([f"x={a}", f"x={b}"], [f"x={a}", "x:3,6"], ["x:2,6", "x:3,6"], [both, f"x={b}"]):
+        code, _, err = call("run", net, *inputs)
+        assert code == 2
+        assert "input 'x' is given twice" in err
+
+
+def test_an_option_given_twice_is_refused(call, tmp_path):
+    code, _, err = call("build", "mlp", "-p", "classes=3", "-p", "classes=4", "-o", tmp_path / "net.json")
+    assert code == 2
+    assert "classes is given twice: 3 and 4" in err
