@@ -1,9 +1,9 @@
-"""Inputs on the command line: NAME:SHAPE (filled) or NAME=FILE (.npy, .npz)."""
+"""Inputs on the command line: NAME:SHAPE (filled) or NAME=FILE (.npy, .npz, or a picture)."""
 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
+from graphkit.cli._images import SUFFIXES, Images
 from graphkit.cli._output import log
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.ir.types import Type
 from graphkit.model import Model
 
 
-def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int) -> Feeds:
+def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Images | None = None) -> Feeds:
     """Arrays for every input of `model`; guessed dimensions are announced on stderr."""
-    given, shapes = parse_inputs(model.inputs, texts)
+    given, shapes = parse_inputs(model.input_types, texts, images)
     feeds = make_feeds(model, fill, given=given, shapes=shapes, seed=seed)
     if feeds.announcement:
         log(feeds.announcement)
@@ -37,7 +39,8 @@ class Batch:
 
     def arrays(self, subject: Any, names: Sequence[str]) -> dict[str, Any]:
         """Arrays for the inputs `names` of a Model or Trainer; guessed dimensions are announced on stderr."""
-        given, known = parse_inputs(names, self.texts)
+        types = {subject.graph.name_of(v): v.type for v in subject.graph.inputs}
+        given, known = parse_inputs({name: types[name] for name in names}, self.texts)
         for name in (*given, *known):
             if name not in names:
                 raise InputError(f"no input {name!r}{did_you_mean(name, names)}")
@@ -50,9 +53,11 @@ class Batch:
         return {name: feeds[name] for name in names}
 
 
-def parse_inputs(inputs: Sequence[str], texts: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+def parse_inputs(
+    inputs: Mapping[str, Type], texts: tuple[str, ...], images: Images | None = None
+) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Arrays and shapes by input name. `NAME=FILE.npz` takes the array of that name, or the only one in the file;
-    `FILE.npz` alone takes every array whose name is an input's."""
+    `FILE.npz` alone takes every array whose name is an input's; `NAME=FILE.png` decodes a picture as `images` says."""
     given: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     first: dict[str, str] = {}
@@ -66,7 +71,12 @@ def parse_inputs(inputs: Sequence[str], texts: tuple[str, ...]) -> tuple[dict[st
         name, separator, path = text.partition("=")
         if separator:
             once(name, text)
-            given[name] = _array(Path(path), name)
+            if Path(path).suffix.lower() in SUFFIXES:
+                if name not in inputs:
+                    raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
+                given[name] = (images or Images()).read(Path(path), name, inputs[name])
+            else:
+                given[name] = _array(Path(path), name)
         elif text.endswith(".npz"):
             arrays = _read(Path(text))
             for n in filter(arrays.__contains__, inputs):
@@ -120,4 +130,4 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         with loaded:
             return {n: loaded[n] for n in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as .npy or .npz: {error}") from None
+        raise InputError(f"{path} cannot be read as .npy or .npz, and is no picture by its name: {error}") from None

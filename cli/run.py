@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.errors import UsageError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @input_options
+@image_options
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the outputs to this .npz file.")
 @click.option("--output-name", "names", multiple=True, help="Only these outputs, or internal values by name; repeat.")
 @click.option(
@@ -40,15 +42,19 @@ if TYPE_CHECKING:
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str | None, names: tuple[str, ...],
     trace: str | None, check_finite: bool, device: str, threads: int | None, external_root: str | None, as_json: bool,
+    **image: Any,
 ) -> None:  # fmt: skip
     """Run MODEL (.json, .onnx, a training folder, or - for stdin) and show its outputs.
 
-    Inputs are NAME:SHAPE (filled) or NAME=FILE.npy, NAME=FILE.npz; what is not given is guessed, and said.
+    Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, or a picture (.png, .jpg, ...), which is resized to the
+    input's size, in RGB from 0 to 1 unless the options of pictures say otherwise, and as it is for uint8. What is not
+    given is guessed, and said.
 
     \b
     graphkit run net.onnx
     graphkit run net.onnx x:16,1,8,8 --fill ones -o out.npz
     graphkit run net.onnx x=image.npy
+    graphkit run net.onnx x=photo.jpg --image-mean 0.485,0.456,0.406 --image-std 0.229,0.224,0.225
     graphkit run net.onnx x:16,1,8,8 --profile trace.json
     """
     from graphkit.cli._inputs import feeds_for
@@ -58,7 +64,7 @@ def command(
     net = read_model(model, external_root)
     if names:
         net = net.select(*names)
-    feeds = feeds_for(net, inputs, fill, seed).arrays
+    feeds = feeds_for(net, inputs, fill, seed, images_of(image)).arrays
     executor = net.compile(device, threads=threads, check_finite=check_finite)
     recorded = None
     if trace is None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import print_json, print_table
 
@@ -13,6 +14,7 @@ from graphkit.cli._output import print_json, print_table
 @click.command()
 @click.argument("model")
 @input_options
+@image_options
 @click.option("--rtol", type=click.FloatRange(min=0), default=None, help="Relative tolerance.")
 @click.option("--atol", type=click.FloatRange(min=0), default=None, help="Absolute tolerance.")
 @click.option("--opset", type=int, default=None, help="Export at this opset for ONNX Runtime.")
@@ -21,6 +23,7 @@ from graphkit.cli._output import print_json, print_table
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, rtol: float | None, atol: float | None,
     opset: int | None, external_root: str | None, as_json: bool,
+    **image: Any,
 ) -> int:  # fmt: skip
     """Run MODEL in graphkit and in ONNX Runtime on the same inputs and compare every output. Exit code 1: they differ.
 
@@ -34,7 +37,7 @@ def command(
     net = read_model(model, external_root)
     # A file is proved as it is: ONNX Runtime runs it, not a new export of what was read from it.
     against = model if model.endswith(".onnx") and opset is None else None
-    feeds = feeds_for(net, inputs, fill, seed)
+    feeds = feeds_for(net, inputs, fill, seed, images_of(image))
     report = verify(net, feeds.arrays, rtol=rtol, atol=atol, opset=opset, against=against)
     print_report(report, as_json)
     return 0 if report.passed else 1

@@ -1,6 +1,7 @@
 """Every exception that graphkit raises on purpose, with the exit code that the command line gives it.
 
-Exit codes: 1 a check (or code of the caller's) failed, 2 usage, 3 unsupported operator, 4 invalid or unsafe model, 5 runtime failure.
+Exit codes: 1 a check failed (or code of the caller), 2 usage, 3 unsupported operator, 4 invalid or unsafe model,
+5 runtime failure.
 """
 
 from __future__ import annotations
