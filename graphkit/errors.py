@@ -36,6 +36,10 @@ class InputError(UsageError):
     """A fed array does not fit the graph's input: name, rank, dtype, dimension or value."""
 
 
+class NotAnArray(UsageError, TypeError):
+    """numpy was asked to compute with a graph value, which has no elements before the graph runs."""
+
+
 class UnsupportedError(GraphkitError):
     """Something valid that graphkit (or the export target) cannot do; names the operators."""
 

@@ -1,4 +1,8 @@
-"""Python's operators on values: `x + 1`, `x @ w`, `x[:, 0]` make nodes."""
+"""Python's operators on values: `x + 1`, `x @ w`, `x[:, 0]` make nodes; so does numpy: `np.ones(4) * x`, `np.exp(x)`.
+
+Arrays and numpy's scalars become constants of the value's dtype where that changes no kind: floats and integers beside
+floats, integers beside integers.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,61 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import UsageError
+from graphkit.errors import NotAnArray, UsageError
 from graphkit.ir.graph import Value
-from graphkit.ops._base import F, as_value
+from graphkit.ir.types import FLOATS, INTEGERS, DType, TensorType, dtype_of
+from graphkit.ops._base import F, as_value, constant, registry
+
+
+def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
+    """`operand` as a Value beside `like`; an integer exponent keeps its dtype."""
+    if isinstance(operand, (list, tuple)):
+        operand = np.asarray(operand)
+    if not isinstance(operand, (np.ndarray, np.generic)) or not isinstance(like.type, TensorType):
+        return as_value(operand, like)
+    wanted, given = like.dtype, dtype_of(operand.dtype)
+    if given is wanted or (exponent and given in INTEGERS):
+        return constant(operand)
+    kinds = (INTEGERS | FLOATS) if wanted in FLOATS else INTEGERS if wanted in INTEGERS else frozenset()
+    if given not in kinds:
+        raise UsageError(f"{given}{list(operand.shape)} beside {like}: cast one of them")
+    with np.errstate(over="ignore"):
+        converted = operand.astype(wanted.numpy)
+    if wanted in INTEGERS and not (converted == operand).all():
+        raise UsageError(f"{given}{list(operand.shape)} beside {like}: elements do not fit {wanted}")
+    return constant(converted)
+
+
+def _apply(function: str, a: Any, b: Any) -> Any:
+    """`function` of two operands, at least one of them a Value."""
+    like = a if isinstance(a, Value) else b
+    a, b = _operand(a, like), _operand(b, like, exponent=function == "pow")
+    return _BUILT[function](a, b) if function in _BUILT else getattr(F, function)(a, b)
+
+
+def _floor_div(a: Value, b: Value) -> Value:
+    quotient = F.div(F.sub(a, F.mod(a, b)), b)
+    return F.round(quotient) if a.dtype.is_float else quotient
+
+
+def _bitwise(function: str) -> Callable[[Value, Value], Value]:
+    return lambda a, b: getattr(F, f"{function}_" if a.dtype is DType.BOOL else f"bitwise_{function}")(a, b)
+
+
+# Functions that are no operator of their own.
+_BUILT: dict[str, Callable[[Value, Value], Value]] = {
+    "floordiv": _floor_div,
+    "fmod": lambda a, b: F.mod(a, b, fmod=True),
+    "not_equal": lambda a, b: F.not_(F.equal(a, b)),
+    "and": _bitwise("and"),
+    "or": _bitwise("or"),
+    "xor": lambda a, b: F.xor(a, b) if a.dtype is DType.BOOL else F.bitwise_xor(a, b),
+}
 
 
 def _binary(function: str, reflected: bool = False) -> Callable[[Value, Any], Any]:
     def method(self: Value, other: Any) -> Any:
-        other = as_value(other, self)
-        return getattr(F, function)(other, self) if reflected else getattr(F, function)(self, other)
+        return _apply(function, other, self) if reflected else _apply(function, self, other)
 
     return method
 
@@ -25,6 +75,55 @@ def _unary(function: str) -> Callable[[Value], Any]:
         return getattr(F, function)(self)
 
     return method
+
+
+def _invert(self: Value) -> Any:
+    return F.not_(self) if self.dtype is DType.BOOL else F.bitwise_not(self)
+
+
+# numpy's functions by what they are here. The others have no counterpart of one node.
+_UFUNCS_OF_TWO = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "power": "pow",
+    "floor_divide": "floordiv", "remainder": "mod", "fmod": "fmod", "matmul": "mat_mul", "maximum": "max",
+    "minimum": "min", "less": "less", "less_equal": "less_or_equal", "greater": "greater",
+    "greater_equal": "greater_or_equal", "equal": "equal", "not_equal": "not_equal", "logical_and": "and_",
+    "logical_or": "or_", "logical_xor": "xor", "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
+}  # fmt: skip
+_UFUNCS_OF_ONE = {
+    "negative": "neg", "positive": "identity", "absolute": "abs", "fabs": "abs", "sign": "sign", "exp": "exp",
+    "log": "log", "sqrt": "sqrt", "reciprocal": "reciprocal", "floor": "floor", "ceil": "ceil", "rint": "round",
+    "sin": "sin", "cos": "cos", "tan": "tan", "arcsin": "asin", "arccos": "acos", "arctan": "atan", "sinh": "sinh",
+    "cosh": "cosh", "tanh": "tanh", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "isnan": "is_na_n",
+    "isinf": "is_inf", "logical_not": "not_",
+}  # fmt: skip
+
+
+def _array_ufunc(self: Value, ufunc: np.ufunc, method: str, *operands: Any, **options: Any) -> Any:
+    """The node that numpy's `ufunc` is; raises NotAnArray for what has none."""
+    name = ufunc.__name__
+    if method == "__call__" and not options:
+        if name in _UFUNCS_OF_TWO:
+            return _apply(_UFUNCS_OF_TWO[name], *operands)
+        if name in _UFUNCS_OF_ONE:
+            return getattr(F, _UFUNCS_OF_ONE[name])(self)
+        if name in ("invert", "bitwise_not"):
+            return _invert(self)
+        if name == "square":
+            return F.mul(self, self)
+    if "out" in options:
+        raise NotAnArray(f"an array cannot hold {self}, which has no elements before the graph runs; write y = y + x")
+    call = f"np.{name}" if method == "__call__" else f"np.{name}.{method}"
+    known = _UFUNCS_OF_TWO.get(name) or _UFUNCS_OF_ONE.get(name)
+    hint = {"reduce": "gk.reduce_sum and its kind", "accumulate": "gk.cum_sum"}.get(method)
+    hint = hint or (f"gk.{known}" if known in registry.function_names() else "graphkit's own functions (gk.relu, ...)")
+    given = f" with {', '.join(sorted(options))}" if options else ""
+    raise NotAnArray(f"{call}{given} of {self}: it has no elements before the graph runs; use {hint}")
+
+
+def _no_array(self: Value, dtype: Any = None, copy: Any = None) -> Any:
+    raise NotAnArray(
+        f"{self} is a value of a graph, no array: it has elements when a model runs (gk.Model(...).run({{...}}))"
+    )
 
 
 def _getitem(self: Value, key: Any) -> Value:
@@ -77,15 +176,15 @@ def _getitem(self: Value, key: Any) -> Value:
 
 def _install_overloads() -> None:
     table = {
-        "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow", "matmul": "mat_mul", "mod": "mod",
-        "and": "and_", "or": "or_", "xor": "xor",
+        "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floordiv", "pow": "pow",
+        "matmul": "mat_mul", "mod": "mod", "and": "and", "or": "or", "xor": "xor",
     }  # fmt: skip
     for python, function in table.items():
         setattr(Value, f"__{python}__", _binary(function))
         setattr(Value, f"__r{python}__", _binary(function, reflected=True))
     for python, function in {"lt": "less", "le": "less_or_equal", "gt": "greater", "ge": "greater_or_equal"}.items():
         setattr(Value, f"__{python}__", _binary(function))
-    for python, function in {"neg": "neg", "abs": "abs", "invert": "not_"}.items():
+    for python, function in {"neg": "neg", "abs": "abs", "pos": "identity"}.items():
         setattr(Value, f"__{python}__", _unary(function))
 
     def no_bool(self: Value) -> bool:
@@ -94,7 +193,14 @@ def _install_overloads() -> None:
     def no_iter(self: Value) -> Any:
         raise UsageError(f"{self} cannot be iterated; use gk.split or gk.scan")
 
-    methods = {"getitem": _getitem, "bool": no_bool, "iter": no_iter}
+    methods = {
+        "invert": _invert,
+        "getitem": _getitem,
+        "bool": no_bool,
+        "iter": no_iter,
+        "array_ufunc": _array_ufunc,
+        "array": _no_array,
+    }
     for python, method in methods.items():
         setattr(Value, f"__{python}__", method)
 

@@ -40,7 +40,7 @@ class Binary(Op):
         Sample((0, 3), (1, 3)),
     )
     # The rule for known integer elements, where shape arithmetic uses the operator.
-    known: ClassVar[Callable[..., Dim] | None] = None
+    known: ClassVar[Callable[..., Dim | None] | None] = None
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         shape = broadcast_shapes([a.shape, b.shape])
@@ -49,8 +49,8 @@ class Binary(Op):
         return TensorType(a.dtype, shape, value)
 
 
-def broadcast_known(rule: Callable[..., Dim], operands: Sequence[TensorType]) -> tuple[Dim, ...] | None:
-    """Apply `rule` to known elements of operands of rank 0 or 1; None when one is unknown."""
+def broadcast_known(rule: Callable[..., Dim | None], operands: Sequence[TensorType]) -> tuple[Dim, ...] | None:
+    """Apply `rule` to known elements of operands of rank 0 or 1; None when one is unknown, or has no result."""
     if any(t.value is None or t.rank is None or t.rank > 1 for t in operands):
         return None
     values = [t.value or () for t in operands]
@@ -58,7 +58,8 @@ def broadcast_known(rule: Callable[..., Dim], operands: Sequence[TensorType]) ->
     columns = [v * length if len(v) == 1 else v for v in values]
     if any(len(c) != length for c in columns):
         return None
-    return tuple(rule(*column) for column in zip(*columns, strict=True))
+    results = [rule(*column) for column in zip(*columns, strict=True)]
+    return None if any(r is None for r in results) else tuple(results)  # type: ignore[arg-type]
 
 
 def unbroadcast(gradient: Any, operand: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from graphkit.errors import RuntimeFailure
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node
@@ -61,16 +62,36 @@ class Mul(Binary):
         return operand_gradients(node, F.mul(dy, b), F.mul(dy, a))
 
 
-def _quotient(a: Dim, b: Dim) -> Dim:
+def _quotient(a: Dim, b: Dim) -> Dim | None:
     # Integers divide towards zero; for dimensions, which are not negative, that is the floor.
+    if b == 0:
+        return None
     if isinstance(a, DimExpr) or isinstance(b, DimExpr):
         return dims.floordiv(a, b)
-    return int(a / b) if b and abs(a) < 1 << 52 else (0 if b == 0 else a // b)
+    size = abs(a) // abs(b)
+    return size if (a < 0) == (b < 0) else -size
+
+
+def _remainder(a: Dim, b: Dim) -> Dim | None:
+    return None if b == 0 else dims.mod(a, b)
+
+
+def _c_remainder(a: Dim, b: Dim) -> Dim | None:
+    if isinstance(a, DimExpr) or isinstance(b, DimExpr) or b == 0:
+        return None
+    size = abs(a) % abs(b)
+    return -size if a < 0 else size
+
+
+def _refuse_zero(divisor: Any) -> None:
+    """Raise RuntimeFailure when an integer divisor is zero: no integer is its quotient."""
+    if not bool(divisor.all()):
+        raise RuntimeFailure("integer division by zero")
 
 
 @op
 class Div(Binary):
-    """a / b with broadcasting; integers divide towards zero."""
+    """a / b with broadcasting; integers divide towards zero, and a divisor 0 is RuntimeFailure."""
 
     onnx = Onnx("Div", since=14)
     known = staticmethod(_quotient)
@@ -78,6 +99,7 @@ class Div(Binary):
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
         if a.dtype.kind in "iu":
+            _refuse_zero(b)
             quotient = xp.floor_divide(a, b)
             return (
                 quotient + ((quotient < 0) & (quotient * b != a)).astype(a.dtype) if a.dtype.kind == "i" else quotient
@@ -92,7 +114,10 @@ class Div(Binary):
 
 @op
 class Pow(Binary):
-    """a ** b with broadcasting; the result has a's dtype, b may have another."""
+    """a ** b with broadcasting; the result has a's dtype, b may have another.
+
+    Of integers, a negative exponent gives the reciprocal, towards zero; RuntimeFailure for that of 0.
+    """
 
     types = {"a": NUMERIC, "b": NUMERIC}
     inplace = ((0, 0),)
@@ -104,7 +129,13 @@ class Pow(Binary):
 
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
         if a.dtype.kind in "iu" and b.dtype.kind == "i" and b.dtype.kind != "u":
-            return xp.power(a.astype(np.float64), b).astype(a.dtype) if (b < 0).any() else xp.power(a, b)
+            if not (b < 0).any():
+                return xp.power(a, b)
+            _refuse_zero((a != 0) | (b >= 0))
+            # Below zero, only 1 and -1 have a reciprocal that is not a fraction.
+            odd = (b & 1) != 0
+            reciprocal = xp.where(a == 1, 1, xp.where(a == -1, xp.where(odd, -1, 1), 0) if a.dtype.kind == "i" else 0)
+            return xp.where(b < 0, reciprocal, xp.power(a, xp.where(b < 0, 0, b))).astype(a.dtype)
         return xp.power(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
@@ -123,19 +154,27 @@ class Pow(Binary):
 
 @op
 class Mod(Binary):
-    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod`, of a's sign, as C."""
+    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod`, of a's sign, as C.
+
+    An integer divisor 0 is RuntimeFailure.
+    """
 
     fmod: bool = False
     onnx = Onnx("Mod", since=28)
-    known = staticmethod(lambda a, b: dims.mod(a, b))
     samples = (
         Sample((2, 3), _POSITIVE, fmod=True),
-        Sample((2, 3), Rand((2, 1), -2.0, -0.5)),
+        Sample((2, 3), Rand((2, 1), -2.0, -0.5), dtypes=FLOATS),
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8])),
         Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8]), fmod=True),
     )
 
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        known = broadcast_known(_c_remainder if self.fmod else _remainder, [a, b])
+        return TensorType(a.dtype, broadcast_shapes([a.shape, b.shape]), known)
+
     def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        if a.dtype.kind in "iu":
+            _refuse_zero(b)
         return xp.fmod(a, b) if self.fmod else xp.mod(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,15 @@ _ROUND_MODES = ("up", "down", "nearest")
 def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str = "up") -> Any:
     """x's elements as `to`, by the rules of the standard's Cast.
 
-    Strings hold numbers in plain or scientific notation; INF, +INF, -INF and NaN are read in any case.
+    Strings hold numbers in plain or scientific notation; INF, +INF, -INF and NaN are read in any case. Numbers are
+    written as ONNX Runtime writes them: floats of every width with eight significant digits, as C's %.8g, INF, -INF and
+    NaN; truth as 1 and 0.
     """
-    if x.dtype.kind in "OUS" and to is not DType.STRING:
-        text = np.char.strip(np.asarray(x).astype(str))
-        x = np.vectorize(float, otypes=[np.float64])(text) if to not in INTEGERS else _parse_integers(text)
     if to is DType.STRING:
-        return np.vectorize(_number_text, otypes=[object])(x) if x.size else np.empty(x.shape, object)
+        return np.vectorize(_text, otypes=[object])(x) if x.size else np.empty(x.shape, object)
+    if x.dtype.kind in "OUS":
+        text = np.char.strip(np.asarray(x).astype(str))
+        x = _parsed(text, _integer, to.numpy) if to in INTEGERS else _parsed(text, _number, np.float64)
     if to is DType.FLOAT8E8M0:
         return _power_of_two(x.astype(np.float32), saturate, round_mode)
     if to in _FLOAT8 and saturate:
@@ -45,19 +49,40 @@ def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str =
     return x.astype(to.numpy)
 
 
-def _parse_integers(text: Any) -> np.ndarray:
+def _parsed(text: Any, parse: Callable[[str], Any], dtype: Any) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        elements = [parse(word) for word in text.reshape(-1)]
+        # Integers of any size lose their high bits, as in every other conversion.
+        wide = np.array([v % (1 << 64) for v in elements], np.uint64) if parse is _integer else elements
+        return np.asarray(wide).astype(dtype).reshape(text.shape)
+
+
+def _number(word: str) -> float:
+    # Python's own float also reads 1_000.
+    if "_" in word:
+        raise ValueError(f"{word!r} is not a number")
+    return float(word)
+
+
+def _integer(word: str) -> int:
     # Through float only where the text is no integer: int64 has more digits than float64.
-    def parse(word: str) -> int:
-        try:
-            return int(word)
-        except ValueError:
-            return int(float(word))
-
-    return np.vectorize(parse, otypes=[np.int64])(text) if text.size else np.empty(text.shape, np.int64)
+    try:
+        return int(word) if "_" not in word else int(_number(word))
+    except ValueError:
+        return int(_number(word))
 
 
-def _number_text(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        return str(int(value))
+    if isinstance(value, (int, np.integer, complex, np.complexfloating)):
+        return str(value)
+    number = float(value)
+    if math.isfinite(number):
+        return f"{number:.8g}"
+    return "NaN" if math.isnan(number) else "INF" if number > 0 else "-INF"
 
 
 def _power_of_two(x: Any, saturate: bool, round_mode: str) -> np.ndarray:
@@ -134,8 +159,10 @@ _TO = (
     Sample(np.array(3, np.int64), to=DType.INT32),
     Sample(np.array(["3.5", "-1e-2", "INF", "-inf", "nan"], object), to=DType.FLOAT32),
     Sample(np.array(["12", "-7"], object), to=DType.INT64),
-    # The text of a float is not fixed by the standard.
+    Sample(np.array(["18446744073709551615", " 7 "], object), to=DType.UINT64),
     Sample(np.array([1, -20]), to=DType.STRING),
+    # The text of a float or of truth is not fixed by the standard; ONNX Runtime's is taken.
+    Sample(np.array([True, False]), to=DType.STRING, onnx=False),
     Sample(np.array([0.5, -3.25], np.float32), to=DType.STRING, grad=False, onnx=False),
     *(Sample(_EXTREME, to=to, grad=False) for to in sorted(_FLOAT8, key=str)),
     *(Sample(_EXTREME, to=to, saturate=False, grad=False) for to in sorted(_FLOAT8, key=str)),

@@ -198,12 +198,15 @@ def test_integers_wrap_around_and_divide_as_the_standard_says(dtype, isa):
     edge = np.concatenate([edge, -edge[3:4]])
     a, b = (x.ravel() for x in np.meshgrid(edge, edge))
     a, b = (np.concatenate([x, random_array(rng, 200, dtype)]) for x in (a, b))
-    for name in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Less", "GreaterOrEqual", "Equal", "BitwiseXor"):
+    for name in ("Add", "Sub", "Mul", "Max", "Min", "Less", "GreaterOrEqual", "Equal", "BitwiseXor"):
         node = node_of(registry.get("", name)(), a, b)
         check(run(kernel_of(node), node, [a, b])[0], run_node(node, [a, b])[0])
-    for fmod in (False, True):
-        node = node_of(registry.get("", "Mod")(fmod=fmod), a, b)
-        check(run(kernel_of(node), node, [a, b])[0], run_node(node, [a, b])[0])
+    divisors = np.where(b == 0, np.array(3, dtype.numpy), b)
+    for division in (registry.get("", "Div")(), *(registry.get("", "Mod")(fmod=fmod) for fmod in (False, True))):
+        node = node_of(division, a, divisors)
+        check(run(kernel_of(node), node, [a, divisors])[0], run_node(node, [a, divisors])[0])
+        with pytest.raises(RuntimeError, match="integer division by zero"):
+            run(kernel_of(node), node, [a, np.zeros_like(b)])
     for direction in ("LEFT", "RIGHT"):
         node = node_of(registry.get("", "BitShift")(direction=direction), a, b)
         check(run(kernel_of(node), node, [a, b])[0], run_node(node, [a, b])[0])

@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import graphkit as gk
 from graphkit.checks.verify import compare_outputs
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.importer import import_model
@@ -259,3 +260,29 @@ def test_every_signature_that_changed_has_a_rule():
                 if rule is None or rule.below < new.since_version:
                     without.add(f"{name} {old.since_version} -> {new.since_version}")
     assert not without
+
+
+RATIOS = tuple(itertools.product((0.4, 0.5, 0.7, 1.0, 1.5, 2.0), (0.3, 1.0, 1.3)))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("fed", [False, True], ids=("constant", "fed"))
+def test_resize_rounded_up_along_axes_that_shrink(fed, mode):
+    """Each axis for itself, whether the scales are a constant of the file or fed."""
+    info = helper.make_tensor_value_info
+    infos = [info("x", TensorProto.FLOAT, IMAGE.shape), info("scales", TensorProto.FLOAT, [4])]
+    for height, width in RATIOS:
+        scales = np.array([1, 1, height, width], np.float32)
+        node = helper.make_node("Resize", ["x", "scales"], ["y"], mode=mode)
+        held = [] if fed else [numpy_helper.from_array(scales, "scales")]
+        graph = helper.make_graph([node], "g", infos[: 1 + fed], [onnx.ValueInfoProto(name="y")], held)
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=5)
+        feeds = {"x": IMAGE, "scales": scales} if fed else {"x": IMAGE}
+        reports = compare_outputs(gk.load(proto).run(feeds), OnnxRuntimeModel(proto).run(feeds))
+        assert all(r.passed for r in reports), (height, width, *map(str, reports))
+
+
+def test_coercion_to_a_matrix_of_nothing():
+    x = np.zeros((2, 3, 0), np.float32)
+    proto = single("Softmax", 11, x, axis=1)
+    assert evaluated(proto, x)["y0"].shape == OnnxRuntimeModel(proto).run({"x": x})["y0"].shape == (2, 3, 0)

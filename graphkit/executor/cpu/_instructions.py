@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphkit.executor.cpu._base import native
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.graph import Node
+from graphkit.ir.types import INTEGERS, DType, TensorType
 
 # Half floats are float32 values inside of a kernel.
 HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+# Operators that have no result for integers whose divisor (of Pow: base, below a negative exponent) is zero.
+DIVISIONS = frozenset({"Div", "Mod", "Pow"})
 
 
 class Term(NamedTuple):
@@ -33,6 +36,12 @@ class Instructions:
         self._inputs = inputs
         self._constants: dict[tuple[str, bytes], int] = {}
         self._code: list[tuple[str, list[int], str]] = []
+        self._divisions: list[str] = []
+
+    def divides(self, node: Node) -> None:
+        """Name `node` in the error when an integer is divided by zero, if it may do that."""
+        if node.op.name in DIVISIONS and node.operands[0].dtype in INTEGERS:
+            self._divisions.append(node.name or node.describe())
 
     def input(self, position: int) -> Term:
         """Operand `position`, which is there."""
@@ -103,6 +112,7 @@ class Instructions:
             ],
             outputs=[(-1, "bool") if t is None else (renumbered(t.number), t.dtype.value) for t in outputs],
             threads=threads,
+            divisions=", ".join(self._divisions),
         )
 
     def _join_products(self, results: Sequence[int]) -> None:

@@ -50,6 +50,7 @@ def kernel_of(
         term = _constant(code, inner.output)
         if term is None and inner.op.name in RULES:
             term = RULES[inner.op.name](code, inner.op, *(None if v is None else terms[v] for v in inner.inputs))
+            code.divides(inner)
         if term is None:
             return None
         terms[inner.output] = term
@@ -68,6 +69,7 @@ def _single(node: Node, context: KernelContext) -> Any:
     code = Instructions([None if v is None else v.tensor for v in node.inputs])
     operands = [None if v is None else _constant(code, v) or code.input(i) for i, v in enumerate(node.inputs)]
     term = RULES[node.op.name](code, node.op, *operands)
+    code.divides(node)
     return term and code.kernel(node.op.name, node.output.tensor.static_shape, [term], context.threads)
 
 

@@ -42,17 +42,20 @@ void bind_pointwise(nb::module_& m) {
                                   "Elementwise operations in one pass over memory. Values are numbered: inputs (shape, "
                                   "element type), constants (element type, bytes of one element), results of "
                                   "instructions (opcode, operands, element type of a cast's result). Half floats are "
-                                  "float32 values inside. Outputs are (value or -1, element type), all of one shape.")
+                                  "float32 values inside. Outputs are (value or -1, element type), all of one shape. "
+                                  "`divisions` names the nodes that divide integers: a divisor 0 is an error.")
         .def(
             "__init__",
             [](Pointwise* self, std::string name, Dims shape, const std::vector<Input>& inputs,
                const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
-               const std::vector<Output>& outputs, int threads) {
-                new (self) Pointwise(
-                    source_of(std::move(name), std::move(shape), inputs, constants, instructions, outputs), threads);
+               const std::vector<Output>& outputs, int threads, std::string divisions) {
+                PointwiseSource source =
+                    source_of(std::move(name), std::move(shape), inputs, constants, instructions, outputs);
+                source.divisions = std::move(divisions);
+                new (self) Pointwise(std::move(source), threads);
             },
             "name"_a, "shape"_a, nb::kw_only(), "inputs"_a.none(), "constants"_a, "instructions"_a, "outputs"_a,
-            "threads"_a = 0)
+            "threads"_a = 0, "divisions"_a = "")
         .def_prop_ro("registers", &Pointwise::registers, "Blocks of intermediate results that are alive at once.")
         .def_prop_ro("block", &Pointwise::block, "Elements of a block.");
 

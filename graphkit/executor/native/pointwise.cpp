@@ -256,7 +256,7 @@ class Pointwise::Walk {
     void run_block(std::int64_t position, std::int64_t size, std::int64_t padded) {
         for (const BlockStep& step : steps_.block) {
             if (step.kind == BlockStep::Kind::compute) {
-                compute(step, padded);
+                compute(step, step.exact ? size : padded);
             } else if (step.kind == BlockStep::Kind::gather) {
                 gather(step, position, size);
             } else {
@@ -300,31 +300,40 @@ class Pointwise::Walk {
     std::int64_t kept_size_ = 0;
 };
 
-void Pointwise::run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const {
+bool Pointwise::run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const {
     const std::int64_t grains = round_up(loops_.count, granule_) / granule_;
     const std::int64_t begin = grains * part / parts_ * granule_;
     const std::int64_t end = std::min(loops_.count, grains * (part + 1) / parts_ * granule_);
     if (begin >= end) {
-        return;
+        return true;
     }
+    divided_by_zero = false;
     alignas(kAlignment) std::byte local[kStackBytes];
     std::byte* memory = part_bytes_ > kStackBytes ? scratch + static_cast<std::size_t>(part) * part_bytes_ : local;
     Walk(*this, inputs, outputs, memory).run(begin, end);
     if (stream_) {
         std::atomic_thread_fence(std::memory_order_seq_cst);  // stores past the caches are not ordered otherwise
     }
+    return !divided_by_zero;
 }
 
 void Pointwise::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    std::atomic<bool> valid = true;
     if (parts_ == 1) {
-        run_part(inputs, outputs, scratch, 0);
-        return;
+        valid = run_part(inputs, outputs, scratch, 0);
+    } else {
+        parallel_for(parts_, parts_, kSerialNanoseconds, [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t part = first; part < last; ++part) {
+                if (!run_part(inputs, outputs, scratch, static_cast<int>(part))) {
+                    valid.store(false, std::memory_order_relaxed);
+                }
+            }
+        });
     }
-    parallel_for(parts_, parts_, kSerialNanoseconds, [&](std::int64_t first, std::int64_t last) {
-        for (std::int64_t part = first; part < last; ++part) {
-            run_part(inputs, outputs, scratch, static_cast<int>(part));
-        }
-    });
+    if (!valid) {
+        const std::string where = source_.divisions.empty() ? "" : " in " + source_.divisions;
+        throw NativeError(describe() + ": integer division by zero" + where);
+    }
 }
 
 }  // namespace graphkit

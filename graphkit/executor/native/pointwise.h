@@ -36,7 +36,8 @@ class Pointwise final : public Kernel {
     // Working memory up to this size lies on the threads' stacks.
     static constexpr std::size_t kStackBytes = std::size_t{16} << 10;
 
-    void run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const;
+    // False where an integer was divided by zero.
+    bool run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const;
 
     PointwiseSource source_;
     Loops loops_;

@@ -218,8 +218,10 @@ class Compiler {
         }
         const ElementType result = is_comparison(opcode) ? ElementType::boolean : type;
         const double scale = static_cast<double>(size_of(type)) / 4;
-        return emit(table_.functions[static_cast<std::size_t>(opcode)][index(type)], result, x,
-                    info.nanoseconds * scale);
+        const int number = emit(table_.functions[static_cast<std::size_t>(opcode)][index(type)], result, x,
+                                info.nanoseconds * scale);
+        drafts_.back().step.exact = may_divide_by_zero(opcode, type != ElementType::f32 && type != ElementType::f64);
+        return number;
     }
 
     // Writes the outputs that are value `number`: the step that makes it writes to the first where it can, further

@@ -45,6 +45,7 @@ struct PointwiseSource {
     std::vector<PointwiseConstant> constants;
     std::vector<PointwiseInstruction> instructions;
     std::vector<PointwiseOutput> outputs;
+    std::string divisions;  // the nodes that divide integers, for the message when a divisor is 0
 
     // Whether an instruction or an output reads input i.
     bool reads(int i) const;
@@ -62,6 +63,7 @@ struct BlockStep {
     int x[kMaxOperands] = {};
     int input = -1;            // of gather
     std::size_t element = 0;   // bytes of an element of y
+    bool exact = false;        // computes no more elements than there are: what lies behind them may be a divisor 0
 };
 
 // Places are numbered: inputs, outputs, constants, single values, registers. Registers hold blocks, single values as

@@ -15,8 +15,8 @@ namespace graphkit {
 #define GRAPHKIT_POINTWISE_OPCODES(X)                                                                       \
     X(copy, 1, 0.02)                                                                                        \
     X(add, 2, 0.03) X(sub, 2, 0.03) X(mul, 2, 0.03)                                                         \
-    X(div, 2, 0.1) /* integers: towards zero; 0 for a zero divisor */                                       \
-    X(mod, 2, 1.0) /* the divisor's sign */ X(fmod, 2, 2.0) /* the dividend's sign; 0 for a zero divisor */ \
+    X(div, 2, 0.1) /* integers: towards zero */                                                             \
+    X(mod, 2, 1.0) /* the divisor's sign */ X(fmod, 2, 2.0) /* the dividend's sign */                       \
     X(mul_add, 3, 0.04) /* a b + c */ X(mul_sub, 3, 0.04) /* a b - c */ X(nmul_add, 3, 0.04) /* c - a b */  \
     X(minimum, 2, 0.03) X(maximum, 2, 0.03) /* NaN wins */                                                  \
     X(equal, 2, 0.04) X(not_equal, 2, 0.04) X(less, 2, 0.04) X(less_equal, 2, 0.04)                         \
@@ -52,6 +52,15 @@ inline constexpr OpcodeInfo kOpcodes[] = {
     GRAPHKIT_POINTWISE_OPCODES(GRAPHKIT_OPCODE)
 #undef GRAPHKIT_OPCODE
 };
+
+// Set by an instruction that divides an integer by zero, whose result is then 0; the kernel reads and clears it.
+inline thread_local constinit bool divided_by_zero = false;
+
+// Whether `opcode` may set divided_by_zero: on integers, the elements beyond the last one must not be computed.
+inline bool may_divide_by_zero(Opcode opcode, bool integers) {
+    return integers &&
+           (opcode == Opcode::div || opcode == Opcode::mod || opcode == Opcode::fmod || opcode == Opcode::pow);
+}
 
 inline constexpr std::size_t kOpcodeCount = std::size(kOpcodes);
 inline constexpr std::size_t kElementTypes = 13;

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphkit.ir.graph import Value
-from graphkit.onnx_io.upgrade import ALWAYS, NodeView, upgrade
-from graphkit.ops import constant
+from graphkit.onnx_io.upgrade import ALWAYS, NodeView, Results, upgrade
+from graphkit.ops import F, constant
 
 
 @upgrade("Upsample", below=9)
@@ -20,16 +20,25 @@ def _upsample(node: NodeView) -> None:
 
 
 @upgrade("Resize", below=11)
-def _asymmetric(node: NodeView) -> None:
-    # Positions were x_original = x_resized / scale. Nearest took the floor, or the ceiling when shrinking.
-    scales = node.input(1)
+def _asymmetric(node: NodeView) -> Results | None:
+    """Positions were x_original = x_resized / scale; nearest took the floor, along axes that shrink the ceiling."""
+    x, scales = node.operand(0), node.operand(1)
     node.set_input(1, None)
     node.set_input(2, scales)
     node.attrs["coordinate_transformation_mode"] = "asymmetric"
-    if node.attrs.get("mode", "nearest") == "nearest":
-        factors = _constant_of(scales)
-        shrinks = factors is not None and bool((factors <= 1).all()) and bool((factors < 1).any())
-        node.attrs["nearest_mode"] = "ceil" if shrinks else "floor"
+    if node.attrs.get("mode", "nearest") != "nearest":
+        return None
+    factors = _constant_of(scales)
+    if factors is not None and (factors >= 1).all():
+        node.attrs["nearest_mode"] = "floor"
+        return None
+    if factors is not None and (factors <= 1).all():
+        node.attrs["nearest_mode"] = "ceil"
+        return None
+    # Axes are independent: those that shrink first, then those that grow. A scale of 1 leaves an axis as it is.
+    one = constant(np.ones((), np.float32))
+    shrunk = F.resize(x, None, F.min(scales, one), **node.attrs, nearest_mode="ceil")
+    return (F.resize(shrunk, None, F.max(scales, one), **node.attrs, nearest_mode="floor"),)
 
 
 @upgrade("Resize", below=ALWAYS)

@@ -19,7 +19,7 @@ def _coerced_to_matrix(node: NodeView) -> Results | None:
         node.attrs["axis"] = -1
         return None
     function = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Hardmax": "hardmax"}[node.op_type]
-    return (F.reshape(getattr(F, function)(F.flatten(x, axis=axis), axis=-1), F.shape(x)),)
+    return (F.reshape(getattr(F, function)(F.flatten(x, axis=axis), axis=-1), F.shape(x), allowzero=True),)
 
 
 @upgrade("BatchNormalization", below=9)

@@ -194,6 +194,7 @@ struct TruncatedQuotient {
     template <typename T>
     static inline T apply(T a, T b) {
         if (b == 0) {
+            divided_by_zero = true;
             return 0;
         }
         if constexpr (std::is_signed_v<T>) {
@@ -211,8 +212,12 @@ struct TruncatedRemainder {
         if constexpr (std::is_floating_point_v<T>) {
             return std::fmod(a, b);
         } else {
-            const bool trivial = b == 0 || (std::is_signed_v<T> && b == static_cast<T>(-1));
-            return trivial ? T{0} : static_cast<T>(a % b);
+            if (b == 0) {
+                divided_by_zero = true;
+                return 0;
+            }
+            // The smallest integer has no quotient by -1.
+            return std::is_signed_v<T> && b == static_cast<T>(-1) ? T{0} : static_cast<T>(a % b);
         }
     }
 };
@@ -231,13 +236,14 @@ struct FlooredRemainder {
     }
 };
 
-// Wraps around; a negative exponent gives the reciprocal, towards zero (0 for the base 0).
+// Wraps around; a negative exponent gives the reciprocal, towards zero.
 struct IntegerPower {
     template <typename T>
     static inline T apply(T a, T b) {
         using U = std::make_unsigned_t<T>;
         if constexpr (std::is_signed_v<T>) {
             if (b < 0) {
+                divided_by_zero = divided_by_zero || a == 0;
                 return a == 1 ? T{1} : (a == -1 ? static_cast<T>((b & 1) != 0 ? -1 : 1) : T{0});
             }
         }
