@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -81,13 +81,15 @@ def invoke(argv: Sequence[str]) -> int:
     """Run one command line; return the exit code. In a job of several ranks a failure ends all of them."""
     from graphkit.dist import mpi
 
-    if mpi.launched_by_mpi() and "--kvstore" in " ".join(argv):
-        with mpi.abort_on_error():
-            return _run(argv, raise_errors=True)
-    return _run(argv)
+    if not mpi.launched_by_mpi():
+        return _run(argv)
+    from graphkit.dist import ending
+
+    with ending.abort_on_error():
+        return _run(argv, ending.in_company)
 
 
-def _run(argv: Sequence[str], raise_errors: bool = False) -> int:
+def _run(argv: Sequence[str], raise_errors: Callable[[], bool] = lambda: False) -> int:
     try:
         # A command returns its exit code, or nothing for success.
         return cli.main(args=list(argv), prog_name="graphkit", standalone_mode=False) or 0
@@ -96,8 +98,8 @@ def _run(argv: Sequence[str], raise_errors: bool = False) -> int:
     except Exception as error:
         from graphkit.cli import _failure
 
-        # click makes an Abort of an interruption.
-        if raise_errors and not isinstance(error, (click.ClickException, click.Abort)):
+        if raise_errors() and not isinstance(error, click.ClickException):
             _failure.print_error(error, argv)
-            raise
+            # click makes an Abort of an interruption.
+            raise KeyboardInterrupt if isinstance(error, click.Abort) else error from None
         return _failure.report(error, argv, whole="--traceback" in argv)

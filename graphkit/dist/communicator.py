@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,15 @@ class Communicator(Protocol):
 
     rank: int
     size: int
+    steps: int  # that this process has begun, for errors
+
+    def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Wait until every process is about to make the same call with arrays of the same types.
+
+        Raises RuntimeFailure in all processes, naming ranks and steps, where they are not. The collectives below take
+        for granted that they are.
+        """
+        ...
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         """The elementwise sum over all processes, in a new array of the same dtype and shape."""
@@ -29,6 +39,10 @@ class LocalCommunicator:
 
     rank = 0
     size = 1
+    steps = 0
+
+    def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+        return None
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         return array.copy()

@@ -43,15 +43,17 @@ class KVStore:
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
         """Create keys, once each; every process takes rank 0's value."""
-        for k, v in _pairs(key, value):
+        pairs = [(k, np.asarray(v)) for k, v in _pairs(key, value)]
+        for k, _ in pairs:
             if k in self._values:
                 raise UsageError(f"key {k!r} is initialised already")
-            self._values[k] = self._communicator.broadcast(np.asarray(v))
+        self._agree("init", pairs)
+        for k, v in pairs:
+            self._values[k] = self._communicator.broadcast(v)
 
     def push(self, key: Key | Sequence[Key], value: Any) -> None:
         """Sum the value (or list of values, one per device) over processes into the store."""
-        for k, v in _pairs(key, value):
-            total = self._sum(k, v)
+        for k, total in self._sums(key, value):
             if self._updater is None:
                 self._values[k] = total
             else:
@@ -70,27 +72,32 @@ class KVStore:
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None) -> Any:
         """`push`, then `pull`. Without an updater the keys need no `init`, and nothing is kept."""
-        if self._updater is None and not isinstance(key, (list, tuple)):
-            total = self._sum(key, value, known=False)  # type: ignore[arg-type]
-            if out is None:
-                return total
-            np.copyto(out, total)
-            return out
-        if self._updater is None:
-            outs = [None] * len(key) if out is None else out  # type: ignore[arg-type]
-            return [self.pushpull(k, v, o) for (k, v), o in zip(_pairs(key, value), outs, strict=True)]
-        self.push(key, value)
-        return self.pull(key, out)
+        if self._updater is not None:
+            self.push(key, value)
+            return self.pull(key, out)
+        several = isinstance(key, (list, tuple))
+        totals = [total for _, total in self._sums(key, value, known=False)]
+        if out is None:
+            return totals if several else totals[0]
+        for target, total in zip(out if several else [out], totals, strict=True):
+            np.copyto(target, total)
+        return out
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
         """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
-        if isinstance(key, (list, tuple)):
-            return [self.broadcast(k, v, root) for k, v in _pairs(key, value)]
-        return self._communicator.broadcast(np.asarray(value), root)
+        pairs = [(k, np.asarray(v)) for k, v in _pairs(key, value)]
+        self._agree(f"broadcast from rank {root} of", pairs)
+        found = [self._communicator.broadcast(v, root) for _, v in pairs]
+        return found if isinstance(key, (list, tuple)) else found[0]
 
     def barrier(self) -> None:
         """Wait until every process has come here."""
+        self._communicator.agree("barrier")
         self._communicator.barrier()
+
+    def begin_step(self) -> None:
+        """Count a step, by which errors say where a process is."""
+        self._communicator.steps += 1
 
     def set_updater(self, updater: Updater) -> None:
         self._updater = updater
@@ -100,7 +107,13 @@ class KVStore:
             raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")
         return self._values[key]
 
-    def _sum(self, key: Key, value: Any, known: bool = True) -> np.ndarray:
+    def _sums(self, key: Key | Sequence[Key], value: Any, known: bool = True) -> list[tuple[Key, np.ndarray]]:
+        """The sum for each key, over what is given here and over the processes."""
+        pairs = [(k, self._local_sum(k, v, known)) for k, v in _pairs(key, value)]
+        self._agree("sum", pairs)
+        return [(k, self._communicator.allreduce(v)) for k, v in pairs]
+
+    def _local_sum(self, key: Key, value: Any, known: bool) -> np.ndarray:
         values = [np.asarray(v) for v in value] if isinstance(value, (list, tuple)) else [np.asarray(value)]
         if known:
             stored = self._stored(key)
@@ -109,8 +122,14 @@ class KVStore:
                     raise InputError(
                         f"key {key!r} is {stored.dtype}{list(stored.shape)}; pushed {v.dtype}{list(v.shape)}"
                     )
-        total = values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
-        return self._communicator.allreduce(total)
+        return values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
+
+    def _agree(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]]) -> None:
+        if pairs:
+            names = (
+                repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"
+            )
+            self._communicator.agree(f"{call} {names}", [v for _, v in pairs])
 
 
 def _pairs(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
@@ -126,7 +145,7 @@ def create(type: str = "local") -> KVStore:
     if type == "local":
         return KVStore(type, LocalCommunicator())
     if type == "dist_sync":
-        from graphkit.dist.mpi import world
+        from graphkit.dist.ending import join
 
-        return KVStore(type, world())
+        return KVStore(type, join())
     raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")

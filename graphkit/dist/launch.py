@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from graphkit import config
 from graphkit.errors import MissingDependency
@@ -25,7 +29,8 @@ def find_mpiexec() -> str:
 def run_processes(processes: int, arguments: Sequence[str]) -> int:
     """Run `python -m graphkit ARGUMENTS` in `processes` ranks; return the job's exit status.
 
-    The ranks share this machine's cores: each gets an equal part, at least one thread.
+    The ranks share this machine's cores: each gets an equal part, at least one thread. Signals that would end this
+    process go to the job instead, once: a terminal sends Ctrl-C to this process alone.
     """
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
@@ -34,4 +39,25 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     environment.setdefault("GOMP_SPINCOUNT", "1000")
     # -P: a folder called graphkit where the user stands must not hide the installed package.
     command = [find_mpiexec(), "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
-    return subprocess.run(command, env=environment, check=False).returncode
+    # A group in the background must not read from the terminal.
+    job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+    with _forwarded(job):
+        status = job.wait()
+    return status if status >= 0 else 128 - status
+
+
+@contextlib.contextmanager
+def _forwarded(job: subprocess.Popen[bytes]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        job.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

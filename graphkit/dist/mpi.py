@@ -1,25 +1,36 @@
 """MPI through mpi4py: the only module that imports it.
 
 mpi4py's automatic initialisation is off, so that the thread level is asked for here and an import has no side
-effect. An exception in one rank must end all of them: see `abort_on_error`.
+effect. Before each collective the processes tell each other what they are about to do; a process that ends does so too.
+Where they do not agree, all of them raise the same error and none waits for ever. `graphkit.dist.ending` is what
+happens at the end of a process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
-import traceback
-from collections.abc import Iterator
+import signal
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, MissingDependency, RuntimeFailure
+from graphkit.errors import MissingDependency, RuntimeFailure
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
+
+# What a process says that takes part in nothing any more.
+ENDED = "ended"
+
+# While others are awaited: how long the core is only offered to whoever wants it, and the pauses after that, in seconds.
+_EAGER, _PAUSE = 0.02, 5e-4
 
 
 def launched_by_mpi() -> bool:
@@ -46,20 +57,80 @@ def _mpi() -> Any:
     return MPI
 
 
+_FORMAT = struct.Struct("<qqq104s")
+
+
+class Announcement(NamedTuple):
+    """What a process is about to do: the call, how many steps it has begun, how many calls it made before."""
+
+    steps: int
+    calls: int
+    digest: int  # of the call and the arrays that it takes
+    call: str
+
+    def pack(self) -> bytes:
+        return _FORMAT.pack(self.steps, self.calls, self.digest, self.call.encode()[:104])
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Announcement:
+        steps, calls, digest, call = _FORMAT.unpack(data)
+        return cls(steps, calls, digest, call.rstrip(b"\0").decode(errors="replace"))
+
+    def agrees(self, other: Announcement) -> bool:
+        return (self.call == ENDED) == (other.call == ENDED) and (self.call == ENDED or self.digest == other.digest)
+
+    def __str__(self) -> str:
+        if self.call == ENDED:
+            return f"{ENDED} after {self.steps} steps"
+        return f"{self.call} in step {self.steps}" if self.steps else f"{self.call} as call {self.calls + 1}"
+
+
 class MpiCommunicator:
     """All processes of MPI_COMM_WORLD. One thread at a time may call it."""
 
     def __init__(self) -> None:
         mpi = _mpi()
-        if not mpi.Is_initialized():
-            level = mpi.Init_thread(mpi.THREAD_SERIALIZED)
-            if level < mpi.THREAD_SERIALIZED:
-                raise RuntimeFailure(
-                    f"MPI gives thread level {level}; MPI_THREAD_SERIALIZED ({mpi.THREAD_SERIALIZED}) is needed"
-                )
-        self._comm = mpi.COMM_WORLD
+        self._opened = not mpi.Is_initialized()
+        # Starting waits for every process, in a library that sees no signals of Python's.
+        with _default_signals():
+            if self._opened:
+                level = mpi.Init_thread(mpi.THREAD_SERIALIZED)
+                if level < mpi.THREAD_SERIALIZED:
+                    raise RuntimeFailure(
+                        f"MPI gives thread level {level}; MPI_THREAD_SERIALIZED ({mpi.THREAD_SERIALIZED}) is needed"
+                    )
+            # A communicator of our own: what is sent here never meets what a script sends.
+            self._comm = mpi.COMM_WORLD.Dup()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
+        self.steps = 0
+        self.calls = 0
+        self.process = os.getpid()
+        self.disagreement: str | None = None
+        self._interrupted: str | None = None
+        self._kept: list[Any] = []
+
+    # --- collectives -----------------------------------------------------------------------------
+
+    def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Wait until every process is about to make the same call with arrays of the same types.
+
+        Raises RuntimeFailure in all processes, naming ranks and steps, where they are not.
+        """
+        if self.size == 1:
+            return
+        if (reason := self.disagreement or self._interrupted) is not None:
+            raise RuntimeFailure(reason)
+        if _mpi().Is_finalized():
+            raise RuntimeFailure(f"rank {self.rank}: {call} after the end of MPI")
+        what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays)))
+        mine = Announcement(self.steps, self.calls, zlib.crc32(what.encode()), what if len(arrays) <= 1 else call)
+        self.calls += 1
+        found = [Announcement.unpack(bytes(row)) for row in self._gathered(mine)]
+        if all(other.agrees(found[0]) for other in found):
+            return
+        self.disagreement = _disagreement(found)
+        raise RuntimeFailure(self.disagreement)
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         source = np.ascontiguousarray(array)
@@ -79,39 +150,69 @@ class MpiCommunicator:
     def barrier(self) -> None:
         self._comm.Barrier()
 
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def _gathered(self, mine: Announcement) -> np.ndarray:
+        data = np.frombuffer(mine.pack(), np.uint8)
+        gathered = np.empty((self.size, data.size), np.uint8)
+        request = self._comm.Iallgather(data, gathered)
+        try:
+            self._wait(request)
+        except BaseException:
+            # The others may be in this call still: MPI goes on to write here.
+            self._kept = [request, data, gathered]
+            self._interrupted = f"rank {self.rank} was interrupted in step {self.steps}, at {mine.call}"
+            raise
+        return gathered
+
+    @staticmethod
+    def _wait(request: Any, seconds: float = float("inf")) -> bool:
+        """Whether the request was done in time. Other threads and processes get the core, and signals are seen."""
+        start = time.monotonic()
+        while not request.Test():
+            waited = time.monotonic() - start
+            if waited > seconds:
+                return False
+            time.sleep(0 if waited < _EAGER else _PAUSE)
+        return True
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def meet(self, seconds: float) -> bool:
+        """Whether all processes came here within that time."""
+        return self._wait(self._comm.Ibarrier(), seconds)
+
+    def finalize(self) -> None:
+        """Close MPI, if it was opened here."""
+        mpi = _mpi()
+        if self._opened and not mpi.Is_finalized():
+            mpi.Finalize()
+
     def abort(self, code: int) -> None:
         """End every process of the job."""
         self._comm.Abort(code)
 
 
-@cache
-def world() -> MpiCommunicator:
-    """The communicator of all processes; initialises MPI at the first call."""
-    return MpiCommunicator()
+def _disagreement(found: Sequence[Announcement]) -> str:
+    groups: dict[str, list[int]] = {}
+    for rank, announced in enumerate(found):
+        groups.setdefault(str(announced), []).append(rank)
+    said = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
+    if len(said) == 1:  # texts that were cut
+        said.append("with different arrays")
+    return (
+        f"the processes do not go on together: {'; '.join(said)}. All must take the same steps and make the same calls"
+    )
 
 
 @contextlib.contextmanager
-def abort_on_error() -> Iterator[None]:
-    """End the whole job when this rank fails, so that the others do not wait for it for ever."""
+def _default_signals() -> Iterator[None]:
+    """Ctrl-C ends the process at once: Python's own handler would wait for the call to return."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
-    except BaseException as error:
-        rank = world()
-        if rank.size == 1 or (isinstance(error, SystemExit) and not error.code):
-            raise
-        code = error.exit_code if isinstance(error, GraphkitError) else 5
-        if isinstance(error, GraphkitError):
-            print(f"rank {rank.rank}: {error}", file=sys.stderr)
-        else:
-            traceback.print_exc()
-        sys.stderr.flush()
-        rank.abort(code)
-    finalize()
-
-
-def finalize() -> None:
-    """Close MPI if this process opened it."""
-    mpi = _mpi()
-    if mpi.Is_initialized() and not mpi.Is_finalized():
-        mpi.Finalize()
-        world.cache_clear()
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -208,6 +208,27 @@ def split_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> tup
     return accumulate, update
 
 
+def fit_sums(
+    arrays: dict[str, np.ndarray], trained: Sequence[str], states: Mapping[str, np.ndarray], waiting: int, rank: int
+) -> None:
+    """Make the gradient sums of a checkpoint those of a trainer with these states, which may have been saved by another
+    number of processes or another `accumulate`.
+
+    waiting: of how many batches they are; without any they are 0, and nothing is lost. A process adds what it has to
+    the sums of the others, so that rank 0 alone takes those that wait. Raises UsageError where they have no place.
+    """
+    for key in (f"{name}/{GRADIENT_SUM}" for name in trained):
+        if key in states and (rank > 0 or not waiting):
+            arrays[key] = np.zeros_like(states[key])
+        elif key not in states and key in arrays:
+            if waiting:
+                raise UsageError(
+                    f"the checkpoint holds gradients of {waiting} batches that wait for their update, which a trainer "
+                    f"of one batch per update cannot take: resume with accumulate={waiting + 1}, or more"
+                )
+            del arrays[key]
+
+
 def _as(scalar: Value, like: Value) -> Value:
     cast: Value = scalar if scalar.dtype is like.dtype else F.cast(scalar, to=like.dtype)
     return cast

@@ -158,8 +158,9 @@ class Trainer:
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self._inference = Executor(self._inference_graph, net.params, **options)
         if kvstore is not None and kvstore.num_workers > 1:
-            for name in net.params:
-                net.params[name] = kvstore.broadcast(name, net.params[name])
+            names = list(net.params)
+            for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
+                net.params[name] = array
             self._start_averages()
 
     def _expected(self, graph: Graph, by_loss: bool) -> Targets:
@@ -187,6 +188,11 @@ class Trainer:
     def _start_averages(self) -> None:
         for name in self.trained if self.ema is not None else ():
             self._slots[f"{name}/{AVERAGE}"] = self.net.params[name]
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """The rank of this process, and how many there are."""
+        return (0, 1) if self.kvstore is None else (self.kvstore.rank, self.kvstore.num_workers)
 
     # --- moving average --------------------------------------------------------------------------
 
@@ -267,6 +273,8 @@ class Trainer:
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         if self._averaged:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
+        if self.kvstore is not None:
+            self.kvstore.begin_step()
         compared = self._targets.fitted(_by_name(targets, tuple(self._targets.types), "targets"))
         feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **compared}
         self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
@@ -284,7 +292,7 @@ class Trainer:
             weight = float(total[1])
         self._waiting += 1
         self._waiting_weight += weight
-        if self._waiting == self.accumulate:
+        if self._waiting >= self.accumulate:  # more, where a checkpoint of a larger one was resumed
             self.flush()
         return loss, results
 
@@ -294,9 +302,11 @@ class Trainer:
             return
         total = np.float32(self._waiting_weight)
         if self.kvstore is not None:
-            for name in self.trained:
-                key = f"{name}/{steps.GRADIENT_SUM}"
-                self._slots.adopt(key, self.kvstore.pushpull(key, self._slots[key]))
+            keys = [f"{name}/{steps.GRADIENT_SUM}" for name in self.trained]
+            for key, total_gradient in zip(
+                keys, self.kvstore.pushpull(keys, [self._slots[k] for k in keys]), strict=True
+            ):
+                self._slots.adopt(key, total_gradient)
         self._executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(self.learning_rate)})
         self.updates += 1
         self._waiting, self._waiting_weight = 0, 0.0
@@ -324,7 +334,7 @@ class Trainer:
         computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
         """
         train, valid = _dataset(train), None if valid is None else _dataset(valid)
-        rank, ranks = (0, 1) if self.kvstore is None else (self.kvstore.rank, self.kvstore.num_workers)
+        rank, ranks = self._place
         folder = folder if rank == 0 else None
         log = JsonLog(folder)
         history = []
@@ -425,6 +435,12 @@ class Trainer:
         """
         if self._averaged:
             raise UsageError("the model holds the moving averages: call swap() before save()")
+        ranks = self._place[1]
+        if self._waiting and ranks > 1:
+            raise UsageError(
+                f"gradients of {self._waiting} batches wait in {ranks} processes: "
+                "call flush() in all of them before save()"
+            )
         folder = Path(folder)
         checkpoints.save(
             folder,
@@ -441,6 +457,7 @@ class Trainer:
                     "accumulate": self.accumulate,
                     "waiting": self._waiting,
                     "waiting_weight": self._waiting_weight,
+                    "processes": ranks,
                     "ema": None if self.ema is None else self.ema.describe(),
                 },
             ),
@@ -451,10 +468,19 @@ class Trainer:
             net.save(folder / "model.json")
 
     def resume(self, folder: str | Path) -> None:
-        """Go on from a folder's checkpoint: weights, slots, random state, position. InvalidModel: it does not fit."""
+        """Go on from a folder's checkpoint: weights, slots, random state, position. InvalidModel: it does not fit.
+
+        It may be that of another number of processes. State carried from batch to batch is that of rank 0 alone: other
+        processes, and all where their number has changed, go on with 0. Raises UsageError where gradients wait in the
+        checkpoint for an update that this trainer does not make.
+        """
         saved = checkpoints.load(folder)
         arrays = dict(saved.arrays)
+        rank, ranks = self._place
         self._carried.restore(arrays)
+        if rank > 0 or ranks != saved.settings.get("processes", ranks):
+            self._carried.reset()
+        steps.fit_sums(arrays, self.trained, self._slots, int(saved.settings.get("waiting", 0)), rank)
         wanted = {*self.net.params, *self._slots}
         if set(arrays) != wanted:
             odd = sorted(set(arrays) ^ wanted)

@@ -77,8 +77,8 @@ def test_dist_sync_over_three_processes():
         3,
         """
         import numpy as np
-        from graphkit.dist import kvstore, mpi
-        with mpi.abort_on_error():
+        from graphkit.dist import ending, kvstore
+        with ending.abort_on_error():
             kv = kvstore.create("dist_sync")
             assert kv.num_workers == 3
             kv.init("w", np.full(4, kv.rank + 7.0, np.float32))
@@ -101,9 +101,9 @@ def test_a_failing_rank_ends_the_job_with_its_exit_code():
         2,
         """
         import numpy as np
-        from graphkit.dist import kvstore, mpi
+        from graphkit.dist import ending, kvstore
         from graphkit.errors import InputError
-        with mpi.abort_on_error():
+        with ending.abort_on_error():
             kv = kvstore.create("dist_sync")
             if kv.rank == 1:
                 raise InputError("bad sample")

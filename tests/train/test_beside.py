@@ -233,8 +233,13 @@ class Threads:
 
     size = 2
 
+    steps = 0
+
     def __init__(self, rank, there, parts):
         self.rank, self._there, self._parts = rank, there, parts
+
+    def agree(self, call, arrays=()):
+        self.barrier()
 
     def barrier(self):
         self._there.wait(timeout=30)

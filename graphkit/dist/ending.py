@@ -1,0 +1,125 @@
+"""How a process of a job ends: with all the others, whatever its way out.
+
+MPI's launchers end the whole job, without a word and with status 0, when a process leaves without closing MPI. So at
+the end of the interpreter a process tells the others that it has ended, waits for them, and closes MPI. A process that
+fails, or finds that the others have not ended with it, aborts the job with an exit code that is not 0.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from types import FrameType, TracebackType
+
+from graphkit.dist.mpi import ENDED, MpiCommunicator
+from graphkit.errors import GraphkitError, RuntimeFailure
+
+# How long processes that do not agree wait for each other's last words, in seconds.
+GRACE = 10.0
+
+_INTERRUPTED, _TERMINATED = 130, 143
+
+_followed: MpiCommunicator | None = None
+_failure: BaseException | None = None
+
+
+@cache
+def join() -> MpiCommunicator:
+    """The communicator of all processes; initialises MPI at the first call, which every process must make."""
+    global _followed
+    _followed = communicator = MpiCommunicator()
+    atexit.register(end)
+    if communicator.size > 1:
+        _follow_failures()
+    return communicator
+
+
+def _follow_failures() -> None:
+    before = sys.excepthook
+
+    def remember(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _failure
+        _failure = error
+        before(kind, error, trace)
+
+    sys.excepthook = remember
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    global _failure
+    _failure = SystemExit(_TERMINATED)
+    raise _failure
+
+
+def end() -> None:
+    """Close MPI together with the other processes; abort the job when this one failed or the others go on."""
+    global _followed
+    communicator, _followed = _followed, None
+    if communicator is None or communicator.process != os.getpid():  # a child that was forked is none of the job
+        return
+    try:
+        if _failure is not None:
+            _abort(communicator, _failure)
+        communicator.agree(ENDED)
+    except BaseException as error:
+        _abort(communicator, error)
+    communicator.finalize()
+
+
+def in_company() -> bool:
+    """Whether this process is one of several in a job that has not ended."""
+    return _followed is not None and _followed.size > 1
+
+
+@contextlib.contextmanager
+def abort_on_error() -> Iterator[None]:
+    """End the whole job when this process fails, with the exit code of the error.
+
+    In place of what the end of the interpreter does, for a caller that turns exceptions into exit codes itself.
+    """
+    try:
+        yield
+    except BaseException as error:
+        communicator = _followed
+        if communicator is None or not in_company() or (isinstance(error, SystemExit) and not error.code):
+            raise
+        if not isinstance(error, (GraphkitError, KeyboardInterrupt, SystemExit)):
+            traceback.print_exc()
+        _abort(communicator, error)
+    end()
+
+
+def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
+    print(f"graphkit: rank {communicator.rank}: {_described(error)}; this ends the job", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        if communicator.disagreement is not None:
+            communicator.meet(GRACE)
+    finally:
+        communicator.abort(_exit_code(error))
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, SystemExit):
+        return "terminated" if error.code == _TERMINATED else f"exit with status {error.code}"
+    return str(error) if isinstance(error, GraphkitError) else f"{type(error).__name__}: {error}"
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return _INTERRUPTED
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    return error.exit_code if isinstance(error, GraphkitError) else RuntimeFailure.exit_code

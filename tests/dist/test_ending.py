@@ -1,0 +1,199 @@
+"""How jobs of several processes end: together, or with an error in all of them; never by waiting for ever."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from graphkit.dist import launch
+
+TRAINER = """
+    import sys, time, numpy as np, graphkit as gk
+    kv = gk.kvstore.create("dist_sync")
+    x = gk.input("x", ["N", 3])
+    trainer = gk.Trainer(gk.Model(gk.nn.linear(x, 2, name="fc")), "mse", gk.optim.SGD(0.1), kvstore=kv, threads=1)
+    def steps(n):
+        for _ in range(n):
+            trainer.step(np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32))
+"""
+
+
+def start(processes, code, trainer=True):
+    code = textwrap.dedent(TRAINER if trainer else "") + textwrap.dedent(code)
+    command = [launch.find_mpiexec(), "-n", str(processes), sys.executable, "-u", "-P", "-c", code]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
+
+
+def finish(job, timeout=90):
+    """Exit status, output and errors of a job; one that hangs is killed, and fails the test."""
+    try:
+        out, errors = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        out, errors = job.communicate()
+        pytest.fail(f"the job hangs: {out} {errors}")
+    return job.returncode, out, errors
+
+
+def run(processes, code, trainer=True):
+    return finish(start(processes, code, trainer))
+
+
+def test_processes_that_do_other_work_at_the_end_wait_for_each_other(tmp_path):
+    status, out, errors = run(
+        3,
+        f"""
+        steps(3)
+        if kv.rank == 0:
+            time.sleep(1)
+            trainer.save({str(tmp_path / "run")!r})
+            print("saved")
+        """,
+    )
+    assert (status, errors) == (0, "")
+    assert "saved" in out
+    assert (tmp_path / "run" / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_uneven_numbers_of_steps_are_an_error_of_all_processes(processes):
+    status, out, errors = run(processes, "steps(4 if kv.rank == 0 else 2)\nprint('after', kv.rank)")
+    assert status == 5
+    assert "after 0" not in out
+    others = "rank 1:" if processes == 2 else "ranks 1, 2:"
+    message = rf"rank 0: sum 'loss' float64\[2\] in step 3; {others} ended after 2 steps"
+    for rank in range(processes):
+        assert re.search(f"graphkit: rank {rank}: .*{message}", errors), errors
+
+
+@pytest.mark.full
+def test_a_process_that_takes_no_step_is_named():
+    status, _, errors = run(2, "if kv.rank == 0: steps(1)")
+    assert status == 5
+    assert "rank 1: ended after 0 steps" in errors
+
+
+def test_other_calls_than_the_others_are_an_error_and_no_number():
+    status, out, errors = run(
+        2,
+        """
+        import numpy as np, graphkit as gk
+        kv = gk.kvstore.create("dist_sync")
+        kv.barrier()
+        print(kv.pushpull("a" if kv.rank == 0 else "b", np.ones(2 + kv.rank)))
+        """,
+        trainer=False,
+    )
+    assert (status, out) == (5, "")
+    assert "rank 0: sum 'a' float64[2] as call 2; rank 1: sum 'b' float64[3] as call 2" in errors
+
+
+def test_who_catches_the_error_may_save_but_the_job_fails(tmp_path):
+    status, out, _ = run(
+        2,
+        """
+        from graphkit.errors import RuntimeFailure
+        try:
+            steps(1 + kv.rank)
+        except RuntimeFailure:
+            print("caught", kv.rank)
+            try:
+                kv.barrier()
+            except RuntimeFailure as error:
+                assert "ended after 1 steps" in str(error)
+                print("still")
+        """,
+    )
+    assert status == 5
+    assert "caught 1" in out and "still" in out
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "message"),
+    [
+        ("raise gk.errors.InputError('bad sample')", 2, "graphkit: rank 1: bad sample"),
+        pytest.param(
+            "raise ZeroDivisionError('no')", 5, "graphkit: rank 1: ZeroDivisionError: no", marks=pytest.mark.full
+        ),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143, "rank 1: terminated"),
+        ("sys.exit(3)", 5, "rank 1: ended after 2 steps"),
+        pytest.param("sys.exit(0)", 5, "rank 1: ended after 2 steps", marks=pytest.mark.full),
+    ],
+)
+def test_a_process_that_fails_ends_the_job(failure, status, message):
+    found, _, errors = run(2, f"steps(2)\nif kv.rank == 1:\n    {failure}\nsteps(1)")
+    assert message in errors
+    assert found == status
+
+
+def test_the_exit_status_of_a_process_is_that_of_the_job():
+    assert run(2, "steps(1); sys.exit(3 if kv.rank == 1 else 0)")[0] == 3
+
+
+@pytest.mark.parametrize("where", ["waits", pytest.param("works", marks=pytest.mark.full)])
+def test_ctrl_c_in_one_process_ends_the_job(where):
+    job = start(
+        2,
+        f"""
+        import os
+        steps(1)
+        os.write(1, f"pid {{kv.rank}} {{os.getpid()}}\\n".encode())
+        while kv.rank == 0 or {where == "works"}:
+            steps(1)
+        time.sleep(100)
+        """,
+    )
+    pids = {}
+    while len(pids) < 2:
+        line = job.stdout.readline()
+        assert line, job.stderr.read()
+        pids |= {int(rank): int(pid) for rank, pid in re.findall(r"pid (\d) (\d+)", line)}
+    time.sleep(0.5)
+    os.kill(pids[0], signal.SIGINT)
+    status, _, errors = finish(job, 30)
+    assert status == 130
+    assert "graphkit: rank 0: interrupted; this ends the job" in errors
+
+
+def test_a_forked_child_leaves_the_job_alone():
+    status, out, errors = run(
+        2,
+        """
+        import os
+        steps(1)
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        steps(1)
+        print("done")
+        """,
+    )
+    assert (status, errors) == (0, "")
+    assert out.count("done") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
+def test_a_signal_to_the_command_that_started_the_job_ends_the_job(tmp_path, number):
+    import graphkit as gk
+
+    x = gk.input("x", ["N", 1, 8, 8])
+    gk.Model(gk.nn.linear(gk.flatten(x), 10), name="net").save(tmp_path / "net.json")
+    command = [sys.executable, "-P", "-m", "graphkit", "train", str(tmp_path / "net.json"), "--data", "digits"]
+    command += ["--epochs", "1000000", "--processes", "2", "--kvstore", "dist_sync", "-o", str(tmp_path / "run")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    job = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "log.jsonl").exists():
+        assert job.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    job.send_signal(number)
+    status, _, errors = finish(job, 30)
+    assert status == 128 + number
+    assert "interrupted" in errors or "terminated" in errors

@@ -1,0 +1,132 @@
+"""A training that goes on with another number of processes than it began with. Ranks are threads here: see `Threads`."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.dist.kvstore import KVStore
+from graphkit.errors import UsageError
+
+
+class Threads:
+    """A communicator among threads of one process."""
+
+    def __init__(self, size):
+        self.size, self.there, self.parts = size, threading.Barrier(size), [None] * size
+
+    def run(self, work):
+        """work(store) in each rank; their results, or what the first of them raised."""
+        found = [None] * self.size
+
+        def go(rank):
+            try:
+                found[rank] = work(KVStore("dist_sync", Rank(self, rank)))
+            except BaseException as error:
+                found[rank] = error
+                self.there.abort()
+
+        threads = [threading.Thread(target=go, args=(rank,)) for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for result in found:
+            if isinstance(result, BaseException) and not isinstance(result, threading.BrokenBarrierError):
+                raise result
+        return found
+
+
+class Rank:
+    steps = 0
+
+    def __init__(self, job, rank):
+        self.job, self.rank, self.size = job, rank, job.size
+
+    def agree(self, call, arrays=()):
+        self.barrier()
+
+    def barrier(self):
+        self.job.there.wait(30)
+
+    def _exchange(self, array):
+        self.job.parts[self.rank] = array
+        self.barrier()
+        found = list(self.job.parts)
+        self.barrier()
+        return found
+
+    def allreduce(self, array):
+        return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
+
+    def broadcast(self, array, root=0):
+        return self._exchange(array)[root].copy()
+
+
+def trainer(store=None, accumulate=1):
+    x = gk.input("x", ["N", 3])
+    net = gk.Model(gk.nn.linear(gk.tanh(gk.nn.linear(x, 5, name="a")), 2, name="b"))
+    optimizer = gk.optim.Adam(0.1)
+    return gk.Trainer(net, "mse", optimizer, kvstore=store, accumulate=accumulate, threads=1, seed=3)
+
+
+def batch(number, rank=0, ranks=1):
+    rng = np.random.default_rng(number)
+    x, y = rng.random((8, 3), np.float32), rng.random((8, 2), np.float32)
+    return x[rank::ranks], y[rank::ranks]
+
+
+def train(processes, numbers, folder, resume, accumulate=1, save=True):
+    """The parameters after the batches `numbers`, taken in so many processes."""
+
+    def work(store):
+        found = trainer(None if processes == 1 else store, accumulate)
+        if resume:
+            found.resume(folder)
+        for number in numbers:
+            found.step(*batch(number, store.rank, processes))
+        store.barrier()
+        if save and store.rank == 0:
+            found.save(folder)
+        store.barrier()
+        return found
+
+    return Threads(processes).run(work)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+def test_resume_with_another_number_of_processes(tmp_path, before, after, accumulate):
+    (whole,) = train(1, range(8), tmp_path / "whole", False, accumulate)
+    train(before, range(4), tmp_path / "run", False, accumulate)
+    for found in train(after, range(4, 8), tmp_path / "run", True, accumulate):
+        assert found.updates == whole.updates == 8 // accumulate
+        for name, expected in whole.net.params.items():
+            np.testing.assert_allclose(found.net.params[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_that_wait_go_to_one_of_the_processes(tmp_path):
+    (whole,) = train(1, range(4), tmp_path / "whole", False, accumulate=2)
+    train(1, range(3), tmp_path / "run", False, accumulate=2)  # one batch waits
+    for found in train(2, range(3, 4), tmp_path / "run", True, accumulate=2):
+        assert found.updates == whole.updates == 2
+        for name, expected in whole.net.params.items():
+            np.testing.assert_allclose(found.net.params[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_that_wait_in_several_processes_are_not_saved_in_part(tmp_path):
+    with pytest.raises(UsageError, match="gradients of 1 batches wait in 2 processes: call flush"):
+        train(2, range(3), tmp_path / "run", False, accumulate=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_gradients_that_wait_need_a_trainer_that_accumulates(tmp_path):
+    train(1, range(3), tmp_path / "run", False, accumulate=2)
+    with pytest.raises(UsageError, match="resume with accumulate=2, or more"):
+        trainer().resume(tmp_path / "run")
+    more = trainer(accumulate=4)
+    more.resume(tmp_path / "run")
+    for number in range(3):
+        more.step(*batch(number))
+    assert more.updates == 2  # the one of before, and one of the batch that waited and three more
