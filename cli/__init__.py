@@ -100,6 +100,7 @@ def _run(argv: Sequence[str], raise_errors: Callable[[], bool] = lambda: False) 
 
         if raise_errors() and not isinstance(error, click.ClickException):
             _failure.print_error(error, argv)
-            # click makes an Abort of an interruption.
-            raise KeyboardInterrupt if isinstance(error, click.Abort) else error from None
+            if isinstance(error, click.Abort):  # that is what click makes of an interruption
+                raise KeyboardInterrupt from None
+            raise
         return _failure.report(error, argv, whole="--traceback" in argv)

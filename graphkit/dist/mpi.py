@@ -29,7 +29,7 @@ _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RAN
 # What a process says that takes part in nothing any more.
 ENDED = "ended"
 
-# While others are awaited: how long the core is only offered to whoever wants it, and the pauses after that, in seconds.
+# While others are awaited: how long the core is only offered to others, and the pauses after that, in seconds.
 _EAGER, _PAUSE = 0.02, 5e-4
 
 
