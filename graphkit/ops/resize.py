@@ -19,6 +19,8 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, NUMERIC, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
+from graphkit.ops._shapes import i64
+from graphkit.ops._taps import Taps
 
 _MODES = ("nearest", "linear", "cubic")
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -34,6 +36,8 @@ _POLICIES = ("stretch", "not_larger", "not_smaller")
 _CROP = "tf_crop_and_resize"
 # A scale whose exact fraction is longer than this says nothing about a symbolic size.
 _DENOMINATOR_LIMIT = 1 << 10
+# Elements of a matrix of weights that is written into a graph; weights of longer axes are written one by one.
+_DENSE_LIMIT = 1 << 18
 
 
 class Axis(NamedTuple):
@@ -196,12 +200,10 @@ class _Resizing(Op):
             chosen = np.ceil(where - np.float32(0.5))
         return np.clip(chosen.astype(np.int64), 0, plan.size - 1)
 
-    def weights(self, plan: Axis) -> np.ndarray:
-        """The matrix [resized, size] of one axis, in float64; rows that are extrapolated are 0."""
-        matrix = np.zeros((plan.resized, plan.size))
-        rows = np.arange(plan.resized)
+    def taps(self, plan: Axis) -> Taps:
+        """The weights [resized, size] of one axis; rows that are extrapolated are empty."""
         if self.mode == "nearest":
-            matrix[rows, self.nearest(plan)] = 1.0
+            found = Taps.copies(self.nearest(plan), plan.size)
         else:
             where = self.coordinates(plan)
             kernel, reach = (_hat, 1) if self.mode == "linear" else (_keys(self.cubic_coeff_a), 2)
@@ -217,11 +219,8 @@ class _Resizing(Op):
                 weight = weight / np.where(total == 0, 1.0, total)
             # Elements beyond the border repeat it.
             clamped = np.clip(places, 0, plan.size - 1).astype(np.int64)
-            np.add.at(matrix, (np.broadcast_to(rows[:, None], clamped.shape), clamped), weight)
-        outside = self.outside(plan)
-        if outside is not None:
-            matrix[outside] = 0.0
-        return matrix
+            found = Taps.windows(clamped, weight, plan.size)
+        return found.without(self.outside(plan))
 
 
 def _present(x: TensorType | None) -> TensorType | None:
@@ -256,11 +255,6 @@ def _keys(a: float) -> Any:
         return np.where(t <= 1, near, np.where(t < 2, far, 0.0))
 
     return kernel
-
-
-def _along(xp: Any, x: Any, axis: int, matrix: Any) -> Any:
-    """matrix @ x along one axis."""
-    return xp.moveaxis(xp.tensordot(matrix, x, axes=((1,), (axis,))), 0, axis)
 
 
 def _host(vector: Any) -> Any:
@@ -349,7 +343,7 @@ class Resize(_Resizing):
             if exact:
                 y = xp.take(y, xp.asarray(self.nearest(axis)), axis=axis.axis)
             else:
-                y = _along(xp, y, axis.axis, xp.asarray(self.weights(axis).astype(y.dtype)))
+                y = self.taps(axis).apply(xp, y, axis.axis)
         for axis in plan:
             outside = self.outside(axis)
             if outside is not None:
@@ -394,6 +388,8 @@ class ResizeGrad(_Resizing):
             ),
             # ONNX Runtime's MatMul does not broadcast to an empty batch.
             Sample((0, 1, 4, 4), (0, 1, 2, 2), None, None, _sizes(0, 1, 4, 4), mode="linear", onnx=False),
+            # An axis too long for a matrix of weights.
+            Sample((1, 1200), (1, 300), None, None, _sizes(1, 1200), mode="cubic", grad=False, dtypes={DType.FLOAT32}),
         )
 
     def infer(self, dy: TensorType, x: TensorType, *settings: Any) -> TensorType:
@@ -406,7 +402,7 @@ class ResizeGrad(_Resizing):
     def reference(self, xp: Any, dy: Any, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
         dx = dy
         for axis in self.plan(x.shape, _host(roi), _host(scales), _host(sizes)):
-            dx = _along(xp, dx, axis.axis, xp.asarray(self.weights(axis).T.astype(dy.dtype)))
+            dx = self.taps(axis).transposed().apply(xp, dx, axis.axis)
         return xp.array(dx) if dx is dy else xp.ascontiguousarray(dx)
 
     def grad(self, node: Node, ddx: Any) -> Any:
@@ -415,16 +411,16 @@ class ResizeGrad(_Resizing):
         return (F.resize(ddx, *settings, **attrs), None, *(None for _ in settings))
 
     def expand(self, dy: Any, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
-        """Along each axis, a product with the matrix of weights: a constant, or an identity matrix resized."""
+        """Along each axis, a product with the weights: constants, or an identity matrix resized where sizes are open."""
         if x.rank is None:
             raise UnsupportedError(f"ResizeGrad in standard operators needs an operand of known rank, not {x}")
         dx = dy
-        for axis, matrix in self._matrices(dy, x, roi, scales, sizes):
-            dx = _product_along(dx, axis, matrix)
+        for axis, weights in self._weights(dy, x, roi, scales, sizes):
+            dx = _spread_along(dx, axis, weights) if isinstance(weights, Taps) else _product_along(dx, axis, weights)
         return dx
 
-    def _matrices(self, dy: Any, x: Any, roi: Any, scales: Any, sizes: Any) -> list[tuple[int, Any]]:
-        """(axis, [resized, size] matrix) for the axes that change."""
+    def _weights(self, dy: Any, x: Any, roi: Any, scales: Any, sizes: Any) -> list[tuple[int, Any]]:
+        """(axis, weights) for the axes that change: Taps, or a [resized, size] matrix in the graph."""
         absent_or_known = all(v is None or _constant(v) is not None for v in (roi, scales, sizes))
         axes = self.resized_axes(x.rank)
         known_scales, known_sizes = _constant(scales), _constant(sizes)
@@ -441,9 +437,7 @@ class ResizeGrad(_Resizing):
             shape = [1 if isinstance(n, DimExpr) else n for n in x.shape]
             plan = self.plan(shape, _constant(roi), known_scales, known_sizes)
             changing = {a for a, same in zip(axes, still, strict=True) if not same}
-            return [
-                (p.axis, F.constant(value=self.weights(p).astype(dy.dtype.numpy))) for p in plan if p.axis in changing
-            ]
+            return [(p.axis, self.taps(p)) for p in plan if p.axis in changing]
         if self.keep_aspect_ratio_policy != "stretch" and _present(None if sizes is None else sizes.tensor) is not None:
             raise UnsupportedError("ResizeGrad in standard operators: keep_aspect_ratio_policy needs static sizes")
         return [
@@ -484,3 +478,18 @@ def _product_along(x: Any, axis: int, matrix: Any) -> Any:
     swap = list(range(x.rank))
     swap[axis], swap[-1] = swap[-1], swap[axis]
     return F.transpose(F.mat_mul(F.transpose(x, perm=swap), matrix), perm=swap)
+
+
+def _spread_along(x: Any, axis: int, taps: Taps) -> Any:
+    """x with one axis contracted with the rows of `taps`, in the graph: time and constants are linear in the axis."""
+    if taps.rows * taps.size <= _DENSE_LIMIT:
+        return _product_along(x, axis, F.constant(value=taps.dense(x.dtype.numpy)))
+    swap = list(range(x.rank))
+    swap[axis], swap[0] = swap[0], swap[axis]
+    moved = F.transpose(x, perm=swap)
+    weights = taps.weights.astype(x.dtype.numpy).reshape(-1, *(1,) * (x.rank - 1))
+    terms = F.mul(F.gather(moved, taps.row_numbers()), F.constant(value=weights))
+    shape = F.concat(i64(taps.size), F.shape(moved, start=1), axis=0)
+    zeros = F.constant_of_shape(shape, value=np.zeros(1, x.dtype.numpy))
+    total = F.scatter_nd(zeros, F.constant(value=taps.sources[:, None]), terms, reduction="add")
+    return F.transpose(total, perm=swap)

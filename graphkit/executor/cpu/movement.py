@@ -13,6 +13,7 @@ from graphkit.executor.cpu._taps import axis_taps
 from graphkit.executor.kernels import KernelContext
 from graphkit.ir.graph import Node, Value
 from graphkit.ops._base import DOMAIN
+from graphkit.ops._taps import Taps
 from graphkit.ops.pad import pad_sources, pad_widths
 from graphkit.ops.slicing import slice_index
 from graphkit.ops.xp import numpy_xp
@@ -174,7 +175,5 @@ def _pad_grad(node: Node, context: KernelContext) -> Any:
     axes = []
     for axis, (size, positions) in enumerate(zip(dx, maps, strict=True)):
         if positions is not None:
-            matrix = np.zeros((size, dy[axis]))
-            matrix[positions, np.arange(dy[axis])] = 1.0
-            axes.append(axis_taps(axis, matrix))
+            axes.append(axis_taps(axis, Taps.copies(np.array(positions, np.int64), size).transposed()))
     return native.Resample("PadGrad", dy, axes, 0.0, False, _dtype(node), context.threads)

@@ -47,7 +47,7 @@ def _resize(node: Node, context: KernelContext) -> Any:
             maps[axis.axis] = (places if mask is None else np.where(mask, -1, places)).tolist()
         fill = np.asarray(op.extrapolation_value).astype(dtype.numpy).tobytes()
         return native.ResizeNearest(x, maps, fill, dtype.value, context.threads)
-    axes = [axis_taps(axis.axis, op.weights(axis), masks[axis.axis]) for axis in plan]
+    axes = [axis_taps(axis.axis, op.taps(axis), masks[axis.axis]) for axis in plan]
     fill_value = float(op.extrapolation_value)
     return native.Resample("Resize", x, axes, fill_value, op.antialias, dtype.value, context.threads)
 
@@ -59,5 +59,5 @@ def _resize_grad(node: Node, context: KernelContext) -> Any:
     plan = _plan(node, context, 2, dx)
     if plan is None:
         return None
-    axes = [axis_taps(axis.axis, op.weights(axis).T) for axis in plan]
+    axes = [axis_taps(axis.axis, op.taps(axis).transposed()) for axis in plan]
     return native.Resample("ResizeGrad", dy, axes, 0.0, False, node.output.dtype.value, context.threads)

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "bindings.h"
 #include "cumulative.h"
 #include "fill.h"
@@ -13,11 +15,17 @@ namespace {
 
 using Text = const std::string&;
 using OptionalDims = std::optional<Dims>;
-using TapsTuple = std::tuple<std::int64_t, std::int64_t, int, std::vector<std::int32_t>, std::vector<double>,
-                             std::vector<std::uint8_t>>;
+using TapsTuple = std::tuple<std::int64_t, nb::bytes, nb::bytes, nb::bytes, nb::bytes>;
 
 std::string bytes_of(const nb::bytes& value) {
     return {value.c_str(), value.size()};
+}
+
+template <typename T>
+std::vector<T> elements_of(const nb::bytes& value) {
+    std::vector<T> elements(value.size() / sizeof(T));
+    std::copy_n(value.c_str(), elements.size() * sizeof(T), reinterpret_cast<char*>(elements.data()));
+    return elements;
 }
 
 void bind_views(nb::module_& m) {
@@ -63,13 +71,14 @@ void bind_views(nb::module_& m) {
              },
              "x"_a, "maps"_a, "fill"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<Resample, Kernel>(m, "Resample",
-                                 "Weighted sums along axes, each (axis, resized, taps, sources, weights, outside).")
+                                 "Weighted sums along axes, each (axis, starts, sources, weights, outside), arrays as bytes.")
         .def("__init__",
              [](Resample* self, Text name, Dims x, const std::vector<TapsTuple>& axes, double fill, bool round,
                 Text dtype, int threads) {
                  std::vector<AxisTaps> taps;
-                 for (const auto& [axis, resized, number, sources, weights, outside] : axes) {
-                     taps.push_back({axis, resized, number, sources, weights, outside});
+                 for (const auto& [axis, starts, sources, weights, outside] : axes) {
+                     taps.push_back({axis, elements_of<std::int64_t>(starts), elements_of<std::int32_t>(sources),
+                                     elements_of<double>(weights), elements_of<std::uint8_t>(outside)});
                  }
                  new (self) Resample(name, std::move(x), std::move(taps), fill, round, element_type(dtype), threads);
              },

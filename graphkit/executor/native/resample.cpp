@@ -16,7 +16,9 @@ namespace {
 
 // Rows this short are not summed one by one: the axis is treated as part of longer rows.
 constexpr std::int64_t kShortRow = 16;
-constexpr int kMaxTaps = 64;
+// Rows that are summed at once.
+constexpr std::int64_t kMaxTaps = 64;
+constexpr std::int64_t kMostPadding = 4;
 
 template <typename C, typename T>
 C value_of(T element) {
@@ -64,16 +66,27 @@ auto row_of(const ResampleTable& table) {
 }
 
 void check(const Kernel& kernel, const Dims& x, const AxisTaps& a) {
-    const auto length = static_cast<std::size_t>(a.resized) * static_cast<std::size_t>(a.taps);
-    bool fits = a.axis >= 0 && a.axis < static_cast<std::int64_t>(x.size()) && a.taps >= 0 &&
-                a.sources.size() == length && a.weights.size() == length &&
-                (a.outside.empty() || a.outside.size() == static_cast<std::size_t>(a.resized));
-    for (std::size_t i = 0; fits && i < length; ++i) {
-        fits = a.sources[i] >= 0 && a.sources[i] < x[static_cast<std::size_t>(a.axis)];
+    const auto length = static_cast<std::int64_t>(a.sources.size());
+    bool fits = a.axis >= 0 && a.axis < static_cast<std::int64_t>(x.size()) && !a.starts.empty() &&
+                a.starts.front() == 0 && a.starts.back() == length && a.weights.size() == a.sources.size() &&
+                std::is_sorted(a.starts.begin(), a.starts.end()) &&
+                (a.outside.empty() || a.outside.size() + 1 == a.starts.size());
+    for (std::size_t k = 0; fits && k < a.sources.size(); ++k) {
+        fits = a.sources[k] >= 0 && a.sources[k] < x[static_cast<std::size_t>(a.axis)];
     }
     if (!fits) {
         throw NativeError(kernel.describe() + ": the weights do not fit axis " + std::to_string(a.axis));
     }
+}
+
+// How many taps all elements get, so that padding the shorter ones never takes more than a few times their number.
+std::int64_t common_taps(const AxisTaps& a) {
+    std::int64_t longest = 0;
+    for (std::size_t i = 0; i + 1 < a.starts.size(); ++i) {
+        longest = std::max(longest, a.starts[i + 1] - a.starts[i]);
+    }
+    const auto number = static_cast<std::int64_t>(a.sources.size());
+    return longest * a.resized() <= kMostPadding * number ? longest : number / std::max<std::int64_t>(a.resized(), 1) + 1;
 }
 
 }  // namespace
@@ -93,7 +106,7 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     std::size_t first = x.size();  // of the axes that change
     for (const AxisTaps& a : axes) {
         check(*this, x, a);
-        y[static_cast<std::size_t>(a.axis)] = a.resized;
+        y[static_cast<std::size_t>(a.axis)] = a.resized();
         first = std::min(first, static_cast<std::size_t>(a.axis));
     }
     const auto plane_of = [&](const Dims& shape) {
@@ -107,7 +120,7 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     // Shrinking first and growing last leaves the least to do; so does beginning with the last axis, whose elements are
     // picked one by one.
     const auto growth = [&](const AxisTaps& a) {
-        return static_cast<double>(a.resized) / static_cast<double>(std::max<std::int64_t>(
+        return static_cast<double>(a.resized()) / static_cast<double>(std::max<std::int64_t>(
                                                     x[static_cast<std::size_t>(a.axis)], 1));
     };
     std::sort(axes.begin(), axes.end(), [&](const AxisTaps& a, const AxisTaps& b) {
@@ -121,31 +134,16 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
         pass.outer = around.outer;
         pass.size = around.size;
         pass.inner = around.inner;
-        pass.resized = a.resized;
-        pass.taps = a.taps;
-        pass.within_rows = around.inner < kShortRow || a.taps > kMaxTaps;
+        pass.resized = a.resized();
+        pass.within_rows = around.inner < kShortRow;
         if (pass.within_rows && around.size * around.inner > std::numeric_limits<std::int32_t>::max()) {
             throw Unsupported(describe() + ": rows of more than 2^31 elements");
         }
-        std::vector<double> weights;
         if (pass.within_rows) {
-            for (std::size_t i = 0; i < a.sources.size(); ++i) {
-                for (std::int64_t j = 0; j < pass.inner; ++j) {
-                    pass.sources.push_back(static_cast<std::int32_t>(a.sources[i] * pass.inner + j));
-                    weights.push_back(a.weights[i]);
-                }
-            }
-        } else {
-            pass.sources = a.sources;
-            weights = a.weights;
+            set_elements(pass, a);
         }
-        if (in_double_) {
-            pass.weights_f64 = std::move(weights);
-        } else {
-            pass.weights_f32.assign(weights.begin(), weights.end());
-            find_windows(pass);
-        }
-        plane[static_cast<std::size_t>(a.axis) - first] = a.resized;
+        set_rows(pass, a, pass.taps);
+        plane[static_cast<std::size_t>(a.axis) - first] = a.resized();
         if (&a != &axes.back()) {
             buffer_ = std::max(buffer_, count(plane));
         }
@@ -163,11 +161,77 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     slot_bytes_ = aligned(slot_bytes_);
 }
 
+template <>
+const float* Resample::Weights::data<float>() const {
+    return f32.data();
+}
+
+template <>
+const double* Resample::Weights::data<double>() const {
+    return f64.data();
+}
+
+Resample::Weights Resample::converted(std::vector<double> weights) const {
+    Weights result;
+    if (in_double_) {
+        result.f64 = std::move(weights);
+    } else {
+        result.f32.assign(weights.begin(), weights.end());
+    }
+    return result;
+}
+
+// The taps of every element but the first `skipped`.
+void Resample::set_rows(Pass& pass, const AxisTaps& axis, std::int64_t skipped) const {
+    std::vector<double> weights;
+    pass.row_starts = {0};
+    for (std::int64_t i = 0; i < pass.resized; ++i) {
+        const std::int64_t begin = axis.starts[static_cast<std::size_t>(i)] + skipped;
+        const std::int64_t end = axis.starts[static_cast<std::size_t>(i) + 1];
+        if (pass.within_rows && begin >= end) {
+            continue;
+        }
+        pass.rows.push_back(i);
+        pass.row_sources.insert(pass.row_sources.end(), axis.sources.begin() + begin, axis.sources.begin() + end);
+        weights.insert(weights.end(), axis.weights.begin() + begin, axis.weights.begin() + end);
+        pass.row_starts.push_back(static_cast<std::int64_t>(weights.size()));
+    }
+    pass.row_weights = converted(std::move(weights));
+}
+
+void Resample::set_elements(Pass& pass, const AxisTaps& axis) const {
+    pass.taps = static_cast<int>(common_taps(axis));
+    const std::int64_t size = pass.resized * pass.inner;
+    pass.sources.resize(static_cast<std::size_t>(pass.taps * size));
+    std::vector<double> weights(pass.sources.size());
+    for (std::int64_t i = 0; i < pass.resized; ++i) {
+        const std::int64_t begin = axis.starts[static_cast<std::size_t>(i)];
+        const std::int64_t number = axis.starts[static_cast<std::size_t>(i) + 1] - begin;
+        if (number == 0) {
+            pass.empty.push_back(i);
+        }
+        for (std::int64_t t = 0; t < pass.taps; ++t) {
+            // Elements with fewer taps repeat their first one, with a weight of 0.
+            const auto k = static_cast<std::size_t>(t < number ? begin + t : begin);
+            const std::int64_t source = number == 0 ? 0 : axis.sources[k];
+            for (std::int64_t j = 0; j < pass.inner; ++j) {
+                const auto at = static_cast<std::size_t>(t * size + i * pass.inner + j);
+                pass.sources[at] = static_cast<std::int32_t>(source * pass.inner + j);
+                weights[at] = t < number ? axis.weights[k] : 0.0;
+            }
+        }
+    }
+    pass.weights = converted(std::move(weights));
+    if (!in_double_) {
+        find_windows(pass);
+    }
+}
+
 void Resample::find_windows(Pass& pass) const {
     const std::int64_t lanes = table_->lanes;
     const std::int64_t size = pass.resized * pass.inner;
     const std::int64_t given = pass.size * pass.inner;
-    if (!pass.within_rows || lanes == 0 || given < 2 * lanes || size < lanes || pass.taps == 0) {
+    if (lanes == 0 || given < 2 * lanes || size < lanes || pass.taps == 0) {
         return;
     }
     std::vector<std::int32_t> places(pass.sources.size());
@@ -276,47 +340,66 @@ void Resample::run_plane(int threads, const T* x, T* y, C* first, C* second) con
 
 template <typename C>
 void Resample::run_pass(int threads, const Pass& pass, const C* x, C* y) const {
-    const C* weights = nullptr;
-    if constexpr (std::is_same_v<C, float>) {
-        weights = pass.weights_f32.data();
-    } else {
-        weights = pass.weights_f64.data();
-    }
-    const std::int64_t size = pass.resized * pass.inner;
     if (pass.within_rows) {
-        parallel_for(threads, pass.outer, static_cast<double>(size * pass.taps) * 0.5,
-                     [&](std::int64_t begin, std::int64_t end) {
-                         for (std::int64_t o = begin; o < end; ++o) {
-                             const C* row = x + o * pass.size * pass.inner;
-                             if constexpr (std::is_same_v<C, float>) {
-                                 if (!pass.starts.empty()) {
-                                     const std::int64_t whole = size / table_->lanes * table_->lanes;
-                                     table_->windowed_f32(row, pass.starts.data(), pass.places.data(), weights,
-                                                          pass.taps, y + o * size, size);
-                                     sum_rest(pass, row, weights, y + o * size, whole);
-                                     continue;
-                                 }
-                             }
-                             row_of<C>(*table_)(row, pass.sources.data(), weights, pass.taps, y + o * size, size);
-                         }
-                     });
-        return;
+        run_elements(threads, pass, x, y);
     }
-    const double cost = static_cast<double>(pass.inner * pass.taps) * 0.2 + 5;
-    parallel_for(threads, pass.outer * pass.resized, cost, [&](std::int64_t begin, std::int64_t end) {
-        const C* rows[kMaxTaps];
-        C factors[kMaxTaps];
+    const C* weights = pass.row_weights.data<C>();
+    const auto rows = static_cast<std::int64_t>(pass.rows.size());
+    const double taps = static_cast<double>(pass.row_sources.size()) / static_cast<double>(std::max<std::int64_t>(rows, 1));
+    const double cost = static_cast<double>(pass.inner) * taps * 0.2 + 5;
+    parallel_for(threads, pass.outer * rows, cost, [&](std::int64_t begin, std::int64_t end) {
+        const C* read[kMaxTaps];
         for (std::int64_t row = begin; row < end; ++row) {
-            const std::int64_t i = row % pass.resized;
-            const C* base = x + row / pass.resized * pass.size * pass.inner;
-            for (int t = 0; t < pass.taps; ++t) {
-                const auto at = static_cast<std::size_t>(t * pass.resized + i);
-                rows[t] = base + pass.sources[at] * pass.inner;
-                factors[t] = weights[at];
+            const auto at = static_cast<std::size_t>(row % rows);
+            const C* base = x + row / rows * pass.size * pass.inner;
+            C* result = y + (row / rows * pass.resized + pass.rows[at]) * pass.inner;
+            std::int64_t k = pass.row_starts[at];
+            if (!pass.within_rows) {
+                const std::int64_t taken = std::min(kMaxTaps, pass.row_starts[at + 1] - k);
+                for (std::int64_t t = 0; t < taken; ++t) {
+                    read[t] = base + pass.row_sources[static_cast<std::size_t>(k + t)] * pass.inner;
+                }
+                rows_of<C>(*table_)(read, weights + k, static_cast<int>(taken), result, pass.inner);
+                k += taken;
             }
-            rows_of<C>(*table_)(rows, factors, pass.taps, y + row * pass.inner, pass.inner);
+            for (; k < pass.row_starts[at + 1]; ++k) {
+                const C* source = base + pass.row_sources[static_cast<std::size_t>(k)] * pass.inner;
+                for (std::int64_t j = 0; j < pass.inner; ++j) {
+                    result[j] += weights[k] * source[j];
+                }
+            }
         }
     });
+}
+
+template <typename C>
+void Resample::sum_elements(const Pass& pass, const C* x, const C* weights, C* y) const {
+    const std::int64_t size = pass.resized * pass.inner;
+    if constexpr (std::is_same_v<C, float>) {
+        if (!pass.starts.empty()) {
+            table_->windowed_f32(x, pass.starts.data(), pass.places.data(), weights, pass.taps, y, size);
+            sum_rest(pass, x, weights, y, size / table_->lanes * table_->lanes);
+            return;
+        }
+    }
+    row_of<C>(*table_)(x, pass.sources.data(), weights, pass.taps, y, size);
+}
+
+template <typename C>
+void Resample::run_elements(int threads, const Pass& pass, const C* x, C* y) const {
+    const C* weights = pass.weights.data<C>();
+    const std::int64_t size = pass.resized * pass.inner;
+    parallel_for(threads, pass.outer, static_cast<double>(size * pass.taps) * 0.5,
+                 [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t o = begin; o < end; ++o) {
+                         const C* row = x + o * pass.size * pass.inner;
+                         C* result = y + o * size;
+                         sum_elements(pass, row, weights, result);
+                         for (const std::int64_t i : pass.empty) {
+                             std::fill_n(result + i * pass.inner, pass.inner, C{});
+                         }
+                     }
+                 });
 }
 
 // Elements `first` and beyond of one row.

@@ -30,15 +30,16 @@ struct ResampleTable {
     Windowed windowed_f32;
 };
 
-// One axis: output element i is the sum of weights[t][i] * input element sources[t][i], t < taps. Elements marked in
-// `outside` (empty: none) take a given value instead.
+// One axis: output element i is the sum of weights[k] * input element sources[k], starts[i] <= k < starts[i + 1].
+// Elements marked in `outside` (empty: none) take a given value instead.
 struct AxisTaps {
     std::int64_t axis = 0;
-    std::int64_t resized = 0;
-    int taps = 0;
-    std::vector<std::int32_t> sources;  // [taps][resized]
-    std::vector<double> weights;        // the same
+    std::vector<std::int64_t> starts;   // [resized + 1]
+    std::vector<std::int32_t> sources;
+    std::vector<double> weights;
     std::vector<std::uint8_t> outside;  // [resized]
+
+    std::int64_t resized() const { return static_cast<std::int64_t>(starts.size()) - 1; }
 };
 
 // Sums along several axes, one after the other. float64 and integers of 32 and 64 bits are computed in double,
@@ -52,19 +53,35 @@ class Resample final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    // A pass over a plane, seen as [outer, size, inner].
+    // Numbers of the type that is computed in: one of the two is used.
+    struct Weights {
+        std::vector<float> f32;
+        std::vector<double> f64;
+
+        template <typename C>
+        const C* data() const;
+    };
+
+    // A pass over a plane, seen as [outer, size, inner]. Where rows of `inner` elements are long, all of `rows` are sums
+    // of such rows. Short ones are summed element by element: as many taps for each element, in `sources` and `weights`
+    // for rows of resized * inner elements, and in `rows` what the few elements with more taps have beyond those.
     struct Pass {
         std::int64_t outer = 1;
         std::int64_t size = 1;
         std::int64_t inner = 1;
         std::int64_t resized = 1;
+        bool within_rows = false;
         int taps = 0;
-        bool within_rows = false;           // sources and weights are for rows of resized * inner elements
-        std::vector<std::int32_t> sources;  // [taps][...]
+        std::vector<std::int32_t> sources;  // [taps][resized * inner]
+        Weights weights;                    // the same
         std::vector<std::int32_t> starts;   // of the windows, where all sources lie in windows
         std::vector<std::int32_t> places;
-        std::vector<float> weights_f32;     // as the sources; one of the two
-        std::vector<double> weights_f64;
+        std::vector<std::int64_t> empty;    // elements without taps: 0, whatever is in x
+
+        std::vector<std::int64_t> rows;        // output rows, ascending
+        std::vector<std::int64_t> row_starts;  // [rows + 1], into the next two
+        std::vector<std::int32_t> row_sources;
+        Weights row_weights;
     };
     struct Outside {
         std::int64_t outer;
@@ -72,6 +89,9 @@ class Resample final : public Kernel {
         std::vector<std::uint8_t> mask;
     };
 
+    Weights converted(std::vector<double> weights) const;
+    void set_rows(Pass& pass, const AxisTaps& axis, std::int64_t skipped) const;
+    void set_elements(Pass& pass, const AxisTaps& axis) const;
     void find_windows(Pass& pass) const;
     template <typename C>
     void run_in(const void* x, void* y, std::byte* scratch) const;
@@ -79,6 +99,10 @@ class Resample final : public Kernel {
     void run_plane(int threads, const T* x, T* y, C* first, C* second) const;
     template <typename C>
     void run_pass(int threads, const Pass& pass, const C* x, C* y) const;
+    template <typename C>
+    void run_elements(int threads, const Pass& pass, const C* x, C* y) const;
+    template <typename C>
+    void sum_elements(const Pass& pass, const C* x, const C* weights, C* y) const;
     static void sum_rest(const Pass& pass, const float* x, const float* weights, float* y, std::int64_t first);
     template <typename C>
     void fill_outside(C* y) const;
