@@ -28,6 +28,7 @@ from graphkit.onnx_io.lowering import lower
 from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.tensors import CODES, to_proto, type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
+from graphkit.passes.known_ranks import known_ranks
 
 OLDEST_TARGET = 13
 DEFAULT_TARGET = 21
@@ -65,7 +66,7 @@ def export(
     if with_updates:
         for state, new in graph.updates:
             outputs[f"{names[state]}_updated"] = new
-    flat = Graph(graph.inputs, outputs.values(), name=graph.name, output_names=outputs, meta=graph.meta)
+    flat = known_ranks(Graph(graph.inputs, outputs.values(), name=graph.name, output_names=outputs, meta=graph.meta))
     return _Writer(lower(flat, opset), names, params, opset, as_inputs).model(name or graph.name, meta or graph.meta)
 
 

@@ -219,6 +219,10 @@ class Op:
         """Output array(s) from input arrays: the definition, on numpy or cupy."""
         raise NotImplementedError(f"{self.name}.reference")
 
+    def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
+        """The rank that each operand must have, as far as the operator and the other operands' types tell it."""
+        return ()
+
     # `grad(self, node, *output_gradients)` builds the gradient of each input (None: not differentiable in it);
     # `expand(self, *inputs)` builds the same result from standard operators. Both are optional.
     grad: ClassVar[Any] = None

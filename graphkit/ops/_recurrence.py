@@ -30,6 +30,17 @@ PARAMETERS = {
 }
 
 
+# Ranks of the operands of layers, and of the operators of their gradients.
+_RANKS = {"x": 3, "w": 3, "r": 3, "b": 2, "sequence_lens": 1, "initial_h": 3, "initial_c": 3, "p": 2} | {
+    "dy": 4, "dy_h": 3, "dy_c": 3, "gates": 4, "h_before": 4, "c_before": 4,
+}  # fmt: skip
+
+
+def operand_ranks(op: Op, count: int) -> list[int | None]:
+    """The ranks of the first `count` operands of a recurrent layer's operators."""
+    return [_RANKS.get(formal.name) for formal in op.formals[:count]]
+
+
 class Weights(NamedTuple):
     """One direction's recurrent matrix [gates * H, H], its bias [gates * H], peepholes [3 * H], and functions.
 
@@ -116,6 +127,9 @@ class Recurrence(Op):
         return tuple(chosen[direction * count : (direction + 1) * count])
 
     # --- types ------------------------------------------------------------------------------------
+
+    def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
+        return operand_ranks(self, len(inputs))
 
     def infer(self, *operands: TensorType | None) -> Any:
         given = self.named_inputs(operands)

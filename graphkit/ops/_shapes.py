@@ -73,6 +73,14 @@ def reshape_like(x: Any, like: Value) -> Any:
     return F.reshape(x, F.shape(like), allowzero=empty)
 
 
+def ranked(x: Value, rank: int | None) -> Value:
+    """x; where its own rank is unknown, reshaped to its own sizes along the `rank` axes that it must have."""
+    if x.rank is not None or rank is None:
+        return x
+    view: Value = F.reshape(x, F.gather(F.shape(x), np.arange(rank)))
+    return view
+
+
 def zeros_like(like: Value) -> Any:
     return F.constant_of_shape(F.shape(like), value=np.zeros(1, like.dtype.numpy))
 

@@ -18,6 +18,7 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Sample, op
 from graphkit.ops._checks import fits
+from graphkit.ops._shapes import ranked
 from graphkit.ops._sliding import (
     Sliding,
     Window,
@@ -60,6 +61,12 @@ class _Convolution(Sliding):
     def related(self) -> dict[str, Any]:
         """The attributes, to be handed to the operators of the same convolution."""
         return {**self.window_attributes(), "group": self.group}
+
+    def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
+        images = [i for i, formal in enumerate(self.formals) if formal.name in ("x", "w", "dy")]
+        ranks = (inputs[i].rank for i in images if i < len(inputs) and inputs[i] is not None)
+        rank = next((r for r in ranks if r is not None), None)
+        return [rank if i in images else 1 for i in range(len(inputs))]
 
     def _kernel(self, w_shape: Sequence[Dim]) -> tuple[Dim, ...]:
         kernel = tuple(w_shape[2:])
@@ -239,8 +246,7 @@ class Conv(_Convolution):
     def grad(self, node: Node, dy: Any) -> Any:
         operands: Any = node.inputs
         x, w = operands[:2]
-        if x.rank is None and w.rank is not None:
-            x = F.reshape(x, F.gather(F.shape(x), np.arange(w.rank)))  # to the rank that it must have
+        x = ranked(x, w.rank)
         dx = F.conv_grad_input(dy, w, x, **self.related())
         dw = F.conv_grad_weight(x, dy, w, **self.related())
         return dx, dw, *_bias_gradients(node, dy)
@@ -453,6 +459,7 @@ class ConvTranspose(_Convolution):
     def grad(self, node: Node, dy: Any) -> Any:
         operands: Any = node.inputs
         x, w = operands[:2]
+        x = ranked(x, w.rank)
         if x.shape is None or w.shape is None:
             raise UnsupportedError(f"{node.describe()}: the gradient needs operands of known rank")
         geometry = self.geometry(x.shape, w.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +19,7 @@ from graphkit.ops._recurrence import (
     Weights,
     going_of,
     of_direction,
+    operand_ranks,
     scan,
     size,
     stacked,
@@ -47,6 +49,9 @@ class OfLayer(Op):
     @property
     def forward(self) -> Recurrence:
         return self.layer(**self.attributes())
+
+    def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
+        return operand_ranks(self, len(inputs))
 
 
 class Walk(OfLayer):

@@ -411,7 +411,7 @@ class ResizeGrad(_Resizing):
         return (F.resize(ddx, *settings, **attrs), None, *(None for _ in settings))
 
     def expand(self, dy: Any, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
-        """Along each axis, a product with the weights: constants, or an identity matrix resized where sizes are open."""
+        """Along each axis a product with weights: constants, or an identity matrix resized where sizes are open."""
         if x.rank is None:
             raise UnsupportedError(f"ResizeGrad in standard operators needs an operand of known rank, not {x}")
         dx = dy

@@ -127,8 +127,18 @@ class _Along(NamedTuple):
         return _reshaped(x, self.axis, self.axis + 2, [count])
 
 
+def _check_ranks(node: Node) -> None:
+    """Raises UsageError, naming the node, where the rank of something scanned is not known."""
+    op: Any = node.op
+    states = len(node.inputs) - op.num_scan_inputs - op.captures
+    for value in (*node.inputs[states : states + op.num_scan_inputs], *node.outputs[states:]):
+        if value is not None and value.rank is None:
+            raise UsageError(f"{node.describe()}: blocks of iterations need {value.name or 'a result'} of known rank")
+
+
 def _blocked_scan(node: Node, block: int, trips: Dim | None) -> list[Value]:
     """Whole blocks in the order of iterations, then the rest."""
+    _check_ranks(node)
     op: Any = node.op
     values = [v for v in node.inputs if v is not None]
     states = len(values) - op.num_scan_inputs - op.captures

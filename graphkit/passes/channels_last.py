@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops import DOMAIN, F, Op
 from graphkit.ops.channels_last import (
     ChannelsLastAveragePool,
@@ -112,7 +112,7 @@ class _Sweep:
 
     def _converted(self, node: Node) -> bool:
         """Whether the node now works on channels that are last."""
-        if not isinstance(node.op, Op) or node.op.subgraphs():
+        if not isinstance(node.op, Op) or node.op.subgraphs() or any(_unranked(v) for v in node.operands):
             return False
         results: Sequence[Value] | None = None
         if node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN):
@@ -420,6 +420,10 @@ def _read_by_pool_gradients(graph: Graph) -> set[Value]:
         else:
             elsewhere.update(node.operands)
     return found - elsewhere
+
+
+def _unranked(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.shape is None
 
 
 def _rank(value: Value) -> int:

@@ -27,6 +27,7 @@ from graphkit.passes.fuse_matmul import fuse_matmul
 from graphkit.passes.fuse_pointwise import fuse_pointwise
 from graphkit.passes.fuse_softmax import fuse_softmax
 from graphkit.passes.fuse_table_update import fuse_table_update
+from graphkit.passes.known_ranks import known_ranks
 from graphkit.passes.merge_walks import merge_walks
 from graphkit.passes.scan_axes import scan_axes
 from graphkit.passes.simplify import simplify
@@ -37,6 +38,7 @@ from graphkit.passes.unstride_transposed import unstride_transposed
 # transposes move through them; attention before the products that it consists of; weights before products are fused,
 # and late because the nodes that make them are many; layouts when products have taken in what they can.
 _PRODUCTS_AND_LAYOUTS: tuple[tuple[str, Pass], ...] = (
+    ("known_ranks", known_ranks),
     ("expand_composites", expand_composites),
     ("merge_walks", merge_walks),
     ("simplify", simplify),

@@ -197,3 +197,10 @@ def test_refusals() -> None:
     for wrong in (0, 2.5, True, "root"):
         with pytest.raises(UsageError, match="positive number of iterations or 'sqrt'"):
             block_loops(recurrent(4), wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_scanned_needs_a_known_rank() -> None:
+    x, shape = gk.input("x", ["T", 3]), gk.input("shape", ["k"], dtype="int64")
+    _, rows = gk.scan(lambda carry, row: (carry, F.reshape(row, shape)), F.constant(value=np.float32(0)), x)
+    with pytest.raises(UsageError, match="known rank"):
+        gk.block_loops(gk.Model({"rows": rows}, name="net"), 4)
