@@ -24,9 +24,11 @@ Atom: TypeAlias = tuple  # ("sym", name) or (function, operand, operand, ...)
 Monomial: TypeAlias = tuple  # of atoms, sorted by their text
 Dim: TypeAlias = Union[int, "DimExpr"]
 
-# An expression of more atoms gets a name. Shapes that are computed from shapes, layer after layer (the causal mask of
-# a decoder with past keys), double their expression each time; nobody reads or proves anything from those.
-_MAX_ATOMS = 64
+# An expression of more atoms, or with a larger factor, gets a name, so that every operation here takes bounded time.
+# Shapes that are computed from shapes, layer after layer (the causal mask of a decoder with past keys), double their
+# expression each time; nobody reads or proves anything from those.
+MAX_ATOMS = 64
+_MAX_FACTOR = 1 << 64
 
 _fresh = itertools.count(1)
 # Stands for the '?' of anonymous names while an expression is read as Python.
@@ -132,7 +134,13 @@ def _from_terms(table: Mapping[Monomial, int]) -> Dim:
         return kept[0][1]
     # Higher degree first, the constant last: 2*N + 1.
     kept.sort(key=lambda item: (-len(item[0]), [_atom_text(a) for a in item[0]]))
-    return DimExpr(tuple(kept))
+    return _bounded(DimExpr(tuple(kept)))
+
+
+def _bounded(made: DimExpr) -> DimExpr:
+    """The expression, or its name when it is too large."""
+    fits = made.atoms <= MAX_ATOMS and all(-_MAX_FACTOR < c < _MAX_FACTOR for _, c in made.terms)
+    return made if fits else _named(made)
 
 
 def _combine(a: Dim, b: Dim, sign: int) -> Dim:
@@ -147,17 +155,20 @@ def _scale(a: Dim, factor: int) -> Dim:
 
 
 def _product(a: Dim, b: Dim) -> Dim:
+    left, right = _terms(a), _terms(b)
+    if len(left) * len(right) > MAX_ATOMS:
+        # Written out it would have about as many terms.
+        return _named(DimExpr(((tuple(("factor", part) for part in sorted((a, b), key=str)), 1),)))
     table: dict[Monomial, int] = {}
-    for ma, ca in _terms(a):
-        for mb, cb in _terms(b):
+    for ma, ca in left:
+        for mb, cb in right:
             key = tuple(sorted(ma + mb, key=_atom_text))
             table[key] = table.get(key, 0) + ca * cb
     return _from_terms(table)
 
 
 def _call(function: str, *operands: Dim) -> DimExpr:
-    made = DimExpr(((((function, *operands),), 1),))
-    return made if made.atoms <= _MAX_ATOMS else _named(made)
+    return _bounded(DimExpr(((((function, *operands),), 1),)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -369,6 +380,7 @@ def _symbols(terms: tuple[tuple[Monomial, int], ...]) -> Iterator[str]:
 # --- text ---------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _atom_text(atom: Atom) -> str:
     if atom[0] == "sym":
         return atom[1] if _is_plain(atom[1]) else repr(atom[1])

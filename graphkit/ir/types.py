@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -97,6 +98,12 @@ BOOLS = frozenset({DType.BOOL})
 NUMERIC = FLOATS | INTEGERS
 ANY = frozenset(DType)
 
+# The integers that an element type has.
+_LIMITS = {d: (int(i.min), int(i.max)) for d in INTEGERS for i in [np.iinfo(d.value)]}
+
+# Sizes that grow by each other, layer after layer, would soon have more digits than memory holds.
+_MAX_SIZE = (1 << 63) - 1
+
 _PYTHON_TYPES = {float: DType.FLOAT32, int: DType.INT64, bool: DType.BOOL, str: DType.STRING}
 
 
@@ -130,16 +137,25 @@ def dtype_of(spec: Any) -> DType:
 
 def _dims(shape: Iterable[Any]) -> tuple[Dim, ...]:
     """A shape with every dimension read; a tuple of dimensions is kept, so that nodes share it."""
-    if type(shape) is tuple and all(type(d) is int or type(d) is DimExpr for d in shape):
-        return shape
-    return tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
+    if type(shape) is not tuple or not all(type(d) is int or type(d) is DimExpr for d in shape):
+        shape = tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
+    if any(type(d) is int and d > _MAX_SIZE for d in shape):
+        raise TypeMismatch("a dimension is above 2^63 - 1")
+    return shape
+
+
+def _elements(dtype: DType, value: Iterable[Dim]) -> tuple[Dim, ...] | None:
+    elements = tuple(value)
+    least, most = _LIMITS.get(dtype, (-math.inf, math.inf))
+    return elements if all(isinstance(v, DimExpr) or least <= v <= most for v in elements) else None
 
 
 class TensorType:
     """Element type, shape (None: unknown rank) and, for small integer tensors, the known elements.
 
-    `value` is a flat tuple of dimensions in row-major order; it takes no part in equality. Nor does `floats`, the
-    elements of a small floating-point constant, from which Resize infers its shape; only constants have it.
+    `value` is a flat tuple of dimensions in row-major order; it takes no part in equality. A number that the element
+    type does not have leaves it unknown: at run time it wraps around. Nor does `floats`, the elements of a small
+    floating-point constant, from which Resize infers its shape; only constants have it.
     """
 
     __slots__ = ("dtype", "shape", "value", "floats")
@@ -157,7 +173,7 @@ class TensorType:
     ):
         self.dtype = dtype if isinstance(dtype, DType) else dtype_of(dtype)
         self.shape = None if shape is None else _dims(shape)
-        self.value = None if value is None else tuple(value)
+        self.value = None if value is None else _elements(self.dtype, value)
         self.floats = None if floats is None else tuple(floats)
 
     @property

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 
 from graphkit.ir import dims
-from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.bounds import never_below
+from graphkit.ir.dims import Dim
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, TensorType
 from graphkit.ops.xp import numpy_xp
-
-# Substituting the operands of nested min and max is exponential in their number.
-_MAX_DEPTH = 4
 
 
 def known_array(x: TensorType | None) -> np.ndarray | None:
@@ -48,79 +46,6 @@ def moved(reference: Callable[..., Any], *operands: np.ndarray | None) -> tuple[
     if any(operand is None for operand in operands):
         return None
     return known_value(reference(numpy_xp, *operands))
-
-
-def lower_bound(dim: Dim, depth: int = _MAX_DEPTH) -> int | None:
-    """An integer that `dim` is never below, as names are never negative; None when none is evident."""
-    if not isinstance(dim, DimExpr):
-        return dim
-    bounds = [_termwise_bound(dim, depth)]
-    if depth:
-        for monomial, coefficient in dim.terms:
-            if len(monomial) == 1:
-                rest = dim - DimExpr(((monomial, coefficient),))
-                bounds += [lower_bound(rest + below, depth - 1) for below in _below(monomial[0], coefficient)]
-    return max((b for b in bounds if b is not None), default=None)
-
-
-def _below(atom: tuple, factor: int) -> list[Dim]:
-    """Simpler dimensions that factor * atom is never below."""
-    kind, *operands = atom
-    if kind == ("max" if factor > 0 else "min"):
-        return [factor * operand for operand in operands]
-    if kind in ("floordiv", "ceildiv", "mod") and isinstance(operands[1], int) and operands[1] > 0:
-        a, b = operands
-        if kind == "mod":
-            return [factor * (b - 1)] if factor < 0 else []
-        # b * ceildiv(a, b) >= a >= b * floordiv(a, b); for a >= 0 both quotients are at most a.
-        exact = [factor // b * a] if factor % b == 0 and kind == ("ceildiv" if factor > 0 else "floordiv") else []
-        return [*exact, factor * a] if factor < 0 and never_below(a, 0) else exact
-    return []
-
-
-def _termwise_bound(dim: DimExpr, depth: int) -> int | None:
-    total = 0
-    for monomial, coefficient in dim.terms:
-        bounds = [_atom_bound(atom, depth) for atom in monomial]
-        if (coefficient < 0 and monomial) or any(b is None or b < 0 for b in bounds):
-            return None
-        for bound in bounds:
-            coefficient *= bound  # type: ignore[operator]
-        total += coefficient
-    return total
-
-
-def _atom_bound(atom: tuple, depth: int) -> int | None:
-    match atom[0]:
-        case "sym" | "broadcast" | "mod":
-            return 0
-        case "max" | "min":
-            bounds = [lower_bound(operand, depth - 1) if depth else None for operand in atom[1:]]
-            known = [b for b in bounds if b is not None]
-            if atom[0] == "max":
-                return max(known, default=None)
-            return min(known) if len(known) == len(bounds) else None
-        case _:  # floordiv and ceildiv by something positive
-            bound = lower_bound(atom[1], depth - 1) if depth else None
-            return 0 if bound is not None and bound >= 0 else None
-
-
-def never_below(a: Dim, b: Dim) -> bool:
-    """Whether a >= b whatever the names stand for (False: not evident)."""
-    bound = lower_bound(a - b)
-    return bound is not None and bound >= 0
-
-
-def lesser(a: Dim, b: Dim) -> Dim:
-    """min(a, b), simplified where one is evidently not above the other."""
-    if never_below(b, a):
-        return a
-    return b if never_below(a, b) else dims.dim_min(a, b)
-
-
-def at_least_zero(a: Dim) -> Dim:
-    """max(a, 0), simplified where a is evidently not negative."""
-    return a if never_below(a, 0) else dims.dim_max(a, 0)
 
 
 def decide_equal(a: Dim, b: Dim) -> int | None:

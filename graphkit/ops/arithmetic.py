@@ -67,7 +67,8 @@ def _quotient(a: Dim, b: Dim) -> Dim | None:
     if b == 0:
         return None
     if isinstance(a, DimExpr) or isinstance(b, DimExpr):
-        return dims.floordiv(a, b)
+        negative = isinstance(b, int) and b < 0
+        return 0 - dims.floordiv(a, 0 - b) if negative else dims.floordiv(a, b)
     size = abs(a) // abs(b)
     return size if (a < 0) == (b < 0) else -size
 

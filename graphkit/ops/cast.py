@@ -10,12 +10,12 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.ir import dims
+from graphkit.ir.bounds import never_below
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, BOOLS, FLOATS, INTEGERS, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
-from graphkit.ops._known import never_below
 
 _FLOAT8 = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
 _ROUND_MODES = ("up", "down", "nearest")
@@ -111,9 +111,7 @@ def _known(x: TensorType, to: DType) -> tuple[Dim, ...] | None:
         return None if any(t is None for t in truth) else tuple(truth)  # type: ignore[arg-type]
     if to not in INTEGERS:
         return None
-    limits = np.iinfo(to.numpy)
-    fits = all(not dims.is_static(v) or limits.min <= v <= limits.max for v in x.value)
-    return x.value if fits and (to.itemsize >= 4 or x.constants is not None) else None
+    return x.value if to.itemsize >= 4 or x.constants is not None else None
 
 
 def _truth(value: Dim) -> int | None:

@@ -8,12 +8,12 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
+from graphkit.ir.bounds import at_least_zero
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import ANY, FLOATS, MAX_KNOWN_ELEMENTS, NUMERIC, DType, TensorType, type_of_array
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
-from graphkit.ops._known import at_least_zero
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops._shapes import INT64, fresh_shape, i64, length_of, reshape_like
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
+from graphkit.ir.bounds import at_least_zero, lesser
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops._known import at_least_zero, known_array, known_value, lesser, moved
+from graphkit.ops._known import known_array, known_value, moved
 from graphkit.ops._shapes import (
     INT64,
     contiguous,

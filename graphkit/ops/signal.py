@@ -11,11 +11,11 @@ import numpy as np
 
 from graphkit.errors import RuntimeFailure, TypeMismatch, UnsupportedError
 from graphkit.ir import dims
+from graphkit.ir.bounds import at_least_zero
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INDICES, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops._known import at_least_zero
 from graphkit.ops._pointwise import scalar_like
 from graphkit.ops._shapes import INT64, fresh_shape, i64, normal_axis
 

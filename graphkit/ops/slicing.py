@@ -9,11 +9,12 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
+from graphkit.ir.bounds import at_least_zero, lesser, never_below
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
-from graphkit.ops._known import at_least_zero, index_array, known_array, lesser, moved, never_below
+from graphkit.ops._known import index_array, known_array, moved
 from graphkit.ops._shapes import contiguous, flat_positions, i64, length_of, normal_axes, scatter_flat
 
 # Exporters write INT_MAX, INT32_MAX and their negatives for "to the end".

@@ -13,7 +13,7 @@ from graphkit.errors import GraphkitError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import TensorType
 from graphkit.ops.constants import Constant
 from graphkit.ops.evaluate import run_node
 from graphkit.passes._base import Pass, map_subgraphs, rewrite
@@ -87,14 +87,10 @@ def array_of(value: Value) -> np.ndarray | None:
 
 
 def _known_array(value: Value) -> np.ndarray | None:
-    """The elements that inference knows, when all of them are integers that fit the element type."""
+    """The elements that inference knows, when all of them are integers."""
     kind = value.type
     if not isinstance(kind, TensorType) or not kind.is_static or kind.constants is None:
         return None
-    if kind.dtype is not DType.BOOL:
-        limits = np.iinfo(kind.dtype.numpy)
-        if any(not limits.min <= v <= limits.max for v in kind.constants):
-            return None
     return np.array(kind.constants, dtype=kind.dtype.numpy).reshape(kind.static_shape)
 
 
