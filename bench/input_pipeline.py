@@ -90,7 +90,6 @@ def measure(net: gk.Model, data: Dataset, options: argparse.Namespace) -> dict[s
 
     def fit(prefetch: int) -> Callable[[], None]:
         def run() -> None:
-            trainer.epoch = 0
             trainer.fit(data, batch_size=BATCH, progress=False, prefetch=prefetch)
 
         return run

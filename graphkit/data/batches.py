@@ -39,7 +39,8 @@ class Batches:
     see what one with 64 sees. The last batch of an epoch is shorter, its parts differing by one sample at most (and
     empty on some ranks when there are fewer samples than ranks), or left out with `drop_last`.
 
-    `position` is (epoch, index of the next batch); setting it resumes there. `len` counts an epoch's batches.
+    `position` is (epoch, index of the next batch); setting it resumes there. `len` counts an epoch's batches. offset:
+    leave out so many samples at the beginning of every epoch's order; batches count from there.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Batches:
         seed: int = 0,
         epoch: int = 0,
         start: int = 0,
+        offset: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
         rank: int = 0,
@@ -63,14 +65,17 @@ class Batches:
         self.batch_size, self.seed = batch_size, seed
         self.shuffle, self.drop_last = shuffle, drop_last
         self.rank, self.ranks = rank, ranks
-        if not len(self):
+        self.offset = offset
+        if not 0 <= offset <= len(dataset):
+            raise UsageError(f"{dataset.name}: there is no sample {offset} of {len(dataset)} to begin at")
+        if not len(self) and offset < len(dataset):
             raise UsageError(
                 f"{dataset.name}: drop_last leaves no batch: {len(dataset)} samples, {batch_size * ranks} in a batch"
             )
         self.position = (epoch, start)
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.dataset), self.batch_size * self.ranks)
+        whole, rest = divmod(len(self.dataset) - self.offset, self.batch_size * self.ranks)
         return whole + (1 if rest and not self.drop_last else 0)
 
     @property
@@ -87,7 +92,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self._epoch
-        indices = self.order(epoch)
+        indices = self.order(epoch)[self.offset :]
         # The position moves before the batch is handed out, so that a checkpoint made after the step continues with
         # the batch that follows.
         while self._epoch == epoch:

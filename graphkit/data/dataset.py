@@ -123,8 +123,13 @@ class Dataset:
         """int64 [samples]: in which order a shuffled epoch visits the samples, in batches of `width` (all ranks')."""
         return order.permutation(len(self), seed, epoch)
 
+    @property
+    def orders_samples(self) -> bool:
+        """Whether an epoch visits the samples in one order, whatever the size of its batches."""
+        return type(self).order is Dataset.order and type(self).batches is Dataset.batches
+
     def batches(self, batch_size: int, **options: Any) -> Batches:
-        """Batches of this data set; options: seed, epoch, start, shuffle, drop_last, rank, ranks (see Batches)."""
+        """Batches of this data set; options: those of `Batches` (seed, epoch, start, shuffle, rank, ranks, ...)."""
         return Batches(self, batch_size, **options)
 
     def __repr__(self) -> str:

@@ -48,13 +48,17 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return self._arrays[name]
 
     def __setitem__(self, name: str, array: Any) -> None:
+        self._adopt(name, self.fitting(name, array))
+
+    def fitting(self, name: str, array: Any) -> np.ndarray:
+        """The array as `adopt` takes it, a copy if others may write to it; raises InputError when it does not fit."""
         wanted = self.type_of(name)
         given = np.asarray(array)
         if dtype_of(given.dtype) is not wanted.dtype:
             raise InputError(f"parameter {name!r} is {wanted}; the array given is {given.dtype}")
         if wanted.shape is not None and wanted.is_static and given.shape != wanted.shape:
             raise InputError(f"parameter {name!r} is {wanted}; the array given has shape {list(given.shape)}")
-        self._adopt(name, given.copy() if given.flags.writeable or not given.flags.c_contiguous else given)
+        return given.copy() if given.flags.writeable or not given.flags.c_contiguous else given
 
     def adopt(self, name: str, array: np.ndarray) -> None:
         """Take ownership of a fresh array that already has the right type, without a copy or a check."""

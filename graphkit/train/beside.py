@@ -54,6 +54,12 @@ class Beside:
     def batches(self, source: Iterable[T]) -> Iterator[T]:
         return iter(source) if self._engine is None else prefetch(source, self._depth, engine=self._engine)
 
+    def settle(self) -> None:
+        """Wait until the metrics know every batch that they were given."""
+        if self._pending and self._engine is not None:
+            self._pending = False
+            self._engine.wait(self._scores)
+
     def measure(self, metrics: Sequence[Metric], output: np.ndarray, target: np.ndarray) -> None:
         """Update metrics with a batch; those that take long, beside the next step."""
 
@@ -64,8 +70,7 @@ class Beside:
         if self._engine is None:
             update()
             return
-        if self._pending:
-            self._engine.wait(self._scores)
+        self.settle()
         self._pending = self._scoring.pays
         if self._pending:
             work = partial(self._context.run, self._scoring.timed, update)

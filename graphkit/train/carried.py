@@ -80,6 +80,11 @@ class Carried:
         """What a checkpoint holds of it."""
         return {f"{name}{_SUFFIX}": array for name, array in self._arrays.items()}
 
-    def restore(self, saved: dict[str, np.ndarray]) -> None:
-        """Take what a checkpoint holds of it out of `saved`."""
-        self._arrays = {n: saved.pop(f"{n}{_SUFFIX}") for n in self.names if f"{n}{_SUFFIX}" in saved}
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names that it can have there."""
+        return tuple(f"{name}{_SUFFIX}" for name in self.names)
+
+    def restore(self, saved: Mapping[str, np.ndarray]) -> None:
+        """Take over what `arrays` gave."""
+        self._arrays = {n: saved[f"{n}{_SUFFIX}"] for n in self.names if f"{n}{_SUFFIX}" in saved}

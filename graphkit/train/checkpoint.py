@@ -7,8 +7,8 @@ loadable checkpoint at every moment after the first one was written.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,34 @@ from graphkit.ir.weights import CODES, read_weights, restored, stored, write_wei
 
 MANIFEST = "checkpoint.json"
 _FORMAT = "graphkit-checkpoint"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass
 class Checkpoint:
-    """Everything beside the graph: arrays by name, the optimizer's description, random state, data position."""
+    """Everything beside the graph: arrays by name, the optimizer's description, random state, position.
+
+    arrays: what all processes have alike. parts: by rank, what each alone knows within an epoch. position: as
+    `Position.describe` gives it.
+    """
 
     arrays: Mapping[str, np.ndarray]
     optimizer: dict[str, Any]
     loss: str
     rng: tuple[int, int]
-    epoch: int = 0
-    batch: int = 0
+    position: dict[str, Any] = field(default_factory=dict)
     updates: int = 0
     data_seed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    parts: Sequence[Mapping[str, np.ndarray]] = ({},)
+
+
+_DESCRIBED = tuple(f.name for f in fields(Checkpoint) if f.name not in ("arrays", "parts"))
+
+
+def _key(rank: int, name: str) -> str:
+    """The name in the weights file of an array that one rank alone knows."""
+    return f"rank {rank}/{name}"
 
 
 def exists(folder: str | Path) -> bool:
@@ -49,7 +61,10 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     Raises RuntimeFailure when the disk refuses; nothing is then changed.
     """
     folder = Path(folder)
-    tensors = {name: (array, dtype_of(array.dtype)) for name, array in checkpoint.arrays.items()}
+    arrays = dict(checkpoint.arrays)
+    for rank, part in enumerate(checkpoint.parts):
+        arrays |= {_key(rank, name): array for name, array in part.items()}
+    tensors = {name: (array, dtype_of(array.dtype)) for name, array in arrays.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with PendingFile(folder, "state.safetensors") as weights:
@@ -62,7 +77,8 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
             "version": _VERSION,
             "weights": {"file": file_name, "sha256": digest},
             "arrays": {n: {"dtype": d.value, "shape": list(a.shape)} for n, (a, d) in tensors.items()},
-            **{k: v for k, v in asdict(checkpoint).items() if k != "arrays"},
+            "parts": [list(part) for part in checkpoint.parts],
+            **{name: getattr(checkpoint, name) for name in _DESCRIBED},
         }
         with PendingFile(folder, MANIFEST) as file:
             file.write(json.dumps(manifest, indent=1).encode())
@@ -97,9 +113,12 @@ def load(folder: str | Path) -> Checkpoint:
             raise InvalidModel(f"{path}: the weights file {reference['file']!r} is outside the folder")
         raw = read_weights(folder / reference["file"], reference["sha256"], _expected(types))
         arrays = {n: restored(raw[n], *types[n]) for n in types}
-        known = {k: manifest[k] for k in Checkpoint.__dataclass_fields__ if k in manifest and k != "arrays"}
+        if manifest["version"] == 1:
+            return _first_version(manifest, arrays)
+        parts = [{name: arrays.pop(_key(rank, name)) for name in names} for rank, names in enumerate(manifest["parts"])]
+        known = {name: manifest[name] for name in _DESCRIBED if name in manifest}
         known["rng"] = tuple(known["rng"])
-        return Checkpoint(arrays=arrays, **known)
+        return Checkpoint(arrays=arrays, parts=parts, **known)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
@@ -107,3 +126,13 @@ def load(folder: str | Path) -> Checkpoint:
 def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, tuple[str, Any]]:
     """Type code and shape of every tensor, as the weights file has to have it."""
     return {n: (CODES[d], s) if d in CODES else ("U8", None) for n, (d, s) in types.items()}
+
+
+def _first_version(manifest: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Checkpoint:
+    """Without the end of the run, and what it had gathered of an epoch; the carried state is among the arrays."""
+    carried = {name: arrays.pop(name) for name in [n for n in arrays if n.endswith("/carried")]}
+    epoch, batch = int(manifest["epoch"]), int(manifest["batch"])
+    known = {name: manifest[name] for name in _DESCRIBED if name in manifest}
+    known["rng"] = tuple(known["rng"])
+    known["position"] = {"epoch": epoch, "batch": batch, "until": epoch + bool(batch)}
+    return Checkpoint(arrays=arrays, parts=[carried], **known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,11 @@ from graphkit.train.targets import aligned
 
 
 class Metric(Protocol):
-    """`update` sees the model's first output and the first target of a batch."""
+    """`update` sees the model's first output and the first target of a batch.
+
+    `state` and `restore` are for checkpoints within an epoch: arrays by name (no name has a "/") of what `update` has
+    gathered. A metric of your own may lack them; of an epoch that was interrupted it then counts only what came after.
+    """
 
     name: str
 
@@ -21,6 +25,8 @@ class Metric(Protocol):
     def update(self, output: np.ndarray, target: np.ndarray) -> None: ...
     @property
     def value(self) -> float: ...
+    def state(self) -> dict[str, np.ndarray]: ...
+    def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
 
 
 class _Average:
@@ -42,6 +48,12 @@ class _Average:
     def add(self, scores: np.ndarray) -> None:
         self.total += float(np.sum(scores, dtype=np.float64))
         self.count += scores.size
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"total": np.asarray(self.total, np.float64), "count": np.asarray(self.count, np.int64)}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self.total, self.count = float(state["total"]), int(state["count"])
 
 
 class Accuracy(_Average):
@@ -118,6 +130,12 @@ class F1:
             counts = [a + b for a, b in zip(counts, (self._hits, self._predicted, self._actual), strict=True)]
         self._hits, self._predicted, self._actual = counts
 
+    def state(self) -> dict[str, np.ndarray]:
+        return {"hits": self._hits, "predicted": self._predicted, "actual": self._actual}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self._hits, self._predicted, self._actual = state["hits"], state["predicted"], state["actual"]
+
     @property
     def value(self) -> float:
         total = self._predicted + self._actual
@@ -148,6 +166,15 @@ class AUC:
         else:
             scores = _scores(self.name, output, target).astype(np.float64)
         self._seen.append((scores, np.asarray(target).reshape(-1) > 0))
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {
+            "scores": np.concatenate([s for s, _ in self._seen] or [np.zeros(0)]),
+            "positive": np.concatenate([t for _, t in self._seen] or [np.zeros(0, bool)]),
+        }
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        self._seen = [(state["scores"], state["positive"])]
 
     @property
     def value(self) -> float:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from graphkit.errors import RuntimeFailure
+from graphkit.ir.atomic import write_whole
 
 
 class ProgressBar:
@@ -36,13 +37,15 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def start_epoch(self, epoch: int, epochs: int, batches: int, done: int = 0) -> None:
-        if self._bar is not None:
-            self._task = self._bar.add_task(f"epoch {epoch + 1}/{epochs}", total=batches, completed=done, state="")
+    def start(self, what: str, total: int | None, done: int = 0) -> None:
+        """Show what goes on from now on, in so many batches (None: nobody knows)."""
+        if self._bar is None:
+            return
+        self._task = self._bar.add_task(what, total=total, completed=done, state="")
 
-    def advance(self, loss: float) -> None:
+    def advance(self, state: str = "") -> None:
         if self._bar is not None:
-            self._bar.update(self._task, advance=1, state=f"loss {loss:.4f}")
+            self._bar.update(self._task, advance=1, state=state)
 
 
 class JsonLog:
@@ -52,13 +55,44 @@ class JsonLog:
         self._path = None if folder is None else Path(folder) / "log.jsonl"
         self._start = time.time()
 
+    def begin(self, epoch: int, seconds: float) -> None:
+        """Go on after so many epochs, and as many seconds: what was written later, or half, is dropped."""
+        self._start = time.time() - seconds
+        if self._path is None or not self._path.exists():
+            return
+        lines = self._read().splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and _epoch_of(line) <= epoch]
+        if len(kept) < len(lines):
+            write_whole(self._path, [line.encode() for line in kept])
+
+    @property
+    def seconds(self) -> float:
+        return round(time.time() - self._start, 3)
+
     def write(self, event: str, **fields: Any) -> None:
         if self._path is None:
             return
-        record = {"event": event, "seconds": round(time.time() - self._start, 3), **fields}
+        record = {"event": event, "seconds": self.seconds, **fields}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise RuntimeFailure(f"{self._path} cannot be written: {error.strerror}") from error
+
+    def _read(self) -> str:
+        assert self._path is not None
+        try:
+            return self._path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RuntimeFailure(f"{self._path} cannot be read: {error}") from error
+
+
+def _epoch_of(line: str) -> float:
+    """The epoch that a line of a log is the record of; 0 for other lines."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return 0
+    epoch = record.get("epoch", 0) if isinstance(record, dict) else 0
+    return epoch if isinstance(epoch, (int, float)) else 0

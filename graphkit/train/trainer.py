@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.data import Batch, Batches, Dataset
+from graphkit.data import Batch, Dataset
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, InvalidModel, UsageError
 from graphkit.executor.feeds import convert
@@ -34,8 +34,14 @@ from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
 from graphkit.train.beside import Beside
 from graphkit.train.carried import Carried
+from graphkit.train.fit import Fit, first
+from graphkit.train.interrupts import uninterrupted
+from graphkit.train.position import MetricStates, Position
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.targets import Targets
+
+# Between the name of a metric and that of an array of its state, in checkpoints.
+_METRIC = "/metric/"
 
 
 class LazyScalar:
@@ -117,7 +123,12 @@ class Trainer:
         self.kvstore = kvstore
         self.accumulate = accumulate
         self.seed = config.SEED.get() if seed is None else seed
-        self.epoch = self.batch = self.updates = 0
+        self.position = Position()
+        self.updates = 0
+        # Whether a step was stopped in its middle, which leaves some parameters new and some old.
+        self.torn = False
+        self._resumed = False
+        self._fit: Fit | None = None
         self._waiting = 0
         self._waiting_weight = 0.0
         self._carried = Carried(net, carry or {})
@@ -203,23 +214,24 @@ class Trainer:
         """
         if self.ema is None:
             raise UsageError("there is no moving average: give the Trainer ema=0.999, or another decay")
-        for name in self.trained:
-            key = f"{name}/{AVERAGE}"
-            weight, average = self.net.params[name], self._slots[key]
-            self.net.params.adopt(name, average)
-            self._slots.adopt(key, weight)
-        self._averaged = not self._averaged
+        with uninterrupted:
+            for name in self.trained:
+                key = f"{name}/{AVERAGE}"
+                weight, average = self.net.params[name], self._slots[key]
+                self.net.params.adopt(name, average)
+                self._slots.adopt(key, weight)
+            self._averaged = not self._averaged
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[Model]:
         """`with trainer.averaged() as net:` - inside, `net` has the moving averages; without `ema` its own values."""
-        swapped = self.ema is not None and not self._averaged
-        if swapped:
-            self.swap()
+        before = self._averaged
         try:
+            if self.ema is not None and not before:
+                self.swap()
             yield self.net
         finally:
-            if swapped:
+            if self._averaged is not before:
                 self.swap()
 
     # --- one step --------------------------------------------------------------------------------
@@ -259,6 +271,16 @@ class Trainer:
         self._programs[0], self._executors[0], self._recompute = program, executor, None
 
     @property
+    def epoch(self) -> int:
+        """How many epochs are over."""
+        return self.position.epoch
+
+    @property
+    def batch(self) -> int:
+        """How many batches of the next epoch `fit` has trained on."""
+        return self.position.batch
+
+    @property
     def learning_rate(self) -> float:
         return self.optimizer.schedule(self.updates)
 
@@ -268,7 +290,8 @@ class Trainer:
         With `accumulate` the update happens at every so-many-th call; with a kvstore in every process together,
         and the loss is the mean over all of them.
         """
-        return LazyScalar(self._step(inputs, targets)[0])
+        with uninterrupted:
+            return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         if self._averaged:
@@ -318,7 +341,7 @@ class Trainer:
         train: Dataset | tuple[Any, Any],
         valid: Dataset | tuple[Any, Any] | None = None,
         *,
-        epochs: int = 1,
+        epochs: int | None = None,
         batch_size: int = 64,
         metrics: Sequence[Any] = (),
         folder: str | Path | None = None,
@@ -326,71 +349,51 @@ class Trainer:
         progress: bool | None = None,
         prefetch: int = 2,
     ) -> list[dict[str, float]]:
-        """Train until `epochs` epochs are done, from the position that `resume` may have set; one record an epoch.
+        """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
 
-        batch_size counts the samples of one process. With a folder, a checkpoint is written after every
-        epoch (and every `checkpoint_every` updates) and `log.jsonl` grows by a line an epoch. Rank 0 writes and shows.
+        After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run in its place:
+        `epochs` then counts from where that run began (default: the number that it was given), and what is done
+        already is not done again. Its results are, to the bit, those of a run without interruption.
+
+        batch_size counts the samples of one process. With a folder, a checkpoint is written after every epoch (and
+        every `checkpoint_every` updates, and before validation then), and `log.jsonl` grows by a line an epoch. Rank 0
+        writes and shows. Ctrl-C takes effect between two batches, or at once when it comes twice; a single process then
+        leaves a checkpoint of that position in the folder. The KeyboardInterrupt has a note that says where it stopped.
+
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
         computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
         """
-        train, valid = _dataset(train), None if valid is None else _dataset(valid)
-        rank, ranks = self._place
-        folder = folder if rank == 0 else None
-        log = JsonLog(folder)
-        history = []
-        with ProgressBar(progress if rank == 0 else False) as bar:
-            for epoch in range(self.epoch, epochs):
-                self.epoch = epoch
-                batches = train.batches(
-                    batch_size, seed=self.seed, epoch=epoch, start=self.batch, rank=rank, ranks=ranks
-                )
-                bar.start_epoch(epoch, epochs, len(batches), self.batch)
-                history.append(self._epoch(batches, metrics, bar, folder, checkpoint_every, prefetch))
-                self.epoch, self.batch = epoch + 1, 0
-                if valid is not None:
-                    scores = self.evaluate(valid, metrics, batch_size=batch_size, prefetch=prefetch)
-                    history[-1] |= {f"valid_{k}": v for k, v in scores.items()}
-                log.write(
-                    "epoch", epoch=epoch + 1, updates=self.updates, learning_rate=self.learning_rate, **history[-1]
-                )
-                if folder is not None:
-                    self.save(folder)
-        return history
+        self._plan(epochs)
+        writes = self._place[0] == 0
+        log = JsonLog(folder if writes else None)
+        with ProgressBar(progress if writes else False) as bar:
+            self._fit = Fit(
+                self, _dataset(train), None if valid is None else _dataset(valid), metrics, batch_size,
+                None if folder is None else Path(folder), checkpoint_every, prefetch, bar, log,
+            )  # fmt: skip
+            try:
+                return self._fit.run()
+            finally:
+                self._fit = None
 
-    def _epoch(
-        self,
-        batches: Batches,
-        specs: Sequence[Any],
-        bar: ProgressBar,
-        folder: str | Path | None,
-        every: int | None,
-        prefetch: int,
-    ) -> dict[str, float]:
-        measured = self._metrics(specs)
-        losses_seen, samples = 0.0, 0
-        if not self.batch:
-            self._carried.reset()
-        with Beside(prefetch) as beside:
-            for batch in beside.batches(map(self._prepared, batches)):
-                before = self.updates
-                inputs = self._carried.feeds(batch.inputs) if batch.size else batch.inputs
-                found, results = self._step(inputs, batch.targets, batch.size)
-                self._carried.keep(results)
-                if batch.size:
-                    beside.measure(measured, results[self._output], _first(batch.targets))
-                loss = float(found)
-                losses_seen, samples = losses_seen + loss * batch.global_size, samples + batch.global_size
-                self.batch += 1
-                bar.advance(loss)
-                if not math.isfinite(loss):
-                    raise InputError(
-                        f"the loss is {loss} at epoch {self.epoch + 1}, batch {self.batch}: "
-                        "lower the learning rate, or look for NaN in the data"
-                    )
-                if folder is not None and every and self.updates > before and self.updates % every == 0:
-                    self.save(folder)
-            self.flush()
-        return {"loss": losses_seen / max(samples, 1), **{m.name: m.value for m in measured}}
+    def _plan(self, epochs: int | None) -> None:
+        """Where the run that `fit` was called for begins and ends."""
+        position, resumed, self._resumed = self.position, self._resumed, False
+        if epochs is not None and epochs < 0:
+            raise UsageError(f"epochs={epochs}: the number of epochs to train is not negative")
+        if position.finished and not resumed:
+            position.begin(1 if epochs is None else epochs)
+            return
+        until = position.until if epochs is None else position.start + epochs
+        if until < position.epoch + position.within:
+            raise UsageError(
+                f"epochs={epochs}: the run that goes on stands {position}; epochs counts from where it began"
+            )
+        position.until = until
+        if position.finished:
+            done = position.until - position.start
+            more = f"epochs={done + 1} makes one more"
+            warnings.warn(f"nothing is left to train: the run has its {done} epochs; {more}", stacklevel=3)
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
         output = self.net.graph.outputs[self.net.outputs.index(self._output)]
@@ -416,14 +419,21 @@ class Trainer:
 
         prefetch: as for `fit`.
         """
-        measured = self._metrics(metrics_)
+        return self._scores(_dataset(data), metrics_, batch_size, prefetch, ProgressBar(False))
+
+    def _scores(
+        self, data: Dataset, specs: Sequence[Any], batch_size: int, prefetch: int, bar: ProgressBar
+    ) -> dict[str, float]:
+        measured = self._metrics(specs)
         carried = Carried(self.net, self._carried.names)
         with self.averaged(), Beside(prefetch) as beside:
-            batches = _dataset(data).batches(batch_size, shuffle=False)
+            batches = data.batches(batch_size, shuffle=False)
+            bar.start("validation", len(batches))
             for inputs, targets in beside.batches(map(self._prepared, batches)):
                 results = self._inference.run(carried.feeds(inputs))
                 carried.keep(results)
-                beside.measure(measured, results[self._output], _first(targets))
+                beside.measure(measured, results[self._output], first(targets))
+                bar.advance()
         return {m.name: m.value for m in measured}
 
     # --- files -----------------------------------------------------------------------------------
@@ -433,6 +443,18 @@ class Trainer:
 
         The model is in inference mode and has the moving averages where there are any; the checkpoint has both.
         """
+        self._save(Path(folder), [self._gathered()])
+
+    def _gathered(self) -> dict[str, np.ndarray]:
+        """What this process alone knows of the epoch under way: the state that is carried, and that of metrics."""
+        if not self.position.within:
+            return {}
+        states = self.position.metrics if self._fit is None else self._fit.metric_states()
+        measured = {f"{m}{_METRIC}{key}": array for m, state in states.items() for key, array in state.items()}
+        return {**self._carried.arrays, **measured}
+
+    def _save(self, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+        """parts: of every rank, what `_gathered` gives."""
         if self._averaged:
             raise UsageError("the model holds the moving averages: call swap() before save()")
         ranks = self._place[1]
@@ -441,16 +463,15 @@ class Trainer:
                 f"gradients of {self._waiting} batches wait in {ranks} processes: "
                 "call flush() in all of them before save()"
             )
-        folder = Path(folder)
         checkpoints.save(
             folder,
             checkpoints.Checkpoint(
-                arrays={**self.net.params, **self._slots, **self._carried.arrays},
+                arrays={**self.net.params, **self._slots},
+                parts=parts,
                 optimizer=self.optimizer.describe(),
                 loss=self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "function"),
                 rng=tuple(int(v) for v in self._executors[0].rng),  # type: ignore[arg-type]
-                epoch=self.epoch,
-                batch=self.batch,
+                position=self.position.describe(),
                 updates=self.updates,
                 data_seed=self.seed,
                 settings={
@@ -468,35 +489,58 @@ class Trainer:
             net.save(folder / "model.json")
 
     def resume(self, folder: str | Path) -> None:
-        """Go on from a folder's checkpoint: weights, slots, random state, position. InvalidModel: it does not fit.
+        """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.
 
-        It may be that of another number of processes. State carried from batch to batch is that of rank 0 alone: other
-        processes, and all where their number has changed, go on with 0. Raises UsageError where gradients wait in the
-        checkpoint for an update that this trainer does not make.
+        It may be that of another number of processes, unless it is within an epoch and they carried state. Raises
+        InvalidModel when it does not fit, UsageError for what they carried, and where gradients wait in the checkpoint
+        for an update that this trainer does not make; nothing is changed then.
         """
         saved = checkpoints.load(folder)
+        waiting = int(saved.settings.get("waiting", 0))
         arrays = dict(saved.arrays)
-        rank, ranks = self._place
-        self._carried.restore(arrays)
-        if rank > 0 or ranks != saved.settings.get("processes", ranks):
-            self._carried.reset()
-        steps.fit_sums(arrays, self.trained, self._slots, int(saved.settings.get("waiting", 0)), rank)
-        wanted = {*self.net.params, *self._slots}
-        if set(arrays) != wanted:
-            odd = sorted(set(arrays) ^ wanted)
+        steps.fit_sums(arrays, self.trained, self._slots, waiting, self._place[0])
+        carried, metric_states = self._mine(saved.parts, folder)
+        odd = sorted((set(arrays) ^ {*self.net.params, *self._slots}) | (set(carried) - {*self._carried.keys}))
+        if odd:
             raise InvalidModel(
                 f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}"
             )
-        for name, array in arrays.items():
-            store: ParamStore = self.net.params if name in self.net.params else self._slots
-            try:
-                store[name] = array
-            except InputError as error:
-                raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}") from None
-        self._executors[0].rng = saved.rng
-        self.epoch, self.batch, self.updates, self.seed = saved.epoch, saved.batch, saved.updates, saved.data_seed
-        self._waiting = int(saved.settings.get("waiting", 0))
-        self._waiting_weight = float(saved.settings.get("waiting_weight", 0.0))
+        try:
+            arrays = {name: self._store.fitting(name, array) for name, array in arrays.items()}
+        except InputError as error:
+            raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}") from None
+        with uninterrupted:
+            for name, array in arrays.items():
+                self._store.adopt(name, array)
+            self._carried.restore(carried)
+            self._executors[0].rng = saved.rng
+            self.position = Position.read(saved.position, metric_states)
+            self.updates, self.seed = saved.updates, saved.data_seed
+            self._waiting, self._waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
+            self._resumed = self.position.until > self.position.start
+            self.torn = False
+
+    def _mine(
+        self, parts: Sequence[Mapping[str, np.ndarray]], folder: str | Path
+    ) -> tuple[dict[str, np.ndarray], MetricStates]:
+        """Of what every rank knew of an epoch under way, this rank's: what it carries, and its metrics."""
+        rank, ranks = self._place
+        if len(parts) != ranks:
+            if any(_METRIC not in name for part in parts for name in part):
+                raise UsageError(
+                    f"the checkpoint in {folder} is within an epoch, and holds what {len(parts)} processes carry from "
+                    f"batch to batch; there are {ranks} now"
+                )
+            return {}, {}
+        carried: dict[str, np.ndarray] = {}
+        states: MetricStates = {}
+        for key, array in parts[rank].items():
+            name, found, state = key.rpartition(_METRIC)
+            if found:
+                states.setdefault(name, {})[state] = array
+            else:
+                carried[key] = array
+        return carried, states
 
 
 def _by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
@@ -506,12 +550,6 @@ def _by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
     if len(arrays) != len(names):
         raise InputError(f"{len(names)} {what} are expected ({', '.join(names)}), {len(arrays)} given")
     return dict(zip(names, arrays, strict=True))
-
-
-def _first(targets: Any) -> np.ndarray:
-    if isinstance(targets, Mapping):
-        targets = next(iter(targets.values()))
-    return np.asarray(targets[0] if isinstance(targets, tuple) else targets)
 
 
 def _dataset(data: Any) -> Dataset:

@@ -212,7 +212,6 @@ def test_an_interrupt_while_data_are_loaded():
 def test_loading_appears_in_a_trace_beside_the_steps(tmp_path):
     found, source = trainer(), data(400)
     found.fit(data(16), batch_size=8)  # what the first step prepares
-    found.epoch = 0
     with gk.profile(tmp_path / "trace.json"):
         found.fit(source, batch_size=8, metrics=[SlowMetric()])
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

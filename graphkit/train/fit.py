@@ -1,0 +1,231 @@
+"""The loop of `Trainer.fit`: epochs of batches, validation, records and checkpoints, from wherever a run stands."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphkit.data import Batch, Batches, Dataset
+from graphkit.errors import InputError, UsageError
+from graphkit.train.beside import Beside
+from graphkit.train.gather import gather
+from graphkit.train.interrupts import uninterrupted
+from graphkit.train.metrics import Metric
+from graphkit.train.position import MetricStates
+from graphkit.train.progress import JsonLog, ProgressBar
+
+if TYPE_CHECKING:
+    from graphkit.train.trainer import Trainer
+
+
+@dataclass
+class Fit:
+    """One call of `Trainer.fit`. The trainer's position says at every moment how far it is.
+
+    A step and the position after it, the end of an epoch with its record and checkpoint: each is one block that an
+    interrupt does not divide. folder: the same on all ranks, of which the first writes. every: updates between
+    checkpoints within an epoch.
+    """
+
+    trainer: Trainer
+    train: Dataset
+    valid: Dataset | None
+    metrics: Sequence[Any]
+    batch_size: int
+    folder: Path | None
+    every: int | None
+    prefetch: int
+    bar: ProgressBar
+    log: JsonLog
+
+    def __post_init__(self) -> None:
+        self._rank, self._ranks = self.trainer._place
+        self._measured: list[Metric] | None = None
+        self._beside = Beside(0)
+
+    def run(self) -> list[dict[str, float]]:
+        """Train until the run is over; the records of the epochs that end in this call."""
+        position = self.trainer.position
+        if self.trainer.torn:
+            raise UsageError(
+                "the last step was stopped in its middle: some parameters may be new, others old; resume() from a "
+                "checkpoint, or set torn = False to train with them as they are"
+            )
+        self.log.begin(position.epoch, position.seconds)
+        history = []
+        try:
+            while position.epoch < position.until:
+                history.append(self._epoch())
+        except KeyboardInterrupt as interrupt:
+            self._stopped(interrupt)
+            raise
+        return history
+
+    def _epoch(self) -> dict[str, float]:
+        trainer, position = self.trainer, self.trainer.position
+        if position.trained is None:
+            self._train()
+        scores: dict[str, float] = {}
+        if self.valid is not None:
+            scores = trainer._scores(self.valid, self.metrics, self.batch_size, self.prefetch, self.bar)
+        with uninterrupted:
+            record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
+            position.end_epoch()
+            self.log.write(
+                "epoch", epoch=position.epoch, updates=trainer.updates, learning_rate=trainer.learning_rate, **record
+            )
+            self._save()
+        return record
+
+    # --- the batches of an epoch --------------------------------------------------------------------
+
+    def _train(self) -> None:
+        trainer, position = self.trainer, self.trainer.position
+        if not position.within:
+            trainer._carried.reset()
+        batches = self._batches()
+        measured = trainer._metrics(self.metrics)
+        self._restore(measured)
+        self.bar.start(f"epoch {position.epoch + 1}/{position.until}", len(batches), position.batch)
+        with Beside(self.prefetch) as beside:
+            self._measured, self._beside = measured, beside
+            try:
+                # A position after the last batch is that of the update, or the validation, behind it.
+                if position.batch < len(batches):
+                    for batch in beside.batches(map(trainer._prepared, batches)):
+                        with uninterrupted:
+                            self._step(batch, measured)
+                with uninterrupted:
+                    self._end_of_batches(measured)
+            finally:
+                # Of an error, the one that is on its way matters.
+                with contextlib.suppress(Exception):
+                    position.metrics = self.metric_states()
+                self._measured = None
+
+    def _batches(self) -> Batches:
+        """The batches of the epoch from the position on; raises UsageError where these data cannot go on with it."""
+        trainer, position = self.trainer, self.trainer.position
+        width, length = self.batch_size * self._ranks, len(self.train)
+        if position.within and position.width:
+            if position.length not in (None, length):
+                raise UsageError(
+                    f"{self.train.name} has {length} samples, and the run stands {position}, of data with "
+                    f"{position.length}; other data can take over only between epochs"
+                )
+            if position.width != width:
+                if not self.train.orders_samples:
+                    raise UsageError(
+                        f"batches of {width} samples, and the run stands {position}, of batches of {position.width}: "
+                        f"the order of {self.train.name} depends on the size, which can change only between epochs"
+                    )
+                position.resize(width)
+        position.width, position.length = width, length
+        further = {"offset": position.offset} if position.offset else {}
+        return self.train.batches(
+            self.batch_size, seed=trainer.seed, epoch=position.epoch, start=position.batch, rank=self._rank,
+            ranks=self._ranks, **further,
+        )  # fmt: skip
+
+    def _step(self, batch: Batch, measured: list[Metric]) -> None:
+        trainer, position = self.trainer, self.trainer.position
+        before = trainer.updates
+        inputs = trainer._carried.feeds(batch.inputs) if batch.size else batch.inputs
+        with self._whole():
+            found, results = trainer._step(inputs, batch.targets, batch.size)
+        trainer._carried.keep(results)
+        loss = float(found)
+        position.batch += 1
+        position.loss_sum += loss * batch.global_size
+        position.seen += batch.global_size
+        if batch.size:
+            self._beside.measure(measured, results[trainer._output], first(batch.targets))
+        self.bar.advance(f"loss {loss:.4f}")
+        if not math.isfinite(loss):
+            raise InputError(
+                f"the loss is {loss} at epoch {position.epoch + 1}, batch {position.batch}: "
+                "lower the learning rate, or look for NaN in the data"
+            )
+        if self.every and trainer.updates > before and trainer.updates % self.every == 0:
+            self._save()
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Around what writes parameters: only a second interrupt comes in here."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.trainer.torn = True
+            raise
+
+    def _end_of_batches(self, measured: list[Metric]) -> None:
+        """The update of the last, shorter group of accumulated batches; then the epoch's record but for validation."""
+        trainer, position = self.trainer, self.trainer.position
+        with self._whole():
+            trainer.flush()
+        self._beside.settle()
+        position.trained = {"loss": position.loss_sum / max(position.seen, 1), **{m.name: m.value for m in measured}}
+        position.metrics, self._measured = {}, None
+        if self.every and self.valid is not None:
+            self._save()
+
+    # --- checkpoints --------------------------------------------------------------------------------
+
+    def metric_states(self) -> MetricStates:
+        """What the metrics of the epoch under way have gathered."""
+        if self._measured is None:
+            return self.trainer.position.metrics
+        self._beside.settle()
+        return {m.name: dict(m.state()) for m in self._measured if hasattr(m, "state")}
+
+    def _restore(self, measured: list[Metric]) -> None:
+        position = self.trainer.position
+        if not position.seen:
+            return
+        for metric in measured:
+            if metric.name in position.metrics and hasattr(metric, "restore"):
+                metric.restore(position.metrics[metric.name])
+            else:
+                warnings.warn(
+                    f"metric {metric.name!r} of epoch {position.epoch + 1} leaves out the {position.seen} samples "
+                    "before the interruption: the checkpoint has no state of it",
+                    stacklevel=5,
+                )
+
+    def _save(self) -> None:
+        """A checkpoint; every rank comes here, as each has a part of what an epoch under way has gathered."""
+        if self.folder is None:
+            return
+        trainer = self.trainer
+        trainer.position.seconds = self.log.seconds
+        parts = [trainer._gathered()]
+        if trainer.position.within and trainer.kvstore is not None and self._ranks > 1:
+            parts = gather(trainer.kvstore, parts[0])
+        if self._rank == 0:
+            trainer._save(self.folder, parts)
+
+    def _stopped(self, interrupt: KeyboardInterrupt) -> None:
+        """Save where a single process stands; ranks that were interrupted need not stand at the same batch."""
+        trainer = self.trainer
+        where = f"stopped {trainer.position}"
+        if trainer.torn:
+            where += ", in the middle of a step: parameters may be half updated; go on from the last checkpoint"
+        elif self.folder is not None and self._ranks == 1:
+            with uninterrupted:
+                self._save()
+            where += f"; {self.folder} has a checkpoint of it"
+        interrupt.add_note(where)
+
+
+def first(targets: Any) -> np.ndarray:
+    """The first target, which metrics look at."""
+    if isinstance(targets, dict):
+        targets = next(iter(targets.values()))
+    return np.asarray(targets[0] if isinstance(targets, tuple) else targets)

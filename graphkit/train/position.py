@@ -1,0 +1,79 @@
+"""Position: where a run of `fit` stands, to the batch, and what it has gathered of the epoch under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+# By the name of a metric, what its `state` gave.
+MetricStates = dict[str, dict[str, np.ndarray]]
+
+
+@dataclass
+class Position:
+    """A run trains epochs `start` to `until`; an epoch is its batches, then validation, then its record.
+
+    epoch: how many epochs are over, validation and record included. batch: how many batches of the next one are
+    trained on, counted from the sample `offset` of the epoch (0, unless the size of a batch changed within it) in steps
+    of `width` samples of all processes together, of `length` in the data set (None: it does not say).
+
+    loss_sum, seen: over the samples of the epoch so far; metrics: the states of its metrics. trained: the record of
+    the epoch without validation, once the last batch and the update after it are done. seconds: that the run has taken.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    offset: int = 0
+    width: int = 0
+    length: int | None = None
+    start: int = 0
+    until: int = 0
+    loss_sum: float = 0.0
+    seen: int = 0
+    trained: dict[str, float] | None = None
+    seconds: float = 0.0
+    metrics: MetricStates = field(default_factory=dict)
+
+    @property
+    def within(self) -> bool:
+        """Whether an epoch is under way."""
+        return bool(self.batch or self.offset) or self.trained is not None
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= self.until and not self.within
+
+    def begin(self, epochs: int) -> None:
+        """A run of so many epochs from here."""
+        self.start, self.until = self.epoch, self.epoch + epochs
+
+    def end_epoch(self) -> None:
+        """The epoch under way is over."""
+        self.epoch += 1
+        self.batch = self.offset = self.seen = 0
+        self.loss_sum, self.trained, self.metrics = 0.0, None, {}
+
+    def resize(self, width: int) -> None:
+        """From here on the epoch goes in batches of `width` samples of all processes."""
+        done = self.offset + self.batch * self.width
+        self.offset = done if self.length is None else min(done, self.length)
+        self.batch, self.width = 0, width
+
+    def describe(self) -> dict[str, Any]:
+        """A JSON-able dict that `read` takes; without the states of metrics, which are arrays."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "metrics"}
+
+    @classmethod
+    def read(cls, described: Mapping[str, Any], metrics: MetricStates) -> Position:
+        known = {f.name for f in fields(cls)}
+        return cls(**{name: value for name, value in described.items() if name in known}, metrics=metrics)
+
+    def __str__(self) -> str:
+        if not self.within:
+            return f"after epoch {self.epoch} of {self.until}"
+        if self.trained is not None:
+            return f"in the validation of epoch {self.epoch + 1} of {self.until}"
+        return f"in epoch {self.epoch + 1} of {self.until}, after batch {self.batch}"

@@ -1,0 +1,440 @@
+"""Runs that were interrupted, anywhere and several times, end as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.dist.kvstore import KVStore
+from graphkit.errors import UsageError
+from graphkit.train.interrupts import uninterrupted
+
+WORKER = Path(__file__).with_name("interrupted_worker.py")
+
+
+@pytest.mark.parametrize(
+    ("cases", "seed"), [(12, 1), pytest.param(200, 2, marks=pytest.mark.full)], ids=["dozen", "two hundred"]
+)
+def test_killed_at_random_moments_a_run_ends_the_same(tmp_path, cases, seed):
+    done = subprocess.run(
+        [sys.executable, "-P", str(WORKER), str(tmp_path), str(cases), str(seed)], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told) == cases
+    odd = [case for case in told if case["end"] != 0 or case["differs"]]
+    assert not odd, "\n".join([*map(str, odd), done.stderr])
+    ends = {(number, code) for case in told for number, _, code in case["stops"]}
+    assert {("SIGKILL", -signal.SIGKILL), ("SIGINT", 130)} <= ends, "nothing was interrupted: the test proves nothing"
+
+
+class Killed(BaseException):
+    """Ends a process without a word: `fit` saves nothing on the way out."""
+
+
+class Deadly(gk.data.Dataset):
+    """A data set that stops the process when it is asked for the `fatal`-th time, from 1 on."""
+
+    fatal = None
+    taken = 0
+    death = Killed
+
+    def take(self, index):
+        self.taken += 1
+        if self.taken == self.fatal:
+            raise self.death
+        return super().take(index)
+
+
+def data(n=92, fatal=None, death=Killed):
+    rng = np.random.default_rng(5)
+    made = Deadly(rng.standard_normal((n, 6), np.float32), rng.integers(0, 3, n))
+    made.fatal, made.death = fatal, death
+    return made
+
+
+def trainer(**options):
+    x = gk.input("x", ["N", 6])
+    h = gk.nn.dropout(gk.tanh(gk.nn.linear(x, 8, name="fc1")), 0.3)
+    net = gk.Model({"logits": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0)
+    return gk.Trainer(net, optimizer=gk.optim.SGD(0.1, momentum=0.9), seed=3, threads=1, **options)
+
+
+def same_bits(a, b):
+    assert a.updates == b.updates
+    assert all(a.net.params[n].tobytes() == b.net.params[n].tobytes() for n in a.net.params)
+    assert all(a._slots[n].tobytes() == b._slots[n].tobytes() for n in a._slots)
+    assert a.executor.rng == b.executor.rng
+
+
+@pytest.fixture(autouse=True)
+def interrupts_as_usual():
+    """A shell that starts the tests in the background makes processes ignore the interrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("death", [Killed, KeyboardInterrupt])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_interrupted_in_validation(tmp_path, death, times):
+    options = {"epochs": 4, "batch_size": 4, "metrics": ["accuracy"]}
+    whole = trainer()
+    straight = whole.fit(data(), data(40), **options)
+    assert whole.updates == 92
+    for _ in range(times):
+        part = trainer()
+        if (tmp_path / "checkpoint.json").exists():
+            part.resume(tmp_path)
+        with pytest.raises(death):
+            part.fit(data(), data(40, 2, death), folder=tmp_path, checkpoint_every=1, prefetch=0, **options)
+        assert part.updates == 23
+    last = trainer()
+    last.resume(tmp_path)
+    assert last.position.trained is not None
+    rest = last.fit(data(), data(40), folder=tmp_path, **options)
+    same_bits(whole, last)
+    assert rest == straight, "the record of the epoch that was interrupted is whole"
+
+
+@pytest.mark.parametrize("fatal", [1, 2, 3, 6, 7, 9, 12])
+def test_killed_at_every_batch(tmp_path, fatal):
+    options = {"epochs": 2, "batch_size": 8, "metrics": ["accuracy", "f1"], "prefetch": 0}
+    whole = trainer(accumulate=2, ema=0.9)
+    straight = whole.fit(data(44), data(8), **options)
+    killed = trainer(accumulate=2, ema=0.9)
+    with pytest.raises(Killed):
+        killed.fit(data(44, fatal), data(8), folder=tmp_path, checkpoint_every=1, **options)
+    last = trainer(accumulate=2, ema=0.9)
+    if fatal > 2:  # an update takes two batches
+        last.resume(tmp_path)
+    history = last.fit(data(44), data(8), folder=tmp_path, **options)
+    same_bits(whole, last)
+    assert history == straight[-len(history) :]
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert [{k: line[k] for k in straight[0]} for line in lines] == straight
+
+
+def test_a_line_of_the_log_that_has_no_checkpoint_is_written_again(tmp_path, monkeypatch):
+    """Killed after the record of an epoch, before its checkpoint; and in the middle of a line."""
+    trainer().fit(data(), epochs=2, batch_size=32, folder=tmp_path)
+    before = (tmp_path / "checkpoint.json").read_bytes()
+    killed = trainer()
+    killed.resume(tmp_path)
+    monkeypatch.setattr(gk.Trainer, "_save", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        killed.fit(data(), epochs=4, batch_size=32, folder=tmp_path)
+    monkeypatch.undo()
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"event": "epo')
+    assert (tmp_path / "checkpoint.json").read_bytes() == before
+    last = trainer()
+    last.resume(tmp_path)
+    last.fit(data(), epochs=4, batch_size=32, folder=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
+    assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
+
+
+def test_an_interrupt_says_where_it_stopped_and_leaves_a_checkpoint(tmp_path):
+    found = trainer()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        found.fit(data(92, 30, KeyboardInterrupt), epochs=4, batch_size=4, folder=tmp_path, prefetch=0)
+    (note,) = caught.value.__notes__
+    assert note == f"stopped in epoch 2 of 4, after batch 6; {tmp_path} has a checkpoint of it"
+    whole, last = trainer(), trainer()
+    whole.fit(data(), epochs=4, batch_size=4)
+    last.resume(tmp_path)
+    assert (last.epoch, last.batch) == (1, 6)
+    last.fit(data(), batch_size=4)
+    same_bits(whole, last)
+
+
+def test_an_interrupt_in_a_step_waits_for_its_end_and_the_second_does_not(tmp_path):
+    found = trainer()
+    step = found._step
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(*arguments)
+
+    found._step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        found.fit(data(), batch_size=4, folder=tmp_path)
+    assert (found.batch, found.updates) == (1, 1)
+
+    def torn(*arguments):
+        interrupted(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = (tmp_path / "checkpoint.json").read_bytes()
+    found._step = torn
+    with pytest.raises(KeyboardInterrupt) as caught:
+        found.fit(data(), batch_size=4, folder=tmp_path)
+    assert (tmp_path / "checkpoint.json").read_bytes() == before
+    assert "middle of a step" in caught.value.__notes__[0]
+    with pytest.raises(UsageError, match="stopped in its middle"):
+        found.fit(data(), batch_size=4)
+    found._step = step
+    found.resume(tmp_path)
+    found.fit(data(), batch_size=4)
+    assert found.updates == 23
+
+
+def test_what_is_uninterrupted():
+    arrived = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: arrived.append(number))
+    try:
+        with uninterrupted:
+            with uninterrupted:
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert not arrived, "the outermost block counts"
+        assert arrived == [signal.SIGTERM]
+        with uninterrupted:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert len(arrived) == 2, "the second one does not wait"
+        assert len(arrived) == 3
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    thread = threading.Thread(target=lambda: uninterrupted.__enter__().__exit__(None, None, None))
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Plain:
+    """A metric as people wrote them before there were states."""
+
+    name = "plain"
+
+    def reset(self):
+        self.count = 0
+
+    def update(self, output, target):
+        self.count += len(target)
+
+    @property
+    def value(self):
+        return float(self.count)
+
+
+def test_a_metric_without_state_says_what_it_leaves_out(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        trainer().fit(data(92, 11, KeyboardInterrupt), batch_size=4, metrics=[Plain()], folder=tmp_path, prefetch=0)
+    last = trainer()
+    last.resume(tmp_path)
+    with pytest.warns(UserWarning, match="'plain' of epoch 1 leaves out the 40 samples"):
+        (record,) = last.fit(data(), batch_size=4, metrics=[Plain()])
+    assert record["plain"] == 52
+
+
+# --- what epochs means ------------------------------------------------------------------------------
+
+
+def test_epochs_are_those_of_a_call():
+    found = trainer()
+    assert [len(found.fit(data(), epochs=n, batch_size=46)) for n in (1, 1, 2, 0)] == [1, 1, 2, 0]
+    assert (found.epoch, found.updates) == (4, 8)
+    with pytest.raises(UsageError, match="epochs=-1"):
+        found.fit(data(), epochs=-1)
+
+
+def test_a_resumed_fit_ends_where_the_interrupted_one_would_have(tmp_path):
+    trained = trainer()
+    trained.fit(data(), epochs=1, batch_size=46)
+    with pytest.raises(KeyboardInterrupt):
+        trained.fit(data(92, 4, KeyboardInterrupt), epochs=3, batch_size=46, folder=tmp_path, prefetch=0)
+    for epochs, until in ((None, 4), (3, 4), (5, 6)):
+        last = trainer()
+        last.resume(tmp_path)
+        assert str(last.position) == "in epoch 3 of 4, after batch 1"
+        last.fit(data(), epochs=epochs, batch_size=46)
+        assert last.epoch == until
+    last.resume(tmp_path)
+    with pytest.raises(UsageError, match="epochs=1: the run that goes on stands in epoch 3"):
+        last.fit(data(), epochs=1, batch_size=46)
+    # In the same process as well.
+    assert len(trained.fit(data(), batch_size=46)) == 2
+    assert len(trained.fit(data(), batch_size=46)) == 1
+
+
+def test_a_resumed_run_that_was_over_trains_nothing_and_says_so(tmp_path):
+    trainer().fit(data(), epochs=2, batch_size=46, folder=tmp_path)
+    last = trainer()
+    last.resume(tmp_path)
+    with pytest.warns(UserWarning, match="nothing is left to train: the run has its 2 epochs"):
+        assert last.fit(data(), epochs=2, batch_size=46) == []
+    assert len(last.fit(data(), epochs=2, batch_size=46)) == 2
+    last.resume(tmp_path)
+    assert len(last.fit(data(), epochs=3, batch_size=46)) == 1
+
+
+# --- other batches, other data ----------------------------------------------------------------------
+
+
+class Seen(Deadly):
+    """Knows which samples it gave."""
+
+    def take(self, index):
+        self.given = [*getattr(self, "given", []), *np.arange(len(self))[index]]
+        return super().take(index)
+
+
+def test_another_batch_size_goes_on_with_the_same_samples(tmp_path):
+    rng = np.random.default_rng(5)
+    arrays = rng.standard_normal((92, 6), np.float32), rng.integers(0, 3, 92)
+    first, second = Seen(*arrays), Seen(*arrays)
+    first.fatal, first.death = 6, KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        trainer().fit(first, epochs=2, batch_size=8, folder=tmp_path, prefetch=0)
+    last = trainer()
+    last.resume(tmp_path)
+    last.fit(second, batch_size=16, prefetch=0)
+    assert sorted(first.given[:40] + second.given[:52]) == list(range(92)), "every sample once in the first epoch"
+    assert sorted(second.given[52:]) == list(range(92))
+    assert last.updates == 5 + 4 + 6
+    last.resume(tmp_path)
+    with pytest.raises(UsageError, match=r"data has 90 samples.* of data with 92"):
+        last.fit(data(90), batch_size=8)
+
+
+def test_another_batch_size_where_the_order_depends_on_it(tmp_path):
+    words = gk.data.Vocabulary.build(["abcde"], "char")
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(2, 7, n) for n in rng.integers(1, 30, 40)]
+
+    class DeadlySentences(Deadly, gk.data.Sentences):
+        pass
+
+    source = DeadlySentences(rows, rng.integers(0, 2, 40), words)
+    source.fatal, source.death = 4, KeyboardInterrupt
+    net = gk.models.build("text_classifier", vocab=len(words), width=4, hidden=4)
+    with pytest.raises(KeyboardInterrupt):
+        gk.Trainer(net, seed=0).fit(source, batch_size=4, folder=tmp_path, prefetch=0)
+    last = gk.Trainer(gk.load(tmp_path), seed=0)
+    last.resume(tmp_path)
+    with pytest.raises(UsageError, match=r"batches of 8 samples.* of batches of 4: the order"):
+        last.fit(source, batch_size=8)
+    last.fit(source, batch_size=4)
+    assert last.updates == 10
+
+
+# --- several processes ------------------------------------------------------------------------------
+
+
+class Threads:
+    """Ranks of one process: a thread each."""
+
+    size = 2
+    steps = 0
+
+    def __init__(self, rank, there, parts):
+        self.rank, self._there, self._parts = rank, there, parts
+
+    def agree(self, call, arrays=()):
+        self.barrier()
+
+    def barrier(self):
+        self._there.wait(timeout=60)
+
+    def _exchange(self, array):
+        self._parts[self.rank] = array
+        self.barrier()
+        found = list(self._parts)
+        self.barrier()
+        return found
+
+    def allreduce(self, array):
+        return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
+
+    def broadcast(self, array, root=0):
+        return self._exchange(array)[root].copy()
+
+
+def on_ranks(work):
+    """What `work(store)` returns on two ranks; its exception when both raise."""
+    there, parts, found = threading.Barrier(2), [None, None], [None, None]
+
+    def rank(number):
+        try:
+            found[number] = work(KVStore("dist_sync", Threads(number, there, parts)))
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the thread of the test
+            found[number] = error
+            if not isinstance(error, Killed):
+                there.abort()
+
+    threads = [threading.Thread(target=rank, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for result in found:
+        if isinstance(result, BaseException) and not isinstance(result, Killed):
+            raise result
+    return found
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_ranks_go_on_with_what_each_alone_knew(tmp_path, carries):
+    words = gk.data.Vocabulary.build(["abcde"], "char")
+    tokens = np.random.default_rng(5).integers(2, 7, 161)
+
+    def make(store):
+        if not carries:
+            return trainer(kvstore=store), data(44), ["accuracy"]
+        net = gk.models.build("lstm_lm", vocab=len(words), hidden=6, layers=1, stateful=True)
+        carry = {"h": "last_h", "c": "last_c"}
+        found = gk.Trainer(net, optimizer="adam", output="logits", carry=carry, seed=3, threads=1, kvstore=store)
+        return found, gk.data.TokenStream(tokens, words, length=9), ["perplexity"]
+
+    def fitted(store, fatal=None, resume=False):
+        found, source, metrics = make(store)
+        if resume:
+            found.resume(tmp_path)
+        step, count = found._step, iter(range(10**6 if fatal is None else fatal))
+
+        def limited(*arguments):
+            if next(count, None) is None:
+                raise Killed
+            return step(*arguments)
+
+        found._step = limited
+        folder = tmp_path if fatal is not None or resume else None
+        history = found.fit(
+            source, epochs=2, batch_size=2 if carries else 4, metrics=metrics, folder=folder, checkpoint_every=1,
+        )  # fmt: skip
+        return found, history
+
+    whole = on_ranks(fitted)
+    on_ranks(lambda store: fitted(store, fatal=3))
+    last = on_ranks(lambda store: fitted(store, resume=True))
+    for (a, straight), (b, history) in zip(whole, last, strict=True):
+        same_bits(a, b)
+        assert history == straight
+
+
+def test_between_epochs_the_number_of_processes_may_change(tmp_path):
+    alone = trainer()
+    alone.fit(data(44), epochs=2, batch_size=8)
+    on_ranks(lambda store: trainer(kvstore=store).fit(data(44), epochs=1, batch_size=4, folder=tmp_path))
+    last = trainer()
+    last.resume(tmp_path)
+    last.fit(data(44), epochs=2, batch_size=8)
+    assert last.updates == alone.updates
+
+    def more(store):
+        found = trainer(kvstore=store)
+        found.resume(tmp_path)
+        found.fit(data(44), epochs=2, batch_size=4)
+        return found.updates
+
+    assert on_ranks(more) == [alone.updates] * 2
