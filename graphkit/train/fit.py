@@ -75,7 +75,7 @@ class Fit:
         scores: dict[str, float] = {}
         if self.valid is not None:
             scores = trainer._scores(self.valid, self.metrics, self.batch_size, self.prefetch, self.bar)
-        with uninterrupted:
+        with trainer._interrupts:
             record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
             position.end_epoch()
             self.log.write(
@@ -100,9 +100,9 @@ class Fit:
                 # A position after the last batch is that of the update, or the validation, behind it.
                 if position.batch < len(batches):
                     for batch in beside.batches(map(trainer._prepared, batches)):
-                        with uninterrupted:
+                        with trainer._interrupts:
                             self._step(batch, measured)
-                with uninterrupted:
+                with trainer._interrupts:
                     self._end_of_batches(measured)
             finally:
                 # Of an error, the one that is on its way matters.

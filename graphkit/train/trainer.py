@@ -205,6 +205,12 @@ class Trainer:
         """The rank of this process, and how many there are."""
         return (0, 1) if self.kvstore is None else (self.kvstore.rank, self.kvstore.num_workers)
 
+    @property
+    def _interrupts(self) -> contextlib.AbstractContextManager[Any]:
+        """Around what an interrupt has to leave whole. One of several ranks may wait for the others there for ever, and
+        is interrupted at once."""
+        return uninterrupted if self._place[1] == 1 else contextlib.nullcontext()
+
     # --- moving average --------------------------------------------------------------------------
 
     def swap(self) -> None:
@@ -290,7 +296,7 @@ class Trainer:
         With `accumulate` the update happens at every so-many-th call; with a kvstore in every process together,
         and the loss is the mean over all of them.
         """
-        with uninterrupted:
+        with self._interrupts:
             return LazyScalar(self._step(inputs, targets)[0])
 
     def _step(self, inputs: Any, targets: Any, size: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
