@@ -24,6 +24,7 @@ from graphkit.passes.block_loops import block_loops as blocked
 from graphkit.passes.merge_control import merge_control
 from graphkit.passes.prune_control import prune_control
 from graphkit.passes.randomness import bind_nested
+from graphkit.passes.separate_roles import separate_roles
 from graphkit.passes.straight_through import pass_through_rounding
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
@@ -103,6 +104,23 @@ class Model:
                 raise InvalidModel(f"model {graph.name!r}: parameter {key!r} has neither a value nor an initialiser")
             _owners.setdefault(value, (self.params, key))
         self._executor: Any = None
+
+    def separate_roles(self) -> dict[str, str]:
+        """Give each stored tensor that training has to tell apart a copy for each of its roles, in place.
+
+        Exporters merge equal tensors: the scale and the running variance of a fresh normalisation, the statistics of
+        several, a weight and a bound of Clip. Learned weights that layers share stay shared. Returns the name of each
+        copy (of role "state", at the end of `params`) with that of the tensor it was copied from; `graph` and `params`
+        are other objects where there is any, and what was compiled before keeps the old ones. Results do not change.
+        """
+        graph, origins = separate_roles(self.graph)
+        if graph is not self.graph:
+            before = self.params
+            self._adopt(graph, {**before, **{copy: before[name] for copy, name in origins.items()}}, 0)
+            for value in graph.inputs:
+                if value.role in _STORED_ROLES and _owners[value][0] is before:
+                    _owners[value] = (self.params, graph.name_of(value))
+        return origins
 
     # --- what it is ------------------------------------------------------------------------------
 

@@ -254,7 +254,14 @@ class Graph:
         if missing:
             listed = ", ".join(str(v) for v in missing)
             raise InvalidModel(f"graph {self.name!r} depends on values that are not among its inputs: {listed}")
+        updated: dict[Value, Value] = {}
         for state, new in self.updates:
+            if state in updated:
+                nodes = " and ".join(
+                    "an input" if v.node is None else v.node.describe() for v in (updated[state], new)
+                )
+                raise InvalidModel(f"graph {self.name!r}: {state} is updated twice, by {nodes}")
+            updated[state] = new
             if state not in known:
                 raise InvalidModel(f"graph {self.name!r}: update of {state}, which is not an input")
             if state.type != new.type:

@@ -23,27 +23,13 @@ from onnx import ModelProto
 from graphkit.ir.types import FLOATS
 from graphkit.onnx_io.scopes import Region
 from graphkit.onnx_io.tensors import DTYPES
+from graphkit.passes.separate_roles import SETTINGS
 
 ROLES_KEY = "ai.graphkit.roles"
 ATTRIBUTES_KEY = "ai.graphkit.attributes"
 # Metadata that say something about initialisers, and become no metadata of the model.
 KEYS = frozenset({ROLES_KEY, ATTRIBUTES_KEY})
 _ROLES = frozenset({"parameter", "state", "constant"})
-
-# Operands that configure an operator rather than being learned, by position.
-_SETTINGS = {
-    "Clip": {1, 2},
-    "Dropout": {1},
-    "OneHot": {2},
-    "Pad": {2},
-    "QuantizeLinear": {1},
-    "DequantizeLinear": {1},
-    "Range": {0, 1, 2},
-    "Resize": {1, 2},
-    "NonMaxSuppression": {3, 4},
-    "Upsample": {1},
-}
-
 
 class Plan(NamedTuple):
     """(region, name, role) of every initialiser that is used, outer regions first."""
@@ -62,7 +48,7 @@ def classify(model: ModelProto, top: Region) -> Plan:
             regions[id(region)] = region
             learned.update(name for name, _ in region.outputs)
         for position, name in enumerate(node.inputs):
-            if node.domain == "" and position in _SETTINGS.get(node.op_type, ()):
+            if node.domain == "" and position in SETTINGS.get(node.op_type, ()):
                 settings.add(name)
             elif node.domain == "" and node.op_type == "BatchNormalization" and position in (3, 4):
                 statistics.add(name)

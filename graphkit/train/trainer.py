@@ -116,6 +116,7 @@ class Trainer:
         recomputation.check(recompute)
         if accumulate < 1:
             raise UsageError(f"accumulate={accumulate}: at least one batch makes an update")
+        net.separate_roles()
         self.net = net
         self.loss = loss
         # SGD alone has no learning rate of its own.
