@@ -49,7 +49,7 @@ def command(model: str, form: str, external_root: str | None, as_json: bool) -> 
             },
         )
         return
-    click.echo({"text": net.__str__, "dot": net.to_dot, "summary": net.summary}[form]())
+    click.echo({"text": net.to_text, "dot": net.to_dot, "summary": net.summary}[form]())
 
 
 def _print_passes(net: Model, as_json: bool) -> None:

@@ -74,8 +74,10 @@ _SKIPPED, _RECORDED = 2, 10
     show_default=True,
     help="sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars or lamb.",
 )
-@click.option("--lr", type=float, default=None, help="Learning rate (default: 0.05 for sgd, else the optimizer's own).")
-@click.option("--momentum", type=float, default=None, help="Momentum of sgd and lars (default 0.9) and rmsprop (0).")
+@click.option("--lr", type=click.FloatRange(0), help="Learning rate (default: 0.05 for sgd, else the optimizer's own).")
+@click.option(
+    "--momentum", type=click.FloatRange(0, 1), help="Momentum of sgd and lars (default 0.9) and rmsprop (0)."
+)
 @click.option(
     "--optimizer-option", "optimizer_options", multiple=True, metavar="NAME=VALUE", help="Further options; repeat."
 )
@@ -111,8 +113,13 @@ _SKIPPED, _RECORDED = 2, 10
 @click.option(
     "--lazy", multiple=True, metavar="PATTERN", help="Tables of which a step updates only the rows that it reads."
 )
-@click.option("--ema", type=float, metavar="DECAY", help="Keep a moving average of the parameters, and save that.")
-@click.option("--clip-norm", type=float, help="Limit on the global norm of the gradients.")
+@click.option(
+    "--ema", type=click.FloatRange(0, 1, max_open=True), metavar="DECAY",
+    help="Keep a moving average of the parameters, and save that.",
+)
+@click.option(
+    "--clip-norm", type=click.FloatRange(0, min_open=True), help="Limit on the global norm of the gradients."
+)
 @click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update.")
 @recompute_option
 @click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates.")
@@ -124,7 +131,7 @@ _SKIPPED, _RECORDED = 2, 10
     help="Write a trace of ten runs, from the third on, for Perfetto or Chrome to this .json file, and print the time "
     "of each operator.",
 )
-@click.option("--seed", type=int, default=None, help="Seed of data order and dropout.")
+@click.option("--seed", type=click.IntRange(0), default=None, help="Seed of data order and dropout.")
 @click.option(
     "--precision",
     type=click.Choice(["f32", "bf16"]),
@@ -190,15 +197,16 @@ def _train(
     from graphkit.executor.profile import profile
     from graphkit.train.trainer import Trainer
 
+    further = key_values(o["optimizer_options"], "--optimizer-option")
+    optimizer = make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further)
     store = kvstore.create(kvstore_type)
     axes = axis_options(o["batch_axes"])
     net = read_model(model, external_root)
     net = prepared(net, o["constants"], o["head_options"], o["free_batch"], o["seed"], axes)
     train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
     net = described(net, train_set)
-    further = key_values(o["optimizer_options"], "--optimizer-option")
     trainer = Trainer(
-        net, o["loss"], make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further),
+        net, o["loss"], optimizer,
         device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
         output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),

@@ -87,11 +87,13 @@ def _operator(name: str) -> Any:
     if not name.startswith("_"):
         from graphkit.errors import did_you_mean
         from graphkit.ops import registry
+        from graphkit.ops._calls import elsewhere
 
         found = registry.function(name)
         if found is not None:
             return found
-        hint = did_you_mean(name, [*_PUBLIC, *_MODULES, *registry.function_names()])
+        right = elsewhere(name)
+        hint = f"; write {right}" if right else did_you_mean(name, [*_PUBLIC, *_MODULES, *registry.function_names()])
     else:
         hint = ""
     raise AttributeError(f"module 'graphkit' has no attribute {name!r}{hint}")

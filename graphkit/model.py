@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,12 +48,13 @@ class Model:
         outputs: Value | Sequence[Value] | Mapping[str, Value],
         *,
         name: str = "model",
-        inputs: Sequence[Value] | None = None,
+        inputs: Value | Sequence[Value] | None = None,
         params: Mapping[str, Any] | None = None,
         seed: int | None = None,
         meta: Mapping[str, str] | None = None,
     ):
         names = tuple(outputs) if isinstance(outputs, Mapping) else None
+        inputs = [inputs] if isinstance(inputs, Value) else inputs
         values = (
             [outputs]
             if isinstance(outputs, Value)
@@ -179,6 +181,8 @@ class Model:
 
     def select(self, *names: str) -> Model:
         """A model that shares these parameters and gives the named internal values."""
+        if any(not isinstance(n, str) for n in names):
+            raise UsageError("values are selected by their names, one by one: select('a', 'b')")
         outputs = {n: self.value(n) for n in names}
         return Model(outputs, name=self.name, params=None, meta=self.meta)
 
@@ -201,11 +205,20 @@ class Model:
 
     # --- using it --------------------------------------------------------------------------------
 
-    def __call__(self, *operands: Value, **named: Value) -> Any:
-        """Apply the network to values of a graph under construction; parameters are shared, not copied."""
+    def __call__(self, *operands: Any, **named: Any) -> Any:
+        """Apply the network to values of a graph under construction; parameters are shared, not copied.
+
+        Of arrays, its outputs are computed (see `run`): the array when there is one, else a tuple.
+        """
         table = dict(zip(self.inputs, operands, strict=False)) | named
         if len(operands) > len(self.inputs) or set(table) != set(self.inputs):
             raise UsageError(f"model {self.name!r} takes {', '.join(self.inputs)}")
+        arrays = [name for name, operand in table.items() if not isinstance(operand, Value)]
+        if len(arrays) == len(table) and arrays:
+            computed = tuple(self.run(table).values())
+            return computed[0] if len(computed) == 1 else computed
+        if arrays:
+            raise UsageError(f"input {arrays[0]!r} is no graph value, as others are: gk.constant(array) makes one")
         arguments = [table[self.graph.name_of(v)] if v.role == "data" else v for v in self.graph.inputs]
         outputs = inline(self.graph, arguments)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -224,6 +237,9 @@ class Model:
 
     def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """Run on the CPU and return arrays by output name; the compiled program is kept."""
+        if not isinstance(feeds, Mapping):
+            named = ", ".join(f"{name!r}: array" for name in self.inputs)
+            raise UsageError(f"inputs are given by name, run({{{named}}})")
         if self._executor is None:
             self._executor = self.compile()
         result: dict[str, np.ndarray] = self._executor.run(feeds, outputs)
@@ -265,12 +281,23 @@ class Model:
     def to_dot(self) -> str:
         return printing.to_dot(self.graph)
 
-    def __str__(self) -> str:
+    def to_text(self) -> str:
+        """The graph as text, a line per input and node; the same construction always gives the same text."""
         return printing.to_text(self.graph)
+
+    def show(self) -> None:
+        """Print `to_text`."""
+        sys.stdout.write(self.to_text() + "\n")
 
     def __repr__(self) -> str:
         signature = f"({', '.join(self.inputs)}) -> ({', '.join(self.outputs)})"
         return f"<Model {self.name!r}: {signature}, {self.num_parameters} parameters>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the line of `repr`, and the graph drawn."""
+        from graphkit.ir.drawing import to_html
+
+        return to_html(self.graph, repr(self))
 
 
 def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> list[Value]:
@@ -312,7 +339,7 @@ def load(source: Any, *, external_root: str | Path | None = None) -> Model:
 def grad(
     model: Model,
     of: str | Sequence[str] | None = None,
-    wrt: Sequence[str] | None = None,
+    wrt: str | Sequence[str] | None = None,
     *,
     with_outputs: bool = False,
     allow_unused: bool = False,
@@ -336,7 +363,7 @@ def grad(
         known = {source.name_of(v) for v in source.inputs if v in found}
         names = [n for n in model.trainable if n in known]
     else:
-        names = list(wrt)
+        names = [wrt] if isinstance(wrt, str) else list(wrt)
     gradients = gradient(values, [source.find(n) for n in names], allow_unused=allow_unused or wrt is None)
     outputs = dict(zip(model.outputs, source.outputs, strict=True)) if with_outputs else {}
     outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}

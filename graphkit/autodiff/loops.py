@@ -191,7 +191,7 @@ def _without_lookups(
         rest.append(term)
     if len(rest) <= 1:
         return rest[0] if rest else None
-    total: Value = F.sum(*rest)
+    total: Value = F.sum(rest)
     return total
 
 

@@ -151,6 +151,8 @@ class Executor:
         fed arrays). Raises InputError for a feed that does not fit, UsageError for an unknown output, TypeMismatch when
         fed shapes contradict each other inside the graph, RuntimeFailure when a kernel fails.
         """
+        if type(feeds) is not dict and not isinstance(feeds, Mapping):
+            raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
         if outputs is None and out is None and (repeat := self._repeat) is not None:
             arrays = repeat.inputs(feeds)
             if arrays is not None:

@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from graphkit.errors import TypeMismatch, UsageError
+from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.frontend.initializers import FanInUniform, fans
 from graphkit.frontend.parameters import parameter
 from graphkit.ir import context
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Value
+
+Layer = TypeVar("Layer", bound=Callable[..., Any])
+
+# What other libraries call an option of a layer -> what it may be called here; the first that the layer has is meant.
+_ELSEWHERE = {
+    "dilation_rate": ("dilation",),
+    "embedding_dim": ("features",),
+    "eps": ("epsilon",),
+    "filters": ("channels",),
+    "hidden_size": ("units",),
+    "input_dim": ("rows", "in_features"),
+    "input_size": ("in_features",),
+    "kernel_initializer": ("init",),
+    "kernel_size": ("kernel",),
+    "num_embeddings": ("rows",),
+    "num_filters": ("channels",),
+    "out_channels": ("channels",),
+    "out_features": ("units",),
+    "output_dim": ("features", "units"),
+    "output_padding": ("output_pad",),
+    "p": ("ratio",),
+    "padding": ("pad",),
+    "pool_size": ("kernel",),
+    "rate": ("ratio",),
+    "strides": ("stride",),
+    "use_bias": ("bias",),
+}
+
+
+def layer(function: Layer) -> Layer:
+    """The layer function, which answers a keyword that it does not have with the one that is meant."""
+    code: Any = function.__code__  # type: ignore[attr-defined]
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @functools.wraps(function)
+    def call(*operands: Any, **options: Any) -> Any:
+        for key in options:
+            if key not in known:
+                meant = next((name for name in _ELSEWHERE.get(key, ()) if name in known), key)
+                raise UsageError(f"gk.nn.{function.__name__} has no option {key!r}{did_you_mean(meant, known)}")
+        return function(*operands, **options)
+
+    return call  # type: ignore[return-value]
 
 
 def first(result: Any) -> Value:

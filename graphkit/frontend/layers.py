@@ -8,15 +8,16 @@ and ONNX ([out, in], [out, in / groups, *kernel]) and start, unless `init` says 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graphkit.errors import TypeMismatch, UsageError
+from graphkit.errors import TypeMismatch, UsageError, did_you_mean
 from graphkit.frontend._shared import (
     checked_rank,
     describe,
     first,
     float_operand,
     known_size,
+    layer,
     per_axis,
     positive,
     weight_and_bias,
@@ -25,7 +26,8 @@ from graphkit.frontend.normalization import batch_norm, group_norm, instance_nor
 from graphkit.frontend.parameters import input, parameter, state
 from graphkit.frontend.recurrent import gru, lstm, rnn
 from graphkit.ir.graph import Value
-from graphkit.ops import F
+from graphkit.ops import F, registry
+from graphkit.ops._calls import elsewhere
 
 __all__ = [
     "avg_pool2d", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "dropout", "embedding",
@@ -37,6 +39,7 @@ __all__ = [
 # --- linear, embedding ------------------------------------------------------------------------------
 
 
+@layer
 def linear(
     x: Value,
     units: int,
@@ -64,6 +67,7 @@ def linear(
     return product if offset is None else F.add(product, offset, name=name)
 
 
+@layer
 def embedding(
     indices: Value, rows: int, features: int, *, init: Any = None, dtype: Any = "float32", weight: Value | None = None,
     name: str = "embedding",
@@ -157,6 +161,7 @@ def _conv(
     return first(y)
 
 
+@layer
 def conv1d(
     x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
     pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool | Value = True,
@@ -169,6 +174,7 @@ def conv1d(
     )
 
 
+@layer
 def conv2d(
     x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
     pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool | Value = True,
@@ -187,6 +193,7 @@ def conv2d(
     )
 
 
+@layer
 def conv3d(
     x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
     pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool | Value = True,
@@ -199,6 +206,7 @@ def conv3d(
     )
 
 
+@layer
 def conv_transpose2d(
     x: Value, channels: int, kernel: int | Sequence[int], *, stride: int | Sequence[int] = 1,
     pad: int | Sequence[int] = 0, output_pad: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1,
@@ -245,6 +253,7 @@ def conv_transpose2d(
 # --- pooling, dropout -------------------------------------------------------------------------------
 
 
+@layer
 def max_pool2d(
     x: Value, kernel: int | Sequence[int], *, stride: int | Sequence[int] | None = None,
     pad: int | str | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False, name: str = "",
@@ -262,6 +271,7 @@ def max_pool2d(
     return first(y)
 
 
+@layer
 def avg_pool2d(
     x: Value, kernel: int | Sequence[int], *, stride: int | Sequence[int] | None = None,
     pad: int | str | Sequence[int] = 0, ceil_mode: bool = False, count_include_pad: bool = False, name: str = "",
@@ -282,19 +292,30 @@ def avg_pool2d(
     return first(y)
 
 
+@layer
 def global_avg_pool(x: Value, *, name: str = "") -> Value:
     """Mean over all spatial axes: [N, C, *spatial] to [N, C, 1, ...]."""
     return first(F.global_average_pool(x, name=name))
 
 
+@layer
 def global_max_pool(x: Value, *, name: str = "") -> Value:
     """Maximum over all spatial axes: [N, C, *spatial] to [N, C, 1, ...]."""
     return first(F.global_max_pool(x, name=name))
 
 
+@layer
 def dropout(x: Value, ratio: float = 0.5, *, name: str = "") -> Value:
     """Zero elements with probability `ratio` and scale the rest by 1 / (1 - ratio) in training; identity otherwise."""
     float_operand("dropout", name, x)
     if not 0.0 <= ratio < 1.0:
         raise UsageError(f"layer {name!r} (dropout): ratio is in [0, 1), not {ratio!r}")
     return first(F.dropout(x, float(ratio), name=name))
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        right = f"gk.{name}" if registry.function(name) is not None and not name.startswith("_") else elsewhere(name)
+        hint = did_you_mean(name, __all__) if right is None else f"; write {right}"
+        raise AttributeError(f"gk.nn has no layer {name!r}{hint}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UsageError
-from graphkit.frontend._shared import describe, first, float_operand, known_size, positive
+from graphkit.frontend._shared import describe, first, float_operand, known_size, layer, positive
 from graphkit.frontend.parameters import parameter, state
 from graphkit.ir.graph import Value
 from graphkit.ops import F
@@ -26,6 +26,7 @@ def _channels(layer: str, name: str, x: Value, channels: int | None) -> int:
     return known_size(layer, name, x, 1, channels, "channels")
 
 
+@layer
 def batch_norm(
     x: Value, *, momentum: float = 0.9, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None,
     name: str = "batch_norm",
@@ -45,6 +46,7 @@ def batch_norm(
     return first(F.batch_normalization(x, weight, bias, mean, var, epsilon=epsilon, momentum=momentum, name=name))
 
 
+@layer
 def layer_norm(
     x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = True, bias: bool = True, name: str = "layer_norm"
 ) -> Value:
@@ -59,6 +61,7 @@ def layer_norm(
     )
 
 
+@layer
 def rms_norm(x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = True, name: str = "rms_norm") -> Value:
     """x / sqrt(mean(x^2) + epsilon) * weight, over the axes from `axis` to the last (Zhang and Sennrich 2019)."""
     shape = _trailing("rms_norm", name, x, axis)
@@ -66,6 +69,7 @@ def rms_norm(x: Value, *, axis: int = -1, epsilon: float = 1e-5, affine: bool = 
     return first(F.rms_normalization(x, weight, axis=axis, epsilon=epsilon, name=name))
 
 
+@layer
 def instance_norm(
     x: Value, *, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None, name: str = "instance_norm"
 ) -> Value:
@@ -75,6 +79,7 @@ def instance_norm(
     return first(F.instance_normalization(x, weight, bias, epsilon=epsilon, name=name))
 
 
+@layer
 def group_norm(
     x: Value, groups: int, *, epsilon: float = 1e-5, affine: bool = True, channels: int | None = None,
     name: str = "group_norm",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import UsageError
-from graphkit.frontend._shared import checked_rank, float_operand, known_size, positive
+from graphkit.frontend._shared import checked_rank, float_operand, known_size, layer, positive
 from graphkit.frontend.initializers import FanInUniform
 from graphkit.frontend.parameters import parameter
 from graphkit.ir.graph import Value
@@ -17,6 +17,7 @@ from graphkit.ops import F
 _DIRECTIONS = ("forward", "reverse", "bidirectional")
 
 
+@layer
 def rnn(
     x: Value, units: int, *, lengths: Value | None = None, initial: Value | None = None, direction: str = "forward",
     activation: str = "Tanh", bias: bool = True, init: Any = None, in_features: int | None = None, name: str = "rnn",
@@ -36,6 +37,7 @@ def rnn(
     return y, h
 
 
+@layer
 def gru(
     x: Value, units: int, *, lengths: Value | None = None, initial: Value | None = None, direction: str = "forward",
     bias: bool = True, init: Any = None, in_features: int | None = None, name: str = "gru",
@@ -49,6 +51,7 @@ def gru(
     return y, h
 
 
+@layer
 def lstm(
     x: Value, units: int, *, lengths: Value | None = None, initial: tuple[Value, Value] | None = None,
     direction: str = "forward", bias: bool = True, init: Any = None, in_features: int | None = None,

@@ -17,6 +17,7 @@ from graphkit.errors import TypeMismatch, UnsupportedOperator, UsageError, did_y
 from graphkit.ir.graph import Graph, Node, Value, snake_case
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
+from graphkit.ops import _calls
 
 DOMAIN = "ai.graphkit"
 REQUIRED: Any = inspect.Parameter.empty
@@ -85,6 +86,8 @@ class Field(NamedTuple):
 
 
 def _ints(value: Any) -> tuple[int, ...]:
+    if isinstance(value, (int, np.integer)):
+        raise ValueError("one number for each axis is expected, such as [2, 2]")
     return tuple(int(v) for v in value)
 
 
@@ -370,6 +373,10 @@ def as_value(operand: Any, like: Value | None = None) -> Value:
             return F.constant(value=operand)
         if isinstance(operand, float):
             return constant(np.float32(operand))
+        if isinstance(operand, (list, tuple)) and any(isinstance(item, Value) for item in operand):
+            raise UsageError(
+                f"a list of graph values is no operand: gk.concat joins tensors; [{', '.join(map(str, operand))}]"
+            )
         return constant(np.asarray(operand))
     raise UsageError(f"a {type(operand).__name__} is not a graph value")
 
@@ -416,10 +423,12 @@ def _type_variable(operator: Op, position: int) -> str:
 class OpFunction:
     """`gk.softmax(x, axis=1)`: inputs by position or keyword, attributes by keyword, `name=` for the node."""
 
-    __slots__ = ("op", "__name__", "_signature", "_plain")
+    __slots__ = ("op", "__name__", "_keywords", "_lists", "_signature", "_plain")
 
     def __init__(self, cls: type[Op], function: str):
         self.op = cls
+        self._keywords = frozenset([*cls.fields, *(f.name for f in cls.formals)])
+        self._lists = _calls.list_positions([f.name for f in cls.formals])
         self.__name__ = function
         self._signature: inspect.Signature | None = None
         self._plain: Op | None = None  # the operator without attributes given, shared by the nodes that use it
@@ -427,13 +436,24 @@ class OpFunction:
     def __call__(self, *operands: Any, name: str = "", meta: Mapping[str, str] | None = None, **keywords: Any) -> Any:
         cls = self.op
         formals = cls.formals
-        if len(operands) == 1 and formals and formals[0].variadic and isinstance(operands[0], (list, tuple)):
-            operands = tuple(operands[0])
+        if formals and formals[0].variadic:
+            if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+                operands = tuple(operands[0])
+            else:
+                _calls.check_combined(cls, operands)
+                _calls.check_list(cls, operands)
+        elif len(operands) > len(formals) and not (formals and formals[-1].variadic):
+            raise _calls.too_many(cls, operands)
+        if not keywords.keys() <= self._keywords:
+            keywords = _calls.attributes(cls, operands, keywords)
         values = list(operands)
         for position, formal in enumerate(formals):
             if formal.name in keywords and formal.name not in cls.fields:
                 values.extend([None] * (position + 1 - len(values)))
                 values[position] = keywords.pop(formal.name)
+        for position in self._lists:
+            if position < len(values) and isinstance(values[position], (int, np.integer)):
+                values[position] = _calls.as_list(cls, values, position)
         if keywords:
             return apply(cls(**keywords), *values, name=name, meta=meta)
         if self._plain is None:

@@ -216,7 +216,7 @@ def _like_product(a: Any, b: Any) -> Any:
     """b with the batch that a @ b has."""
     rank = max(a.rank, b.rank) - 2
     batches = [F.concat(i64(*[1] * (rank + 2 - x.rank)), F.shape(x)[:-2], axis=0) for x in (a, b)]
-    return F.expand(b, F.concat(F.max(*batches), F.shape(b)[-2:], axis=0))
+    return F.expand(b, F.concat(F.max(batches), F.shape(b)[-2:], axis=0))
 
 
 def _scan(

@@ -15,6 +15,7 @@ from graphkit.errors import NotAnArray, UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import FLOATS, INTEGERS, DType, TensorType, dtype_of
 from graphkit.ops._base import F, as_value, constant, registry
+from graphkit.ops._calls import elsewhere
 
 
 def _operand(operand: Any, like: Value, exponent: bool = False) -> Value:
@@ -174,6 +175,15 @@ def _getitem(self: Value, key: Any) -> Value:
     return result
 
 
+def _no_attribute(self: Value, name: str) -> Any:
+    """Only called for what a Value does not have. Nothing of `self` is touched: copies ask before it is filled."""
+    right = elsewhere(name)
+    if right is None and not name.startswith("_") and registry.function(name) is not None:
+        right = f"gk.{name}(x)"
+    hint = "" if right is None else f"; write {right}"
+    raise AttributeError(f"a graph value has no {name!r}{hint}", name=name, obj=None)
+
+
 def _install_overloads() -> None:
     table = {
         "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "floordiv": "floordiv", "pow": "pow",
@@ -194,6 +204,7 @@ def _install_overloads() -> None:
         raise UsageError(f"{self} cannot be iterated; use gk.split or gk.scan")
 
     methods = {
+        "getattr": _no_attribute,
         "invert": _invert,
         "getitem": _getitem,
         "bool": no_bool,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import UsageError
 from graphkit.ir.graph import Value
 from graphkit.ops import F
+from graphkit.train.arguments import BELOW_ONE, boolean, real
 
 AVERAGE = "average"
 
@@ -27,8 +27,8 @@ class EMA:
     warmup: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise UsageError(f"the decay of a moving average is in [0, 1), not {self.decay}")
+        real("EMA", "decay", self.decay, BELOW_ONE)
+        boolean("EMA", "warmup", self.warmup)
 
     def update(self, average: Value, weight: Value, step: Value) -> Value:
         """The next average. weight: the one after the update; step: int64 scalar, 1 at the first update."""
@@ -51,4 +51,4 @@ def ema(spec: float | EMA | Mapping[str, Any] | None) -> EMA | None:
     """An EMA from its decay, from what `describe` gave, or itself; None: no average."""
     if spec is None or isinstance(spec, EMA):
         return spec
-    return EMA(**spec) if isinstance(spec, Mapping) else EMA(float(spec))
+    return EMA(**spec) if isinstance(spec, Mapping) else EMA(spec)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 from graphkit.ops._pointwise import scalar_like
+from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, fields, real
 from graphkit.train.average import EMA
 from graphkit.train.schedules import Constant, Cosine, Exponential, Schedule, Step, Warmup, schedule
 
@@ -26,8 +28,24 @@ class Optimizer:
     lr: float | Schedule
 
     kind: ClassVar[str] = ""
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "momentum": FRACTION, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "alpha": BELOW_ONE, "rho": BELOW_ONE,
+        "trust": POSITIVE,
+    }  # fmt: skip
     # Whether the update of an element depends on that element alone, so that it may run on some rows of a table.
     elementwise: ClassVar[bool] = True
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
+        _check_names(cls, options)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        rate = self.lr if isinstance(self.lr, Schedule) else real(owner, "lr", self.lr, NOT_NEGATIVE)
+        kinds = {f.name: f.type for f in dataclasses.fields(self) if f.name != "lr"}
+        others = fields(owner, {name: getattr(self, name) for name in kinds}, kinds, self.ranges)
+        for name, value in {"lr": rate, **others}.items():
+            object.__setattr__(self, name, value)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -66,6 +84,11 @@ class SGD(Optimizer):
     nesterov: bool = False
     weight_decay: float = 0.0
     kind = "sgd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise UsageError("SGD: nesterov=True looks ahead along the momentum, which is 0")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -300,16 +323,34 @@ def get(spec: str | Optimizer | Mapping[str, Any], **options: Any) -> Optimizer:
     """An optimizer from its name and options, from what `describe` gave, or itself."""
     if isinstance(spec, Optimizer):
         return spec
-    fields = {**spec, **options} if isinstance(spec, Mapping) else {"type": spec, **options}
-    kind = fields.pop("type")
+    if not isinstance(spec, (str, Mapping)):
+        shown = f"the class {spec.__name__}; write {spec.__name__}(...)" if isinstance(spec, type) else repr(spec)
+        raise UsageError(f"an optimizer is a name or an object such as gk.optim.SGD(0.1), not {shown}")
+    chosen = {**spec, **options} if isinstance(spec, Mapping) else {"type": spec, **options}
+    kind = chosen.pop("type")
     if kind not in _KINDS:
         raise UsageError(f"unknown optimizer {kind!r}{did_you_mean(kind, _KINDS)}")
-    if isinstance(fields.get("lr"), Mapping):
-        fields["lr"] = schedule(fields["lr"])
-    cls = _KINDS[kind]
-    unknown = [k for k in fields if k not in cls.__dataclass_fields__]
-    if unknown:
-        raise UsageError(
-            f"optimizer {kind} has no option {unknown[0]!r}{did_you_mean(unknown[0], cls.__dataclass_fields__)}"
-        )
-    return cls(**fields)
+    if isinstance(chosen.get("lr"), Mapping):
+        chosen["lr"] = schedule(chosen["lr"])
+    return _KINDS[kind](**chosen)
+
+
+# What other libraries call an option.
+_ELSEWHERE = {"decay": "weight_decay", "eps": "epsilon", "learning_rate": "lr", "lambda": "l2", "rate": "lr"}
+
+
+def _check_names(cls: type[Optimizer], options: Mapping[str, Any]) -> None:
+    known = [f.name for f in dataclasses.fields(cls)]
+    for name in options:
+        if name not in known:
+            raise UsageError(
+                f"optimizer {cls.kind} has no option {name!r}{did_you_mean(_ELSEWHERE.get(name, name), known)}"
+            )
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _KINDS:
+            raise AttributeError(f"gk.optim has no {name!r}; did you mean {_KINDS[name].__name__!r}?")
+        raise AttributeError(f"gk.optim has no {name!r}{did_you_mean(name, __all__)}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.train.arguments import fields
 
 
 @dataclass(frozen=True)
@@ -16,13 +18,19 @@ class Schedule:
 
     kind: ClassVar[str] = ""
 
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        kinds = {f.name: f.type for f in dataclasses.fields(self)}
+        for name, value in fields(owner, {name: getattr(self, name) for name in kinds}, kinds, {}).items():
+            object.__setattr__(self, name, schedule(value) if kinds[name] == "Schedule" else value)
+
     def __call__(self, step: int) -> float:
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
         """`{"type": ..., fields}`; `schedule(...)` reads it back."""
-        fields = {k: v.describe() if isinstance(v, Schedule) else v for k, v in vars(self).items()}
-        return {"type": self.kind, **fields}
+        own = {k: v.describe() if isinstance(v, Schedule) else v for k, v in vars(self).items()}
+        return {"type": self.kind, **own}
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Linear from 0 during `steps` updates, then `after`, which counts from there."""
+    """Linear from 0 during `steps` updates, then `after`, a schedule or a number, which counts from there."""
 
     after: Schedule
     steps: int
@@ -97,11 +105,11 @@ def schedule(spec: float | Schedule | Mapping[str, Any]) -> Schedule:
     if isinstance(spec, Schedule):
         return spec
     if isinstance(spec, Mapping):
-        fields = dict(spec)
-        kind = fields.pop("type", "")
+        found = dict(spec)
+        kind = found.pop("type", "")
         if kind not in _KINDS:
             raise UsageError(f"unknown schedule {kind!r}{did_you_mean(kind, _KINDS)}")
-        if "after" in fields:
-            fields["after"] = schedule(fields["after"])
-        return _KINDS[kind](**fields)
-    return Constant(float(spec))
+        if "after" in found:
+            found["after"] = schedule(found["after"])
+        return _KINDS[kind](**found)
+    return Constant(spec)

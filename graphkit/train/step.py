@@ -19,6 +19,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops._pointwise import scalar_like
+from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
 from graphkit.train.sparse import Rows, lookups
@@ -119,9 +120,10 @@ def _multiplier(name: str, value: Value, key: str, patterns: Mapping[str, float]
     given = [number for pattern, number in patterns.items() if fnmatch.fnmatchcase(name, pattern)]
     text = given[-1] if given else value.attrs.get(key, 1.0)
     try:
-        return float(text)
-    except (TypeError, ValueError):
+        number = float(text) if isinstance(text, str) else text
+    except ValueError:
         raise UsageError(f"{key} of parameter {name!r} is {text!r}, which is no number") from None
+    return real(f"parameter {name!r}", key, number, NOT_NEGATIVE)
 
 
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:

@@ -30,6 +30,7 @@ from graphkit.train import checkpoint as checkpoints
 from graphkit.train import losses, metrics, recomputation
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
+from graphkit.train.arguments import POSITIVE, integer, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
 from graphkit.train.beside import Beside
@@ -114,8 +115,12 @@ class Trainer:
         straight_through: bool = False,
     ):
         recomputation.check(recompute)
-        if accumulate < 1:
-            raise UsageError(f"accumulate={accumulate}: at least one batch makes an update")
+        accumulate = integer("Trainer", "accumulate", accumulate, 1)
+        clip_norm = None if clip_norm is None else real("Trainer", "clip_norm", clip_norm, POSITIVE)
+        seed = None if seed is None else integer("Trainer", "seed", seed, 0)
+        if not isinstance(loss, str) and (isinstance(loss, optimizers.Optimizer) or not callable(loss)):
+            raise UsageError(f"Trainer: loss is a name or a function, not {loss!r}; optimizer= takes an optimizer")
+        freeze, train, lazy = (_patterns(p) for p in (freeze, train, lazy))
         net.separate_roles()
         self.net = net
         self.loss = loss
@@ -370,6 +375,9 @@ class Trainer:
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
         computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
         """
+        epochs = None if epochs is None else integer("fit", "epochs", epochs, 0)
+        batch_size = integer("fit", "batch_size", batch_size, 1)
+        checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
         self._plan(epochs)
         writes = self._place[0] == 0
         log = JsonLog(folder if writes else None)
@@ -386,8 +394,6 @@ class Trainer:
     def _plan(self, epochs: int | None) -> None:
         """Where the run that `fit` was called for begins and ends."""
         position, resumed, self._resumed = self.position, self._resumed, False
-        if epochs is not None and epochs < 0:
-            raise UsageError(f"epochs={epochs}: the number of epochs to train is not negative")
         if position.finished and not resumed:
             position.begin(1 if epochs is None else epochs)
             return
@@ -404,6 +410,7 @@ class Trainer:
 
     def _metrics(self, specs: Sequence[Any]) -> list[metrics.Metric]:
         output = self.net.graph.outputs[self.net.outputs.index(self._output)]
+        specs = [specs] if isinstance(specs, str) or hasattr(specs, "update") else specs
         return metrics.get_all(specs, probabilities=losses.are_probabilities(output))
 
     def _prepared(self, batch: Batch) -> Batch:
@@ -548,6 +555,11 @@ class Trainer:
             else:
                 carried[key] = array
         return carried, states
+
+
+def _patterns(given: Sequence[str]) -> Sequence[str]:
+    """Shell patterns; one alone is no sequence of letters."""
+    return (given,) if isinstance(given, str) else given
 
 
 def _by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:

@@ -1,0 +1,75 @@
+"""Checks of numbers that people give: of the right type, finite, and in a range; the message names owner and range."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from graphkit.errors import UsageError
+
+
+class Range(NamedTuple):
+    """low <= x <= high; `open_low`, `open_high`: the bound itself is left out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def holds(self, x: float) -> bool:
+        above = x > self.low if self.open_low else x >= self.low
+        return above and (x < self.high if self.open_high else x <= self.high)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"above {self.low:g}" if self.open_low else f"of at least {self.low:g}"
+        return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}{')' if self.open_high else ']'}"
+
+
+NOT_NEGATIVE = Range(0.0)
+POSITIVE = Range(0.0, open_low=True)
+FRACTION = Range(0.0, 1.0)
+BELOW_ONE = Range(0.0, 1.0, open_high=True)
+
+
+def real(owner: str, name: str, value: Any, allowed: Range) -> float:
+    """A finite number; raises UsageError for a text, a bool, NaN, and what is out of range."""
+    if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
+        raise UsageError(f"{owner}: {name} is a number, not {value!r}")
+    number = float(value)
+    if not math.isfinite(number) or not allowed.holds(number):
+        raise UsageError(f"{owner}: {name} is a finite number {allowed}, not {value!r}")
+    return number
+
+
+def integer(owner: str, name: str, value: Any, low: int) -> int:
+    """An integer of at least `low`; raises UsageError."""
+    if isinstance(value, (bool, str)) or not isinstance(value, numbers.Integral) or value < low:
+        raise UsageError(f"{owner}: {name} is an integer of at least {low}, not {value!r}")
+    return int(value)
+
+
+def boolean(owner: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool) and type(value).__name__ != "bool":
+        raise UsageError(f"{owner}: {name} is True or False, not {value!r}")
+    return bool(value)
+
+
+def fields(
+    owner: str, given: Mapping[str, Any], kinds: Mapping[str, Any], ranges: Mapping[str, Range]
+) -> dict[str, Any]:
+    """The fields of a dataclass by name, each as its annotation says: float in its range, int from 1 on, or bool."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        match kinds[name]:
+            case "float":
+                found[name] = real(owner, name, value, ranges.get(name, NOT_NEGATIVE))
+            case "int":
+                found[name] = integer(owner, name, value, 1)
+            case "bool":
+                found[name] = boolean(owner, name, value)
+            case _:
+                found[name] = value
+    return found
