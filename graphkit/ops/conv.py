@@ -130,7 +130,7 @@ def _rank(node: Node, *values: Any) -> int:
 
 
 def _chunks(count: int, elements: int) -> Iterator[slice]:
-    """Slices of the batch whose unfolded windows (`elements` for one image) stay below the limit."""
+    """Slices of an axis of `count` whose unfolded windows (`elements` for one index) stay below the limit."""
     step = max(1, _UNFOLD_LIMIT // max(elements, 1))
     return (slice(i, min(i + step, count)) for i in range(0, count, step))
 
@@ -144,7 +144,7 @@ def _unfold(xp: Any, x: Any, geometry: Geometry, kernel: tuple[int, ...]) -> Any
 
 
 def convolve(xp: Any, x: Any, w: Any, geometry: Geometry) -> Any:
-    """Convolution by unfolding and matrix products, a bounded part of the batch at a time."""
+    """Convolution by unfolding and matrix products, a bounded part of the batch and of its rows at a time."""
     group, kernel = geometry.group, w.shape[2:]
     batch, channels = x.shape[0], w.shape[0]
     padded = pad_spatial(xp, x, geometry.begin, geometry.end)
@@ -154,9 +154,12 @@ def convolve(xp: Any, x: Any, w: Any, geometry: Geometry) -> Any:
     points = int(np.prod(positions))
     weights = w.reshape(group, channels // group, depth)
     y = xp.empty((batch, group, channels // group, points), dtype=x.dtype)
+    across = points // max(positions[0], 1)
     for part in _chunks(batch, group * depth * points):
-        columns = windows[part].reshape(part.stop - part.start, group, depth, points)
-        y[part] = xp.matmul(weights, columns)
+        for rows in _chunks(positions[0], (part.stop - part.start) * group * depth * across):
+            window = windows[(part, *(slice(None),) * (1 + len(kernel)), rows)]
+            columns = window.reshape(part.stop - part.start, group, depth, (rows.stop - rows.start) * across)
+            y[part, :, :, rows.start * across : rows.stop * across] = xp.matmul(weights, columns)
     return y.reshape(batch, channels, *positions)
 
 

@@ -143,6 +143,16 @@ def test_verify_fails_with_code_1_when_tolerances_are_zero(call, folder):
     assert report["outputs"][0]["needed_atol"] == report["outputs"][0]["max_abs"]
 
 
+def test_verify_says_by_which_criterion_an_output_passed(call, folder):
+    code, out, _ = call("verify", folder / "net.onnx", "--strict-tolerance", "--json")
+    assert code == 0
+    assert json.loads(out)["outputs"][0]["criterion"] == "tolerance"
+    assert json.loads(out)["outputs"][0]["noise"] is None
+    code, out, _ = call("verify", folder / "net.onnx")
+    assert code == 0
+    assert "tolerance" in out
+
+
 def test_grad_writes_standard_onnx_and_checks(call, folder, tmp_path):
     import onnx
 

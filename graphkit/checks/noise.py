@@ -1,0 +1,135 @@
+"""The noise of rounding, measured: how far two engines are from what the graph says in double precision.
+
+Tolerances that hold for every model do not exist: sums of thousands of terms that cancel lose more digits than 1e-4
+leaves. What can be asked of any model is that its error is that of the other engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphkit.checks.precision import in_float64, widened
+from graphkit.errors import UnsupportedError
+from graphkit.ir.types import DType, dtype_of
+from graphkit.ops.evaluate import evaluate
+
+# Element types whose rounding double precision can measure, and the distance from 1 to the next number.
+EPSILON: Mapping[DType, float] = {DType.FLOAT32: 2.0**-23, DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7}
+# graphkit may be this many times as far from double precision as ONNX Runtime is.
+FACTOR = 2.0
+# ONNX Runtime may be this many times as far as graphkit: beyond, it computes something else than graphkit reads.
+OTHER_FACTOR = 16.0
+# An element is held against the largest error of those of at most _LARGER times its size, at least _NEIGHBOURS.
+_LARGER, _NEIGHBOURS = 4.0, 64
+
+
+@dataclass(frozen=True)
+class Noise:
+    """One output beside double precision: largest and mean error of graphkit and of ONNX Runtime, and the verdict.
+
+    graphkit's largest error is that of the elements that are not within the tolerances.
+    """
+
+    passed: bool
+    max_abs: float
+    mean_abs: float
+    other_max_abs: float
+    other_mean_abs: float
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"from double precision: graphkit max {self.max_abs:.3g} mean {self.mean_abs:.3g}, "
+            f"ONNX Runtime max {self.other_max_abs:.3g} mean {self.other_mean_abs:.3g}"
+        )
+
+
+def in_double_precision(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's outputs by name, every float in it float64, computed by reference: no rewrite, no native kernel.
+
+    Raises GraphkitError where double precision cannot be had: an operator whose types are fixed, or too little memory.
+    """
+    graph = model.graph
+    given = [feeds[name] if name in feeds else model.params[name] for name in graph.input_names]
+    needed = sum(8 * np.asarray(array).size for array in given)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > memory // 2:
+        raise UnsupportedError(f"parameters in double precision take {needed >> 20} MiB of {memory >> 20}")
+    wide = in_float64(graph)
+    try:
+        results = evaluate(wide, [_wide(array) for array in given])
+    except MemoryError as error:
+        raise UnsupportedError(f"double precision needs more memory than there is: {error}") from None
+    return dict(zip(model.outputs, results, strict=True))
+
+
+def judge(ours: np.ndarray, other: np.ndarray, truth: np.ndarray, suspects: np.ndarray) -> Noise:
+    """Whether two arrays of one type are equally far from `truth`, where `suspects` (a mask) marks the differences.
+
+    Each suspect element of ours may be FACTOR times as far from truth as the other engine gets on elements of that
+    size or below, and so may the mean. The same is asked of the other engine with OTHER_FACTOR: what is much further
+    from double precision than rounding explains is another function, however well graphkit computes its own. NaN and
+    infinities must be in truth's places.
+    """
+    size = np.where(np.isfinite(truth), np.abs(truth), 0.0)
+    mine, theirs = _error(ours, truth), _error(other, truth)
+    step = EPSILON[dtype_of(ours.dtype)]
+    ours_fit = _fits(mine, theirs, size, suspects, FACTOR, step)
+    other_fits = _fits(theirs, mine, size, suspects, OTHER_FACTOR, step)
+    reason = ""
+    if not other_fits:
+        reason = "ONNX Runtime is further from double precision than rounding explains: it computes another function"
+    elif not ours_fit:
+        reason = f"graphkit is more than {FACTOR:g} times as far from double precision as ONNX Runtime"
+    return Noise(not reason, _max(mine[suspects]), _mean(mine), _max(theirs), _mean(theirs), reason)
+
+
+def _fits(
+    error: np.ndarray, other: np.ndarray, size: np.ndarray, suspects: np.ndarray, factor: float, step: float
+) -> bool:
+    """Whether `error` is at most `factor` times `other`, at every suspect and in the mean; a last digit is free."""
+    if _mean(error) > factor * _mean(other) + step * _mean(size):
+        return False
+    order = np.argsort(size, axis=None)
+    ordered = size.ravel()[order]
+    highest = np.maximum.accumulate(np.where(np.isfinite(other), other, 0.0).ravel()[order])
+    sizes = size[suspects]
+    reach = np.searchsorted(ordered, _LARGER * sizes, side="right")
+    allowed = factor * highest[np.maximum(reach, min(_NEIGHBOURS, len(ordered))) - 1] + step * sizes
+    return bool((error[suspects] <= allowed).all())
+
+
+def _error(array: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """|array - truth|; infinite where one of them is NaN or infinite and the other not the same."""
+    wide = array.astype(np.float64)
+    with np.errstate(all="ignore"):
+        same = (wide == truth) | (np.isnan(wide) & np.isnan(truth))
+        error = np.where(same, 0.0, np.abs(wide - truth))
+    return np.where(same | np.isfinite(error), error, np.inf)
+
+
+def _max(values: np.ndarray) -> float:
+    return float(values.max()) if values.size else 0.0
+
+
+def _mean(values: np.ndarray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else 0.0
+
+
+def _wide(value: Any) -> Any:
+    """Arrays of floats as float64, in sequences too."""
+    if isinstance(value, (list, tuple)):
+        return [_wide(v) for v in value]
+    return None if value is None else widened(np.asarray(value))
+
+
+def measurable(array: np.ndarray, truth: Any) -> bool:
+    """Whether `truth` says something about the rounding of `array`: floats below double precision, of one shape."""
+    return dtype_of(array.dtype) in EPSILON and isinstance(truth, np.ndarray) and truth.shape == array.shape
+

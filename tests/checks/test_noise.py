@@ -1,0 +1,182 @@
+"""The verdict by noise: rounding that both engines share passes, anything else fails however small beside the rest."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+import graphkit as gk
+from graphkit.checks.noise import in_double_precision, judge
+from graphkit.onnx_io.compare import OnnxRuntimeModel
+from graphkit.ops import conv
+
+GENERATOR = np.random.default_rng(5)
+
+
+def cancelling() -> gk.Model:
+    """Sums of 4,096 terms of size 100 that nearly cancel: every engine loses digits, each its own."""
+    x = gk.input("x", ["N", 4096])
+    net = gk.Model({"y": gk.nn.linear(x, 96, bias=False, name="fc")}, seed=0)
+    net.params["fc_weight"] = GENERATOR.standard_normal(net.params["fc_weight"].shape).astype(np.float32)
+    return net
+
+
+def cancelling_inputs() -> dict[str, np.ndarray]:
+    return {"x": (100 * GENERATOR.standard_normal((32, 4096))).astype(np.float32)}
+
+
+class Altered:
+    """An executor whose results somebody has changed."""
+
+    def __init__(self, executor, change):
+        self._executor, self._change = executor, change
+
+    def run(self, feeds):
+        return {name: self._change(array.copy()) for name, array in self._executor.run(feeds).items()}
+
+
+def altered(monkeypatch, net, change):
+    compiled = net.compile()
+    monkeypatch.setattr(type(net), "compile", lambda self, **_: Altered(compiled, change))
+
+
+def with_error_of_the_other(monkeypatch, net, feeds, times):
+    """Make graphkit's results differ from double precision by so many times ONNX Runtime's error, to the other side."""
+    truth = in_double_precision(net, feeds)["y"]
+    other = OnnxRuntimeModel(net.to_onnx()).run(feeds)["y"]
+    altered(monkeypatch, net, lambda y: (truth - times * (other - truth)).astype(np.float32))
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 1.8])
+def test_rounding_that_both_engines_share_passes(monkeypatch, times):
+    net, feeds = cancelling(), cancelling_inputs()
+    with_error_of_the_other(monkeypatch, net, feeds, times)
+    strict = gk.verify(net, feeds, strict_tolerance=True).outputs[0]
+    assert (strict.passed, strict.criterion, strict.noise) == (False, "tolerance", None)
+    report = gk.verify(net, feeds)
+    (y,) = report.outputs
+    assert report.passed, str(report)
+    assert y.criterion == "noise"
+    assert 0 < y.noise.max_abs <= 2 * y.noise.other_max_abs
+    assert "by noise" in str(report)
+    assert json.loads(json.dumps(report.as_dict()))["outputs"][0]["noise"]["other_max_abs"] == y.noise.other_max_abs
+    # Tolerances that somebody names are what decides.
+    assert not gk.verify(net, feeds, rtol=1e-4).passed
+    assert gk.verify(net, feeds, rtol=1e-4, strict_tolerance=False).passed
+
+
+def test_more_noise_than_the_other_engine_makes_fails(monkeypatch):
+    net, feeds = cancelling(), cancelling_inputs()
+    with_error_of_the_other(monkeypatch, net, feeds, 3.0)
+    (y,) = gk.verify(net, feeds).outputs
+    assert not y.passed
+    assert "more than 2 times" in y.reason
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.05])
+def test_another_weight_in_the_file_fails(scale):
+    """graphkit is right about its own model: that ONNX Runtime is far from it is not ONNX Runtime's rounding."""
+    net, feeds = cancelling(), cancelling_inputs()
+    proto = net.to_onnx()
+    weight = next(t for t in proto.graph.initializer if t.name == "fc_weight")
+    array = numpy_helper.to_array(weight).copy()
+    array.flat[7] += scale
+    weight.CopyFrom(numpy_helper.from_array(array, "fc_weight"))
+    (y,) = gk.verify(net, feeds, against=proto).outputs
+    assert not y.passed
+    assert "another function" in y.reason
+
+
+def test_an_operator_that_is_read_otherwise_fails():
+    x = gk.input("x", [64, 64])
+    net = gk.Model({"y": gk.leaky_relu(x, alpha=0.01)})
+    proto = net.to_onnx()
+    proto.graph.node[0].attribute[0].f = 0.0101
+    assert not gk.verify(net, against=proto).passed
+
+
+@pytest.mark.parametrize("error", [1.0, 0.05, np.nan, np.inf])
+def test_one_wrong_element_fails(monkeypatch, error):
+    net, feeds = cancelling(), cancelling_inputs()
+
+    def change(y):
+        y[3, 5] += error
+        return y
+
+    altered(monkeypatch, net, change)
+    (y,) = gk.verify(net, feeds).outputs
+    assert not y.passed
+    assert y.noise is not None
+
+
+def test_errors_everywhere_fail(monkeypatch):
+    net, feeds = cancelling(), cancelling_inputs()
+    altered(monkeypatch, net, lambda y: y + GENERATOR.uniform(-0.02, 0.02, y.shape).astype(np.float32))
+    (y,) = gk.verify(net, feeds).outputs
+    assert not y.passed
+    assert "more than 2 times" in y.reason
+
+
+def test_small_elements_are_not_held_against_large_ones():
+    truth = np.concatenate([np.full(500, 1e4), np.full(500, 1e-3)])
+    noise = np.concatenate([np.full(500, 1e-2), np.full(500, 1e-9)])
+    other = (truth + noise).astype(np.float32)
+    ours = other.copy()
+    ours[700] += 1e-3
+    verdict = judge(ours, other, truth, ours != other)
+    assert verdict.max_abs < verdict.other_max_abs
+    assert not verdict.passed
+    assert judge(other, other, truth, np.ones(1000, bool)).passed
+
+
+def test_special_values_stay_where_they_are():
+    truth = np.array([1.0, np.nan, np.inf, 2.0])
+    fine = np.array([1.0, np.nan, np.inf, 2.0], np.float32)
+    for wrong in ([np.nan, np.nan, np.inf, 2.0], [1.0, 3.0, np.inf, 2.0], [1.0, np.nan, -np.inf, 2.0]):
+        assert not judge(np.array(wrong, np.float32), fine, truth, np.ones(4, bool)).passed
+        assert not judge(fine, np.array(wrong, np.float32), truth, np.ones(4, bool)).passed
+    assert judge(fine, fine, truth, np.ones(4, bool)).passed
+
+
+def test_where_there_is_no_double_precision_the_tolerances_decide(monkeypatch):
+    x = gk.input("x", [8])
+    bits = gk.cast(gk.bit_cast(x, to="int32"), to="float32")
+    net = gk.Model({"y": gk.reduce_sum(bits) + x})
+    altered(monkeypatch, net, lambda y: y * 1.01)
+    (y,) = gk.verify(net, against=gk.Model({"y": x * 1e9}).to_onnx()).outputs
+    assert not y.passed
+    assert y.criterion == "tolerance"
+    assert "cannot be had" in y.reason
+    assert "BitCast" in y.reason
+
+
+def test_integers_and_float64_are_compared_by_tolerance_alone(monkeypatch):
+    x = gk.input("x", [8], dtype="float64")
+    net = gk.Model({"y": gk.exp(x), "best": gk.arg_max(x, axis=0)})
+    altered(monkeypatch, net, lambda y: y + 1)
+    assert [(o.passed, o.criterion, o.noise) for o in gk.verify(net).outputs] == [(False, "tolerance", None)] * 2
+
+
+def test_double_precision_is_that_of_the_graph():
+    x = gk.input("x", ["N", 3, 9, 9], dtype="float16")
+    net = gk.Model({"y": gk.softmax(gk.flatten(gk.relu(gk.nn.conv2d(x, 4, kernel=3, pad=1, name="conv"))))}, seed=0)
+    feeds = {"x": GENERATOR.standard_normal((2, 3, 9, 9)).astype(np.float16)}
+    truth = in_double_precision(net, feeds)["y"]
+    assert truth.dtype == np.float64
+    np.testing.assert_allclose(truth.sum(axis=1), 1.0, rtol=1e-15)
+    assert abs(truth - net.run(feeds)["y"]).max() < 1e-3
+
+
+def test_convolutions_are_unfolded_piece_by_piece(monkeypatch):
+    x, w = GENERATOR.standard_normal((2, 4, 9, 8)), GENERATOR.standard_normal((6, 2, 3, 2))
+    node = gk.conv(gk.input("x", x.shape, dtype="float64"), gk.input("w", w.shape, dtype="float64"), group=2).node
+    whole = node.op.reference(gk.ops.xp.numpy_xp, x, w)
+    largest = []
+    chunks = conv._chunks
+    monkeypatch.setattr(conv, "_UNFOLD_LIMIT", 400)
+    monkeypatch.setattr(conv, "_chunks", lambda count, size: (largest.append(size), chunks(count, size))[1])
+    np.testing.assert_allclose(node.op.reference(gk.ops.xp.numpy_xp, x, w), whole, rtol=1e-12)
+    assert min(largest) <= 400
