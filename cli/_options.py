@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from graphkit import models
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
-
-if TYPE_CHECKING:
-    from graphkit.data import Dataset
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,16 +85,6 @@ def data_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def source_options(pairs: tuple[str, ...]) -> dict[str, Any]:
     """`--data-option` texts as keywords of `data.load`: numbers where they are numbers."""
     return {k: int(v) if v.isdecimal() else v for k, v in key_values(pairs, "--data-option").items()}
-
-
-def described(model: Model, train: Dataset) -> Model:
-    """The model with what its numbers mean in the metadata, where the data are text: vocabulary and classes."""
-    if train.vocabulary is None:
-        return model
-    meta = {"vocabulary": train.vocabulary.to_json()}
-    if train.classes is not None:
-        meta["classes"] = json.dumps(train.classes)
-    return Model.from_graph(model.graph, dict(model.params), meta={**model.meta, **meta})
 
 
 def key_values(pairs: tuple[str, ...], option: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ import click
 import numpy as np
 
 from graphkit import data, models
-from graphkit.cli._options import data_option, described, json_option, key_values, read_model, source_options
+from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options
 from graphkit.cli._output import log, print_json
 from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
 from graphkit.model import Model
@@ -60,7 +60,7 @@ def command(
 def build_model(name: str, options: dict[str, str], train: data.Dataset | None, seed: int | None) -> Model:
     """The model, with options from the data set first and from texts after; seed: of the initialisers.
 
-    The vocabulary and the classes of a text go along in the model's metadata.
+    The names of classes, and the vocabulary of a text, go along in the model's metadata.
     """
     path, separator, attribute = name.rpartition(":")
     function = _function(path, attribute) if separator else models.find(name)
@@ -83,7 +83,7 @@ def build_model(name: str, options: dict[str, str], train: data.Dataset | None, 
     if not isinstance(built, Model):
         raise UsageError(f"{name} returned a {type(built).__name__}, not a gk.Model")
     built = built if seed is None else Model.from_graph(built.graph, {}, seed=seed)
-    return built if train is None else described(built, train)
+    return built if train is None else data.described(built, train)
 
 
 def _outputs(train: data.Dataset) -> int | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from graphkit.cli._classes import best, table
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
@@ -35,13 +36,18 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False),
     help="Write a trace for Perfetto or Chrome to this .json file, and print the time of each operator.",
 )
+@click.option(
+    "--top", type=click.IntRange(1), metavar="K",
+    help="Show the K best classes of every sample, by name where the model has names (then 5, unasked).",
+)
 @click.option("--check-finite", is_flag=True, help="Refuse inputs with NaN or infinity.")
 @device_options
 @external_root_option
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str | None, names: tuple[str, ...],
-    trace: str | None, check_finite: bool, device: str, threads: int | None, external_root: str | None, as_json: bool,
+    trace: str | None, top: int | None, check_finite: bool, device: str, threads: int | None,
+    external_root: str | None, as_json: bool,
     **image: Any,
 ) -> None:  # fmt: skip
     """Run MODEL (.json, .onnx, a training folder, or - for stdin) and show its outputs.
@@ -55,6 +61,7 @@ def command(
     graphkit run net.onnx x:16,1,8,8 --fill ones -o out.npz
     graphkit run net.onnx x=image.npy
     graphkit run net.onnx x=photo.jpg --image-mean 0.485,0.456,0.406 --image-std 0.229,0.224,0.225
+    graphkit run net.onnx x=photo.jpg --top 3
     graphkit run net.onnx x:16,1,8,8 --profile trace.json
     """
     from graphkit.cli._inputs import feeds_for
@@ -79,6 +86,7 @@ def command(
         np.savez(buffer, **results)
         write_whole(Path(output), [buffer.getbuffer()])
         log(f"wrote {output}")
+    classes = best(net, results, top)
     rows = [(n, a.dtype, list(a.shape), _statistics(a)) for n, a in results.items()]
     if as_json:
         outputs = [
@@ -86,11 +94,15 @@ def command(
             for n, a in results.items()
         ]
         result = {"model": net.name, "seconds": seconds, "outputs": outputs}
+        if classes is not None:
+            result["top"] = classes
         if recorded is not None:
             result["operators"] = [asdict(o) for o in recorded.operators]
         print_json("run", result)
         return
     print_table(f"{net.name}: {seconds * 1e3:.2f} ms", ["output", "dtype", "shape", "values"], rows)
+    if classes is not None:
+        print_table(f"classes by {classes['output']}", *table(classes))
     if recorded is not None:
         print_table("time by operator", *recorded.table())
 

@@ -12,7 +12,6 @@ import click
 
 from graphkit.cli._options import (
     data_option,
-    described,
     device_options,
     external_root_option,
     json_option,
@@ -28,7 +27,7 @@ from graphkit.errors import UsageError
 from graphkit.model import Model
 
 if TYPE_CHECKING:
-    from graphkit.data import Splits
+    from graphkit.data import Dataset, Splits
 
 # What is measured beside the loss when nothing is asked for.
 _METRICS = {
@@ -193,6 +192,7 @@ def _train(
     external_root: str | None,
     **o: Any,
 ) -> None:
+    from graphkit import data
     from graphkit.dist import kvstore
     from graphkit.executor.profile import profile
     from graphkit.train.trainer import Trainer
@@ -204,7 +204,7 @@ def _train(
     net = read_model(model, external_root)
     net = prepared(net, o["constants"], o["head_options"], o["free_batch"], o["seed"], axes)
     train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
-    net = described(net, train_set)
+    net = data.described(net, train_set)
     trainer = Trainer(
         net, o["loss"], optimizer,
         device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
@@ -258,11 +258,29 @@ def read_data(
     if spec.startswith(data.TEXT_SOURCES) and "vocabulary" in net.meta:
         options = {"vocabulary": data.Vocabulary.from_json(net.meta["vocabulary"]), **options}
     if valid_spec is None:
-        return data.load(spec, axes=axes, **options)
-    train = data.read(spec, axes=axes, held_out=False, **options)
-    if train.vocabulary is not None:
-        return data.Splits(train, data.read(valid_spec, **options | {"vocabulary": train.vocabulary}))
-    return data.Splits(train, data.read(valid_spec, axes=axes))
+        train, valid = data.load(spec, axes=axes, **options)
+    else:
+        train = data.read(spec, axes=axes, held_out=False, **options)
+        if train.vocabulary is not None:
+            valid = data.read(valid_spec, **options | {"vocabulary": train.vocabulary})
+        else:
+            valid = data.read(valid_spec, axes=axes)
+    train = _numbered(net, train)
+    return data.Splits(train, valid if train.classes is None else valid.renumbered(train.classes))
+
+
+def _numbered(net: Model, train: Dataset) -> Dataset:
+    """The data with classes in the order that the model has them, if it knows them all."""
+    if net.classes is None or train.classes is None or net.classes == train.classes:
+        return train
+    if set(train.classes) <= set(net.classes):
+        return train.renumbered(net.classes)
+    log(f"the classes of the model ({_few(net.classes)}) become those of the data ({_few(train.classes)})")
+    return train
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def prepared(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import weakref
@@ -32,6 +33,9 @@ from graphkit.passes.straight_through import pass_through_rounding
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
 
 _STORED_ROLES = ("parameter", "state")
+
+# Keys of the metadata, in JSON and ONNX files: the names of the classes as a JSON list, and the vocabulary of a text.
+CLASSES, VOCABULARY = "classes", "vocabulary"
 
 
 class Model:
@@ -133,6 +137,15 @@ class Model:
     @property
     def meta(self) -> Mapping[str, str]:
         return self.graph.meta
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes, by number, that the metadata has under "classes"; None without a list of names."""
+        try:
+            names = json.loads(self.meta.get(CLASSES, "null"))
+        except ValueError:
+            return None
+        return tuple(map(str, names)) if isinstance(names, list) else None
 
     @property
     def data_inputs(self) -> tuple[Value, ...]:

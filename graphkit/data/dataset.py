@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -108,6 +109,21 @@ class Dataset:
             inputs, targets, self.names if self._single else None, classes=self.classes, name=name or self.name,
             axes=self.axes,
         )  # fmt: skip
+
+    def renumbered(self, classes: Sequence[str]) -> Dataset:
+        """The same samples with targets that number `classes`; InputError for a class that is not among them."""
+        if self.classes is None or self.classes == tuple(classes) or self.targets is None:
+            return self
+        if missing := [name for name in self.classes if name not in classes]:
+            raise InputError(
+                f"{self.name}: class {missing[0]!r} is none of {', '.join(map(repr, list(classes)[:8]))}"
+                + (", ..." if len(classes) > 8 else "")
+            )
+        places = {name: i for i, name in enumerate(classes)}
+        numbers = np.array([places[name] for name in self.classes], self.targets.dtype)
+        renamed = copy.copy(self)
+        renamed.targets, renamed.classes = numbers[self.targets], tuple(classes)
+        return renamed
 
     def split(self, test_fraction: float = 0.2, seed: int = 0, *, stratify: bool = True) -> Splits:
         """(train, test): round(test_fraction * n) samples held out, chosen by the seed, both in the original order.

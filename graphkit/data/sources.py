@@ -41,8 +41,9 @@ def load(
     - "digits": 1,797 images of handwritten digits, float32 [1, 8, 8] in [0, 1] (1,438 train, 359 test by default);
     - "mnist:FOLDER", or the folder: train-images-idx3-ubyte and so on, also .gz; float32 [1, H, W] in [0, 1];
     - a folder with train and test as .npz or .csv;
-    - file.npz: `x` and `y` (or `targets`, `labels`); other names are inputs of those names; x_train, y_train, x_test,
-      y_test are the two parts. float64 becomes float32, everything else stays as it is;
+    - file.npz: `x` and `y` (or `targets`, `labels`); other names are inputs of those names, but for `classes`, a list
+      of texts: the names of the classes; x_train, y_train, x_test, y_test are the two parts. float64 becomes float32,
+      everything else stays as it is;
     - file.csv: one sample per line, a header if the first line is not numeric. The target is the column called y,
       target, label or class, else the last; whole numbers become int64, text becomes classes in sorted order;
     - "sentences:FOLDER": a sentence per line, NAME.pos and NAME.neg or a CLASS.txt for each class: see Sentences.
@@ -169,7 +170,12 @@ def _folder(path: Path, axes: Axes) -> Dataset | Splits:
         train, test = path / f"train{suffix}", path / f"test{suffix}"
         if train.exists():
             first = reader(train, axes)
-            return Splits(_whole(first, train), _whole(reader(test, axes), test)) if test.exists() else first
+            if not test.exists():
+                return first
+            whole = _whole(first, train)
+            held_out = _whole(reader(test, axes), test)
+            # Each file is numbered by its own classes.
+            return Splits(whole, held_out if whole.classes is None else held_out.renumbered(whole.classes))
     held = ", ".join(sorted(p.name for p in path.iterdir())[:8]) or "nothing"
     raise InputError(
         f"{path}: neither idx files (train-images-idx3-ubyte) nor train{'/'.join(_READERS)} in it; it holds {held}"
@@ -246,6 +252,7 @@ def _npz(path: Path, axes: Axes) -> Dataset | Splits:
 
 def _arrays(arrays: dict[str, np.ndarray], path: Path, axes: Axes, part: str = "") -> Dataset:
     source = f"{path} ({part})" if part else str(path)
+    classes = arrays.pop("classes").tolist() if _are_names(arrays.get("classes")) else None
     target = next((name for name in _TARGETS if name in arrays), None)
     inputs = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items() if n != target}
     if not inputs:
@@ -254,8 +261,12 @@ def _arrays(arrays: dict[str, np.ndarray], path: Path, axes: Axes, part: str = "
     if targets is not None:
         targets = targets.astype({"u": np.int64, "i": np.int64, "f": np.float32}.get(targets.dtype.kind, targets.dtype))
     if list(inputs) == ["x"]:
-        return Dataset(inputs["x"], targets, name=source, axes=axes)
-    return Dataset(inputs, targets, name=source, axes=axes)
+        return Dataset(inputs["x"], targets, classes=classes, name=source, axes=axes)
+    return Dataset(inputs, targets, classes=classes, name=source, axes=axes)
+
+
+def _are_names(array: np.ndarray | None) -> bool:
+    return array is not None and array.ndim == 1 and array.dtype.kind == "U"
 
 
 def _csv(path: Path, _axes: Axes) -> Dataset:

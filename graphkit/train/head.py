@@ -12,7 +12,7 @@ from graphkit.frontend import initializers
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType
-from graphkit.model import Model
+from graphkit.model import CLASSES, Model
 from graphkit.ops import constant
 
 # Operators after the last layer that keep the classes apart: they are walked through, operand 0 upwards.
@@ -131,7 +131,9 @@ def replace_head(model: Model, classes: int, *, seed: int | None = None) -> Mode
             table: dict[Value, Value] = {**new, operand: value}
             operands = [None if v is None else table.get(v, v) for v in node.inputs]
             value = _rebuilt(node, operands, head, classes)
-        replaced = Graph(inputs, [value], name=graph.name, output_names=graph.output_names, meta=graph.meta)
+        # The names in the file are those of the classes before.
+        meta = {key: text for key, text in graph.meta.items() if key != CLASSES}
+        replaced = Graph(inputs, [value], name=graph.name, output_names=graph.output_names, meta=meta)
     except GraphkitError as error:
         raise UsageError(f"the operators after {head.node.describe()} do not take {classes} classes: {error}") from None
     kept = {name: array for name, array in model.params.items() if graph.find(name) not in new}
