@@ -405,7 +405,7 @@ def test_an_output_without_a_gradient_is_named_with_the_value_before_it() -> Non
         (("--train", "conv9*"), "matches no parameter"),
         (("--lr-mult", "fc.w=fast"), "--lr-mult"),
         (("--optimizer", "adagrad", "--momentum", "0.9"), "--momentum"),
-        (("--ema", "2"), "[0, 1)"),
+        (("--ema", "2"), "0<=x<1"),
         (("--metric", "accurace"), "did you mean 'accuracy'"),
     ],
 )
