@@ -47,6 +47,7 @@ def quickstart(folder: Path, epochs: int, seed: int) -> dict[str, Any]:
     net = gk.models.build("lenet", image=train.shape, classes=train.num_classes)
     trainer = gk.Trainer(net, optimizer=gk.optim.SGD(LEARNING_RATE, momentum=MOMENTUM), seed=seed)
     log(f"training {net!r} on {len(train)} digits")
+    trainer.run = "quickstart"  # which may be repeated in its folder
     history = trainer.fit(train, epochs=epochs, batch_size=BATCH_SIZE, metrics=["accuracy"], folder=folder)
     accuracy = trainer.evaluate(test)["accuracy"]
     trained = time.perf_counter()

@@ -1,19 +1,34 @@
-"""Files that appear whole or not at all: written beside the target, synced, then renamed over it."""
+"""Files that appear whole or not at all: written beside the target, synced, then renamed over it.
+
+A temporary file is locked by whoever writes it, and a scratch folder by whoever uses it. A lock ends with its process:
+what has none was left behind by a process that was killed, and is removed by the next that writes in the same place.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shutil
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from graphkit.errors import RuntimeFailure
+from graphkit.ir.locks import try_lock
 
-# A temporary file older than this belongs to a process that was killed.
+_SUFFIX = ".graphkit.tmp"
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{12}" + re.escape(_SUFFIX))
+_SCRATCH = "graphkit-scratch-"
+_OWNER = "owner"
+
+# Where a file system has no locks, a temporary file older than this belongs to a process that was killed.
 _STALE_SECONDS = 3600.0
+
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
 class PendingFile:
@@ -24,10 +39,10 @@ class PendingFile:
 
     def __init__(self, folder: Path, name: str):
         self.folder = folder
-        self._prefix = f".{name}."
-        self.path = folder / f"{self._prefix}{secrets.token_hex(6)}.tmp"
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-        self._file = os.fdopen(self._descriptor, "wb", buffering=1 << 20)
+        remove_abandoned(folder)
+        self.path, descriptor = _locked_file(lambda: folder / f".{name}.{secrets.token_hex(6)}{_SUFFIX}")
+        # Open until it has its name: the lock says that somebody is about to give it one.
+        self._file = os.fdopen(descriptor, "wb", buffering=1 << 20)
         self._committed = False
 
     def write(self, data: Any) -> None:
@@ -35,16 +50,17 @@ class PendingFile:
 
     def finish(self) -> None:
         """Put every byte on the disk; after this only the rename can fail."""
-        if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def commit(self, target: Path) -> None:
         """Finish, and rename over `target` (in the same folder)."""
         self.finish()
+        if os.name == "nt":
+            self._file.close()
         os.replace(self.path, target)
         self._committed = True
+        self._file.close()
 
     def __enter__(self) -> PendingFile:
         return self
@@ -53,17 +69,9 @@ class PendingFile:
         if not self._committed:
             # Closing flushes, which fails again on a full disk; the error that matters is already on its way.
             with contextlib.suppress(OSError):
-                self._file.close()
-            with contextlib.suppress(OSError):
                 self.path.unlink()
-
-    def remove_stale(self) -> None:
-        """Remove temporary files for the same target that a killed process left behind."""
-        now = time.time()
-        for path in self.folder.glob(f"{_literal(self._prefix)}*.tmp"):
             with contextlib.suppress(OSError):
-                if path != self.path and now - path.stat().st_mtime > _STALE_SECONDS:
-                    path.unlink()
+                self._file.close()
 
 
 def write_whole(path: Path, chunks: Iterable[Any]) -> None:
@@ -73,9 +81,35 @@ def write_whole(path: Path, chunks: Iterable[Any]) -> None:
             for chunk in chunks:
                 file.write(chunk)
             file.commit(path)
-            file.remove_stale()
     except OSError as error:
         raise RuntimeFailure(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder of this process alone among the system's temporary files, which goes at the end of the block.
+
+    Those that killed processes left go at the beginning.
+    """
+    _remove_abandoned_scratch(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    try:
+        _, descriptor = _locked_file(lambda: folder / _OWNER)
+        try:
+            yield folder
+        finally:
+            os.close(descriptor)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files in `folder` whose writers are gone."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            if _TEMPORARY.fullmatch(entry.name) and _is_abandoned(Path(entry.path)):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
 
 
 def sync_folder(folder: Path) -> None:
@@ -88,5 +122,34 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _literal(text: str) -> str:
-    return "".join(f"[{c}]" if c in "[]*?" else c for c in text)
+def _locked_file(choose: Callable[[], Path]) -> tuple[Path, int]:
+    """A new file at a path that `choose` gives, and its descriptor, which holds its lock."""
+    while True:
+        path = choose()
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+        # Another process may have taken it for abandoned before it was locked.
+        if try_lock(descriptor) is not False and path.exists():
+            return path, descriptor
+        os.close(descriptor)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether nobody writes a temporary file any more."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | _BINARY)
+    except OSError:
+        return False
+    try:
+        free = try_lock(descriptor)
+        return time.time() - os.fstat(descriptor).st_mtime > _STALE_SECONDS if free is None else free
+    finally:
+        os.close(descriptor)
+
+
+def _remove_abandoned_scratch(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            # One without an owner is just being made.
+            mine = entry.name.startswith(_SCRATCH) and entry.is_dir(follow_symlinks=False)
+            if mine and _is_abandoned(Path(entry.path) / _OWNER):
+                shutil.rmtree(entry.path, ignore_errors=True)

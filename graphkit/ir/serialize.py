@@ -68,8 +68,6 @@ def save(
                 raise
             sync_folder(path.parent)
             _remove_unreferenced(path, stem, target)
-            text.remove_stale()
-            data.remove_stale()
     except OSError as error:
         raise RuntimeFailure(f"cannot write {str(path)!r}: {error.strerror or error}") from error
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import tempfile
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +14,7 @@ import onnx
 from onnx import ModelProto
 
 from graphkit.errors import InputError, InvalidModel, MissingDependency, RuntimeFailure, did_you_mean
+from graphkit.ir.atomic import scratch_folder
 from graphkit.ir.graph import unique_names
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io.exporter import EXTERNAL_ABOVE, save
@@ -85,8 +84,8 @@ class OnnxRuntimeModel:
         if isinstance(model, ModelProto):
             if raw_bytes(model) <= EXTERNAL_ABOVE:
                 return session(model.SerializeToString())
-            with tempfile.TemporaryDirectory(prefix="graphkit-") as folder:
-                path = Path(folder) / "model.onnx"
+            with scratch_folder() as folder:
+                path = folder / "model.onnx"
                 save(model, path, external=True)
                 return session(str(path))
         return session(model if isinstance(model, bytes) else os.fspath(model))

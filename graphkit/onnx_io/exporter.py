@@ -387,15 +387,21 @@ def save(model: ModelProto, path: str | os.PathLike[str], *, external: bool | No
     if external is None:
         external = raw_bytes(model) > EXTERNAL_ABOVE
     if not external:
+        stale = previous_data_files(path)
         write_whole(path, [model.SerializeToString()])
+        _remove(stale)
         return [path]
     split = Externalised(model, path.stem)
     data = path.parent / split.location
-    stale = [p for p in previous_data_files(path) if p != data] if path.parent.is_dir() else []
+    stale = [p for p in previous_data_files(path) if p != data]
     if split.parts:
         write_whole(data, split.chunks())
     write_whole(path, [split.model.SerializeToString()])
-    for old in stale:
-        with contextlib.suppress(FileNotFoundError):
-            old.unlink()
+    _remove(stale)
     return [data, path] if split.parts else [path]
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()

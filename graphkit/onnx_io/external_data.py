@@ -177,4 +177,4 @@ def _copy_fields(message: Any, copy: Any, without: str) -> None:
 def previous_data_files(path: Path) -> list[Path]:
     """Data files of earlier saves of the model at `path`."""
     pattern = re.compile(re.escape(path.stem) + r"-[0-9a-f]{16}\.data")
-    return [p for p in path.parent.iterdir() if pattern.fullmatch(p.name)]
+    return [p for p in path.parent.iterdir() if pattern.fullmatch(p.name)] if path.parent.is_dir() else []

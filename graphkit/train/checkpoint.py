@@ -29,7 +29,7 @@ class Checkpoint:
     """Everything beside the graph: arrays by name, the optimizer's description, random state, position.
 
     arrays: what all processes have alike. parts: by rank, what each alone knows within an epoch. position: as
-    `Position.describe` gives it.
+    `Position.describe` gives it. run: a name that all checkpoints of a run have, and of no other.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -37,6 +37,7 @@ class Checkpoint:
     loss: str
     rng: tuple[int, int]
     position: dict[str, Any] = field(default_factory=dict)
+    run: str = ""
     updates: int = 0
     data_seed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
@@ -67,11 +68,12 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     tensors = {name: (array, dtype_of(array.dtype)) for name, array in arrays.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if (current := _weights_file(folder)) is not None:
+            _remove_states(folder, current)
         with PendingFile(folder, "state.safetensors") as weights:
             digest, _ = write_weights(weights, {n: stored(a, d) for n, (a, d) in tensors.items()})
             file_name = f"state.{digest[:16]}.safetensors"
             weights.commit(folder / file_name)
-            weights.remove_stale()
         manifest = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -83,30 +85,37 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
         with PendingFile(folder, MANIFEST) as file:
             file.write(json.dumps(manifest, indent=1).encode())
             file.commit(folder / MANIFEST)
-            file.remove_stale()
         sync_folder(folder)
     except OSError as error:
         raise RuntimeFailure(f"checkpoint in {folder} cannot be written: {error.strerror or error}") from error
+    _remove_states(folder, file_name)
+
+
+def _weights_file(folder: Path) -> str | None:
+    """The name of the weights file of the checkpoint; None without a checkpoint that can be read."""
+    try:
+        return str(_manifest(folder)["weights"]["file"])
+    except (UsageError, InvalidModel, KeyError, TypeError):
+        return None
+
+
+def _remove_states(folder: Path, keep: str) -> None:
+    """Remove weights files that no checkpoint needs: of the one before, or of one that was never finished."""
     for old in folder.glob("state.*.safetensors"):
-        if old.name != file_name:
+        if old.name != keep:
             old.unlink(missing_ok=True)
+
+
+def run_of(folder: str | Path) -> str:
+    """The name of the run that a checkpoint belongs to; raises as `load`."""
+    return str(_manifest(Path(folder)).get("run", ""))
 
 
 def load(folder: str | Path) -> Checkpoint:
     """Read a folder's checkpoint; raises UsageError when there is none, InvalidModel when it is damaged."""
     folder = Path(folder)
-    path = folder / MANIFEST
+    path, manifest = folder / MANIFEST, _manifest(folder)
     try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UsageError(f"{folder} holds no checkpoint ({MANIFEST} is missing)") from None
-    except (OSError, ValueError) as error:
-        raise InvalidModel(f"{path}: {error}") from None
-    try:
-        if manifest["format"] != _FORMAT:
-            raise InvalidModel(f"{path} is no checkpoint of graphkit")
-        if manifest["version"] > _VERSION:
-            raise InvalidModel(f"{path} has version {manifest['version']}; this graphkit reads up to {_VERSION}")
         types = {n: (dtype_of(t["dtype"]), tuple(t["shape"])) for n, t in manifest["arrays"].items()}
         reference = manifest["weights"]
         if Path(reference["file"]).name != reference["file"]:
@@ -121,6 +130,23 @@ def load(folder: str | Path) -> Checkpoint:
         return Checkpoint(arrays=arrays, parts=parts, **known)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {error}") from None
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UsageError(f"{folder} holds no checkpoint ({MANIFEST} is missing)") from None
+    except (OSError, ValueError) as error:
+        raise InvalidModel(f"{path}: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise InvalidModel(f"{path} is no checkpoint of graphkit")
+    if not isinstance(manifest.get("version"), int):
+        raise InvalidModel(f"{path} is damaged: it has no version")
+    if manifest["version"] > _VERSION:
+        raise InvalidModel(f"{path} has version {manifest['version']}; this graphkit reads up to {_VERSION}")
+    return manifest
 
 
 def _expected(types: Mapping[str, tuple[DType, tuple[int, ...]]]) -> dict[str, tuple[str, Any]]:

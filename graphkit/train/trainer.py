@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,10 +40,14 @@ from graphkit.train.fit import Fit, first
 from graphkit.train.interrupts import uninterrupted
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.progress import JsonLog, ProgressBar
+from graphkit.train.run_folder import RunFolder
 from graphkit.train.targets import Targets
 
 # Between the name of a metric and that of an array of its state, in checkpoints.
 _METRIC = "/metric/"
+
+# How long `save` waits, in seconds, for another process that saves into the folder.
+_PATIENCE = 30.0
 
 
 class LazyScalar:
@@ -130,6 +135,8 @@ class Trainer:
         self.accumulate = accumulate
         self.seed = config.SEED.get() if seed is None else seed
         self.position = Position()
+        # All checkpoints of a run have its name.
+        self.run = secrets.token_hex(8)
         self.updates = 0
         # Whether a step was stopped in its middle, which leaves some parameters new and some old.
         self.torn = False
@@ -356,7 +363,8 @@ class Trainer:
         epochs: int | None = None,
         batch_size: int = 64,
         metrics: Sequence[Any] = (),
-        folder: str | Path | None = None,
+        folder: str | Path | RunFolder | None = None,
+        overwrite: bool = False,
         checkpoint_every: int | None = None,
         progress: bool | None = None,
         prefetch: int = 2,
@@ -372,6 +380,9 @@ class Trainer:
         writes and shows. Ctrl-C takes effect between two batches, or at once when it comes twice; a single process then
         leaves a checkpoint of that position in the folder. The KeyboardInterrupt has a note that says where it stopped.
 
+        A folder is that of one run, and of one process at a time: one with a model or a checkpoint that is not of this
+        run is refused (UsageError), unless `overwrite`, which removes them; so is one that another process has.
+
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
         computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
         """
@@ -380,11 +391,16 @@ class Trainer:
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
         self._plan(epochs)
         writes = self._place[0] == 0
-        log = JsonLog(folder if writes else None)
-        with ProgressBar(progress if writes else False) as bar:
+        held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
+        path = None if held is None else held.path
+        with contextlib.ExitStack() as stack:
+            if held is not None and writes:
+                stack.enter_context(held).claim(self.run, overwrite=overwrite)
+            bar = stack.enter_context(ProgressBar(progress if writes else False))
+            log = JsonLog(path if writes else None)
             self._fit = Fit(
-                self, _dataset(train), None if valid is None else _dataset(valid), metrics, batch_size,
-                None if folder is None else Path(folder), checkpoint_every, prefetch, bar, log,
+                self, _dataset(train), None if valid is None else _dataset(valid), metrics, batch_size, path,
+                checkpoint_every, prefetch, bar, log,
             )  # fmt: skip
             try:
                 return self._fit.run()
@@ -457,7 +473,10 @@ class Trainer:
 
         The model is in inference mode and has the moving averages where there are any; the checkpoint has both.
         """
-        self._save(Path(folder), [self._gathered()])
+        path = Path(folder)
+        within = self._fit is not None and self._fit.folder is not None and self._fit.folder.resolve() == path.resolve()
+        with contextlib.nullcontext() if within else RunFolder(path, patience=_PATIENCE):
+            self._save(path, [self._gathered()])
 
     def _gathered(self) -> dict[str, np.ndarray]:
         """What this process alone knows of the epoch under way: the state that is carried, and that of metrics."""
@@ -486,6 +505,7 @@ class Trainer:
                 loss=self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "function"),
                 rng=tuple(int(v) for v in self._executors[0].rng),  # type: ignore[arg-type]
                 position=self.position.describe(),
+                run=self.run,
                 updates=self.updates,
                 data_seed=self.seed,
                 settings={
@@ -529,7 +549,7 @@ class Trainer:
             self._carried.restore(carried)
             self._executors[0].rng = saved.rng
             self.position = Position.read(saved.position, metric_states)
-            self.updates, self.seed = saved.updates, saved.data_seed
+            self.run, self.updates, self.seed = saved.run, saved.updates, saved.data_seed
             self._waiting, self._waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
             self._resumed = self.position.until > self.position.start
             self.torn = False

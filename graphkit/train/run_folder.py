@@ -1,0 +1,131 @@
+"""The folder of a run: one process at a time trains into it, and one run is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
+from graphkit.ir.locks import try_lock
+from graphkit.train import checkpoint
+
+LOCK = ".lock"
+
+# What training leaves in a folder, beside `.lock`.
+_FILES = (checkpoint.MANIFEST, "model.json", "log.jsonl", "vocabulary.json")
+_WEIGHTS = ("state.*.safetensors", "model.*.safetensors")
+
+
+class RunFolder:
+    """A folder that training writes to. `with` takes its lock, for as long as the block, or the process, lasts.
+
+    Raises UsageError when another process, or another RunFolder of this one, has the lock: it says which. Where the
+    file system has no locks, a warning says so. May be entered again inside the block. patience: seconds to wait.
+    """
+
+    def __init__(self, path: str | Path, patience: float = 0.0):
+        self.path = Path(path)
+        self._patience = patience
+        self._depth = 0
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> RunFolder:
+        if not self._depth:
+            self._lock()
+        self._depth += 1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._depth -= 1
+        if not self._depth and self._descriptor is not None:
+            # While it is locked: nobody who has opened it takes a file without a name for the lock.
+            with contextlib.suppress(OSError):
+                (self.path / LOCK).unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _lock(self) -> None:
+        path = self.path / LOCK
+        deadline = time.monotonic() + self._patience
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            while True:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+                locked = try_lock(descriptor)
+                if locked is False:
+                    text = os.read(descriptor, 4096)
+                    os.close(descriptor)
+                    if time.monotonic() < deadline:
+                        time.sleep(0.02)
+                        continue
+                    raise UsageError(
+                        f"{self.path}: {_described(text)} trains into this folder; wait for its end, or take another"
+                    )
+                if locked and not _is_at(path, descriptor):
+                    os.close(descriptor)  # its last owner has just removed it
+                    continue
+                break
+            os.ftruncate(descriptor, 0)
+            holder = {"pid": os.getpid(), "host": platform.node(), "since": time.time()}
+            os.write(descriptor, json.dumps(holder).encode())
+        except OSError as error:
+            raise RuntimeFailure(f"{self.path} cannot be written: {error.strerror or error}") from error
+        if locked is None:
+            warnings.warn(
+                f"{self.path}: the file system has no locks; no other process may train into this folder", stacklevel=4
+            )
+        self._descriptor = descriptor
+
+    # --- what it holds ------------------------------------------------------------------------------
+
+    def claim(self, run: str, *, overwrite: bool = False) -> None:
+        """Make it the folder of a run; raises UsageError when it has a model or a checkpoint that is not of this run.
+
+        overwrite: removes these first, with the log and the vocabulary.
+        """
+        held = [name for name in (checkpoint.MANIFEST, "model.json") if (self.path / name).exists()]
+        if not held or (checkpoint.MANIFEST in held and self._is(run)):
+            return
+        if not overwrite:
+            raise UsageError(
+                f"{self.path} holds another run ({', '.join(held)}): go on with it by resume() (--resume), replace it "
+                "by overwrite=True (--overwrite), or take another folder"
+            )
+        for path in self._written():
+            path.unlink(missing_ok=True)
+
+    def _is(self, run: str) -> bool:
+        # A checkpoint that cannot be read is nobody's.
+        with contextlib.suppress(InvalidModel):
+            return checkpoint.run_of(self.path) == run
+        return False
+
+    def _written(self) -> Iterator[Path]:
+        # The manifests first: what is left at any moment is no checkpoint of anything.
+        yield from (self.path / name for name in _FILES)
+        for pattern in _WEIGHTS:
+            yield from self.path.glob(pattern)
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether an open file still has its name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _described(text: bytes) -> str:
+    try:
+        found = json.loads(text)
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["since"]))
+        return f"process {found['pid']} on {found['host']} (since {since})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
