@@ -56,7 +56,7 @@ def print_error(error: BaseException, argv: Sequence[str]) -> None:
 
 def _message(error: BaseException) -> str:
     if isinstance(error, click.Abort):
-        return "interrupted"
+        return str(error) or "interrupted"
     return error.format_message() if isinstance(error, click.ClickException) else str(error)
 
 
@@ -68,7 +68,7 @@ def _kind(error: BaseException) -> str:
 
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, click.Abort):
-        return INTERRUPTED
+        return int(getattr(error, "exit_code", INTERRUPTED))
     if isinstance(error, (GraphkitError, click.ClickException)):
         return error.exit_code
     return RuntimeFailure.exit_code

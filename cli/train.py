@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from graphkit.cli import _stopping as stopping
 from graphkit.cli._options import (
     data_option,
     device_options,
@@ -21,6 +22,7 @@ from graphkit.cli._options import (
     source_options,
 )
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._resume import kept, taken_over
 from graphkit.cli._training import make_optimizer
 from graphkit.dist import launch, mpi
 from graphkit.errors import UsageError
@@ -43,11 +45,11 @@ _SKIPPED, _RECORDED = 2, 10
 
 
 @click.command()
+@click.pass_context
 @click.argument("model")
 @click.option(
     "--data",
     "data_spec",
-    required=True,
     help="digits, a folder with MNIST idx files, an .npz or .csv file, sentences:FOLDER or text:FILE.",
 )
 @data_option
@@ -60,7 +62,11 @@ _SKIPPED, _RECORDED = 2, 10
 @click.option(
     "-o", "--output", "folder", type=click.Path(file_okay=False), help="Folder for model, checkpoint and log."
 )
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    help="Epochs from the beginning of the run (default: 1; with --resume, what the run was planned for).",
+)
 @click.option(
     "--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Samples per batch and process."
 )
@@ -122,7 +128,12 @@ _SKIPPED, _RECORDED = 2, 10
 @click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update.")
 @recompute_option
 @click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates.")
-@click.option("--resume", is_flag=True, help="Go on from the checkpoint in the output folder.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on from the checkpoint in the output folder; options that are not given are those of the run.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the run that the output folder holds.")
 @click.option(
     "--profile",
     "trace",
@@ -157,8 +168,9 @@ _SKIPPED, _RECORDED = 2, 10
 @external_root_option
 @json_option
 def command(
-    model: str, folder: str | None, resume: bool, processes: int, kvstore_type: str, as_json: bool, **options: Any
-) -> int:
+    context: click.Context, model: str, folder: str | None, resume: bool, overwrite: bool, processes: int,
+    kvstore_type: str, **options: Any,
+) -> int:  # fmt: skip
     """Train MODEL (.json, .onnx, or a folder that an earlier training wrote).
 
     \b
@@ -168,6 +180,7 @@ def command(
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync -o run/
     mpiexec -n 2 graphkit train net.json --data digits --kvstore dist_sync -o run/
     graphkit train net.json --data sentences:reviews/ --optimizer adam -o run/
+    graphkit train net.json -o run/ --resume
     graphkit train net.json --data text:book.txt --metric perplexity --carry h=last_h --carry c=last_c -o run/
     """
     if processes > 1 and not mpi.launched_by_mpi():
@@ -178,58 +191,82 @@ def command(
         return launch.run_processes(processes, sys.argv[1:])
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
-    _train(model, folder, resume, kvstore_type, as_json, **options)
+    if resume and overwrite:
+        raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
+    if not resume and options["data_spec"] is None:
+        raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
+    path = None if folder is None else Path(folder)
+    with stopping.told(model, path):
+        _train(context, model, path, resume, overwrite, kvstore_type, **options)
     return 0
 
 
 def _train(
-    model: str,
-    folder: str | None,
-    resume: bool,
-    kvstore_type: str,
-    as_json: bool,
-    *,
-    external_root: str | None,
-    **o: Any,
-) -> None:
+    context: click.Context, model: str, folder: Path | None, resume: bool, overwrite: bool, kvstore_type: str, *,
+    external_root: str | None, epochs: int | None, as_json: bool, **o: Any,
+) -> None:  # fmt: skip
     from graphkit import data
     from graphkit.dist import kvstore
     from graphkit.executor.profile import profile
+    from graphkit.train import checkpoint
+    from graphkit.train.run_folder import RunFolder
     from graphkit.train.trainer import Trainer
 
-    further = key_values(o["optimizer_options"], "--optimizer-option")
-    optimizer = make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further)
     store = kvstore.create(kvstore_type)
-    axes = axis_options(o["batch_axes"])
-    net = read_model(model, external_root)
-    net = prepared(net, o["constants"], o["head_options"], o["free_batch"], o["seed"], axes)
-    train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
-    net = data.described(net, train_set)
-    trainer = Trainer(
-        net, o["loss"], optimizer,
-        device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
-        output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
-        lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
-        carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
-        seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
-    )  # fmt: skip
-    if resume:
-        trainer.resume(Path(folder or ""))
-    if folder is not None and train_set.vocabulary is not None and store.rank == 0:
-        train_set.vocabulary.save(Path(folder) / "vocabulary.json")
+    writes = store.rank == 0
+    run = None if folder is None else RunFolder(folder)
     with contextlib.ExitStack() as stack:
-        trace = o["trace"] if store.rank == 0 else None
+        if run is not None:
+            before = checkpoint.notes_of(run.path) if resume else {}
+            if writes:
+                stack.enter_context(run)
+                if not (resume or overwrite):
+                    run.check()
+            if resume:
+                o = taken_over(context, o, before, log if writes else None)
+        further = key_values(o["optimizer_options"], "--optimizer-option")
+        optimizer = make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further)
+        axes = axis_options(o["batch_axes"])
+        net = read_model(model, external_root)
+        net = prepared(net, o["constants"], o["head_options"], o["free_batch"], o["seed"], axes)
+        train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
+        net = data.described(net, train_set)
+        trainer = Trainer(
+            net, o["loss"], optimizer, device=o["device"], threads=o["threads"],
+            kvstore=None if store.num_workers == 1 else store,
+            output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
+            lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
+            carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
+            seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
+        )  # fmt: skip
+        if resume and folder is not None:
+            trainer.resume(folder)
+        over = resume and not trainer.left(epochs)
+        if over and writes:
+            done = trainer.epoch - trainer.position.start
+            log(f"{folder} has trained its {done} epochs; --epochs N, with N above that, trains more")
+        trainer.notes = kept(o)
+        if run is not None and writes:
+            run.claim(trainer.run, overwrite=overwrite)
+            if train_set.vocabulary is not None:
+                train_set.vocabulary.save(run.path / "vocabulary.json")
+
+        def tell(epoch: int, record: dict[str, float]) -> None:
+            line = f"epoch {epoch}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items())
+            click.echo(line, err=as_json)
+
+        trace = o["trace"] if writes else None
         recorded = None if trace is None else stack.enter_context(profile(trace, skip=_SKIPPED, runs=_RECORDED))
-        history = trainer.fit(
-            train_set, valid_set, epochs=o["epochs"], batch_size=o["batch_size"],
-            metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=folder,
-            checkpoint_every=o["checkpoint_every"],
+        history = [] if over else trainer.fit(
+            train_set, valid_set, epochs=epochs, batch_size=o["batch_size"],
+            metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=run,
+            checkpoint_every=o["checkpoint_every"], on_epoch=tell if writes else None,
         )  # fmt: skip
     if store.rank != 0:
         return
     result = {
         "model": net.name,
-        "folder": folder,
+        "folder": None if folder is None else str(folder),
         "epochs": trainer.epoch,
         "updates": trainer.updates,
         "processes": store.num_workers,
@@ -240,8 +277,6 @@ def _train(
     if as_json:
         print_json("train", result)
         return
-    for number, record in enumerate(history, trainer.epoch - len(history) + 1):
-        click.echo(f"epoch {number}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items()))
     if recorded is not None:
         print_table("time by operator", *recorded.table())
         log(f"wrote {trace}")

@@ -29,7 +29,8 @@ class Checkpoint:
     """Everything beside the graph: arrays by name, the optimizer's description, random state, position.
 
     arrays: what all processes have alike. parts: by rank, what each alone knows within an epoch. position: as
-    `Position.describe` gives it. run: a name that all checkpoints of a run have, and of no other.
+    `Position.describe` gives it. run: a name that all checkpoints of a run have, and no other.
+    notes: of whoever trains, as JSON.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -41,6 +42,7 @@ class Checkpoint:
     updates: int = 0
     data_seed: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
     parts: Sequence[Mapping[str, np.ndarray]] = ({},)
 
 
@@ -109,6 +111,11 @@ def _remove_states(folder: Path, keep: str) -> None:
 def run_of(folder: str | Path) -> str:
     """The name of the run that a checkpoint belongs to; raises as `load`."""
     return str(_manifest(Path(folder)).get("run", ""))
+
+
+def notes_of(folder: str | Path) -> dict[str, Any]:
+    """The notes of a checkpoint; raises as `load`."""
+    return dict(_manifest(Path(folder)).get("notes", {}))
 
 
 def load(folder: str | Path) -> Checkpoint:

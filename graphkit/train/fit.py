@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class Fit:
     prefetch: int
     bar: ProgressBar
     log: JsonLog
+    on_epoch: Callable[[int, dict[str, float]], None] | None = None
 
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
@@ -82,6 +83,8 @@ class Fit:
                 "epoch", epoch=position.epoch, updates=trainer.updates, learning_rate=trainer.learning_rate, **record
             )
             self._save()
+        if self.on_epoch is not None:
+            self.on_epoch(position.epoch, record)
         return record
 
     # --- the batches of an epoch --------------------------------------------------------------------

@@ -29,6 +29,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[state]}"), console=Console(stderr=True),
+                redirect_stdout=sys.stdout.isatty(),  # what goes to a file is no line above the bar
             )  # fmt: skip
             self._bar.start()
         return self

@@ -85,27 +85,30 @@ class RunFolder:
 
     # --- what it holds ------------------------------------------------------------------------------
 
-    def claim(self, run: str, *, overwrite: bool = False) -> None:
-        """Make it the folder of a run; raises UsageError when it has a model or a checkpoint that is not of this run.
-
-        overwrite: removes these first, with the log and the vocabulary.
-        """
-        held = [name for name in (checkpoint.MANIFEST, "model.json") if (self.path / name).exists()]
-        if not held or (checkpoint.MANIFEST in held and self._is(run)):
-            return
-        if not overwrite:
+    def check(self, run: str | None = None) -> None:
+        """Raise UsageError when it has a model or a checkpoint that is not of this run, of which None has none."""
+        if held := self._others(run):
             raise UsageError(
                 f"{self.path} holds another run ({', '.join(held)}): go on with it by resume() (--resume), replace it "
                 "by overwrite=True (--overwrite), or take another folder"
             )
-        for path in self._written():
-            path.unlink(missing_ok=True)
 
-    def _is(self, run: str) -> bool:
+    def claim(self, run: str, *, overwrite: bool = False) -> None:
+        """Make it the folder of a run, if `check` permits. overwrite: else remove what another run has left in it."""
+        if not overwrite:
+            self.check(run)
+        elif self._others(run):
+            for path in self._written():
+                path.unlink(missing_ok=True)
+
+    def _others(self, run: str | None) -> list[str]:
+        """The files that say that another run is here."""
+        held = [name for name in (checkpoint.MANIFEST, "model.json") if (self.path / name).exists()]
         # A checkpoint that cannot be read is nobody's.
         with contextlib.suppress(InvalidModel):
-            return checkpoint.run_of(self.path) == run
-        return False
+            if checkpoint.MANIFEST in held and checkpoint.run_of(self.path) == run:
+                return []
+        return held
 
     def _written(self) -> Iterator[Path]:
         # The manifests first: what is left at any moment is no checkpoint of anything.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,8 @@ class Trainer:
         self.position = Position()
         # All checkpoints of a run have its name.
         self.run = secrets.token_hex(8)
+        # Goes along in checkpoints: anything that JSON has.
+        self.notes: dict[str, Any] = {}
         self.updates = 0
         # Whether a step was stopped in its middle, which leaves some parameters new and some old.
         self.torn = False
@@ -368,6 +370,7 @@ class Trainer:
         checkpoint_every: int | None = None,
         progress: bool | None = None,
         prefetch: int = 2,
+        on_epoch: Callable[[int, dict[str, float]], None] | None = None,
     ) -> list[dict[str, float]]:
         """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
 
@@ -382,6 +385,9 @@ class Trainer:
 
         A folder is that of one run, and of one process at a time: one with a model or a checkpoint that is not of this
         run is refused (UsageError), unless `overwrite`, which removes them; so is one that another process has.
+
+        progress: a bar on stderr, by default on a terminal. on_epoch(number, record): called after each epoch and its
+        checkpoint, by every rank that was given it.
 
         prefetch: while a step runs, so many batches after it are loaded, and long metrics of the one before it
         computed, on threads of their own; 0: nothing goes on beside the steps. No bit of the results depends on it.
@@ -400,12 +406,19 @@ class Trainer:
             log = JsonLog(path if writes else None)
             self._fit = Fit(
                 self, _dataset(train), None if valid is None else _dataset(valid), metrics, batch_size, path,
-                checkpoint_every, prefetch, bar, log,
+                checkpoint_every, prefetch, bar, log, on_epoch,
             )  # fmt: skip
             try:
                 return self._fit.run()
             finally:
                 self._fit = None
+
+    def left(self, epochs: int | None = None) -> int:
+        """How many epochs a `fit` of so many would end."""
+        position = self.position
+        if position.finished and not self._resumed:
+            return 1 if epochs is None else epochs
+        return max((position.until if epochs is None else position.start + epochs) - position.epoch, 0)
 
     def _plan(self, epochs: int | None) -> None:
         """Where the run that `fit` was called for begins and ends."""
@@ -506,6 +519,7 @@ class Trainer:
                 rng=tuple(int(v) for v in self._executors[0].rng),  # type: ignore[arg-type]
                 position=self.position.describe(),
                 run=self.run,
+                notes=self.notes,
                 updates=self.updates,
                 data_seed=self.seed,
                 settings={
@@ -549,6 +563,7 @@ class Trainer:
             self._carried.restore(carried)
             self._executors[0].rng = saved.rng
             self.position = Position.read(saved.position, metric_states)
+            self.notes = saved.notes
             self.run, self.updates, self.seed = saved.run, saved.updates, saved.data_seed
             self._waiting, self._waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
             self._resumed = self.position.until > self.position.start

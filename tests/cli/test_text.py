@@ -106,7 +106,7 @@ def test_text(call, book, tmp_path):
     assert scores[3] < scores[1] < scores[0] < len(Vocabulary.load(run / "vocabulary.json"))
     assert call("export", run, "-o", file)[0] == 0
     assert call("verify", file, "x:7,2")[0] == 0
-    code, _, err = call(*train[:-1], "--epochs", 5, "--carry", "hh=last_h")
+    code, _, err = call(*train[:-1], "--overwrite", "--carry", "hh=last_h")
     assert code == 2
     assert "no input 'hh'" in err
 

@@ -1,0 +1,66 @@
+"""What `graphkit train` keeps of its command line in a checkpoint, and takes from there with --resume."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from graphkit.errors import UsageError
+
+# Of one call, not of the run; the number of epochs has rules of its own.
+_OF_A_CALL = {
+    "model", "folder", "resume", "overwrite", "epochs", "as_json", "trace", "processes", "kvstore_type",
+    "external_root",
+}  # fmt: skip
+
+
+def kept(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that belong to the run, as JSON has them."""
+    return {n: list(v) if isinstance(v, tuple) else v for n, v in options.items() if n not in _OF_A_CALL}
+
+
+def taken_over(
+    context: click.Context, options: Mapping[str, Any], before: Mapping[str, Any], tell: Callable[[str], None] | None
+) -> dict[str, Any]:
+    """The options of a run that goes on: those of the command line, and for what it leaves out those of `before`.
+
+    Tells which came from where. Raises UsageError for what a run cannot change: the seed, as the order of the
+    data and dropout follow it.
+    """
+    merged, same, changed = dict(options), [], []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in before:
+            continue
+        old = tuple(before[name]) if isinstance(before[name], list) else before[name]
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            merged[name] = old
+            if old != parameter.get_default(context) and old not in (None, (), False):
+                same.append(_text(parameter, old))
+        elif options[name] != old:
+            changed.append(f"{_text(parameter, options[name])} (was {_text(parameter, old)})")
+            if name == "seed":
+                raise UsageError(f"{changed[-1]}: a run keeps its seed, which the order of its data follows")
+    if merged["data_spec"] is None:
+        raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
+    if tell is not None:
+        if same:
+            tell(f"as in the run so far: {' '.join(same)}")
+        if changed:
+            tell(f"changed by the command line: {', '.join(changed)}")
+    return merged
+
+
+def _text(parameter: click.Parameter, value: Any) -> str:
+    """An option as it is typed."""
+    option = parameter.opts[-1]
+    if value is None or value == () or value is False:
+        return f"no {option}"
+    if value is True:
+        return option
+    values = value if isinstance(value, tuple) else (value,)
+    return " ".join(f"{option} {shlex.quote(str(v))}" for v in values)

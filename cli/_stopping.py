@@ -1,0 +1,50 @@
+"""How `graphkit train` stops when it is interrupted: it says where, and how to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import click
+
+
+class Terminated(KeyboardInterrupt):
+    """What SIGTERM raises, which schedulers send before they kill."""
+
+
+class Stopped(click.Abort):
+    """Training was interrupted. Exit codes are those of a shell: 130 for SIGINT, 143 for SIGTERM."""
+
+    def __init__(self, interrupt: KeyboardInterrupt, model: str, folder: Path | None):
+        message, *_ = [*getattr(interrupt, "__notes__", []), "interrupted before training began"]
+        if folder is None:
+            message += "; nothing is saved (-o RUN/ keeps checkpoints)"
+        elif (folder / "checkpoint.json").exists():
+            message += f"; go on with: graphkit train {shlex.quote(model)} -o {shlex.quote(str(folder))} --resume"
+        super().__init__(message)
+        self.exit_code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+
+
+@contextlib.contextmanager
+def told(model: str, folder: Path | None) -> Iterator[None]:
+    """Inside, SIGTERM is an interrupt too, unless somebody handles it already; interrupts come out as Stopped."""
+    before = signal.getsignal(signal.SIGTERM)
+    ours = before == signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise Stopped(interrupt, model, folder) from None
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise Terminated
