@@ -486,6 +486,14 @@ class Trainer:
 
         The model is in inference mode and has the moving averages where there are any; the checkpoint has both.
         """
+        if self._averaged:
+            raise UsageError("the model holds the moving averages: call swap() before save()")
+        ranks = self._place[1]
+        if self._waiting and ranks > 1:
+            raise UsageError(
+                f"gradients of {self._waiting} batches wait in {ranks} processes: "
+                "call flush() in all of them before save()"
+            )
         path = Path(folder)
         within = self._fit is not None and self._fit.folder is not None and self._fit.folder.resolve() == path.resolve()
         with contextlib.nullcontext() if within else RunFolder(path, patience=_PATIENCE):
@@ -501,14 +509,6 @@ class Trainer:
 
     def _save(self, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """parts: of every rank, what `_gathered` gives."""
-        if self._averaged:
-            raise UsageError("the model holds the moving averages: call swap() before save()")
-        ranks = self._place[1]
-        if self._waiting and ranks > 1:
-            raise UsageError(
-                f"gradients of {self._waiting} batches wait in {ranks} processes: "
-                "call flush() in all of them before save()"
-            )
         checkpoints.save(
             folder,
             checkpoints.Checkpoint(
@@ -526,7 +526,7 @@ class Trainer:
                     "accumulate": self.accumulate,
                     "waiting": self._waiting,
                     "waiting_weight": self._waiting_weight,
-                    "processes": ranks,
+                    "processes": self._place[1],
                     "ema": None if self.ema is None else self.ema.describe(),
                 },
             ),
