@@ -108,6 +108,12 @@ memory::desc data_layout(const Dims& dims, bool last, ElementType type) {
     return last ? laid_out(dims, last, type) : any(dims, type);
 }
 
+// A result [N, C, spatial] as [outer, channels, inner].
+Dims by_channel(const Dims& dims, bool last) {
+    const std::int64_t inside = count(dims) / (dims[0] * dims[1]);
+    return last ? Dims{dims[0] * inside, dims[1], 1} : Dims{dims[0], dims[1], inside};
+}
+
 Dims with_batch(Dims dims, std::int64_t images) {
     dims[0] = images;
     return dims;
@@ -188,8 +194,24 @@ Operation forward(const typename Primitive::primitive_desc& descriptor, const me
 
 }  // namespace
 
+void ConvolutionKernel::choose_way(bool last, bool follows, const std::function<void(const Way&)>& prepare) {
+    std::vector<Way> ways;
+    for (const bool layout : {last, !last}) {
+        ways.push_back({layout, true, any_name});
+        if (follows) {
+            ways.push_back({layout, false, any_name});
+        }
+    }
+    for (std::size_t i = 0; i + 1 < ways.size(); ++i) {
+        if (attempt([&] { prepare(ways[i]); })) {
+            return;
+        }
+    }
+    prepare(ways.back());
+}
+
 Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads)
-    : LibraryKernel("Convolution", threads, options.deterministic) {
+    : ConvolutionKernel("Convolution", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
     inputs_ = {{"x", x, type}, {"w", w, type}};
@@ -206,49 +228,56 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
     if (empty_) {
         return;
     }
-    guarded(*this, [&] {
-        dnnl::post_ops chain;
-        append(chain, options.epilogue);
-        const Dims weights = grouped(w, window.groups);
-        memory::desc w_layout = any(weights, type);
-        const memory::desc bias = options.bias ? plain({w[0]}, type) : memory::desc();
-        const std::int64_t pieces = pieces_for(multiply_adds(w, y));
-        // With the channels last, rows of one image lie together.
-        const bool cuts_images = last && 2 * x[0] <= pieces;
-        const auto x_row = static_cast<std::size_t>(count(x) / (x[0] * x[2])) * size_of(type);
-        const auto y_row = static_cast<std::size_t>(count(y) / (y[0] * y[2])) * size_of(type);
-        const std::vector<Band> all = bands(x, w, y, window, cuts_images ? power_of_two(pieces / x[0]) : 1);
-        for (const Range& images : cut(x[0], pieces)) {
-            for (const Band& band : all) {
-                Piece piece = piece_of(images, image_bytes(x, type), image_bytes(y, type));
-                piece.inputs[0] += static_cast<std::size_t>(band.x.begin) * x_row;
-                piece.outputs[0] += static_cast<std::size_t>(band.y.begin) * y_row;
-                Dims x_part = with_batch(x, images.size);
-                Dims y_part = with_batch(y, images.size);
-                x_part[2] = band.x.size;
-                y_part[2] = band.y.size;
-                const Window& here = band.window;
-                add_piece(piece, {images.size, band.x.size, band.y.size, here.pads_begin[0]}, [&] {
-                    // A sum with the residual needs it where it lies.
-                    const memory::desc y_layout =
-                        options.epilogue.residual ? laid_out(y_part, last, type) : data_layout(y_part, last, type);
-                    const dnnl::convolution_forward::primitive_desc descriptor(
-                        engine(), prop_kind::forward_inference, algorithm::convolution_direct,
-                        data_layout(x_part, last, type), w_layout, bias, y_layout, here.strides,
-                        library_dilations(here), here.pads_begin, here.pads_end, Operation::attributes(chain));
-                    w_layout = descriptor.weights_desc();
-                    return forward<dnnl::convolution_forward>(descriptor, laid_out(x_part, last, type),
-                                                              laid_out(y_part, last, type));
-                });
-            }
+    const bool follows = !Finish(options.bias, options.epilogue).empty();
+    guarded(*this, [&] { choose_way(last, follows, [&](const Way& way) { prepare(x, w, y, window, options, way); }); });
+}
+
+void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                          const ConvolutionOptions& options, const Way& way) {
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    const Finish finish(options.bias, options.epilogue);
+    const bool adds = way.fused && finish.sum != 0;
+    const ElementType y_type = way.fused ? type : finish_after(finish, by_channel(y, last), type);
+    const dnnl::post_ops chain = way.fused ? finish.chain() : dnnl::post_ops();
+    const Dims weights = grouped(w, window.groups);
+    memory::desc w_layout = any(weights, type);
+    const memory::desc bias = way.fused && finish.bias ? plain({w[0]}, type) : memory::desc();
+    const std::int64_t pieces = pieces_for(multiply_adds(w, y));
+    // With the channels last, rows of one image lie together.
+    const bool cuts_images = last && 2 * x[0] <= pieces;
+    const auto x_row = static_cast<std::size_t>(count(x) / (x[0] * x[2])) * size_of(type);
+    const auto y_row = static_cast<std::size_t>(count(y) / (y[0] * y[2])) * size_of(y_type);
+    const std::vector<Band> all = bands(x, w, y, window, cuts_images ? power_of_two(pieces / x[0]) : 1);
+    for (const Range& images : cut(x[0], pieces)) {
+        for (const Band& band : all) {
+            Piece piece = piece_of(images, image_bytes(x, type), image_bytes(y, y_type));
+            piece.inputs[0] += static_cast<std::size_t>(band.x.begin) * x_row;
+            piece.outputs[0] += static_cast<std::size_t>(band.y.begin) * y_row;
+            Dims x_part = with_batch(x, images.size);
+            Dims y_part = with_batch(y, images.size);
+            x_part[2] = band.x.size;
+            y_part[2] = band.y.size;
+            const Window& here = band.window;
+            add_piece(piece, {images.size, band.x.size, band.y.size, here.pads_begin[0]}, [&] {
+                const memory::desc y_given = laid_out(y_part, last, y_type);
+                // A sum with the residual needs it where it lies.
+                const memory::desc y_layout = adds ? y_given : data_layout(y_part, way.last, y_type);
+                const auto descriptor = choose<dnnl::convolution_forward>(
+                    way.accepts, engine(), prop_kind::forward_inference, algorithm::convolution_direct,
+                    data_layout(x_part, way.last, type), w_layout, bias, y_layout, here.strides,
+                    library_dilations(here), here.pads_begin, here.pads_end, Operation::attributes(chain));
+                w_layout = descriptor.weights_desc();
+                return forward<dnnl::convolution_forward>(descriptor, laid_out(x_part, last, type), y_given);
+            });
         }
-        share_weights(plain(weights, type), w_layout, options.pack_weights);
-    });
+    }
+    share_weights(plain(weights, type), w_layout, options.pack_weights);
 }
 
 ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window,
                                                  const GradientOptions& options, int threads)
-    : LibraryKernel("ConvolutionBackwardData", threads, options.deterministic) {
+    : ConvolutionKernel("ConvolutionBackwardData", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
     inputs_ = {{"dy", dy, type}, {"w", w, type}};
@@ -260,28 +289,33 @@ ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const
     if (empty_) {
         return;
     }
-    guarded(*this, [&] {
-        const Dims weights = grouped(w, window.groups);
-        memory::desc w_layout = any(weights, type);
-        for (const Range& images : cut(dx[0], pieces_for(multiply_adds(w, dy)))) {
-            const Dims dy_part = with_batch(dy, images.size);
-            const Dims dx_part = with_batch(dx, images.size);
-            add_piece(piece_of(images, image_bytes(dy, type), image_bytes(dx, type)), {images.size}, [&] {
-                const dnnl::convolution_backward_data::primitive_desc descriptor(
-                    engine(), algorithm::convolution_direct, data_layout(dx_part, last, type), w_layout,
-                    data_layout(dy_part, last, type), window.strides, library_dilations(window), window.pads_begin,
-                    window.pads_end, forward_hint(dx_part, w, dy_part, window, last, type), Operation::attributes());
-                w_layout = descriptor.weights_desc();
-                Operation operation;
-                operation.input(DNNL_ARG_DIFF_DST, 0, laid_out(dy_part, last, type), descriptor.diff_dst_desc());
-                operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
-                operation.output(DNNL_ARG_DIFF_SRC, 0, laid_out(dx_part, last, type), descriptor.diff_src_desc());
-                operation.finish(descriptor, dnnl::convolution_backward_data(descriptor));
-                return operation;
-            });
-        }
-        share_weights(plain(weights, type), w_layout, options.pack_weights);
-    });
+    guarded(*this, [&] { choose_way(last, false, [&](const Way& way) { prepare(dy, w, dx, window, options, way); }); });
+}
+
+void ConvolutionBackwardData::prepare(const Dims& dy, const Dims& w, const Dims& dx, const Window& window,
+                                      const GradientOptions& options, const Way& way) {
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    const Dims weights = grouped(w, window.groups);
+    memory::desc w_layout = any(weights, type);
+    for (const Range& images : cut(dx[0], pieces_for(multiply_adds(w, dy)))) {
+        const Dims dy_part = with_batch(dy, images.size);
+        const Dims dx_part = with_batch(dx, images.size);
+        add_piece(piece_of(images, image_bytes(dy, type), image_bytes(dx, type)), {images.size}, [&] {
+            const auto descriptor = choose<dnnl::convolution_backward_data>(
+                way.accepts, engine(), algorithm::convolution_direct, data_layout(dx_part, way.last, type), w_layout,
+                data_layout(dy_part, way.last, type), window.strides, library_dilations(window), window.pads_begin,
+                window.pads_end, forward_hint(dx_part, w, dy_part, window, way.last, type), Operation::attributes());
+            w_layout = descriptor.weights_desc();
+            Operation operation;
+            operation.input(DNNL_ARG_DIFF_DST, 0, laid_out(dy_part, last, type), descriptor.diff_dst_desc());
+            operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
+            operation.output(DNNL_ARG_DIFF_SRC, 0, laid_out(dx_part, last, type), descriptor.diff_src_desc());
+            operation.finish(descriptor, dnnl::convolution_backward_data(descriptor));
+            return operation;
+        });
+    }
+    share_weights(plain(weights, type), w_layout, options.pack_weights);
 }
 
 namespace {
@@ -328,7 +362,7 @@ WeightCuts cut_weights(const Dims& x, const Dims& dy, const Dims& dw, std::int64
 
 ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
                                                        const GradientOptions& options, int threads)
-    : LibraryKernel("ConvolutionBackwardWeights", threads, options.deterministic) {
+    : ConvolutionKernel("ConvolutionBackwardWeights", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
     inputs_ = {{"x", x, type}, {"dy", dy, type}};
@@ -371,7 +405,7 @@ void ConvolutionBackwardWeights::as_product(std::int64_t positions, const Dims& 
             const memory::desc a = left.descriptor(type, 1, piece.rows.size, piece.terms.size);
             const memory::desc b = right.descriptor(type, 1, piece.terms.size, piece.columns.size);
             const memory::desc y = product.descriptor(kF32, 1, piece.rows.size, piece.columns.size);
-            const dnnl::matmul::primitive_desc descriptor(engine(), a, b, y, Operation::attributes());
+            const auto descriptor = choose<dnnl::matmul>(any_name, engine(), a, b, y, Operation::attributes());
             Operation operation;
             operation.input(DNNL_ARG_SRC, 1, a, a);
             operation.input(DNNL_ARG_WEIGHTS, 0, b, b);
@@ -407,8 +441,8 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
                 const Dims weights = grouped(dw_part, window.groups);
                 const memory::desc bias_layout = bias ? plain({filters.size}, kF32) : memory::desc();
                 const memory::desc dy_given(dy_part, library_type(type), laid_out(dy, last, type).get_strides());
-                const dnnl::convolution_backward_weights::primitive_desc descriptor(
-                    engine(), algorithm::convolution_direct, data_layout(x_part, last, type), any(weights, kF32),
+                const auto descriptor = choose<dnnl::convolution_backward_weights>(
+                    any_name, engine(), algorithm::convolution_direct, data_layout(x_part, last, type), any(weights, kF32),
                     bias_layout, data_layout(dy_part, last, type), window.strides, library_dilations(window),
                     window.pads_begin, window.pads_end, forward_hint(x_part, dw_part, dy_part, window, last, type),
                     Operation::attributes());
@@ -428,7 +462,7 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
 
 Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options,
                              int threads)
-    : LibraryKernel("Deconvolution", threads, options.deterministic) {
+    : ConvolutionKernel("Deconvolution", threads, options.deterministic) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
     inputs_ = {{"x", x, type}, {"w", w, type}};
@@ -449,27 +483,41 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
     if (empty_) {
         return;
     }
-    guarded(*this, [&] {
-        dnnl::post_ops chain;
-        append(chain, options.epilogue);
-        const SwappedWeights weights(w, window.groups, type);
-        memory::desc w_layout = any(weights.dims, type);
-        const memory::desc bias = options.bias ? plain({y[1]}, type) : memory::desc();
-        for (const Range& images : cut(x[0], pieces_for(multiply_adds(w, x)))) {
-            const Dims x_part = with_batch(x, images.size);
-            const Dims y_part = with_batch(y, images.size);
-            add_piece(piece_of(images, image_bytes(x, type), image_bytes(y, type)), {images.size}, [&] {
-                const dnnl::deconvolution_forward::primitive_desc descriptor(
-                    engine(), prop_kind::forward_inference, algorithm::deconvolution_direct,
-                    data_layout(x_part, last, type), w_layout, bias, data_layout(y_part, last, type), window.strides,
-                    library_dilations(window), window.pads_begin, window.pads_end, Operation::attributes(chain));
-                w_layout = descriptor.weights_desc();
-                return forward<dnnl::deconvolution_forward>(descriptor, laid_out(x_part, last, type),
-                                                            laid_out(y_part, last, type));
-            });
-        }
-        share_weights(weights.given, w_layout, options.pack_weights);
-    });
+    const bool follows = !Finish(options.bias, options.epilogue).empty();
+    guarded(*this, [&] { choose_way(last, follows, [&](const Way& way) { prepare(x, w, y, window, options, way); }); });
+}
+
+void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                            const ConvolutionOptions& options, const Way& way) {
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    const Finish finish(options.bias, options.epilogue);
+    const ElementType y_type = way.fused ? type : finish_after(finish, by_channel(y, last), type);
+    const dnnl::post_ops chain = way.fused ? finish.chain() : dnnl::post_ops();
+    const SwappedWeights weights(w, window.groups, type);
+    memory::desc w_layout = any(weights.dims, type);
+    const memory::desc bias = way.fused && finish.bias ? plain({y[1]}, type) : memory::desc();
+    const bool follows = way.fused && !finish.empty();
+    // The library's strided implementation adds the bias and applies the rest once for each group of a wide input's
+    // channels and taps.
+    const Accepts accepts = [&](const std::string& name) {
+        return way.accepts(name) && !(follows && name.find("brgconv_strided") != std::string::npos);
+    };
+    for (const Range& images : cut(x[0], pieces_for(multiply_adds(w, x)))) {
+        const Dims x_part = with_batch(x, images.size);
+        const Dims y_part = with_batch(y, images.size);
+        add_piece(piece_of(images, image_bytes(x, type), image_bytes(y, y_type)), {images.size}, [&] {
+            const auto descriptor = choose<dnnl::deconvolution_forward>(
+                accepts, engine(), prop_kind::forward_inference, algorithm::deconvolution_direct,
+                data_layout(x_part, way.last, type), w_layout, bias, data_layout(y_part, way.last, y_type),
+                window.strides, library_dilations(window), window.pads_begin, window.pads_end,
+                Operation::attributes(chain));
+            w_layout = descriptor.weights_desc();
+            return forward<dnnl::deconvolution_forward>(descriptor, laid_out(x_part, last, type),
+                                                        laid_out(y_part, last, y_type));
+        });
+    }
+    share_weights(weights.given, w_layout, options.pack_weights);
 }
 
 }  // namespace graphkit

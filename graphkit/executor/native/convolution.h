@@ -1,7 +1,7 @@
 // Convolution, its two gradients, and transposed convolution: one to three spatial dimensions.
 #pragma once
 
-#include "onednn.h"
+#include "finishing.h"
 
 namespace graphkit {
 
@@ -23,13 +23,32 @@ struct ConvolutionOptions {
     bool deterministic = false;  // the same bits for any number of threads
 };
 
+// One way to have the library compute a convolution.
+struct Way {
+    bool last = false;  // in memory with the channels last, else in the layout that the library likes best
+    bool fused = true;  // what follows the product on the way, else in steps of its own
+    Accepts accepts = any_name;
+};
+
+class ConvolutionKernel : public LibraryKernel {
+  protected:
+    using LibraryKernel::LibraryKernel;
+    // Calls `prepare` with one way after the other until there are implementations. Arrays lie in memory with the
+    // channels last, or not; something `follows` the product, or not. Throws dnnl::error of status unimplemented.
+    void choose_way(bool last, bool follows, const std::function<void(const Way&)>& prepare);
+};
+
 // y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M, spatial];
 // the shapes given are these in any layout. The residual is the last input.
 // All classes here throw NativeError for shapes that do not fit, Unsupported for an empty kernel or channel dimension.
-class Convolution final : public LibraryKernel {
+class Convolution final : public ConvolutionKernel {
   public:
     Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads);
     std::vector<std::pair<int, int>> inplace() const override { return residual_inplace(); }
+
+  private:
+    void prepare(const Dims& x, const Dims& w, const Dims& y, const Window& window, const ConvolutionOptions& options,
+                 const Way& way);
 };
 
 struct GradientOptions {
@@ -40,14 +59,18 @@ struct GradientOptions {
 };
 
 // dx from dy and w: the gradient of Convolution in x.
-class ConvolutionBackwardData final : public LibraryKernel {
+class ConvolutionBackwardData final : public ConvolutionKernel {
   public:
     ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, const GradientOptions& options,
                             int threads);
+
+  private:
+    void prepare(const Dims& dy, const Dims& w, const Dims& dx, const Window& window, const GradientOptions& options,
+                 const Way& way);
 };
 
 // dw (and the bias gradient, when asked) from x and dy. The results are float32 for operands of any type.
-class ConvolutionBackwardWeights final : public LibraryKernel {
+class ConvolutionBackwardWeights final : public ConvolutionKernel {
   public:
     ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
                                const GradientOptions& options, int threads);
@@ -59,9 +82,13 @@ class ConvolutionBackwardWeights final : public LibraryKernel {
 };
 
 // y = epilogue(conv_transpose(x, w) + bias). x [N, C, spatial], w [C, M/groups, kernel], y [N, M, spatial].
-class Deconvolution final : public LibraryKernel {
+class Deconvolution final : public ConvolutionKernel {
   public:
     Deconvolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads);
+
+  private:
+    void prepare(const Dims& x, const Dims& w, const Dims& y, const Window& window, const ConvolutionOptions& options,
+                 const Way& way);
 };
 
 }  // namespace graphkit

@@ -127,59 +127,69 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     }
 
     guarded(*this, [&] {
-        dnnl::post_ops chain;
-        if (options.alpha != 1) {
-            chain.append_eltwise(dnnl::algorithm::eltwise_linear, options.alpha, 0);
-        }
+        Finish finish(library_bias, options.epilogue);
+        finish.alpha = options.alpha;
         if (prefill_) {
-            chain.append_sum(options.beta);
+            finish.sum = options.beta;
         }
-        append(chain, options.epilogue);
-        const double work = static_cast<double>(count(y_shape)) * static_cast<double>(a.columns);
-        const bool may_add = type == ElementType::f32 && chain.len() == 0 && !library_bias;
-        const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work) : 1, may_add);
-        sum_partials(pieces.back().partial + 1);
-        // The packed form of b is one for all pieces.
-        const bool whole_b = std::all_of(pieces.begin(), pieces.end(), [&](const ProductPiece& piece) {
-            return piece.columns.size == b.columns && piece.terms.size == b.rows &&
-                   (b.batch.empty() || piece.batch.size >= b.batch[0]);
-        });
-        const bool packs = options.pack_b && zeros_ == 0 && whole_b;
-        memory::desc packed = b.any_layout(type);
-        const std::size_t element = size_of(type);
-        const auto bytes = [=](std::int64_t elements) { return static_cast<std::size_t>(elements) * element; };
-        for (const ProductPiece& piece : pieces) {
-            Piece place;
-            place.inputs = {bytes(a.offset(piece.batch.begin, piece.rows.begin, piece.terms.begin)),
-                            bytes(b.offset(piece.batch.begin, piece.terms.begin, piece.columns.begin)),
-                            library_bias ? bytes(piece.columns.begin) : 0, 0};
-            place.outputs[0] = bytes(y.offset(piece.batch.begin, piece.rows.begin, piece.columns.begin));
-            place.partial = piece.partial;
-            add_piece(place, piece.extents(), [&] {
-                const memory::desc left = a.descriptor(type, piece.batch.size, piece.rows.size, piece.terms.size);
-                const memory::desc right = b.descriptor(type, piece.batch.size, piece.terms.size, piece.columns.size);
-                const memory::desc result = y.descriptor(type, piece.batch.size, piece.rows.size, piece.columns.size);
-                Dims bias_dims(y.batch.size() + 1, 1);
-                bias_dims.push_back(piece.columns.size);
-                const memory::desc bias = library_bias ? plain(bias_dims, type) : memory::desc();
-                const dnnl::matmul::primitive_desc descriptor(engine(), left, packs ? packed : right, bias, result,
-                                                              Operation::attributes(chain));
-                packed = descriptor.weights_desc();
-                Operation operation;
-                operation.input(DNNL_ARG_SRC, 0, left, left);
-                operation.input(DNNL_ARG_WEIGHTS, 1, packed, packed);
-                if (library_bias) {
-                    operation.input(DNNL_ARG_BIAS, 2, bias, bias);
-                }
-                operation.output(DNNL_ARG_DST, 0, result, result);
-                operation.finish(descriptor, dnnl::matmul(descriptor));
-                return operation;
-            });
-        }
-        if (packs) {
-            share_weights(b.descriptor(type, b.batch.empty() ? 1 : b.batch[0], b.rows, b.columns), packed, true);
+        if (!attempt([&] { as_product(a, b, y, options, finish, true); })) {
+            as_product(a, b, y, options, finish, false);
         }
     });
+}
+
+void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
+                        const Finish& finish, bool on_the_way) {
+    const ElementType type = options.type;
+    const bool has_bias = on_the_way && finish.bias;
+    const std::int64_t y_rows = count(y.batch) * y.rows;
+    const ElementType y_type = on_the_way ? type : finish_after(finish, {y_rows, y.columns, 1}, type);
+    const dnnl::post_ops chain = on_the_way ? finish.chain() : dnnl::post_ops();
+    const double work = static_cast<double>(y_rows * y.columns) * static_cast<double>(a.columns);
+    const bool may_add = type == ElementType::f32 && finish.empty();
+    const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work) : 1, may_add);
+    sum_partials(pieces.back().partial + 1);
+    // The packed form of b is one for all pieces.
+    const bool whole_b = std::all_of(pieces.begin(), pieces.end(), [&](const ProductPiece& piece) {
+        return piece.columns.size == b.columns && piece.terms.size == b.rows &&
+               (b.batch.empty() || piece.batch.size >= b.batch[0]);
+    });
+    const bool packs = options.pack_b && zeros_ == 0 && whole_b;
+    memory::desc packed = b.any_layout(type);
+    const auto bytes = [](std::int64_t elements, ElementType of) {
+        return static_cast<std::size_t>(elements) * size_of(of);
+    };
+    for (const ProductPiece& piece : pieces) {
+        Piece place;
+        place.inputs = {bytes(a.offset(piece.batch.begin, piece.rows.begin, piece.terms.begin), type),
+                        bytes(b.offset(piece.batch.begin, piece.terms.begin, piece.columns.begin), type),
+                        has_bias ? bytes(piece.columns.begin, type) : 0, 0};
+        place.outputs[0] = bytes(y.offset(piece.batch.begin, piece.rows.begin, piece.columns.begin), y_type);
+        place.partial = piece.partial;
+        add_piece(place, piece.extents(), [&] {
+            const memory::desc left = a.descriptor(type, piece.batch.size, piece.rows.size, piece.terms.size);
+            const memory::desc right = b.descriptor(type, piece.batch.size, piece.terms.size, piece.columns.size);
+            const memory::desc result = y.descriptor(y_type, piece.batch.size, piece.rows.size, piece.columns.size);
+            Dims bias_dims(y.batch.size() + 1, 1);
+            bias_dims.push_back(piece.columns.size);
+            const memory::desc bias = has_bias ? plain(bias_dims, type) : memory::desc();
+            const auto descriptor = choose<dnnl::matmul>(any_name, engine(), left, packs ? packed : right, bias, result,
+                                                         Operation::attributes(chain));
+            packed = descriptor.weights_desc();
+            Operation operation;
+            operation.input(DNNL_ARG_SRC, 0, left, left);
+            operation.input(DNNL_ARG_WEIGHTS, 1, packed, packed);
+            if (has_bias) {
+                operation.input(DNNL_ARG_BIAS, 2, bias, bias);
+            }
+            operation.output(DNNL_ARG_DST, 0, result, result);
+            operation.finish(descriptor, dnnl::matmul(descriptor));
+            return operation;
+        });
+    }
+    if (packs) {
+        share_weights(b.descriptor(type, b.batch.empty() ? 1 : b.batch[0], b.rows, b.columns), packed, true);
+    }
 }
 
 void MatMul::spread_bias(const float* bias, float* y) const {

@@ -1,7 +1,8 @@
 // Matrix products in ONNX's (numpy's) sense.
 #pragma once
 
-#include "onednn.h"
+#include "finishing.h"
+#include "product.h"
 
 namespace graphkit {
 
@@ -29,6 +30,9 @@ class MatMul final : public LibraryKernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
+    // With what follows the product done by the library on the way, else in steps of its own.
+    void as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
+                    const Finish& finish, bool on_the_way);
     void spread_bias(const float* bias, float* y) const;
 
     std::size_t zeros_ = 0;  // elements that stand for a and b when they have none but the result has

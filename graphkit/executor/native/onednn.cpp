@@ -6,6 +6,8 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "finishing.h"
+
 namespace graphkit {
 namespace {
 
@@ -92,6 +94,14 @@ std::string onednn_isa() {
     }
 }
 
+bool is_for_use(const std::string& implementation) {
+    return implementation.find("ref") == std::string::npos;
+}
+
+bool is_by_columns(const std::string& implementation) {
+    return implementation.find("gemm") != std::string::npos;
+}
+
 void rethrow(const Kernel& kernel, const dnnl::error& error) {
     const std::string message =
         kernel.describe() + ": oneDNN: " + error.message + " (" + dnnl_status2str(error.status) + ")";
@@ -101,21 +111,12 @@ void rethrow(const Kernel& kernel, const dnnl::error& error) {
     throw NativeError(message);
 }
 
-void append(dnnl::post_ops& chain, const Epilogue& epilogue) {
-    if (epilogue.residual && !epilogue.residual_last) {
-        chain.append_sum(1.0F);
+algorithm algorithm_of(const Activation& activation) {
+    const auto found = activation_kinds().find(activation.kind);
+    if (found == activation_kinds().end()) {
+        throw NativeError("there is no activation '" + activation.kind + "'");
     }
-    if (epilogue.activation) {
-        const Activation& activation = *epilogue.activation;
-        const auto found = activation_kinds().find(activation.kind);
-        if (found == activation_kinds().end()) {
-            throw NativeError("there is no activation '" + activation.kind + "'");
-        }
-        chain.append_eltwise(found->second, activation.alpha, activation.beta);
-    }
-    if (epilogue.residual && epilogue.residual_last) {
-        chain.append_sum(1.0F);
-    }
+    return found->second;
 }
 
 const dnnl::engine& engine() {
@@ -185,7 +186,7 @@ void Operation::add(int argument, std::size_t position, bool is_output, const me
     Operand operand{argument, position, is_output, given, wanted, {}, {}};
     if (given != wanted) {
         const auto& [from, to] = is_output ? std::pair(wanted, given) : std::pair(given, wanted);
-        const dnnl::reorder::primitive_desc descriptor(engine(), from, engine(), to, attributes());
+        const auto descriptor = choose<dnnl::reorder>(any_name, engine(), from, engine(), to, attributes());
         operand.reorder = dnnl::reorder(descriptor);
         operand.reorder_scratchpad = descriptor.scratchpad_desc();
         operand.offset = reserve(wanted.get_size());
@@ -273,6 +274,24 @@ void Operation::run(const void* const* inputs, void* const* outputs, std::byte* 
 LibraryKernel::LibraryKernel(std::string name, int threads, bool deterministic)
     : Kernel(std::move(name), threads > 0 ? threads : default_threads()), deterministic_(deterministic) {}
 
+LibraryKernel::~LibraryKernel() = default;
+
+void LibraryKernel::restart() {
+    operations_.clear();
+    by_extents_.clear();
+    pieces_.clear();
+    finishing_.reset();
+}
+
+ElementType LibraryKernel::finish_after(const Finish& finish, const Dims& shape, ElementType type) {
+    if (finish.empty()) {
+        return type;
+    }
+    const Team team(library_threads());
+    finishing_ = std::make_unique<Finishing>(finish, shape, type);
+    return finishing_->apart() ? ElementType::f32 : type;
+}
+
 std::int64_t LibraryKernel::pieces_for(double multiply_adds) const {
     std::int64_t pieces = 1;
     while (deterministic_ && pieces < kMostPieces && static_cast<double>(2 * pieces) * kPieceWork <= multiply_adds) {
@@ -290,7 +309,8 @@ void LibraryKernel::share_weights(const memory::desc& given, const memory::desc&
     packed_ = packed;
     if (!packed) {
         const Team team(threads());
-        const dnnl::reorder::primitive_desc descriptor(engine(), given, engine(), wanted, Operation::attributes());
+        const auto descriptor =
+            choose<dnnl::reorder>(any_name, engine(), given, engine(), wanted, Operation::attributes());
         conversion_.emplace();
         conversion_->input(DNNL_ARG_FROM, 1, given, given);
         conversion_->output(DNNL_ARG_TO, 0, wanted, wanted);
@@ -316,8 +336,11 @@ LibraryKernel::Places LibraryKernel::places() const {
     for (std::size_t i = 0; partials_ > 1 && i < outputs_.size(); ++i) {
         places.operations += aligned(partials_ * output_bytes(i));
     }
+    places.product = places.operations;
+    places.operations += finishing_ ? finishing_->product_bytes() : 0;
     const std::size_t own = places.each * (deterministic_ ? static_cast<std::size_t>(threads()) : 1);
-    places.end = places.operations + std::max(own, conversion_ ? aligned(conversion_->scratch_bytes()) : 0);
+    places.end = places.operations + std::max({own, conversion_ ? aligned(conversion_->scratch_bytes()) : 0,
+                                               finishing_ ? aligned(finishing_->scratch_bytes()) : 0});
     return places;
 }
 
@@ -335,7 +358,16 @@ void LibraryKernel::run(const void* const* inputs, void* const* outputs, std::by
     if (residual_ >= 0 && inputs[residual_] != outputs[0]) {
         copy(outputs[0], inputs[residual_], output_bytes(0));
     }
-    guarded(*this, [&] { run_pieces(inputs, outputs, scratch); });
+    guarded(*this, [&] {
+        if (!finishing_) {
+            run_pieces(inputs, outputs, scratch);
+            return;
+        }
+        const Places at = places();
+        void* product = finishing_->apart() ? scratch + at.product : outputs[0];
+        run_pieces(inputs, &product, scratch);
+        finishing_->run(product, inputs_.size() > 2 ? inputs[2] : nullptr, outputs[0], scratch + at.operations);
+    });
 }
 
 void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
@@ -436,7 +468,8 @@ void LibraryKernel::pack(int input, const void* plain, void* packed) const {
     guarded(*this, [&] {
         memory from(weights_given_, engine(), const_cast<void*>(plain));
         memory to(weights_wanted_, engine(), packed);
-        dnnl::reorder(from, to).execute(stream(), from, to);
+        const auto descriptor = choose<dnnl::reorder>(any_name, engine(), weights_given_, engine(), weights_wanted_);
+        dnnl::reorder(descriptor).execute(stream(), from, to);
     });
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "choice.h"
 #include "kernel.h"
 #include "threads.h"
 
@@ -34,8 +35,8 @@ struct Epilogue {
     bool residual = false;
     bool residual_last = false;
 };
-// Throws NativeError for an unknown kind. The residual is a sum with what the destination holds.
-void append(dnnl::post_ops& chain, const Epilogue& epilogue);
+// The library's name. Throws NativeError for an unknown kind.
+dnnl::algorithm algorithm_of(const Activation& activation);
 
 const dnnl::engine& engine();
 
@@ -127,6 +128,9 @@ class Operation {
     std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
 };
 
+class Finishing;
+struct Finish;
+
 // Where one piece of a kernel's work lies: bytes from the beginning of each input and output.
 struct Piece {
     std::size_t operation = 0;  // of the kernel's operations: the one for extents like this piece's
@@ -141,6 +145,7 @@ struct Piece {
 class LibraryKernel : public Kernel {
   public:
     LibraryKernel(std::string name, int threads, bool deterministic);
+    ~LibraryKernel() override;
     std::size_t scratch_bytes() const override;
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
     std::vector<int> packed_inputs() const override;
@@ -166,6 +171,23 @@ class LibraryKernel : public Kernel {
         piece.operation = found->second;
         pieces_.push_back(piece);
     }
+    // Whether `body`, which adds pieces, finds an implementation for each; where it does not, nothing is left of it.
+    template <typename Body>
+    bool attempt(Body&& body) {
+        try {
+            body();
+            return true;
+        } catch (const dnnl::error& error) {
+            if (error.status != dnnl_unimplemented) {
+                throw;
+            }
+            restart();
+            return false;
+        }
+    }
+    // The operations make the product alone, and steps of their own do the rest; the bias is input 2. `shape` is that
+    // of a row-major result, [outer, channels, inner]. Returns the element type that the operations have to write.
+    ElementType finish_after(const Finish& finish, const Dims& shape, ElementType type);
     // Every operation wants the whole of input 1 in this layout. It comes so when it is `packed`, else it is brought
     // into it once a run.
     void share_weights(const dnnl::memory::desc& given, const dnnl::memory::desc& wanted, bool packed);
@@ -179,14 +201,17 @@ class LibraryKernel : public Kernel {
     bool empty_ = false;  // every output is zero
 
   private:
-    // The working memory: converted weights, partial results, then that of operations, for each thread.
+    // The working memory: converted weights, partial results, the product that is not finished, then that of
+    // operations, for each thread.
     struct Places {
         std::size_t weights = 0;
         std::size_t partials = 0;
+        std::size_t product = 0;
         std::size_t operations = 0;
         std::size_t each = 0;
         std::size_t end = 0;
     };
+    void restart();
     Places places() const;
     std::size_t output_bytes(std::size_t output) const;
     void run_pieces(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
@@ -198,6 +223,7 @@ class LibraryKernel : public Kernel {
     std::vector<Piece> pieces_;
     std::size_t partials_ = 1;
     int residual_ = -1;
+    std::unique_ptr<Finishing> finishing_;
     std::optional<Operation> conversion_;  // of the weights, where they do not come as operations want them
     dnnl::memory::desc weights_given_;
     dnnl::memory::desc weights_wanted_;
