@@ -17,6 +17,8 @@ constexpr auto kF32 = ElementType::f32;
 // Filters of a piece of the gradient of weights: whole vectors, and enough for what it reads.
 constexpr std::int64_t kFilterGrain = 16;
 constexpr std::int64_t kLeastFilters = 32;
+// From so many elements of the last axis on, another order of the axes is better than columns.
+constexpr std::int64_t kWideKernel = 12;
 // Rows of the result in a piece of an image.
 constexpr std::int64_t kLeastRows = 2;
 
@@ -196,12 +198,18 @@ Operation forward(const typename Primitive::primitive_desc& descriptor, const me
 
 void ConvolutionKernel::choose_way(bool last, bool follows, const std::function<void(const Way&)>& prepare) {
     std::vector<Way> ways;
-    for (const bool layout : {last, !last}) {
-        ways.push_back({layout, true, any_name});
-        if (follows) {
-            ways.push_back({layout, false, any_name});
+    const auto add = [&](const Accepts& accepts) {
+        for (const bool layout : {last, !last}) {
+            ways.push_back({layout, true, accepts});
+            if (follows) {
+                ways.push_back({layout, false, accepts});
+            }
         }
+    };
+    if (inputs_[1].shape.back() >= kWideKernel) {
+        add([](const std::string& name) { return !is_by_columns(name); });
     }
+    add(any_name);
     for (std::size_t i = 0; i + 1 < ways.size(); ++i) {
         if (attempt([&] { prepare(ways[i]); })) {
             return;
@@ -380,8 +388,31 @@ ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw,
     if (last && !bias && is_pointwise(dw, window) && std::min(dw[0], dw[1]) >= kProductChannels) {
         guarded(*this, [&] { as_product(count(x) / x[1], dw, type); });
     } else {
-        guarded(*this, [&] { as_convolution(x, dy, dw, window, last, type); });
+        guarded(*this, [&] {
+            if (!attempt([&] { as_convolution(x, dy, dw, window, last, type); })) {
+                products_.emplace(x, dy, dw, window, last, type, this->threads());
+            }
+        });
     }
+}
+
+std::size_t ConvolutionBackwardWeights::scratch_bytes() const {
+    return products_ ? products_->scratch_bytes() : LibraryKernel::scratch_bytes();
+}
+
+void ConvolutionBackwardWeights::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (!products_) {
+        LibraryKernel::run(inputs, outputs, scratch);
+        return;
+    }
+    guarded(*this, [&] {
+        products_->run(inputs[0], inputs[1], static_cast<float*>(outputs[0]),
+                       outputs_.size() > 1 ? static_cast<float*>(outputs[1]) : nullptr, scratch);
+    });
+}
+
+std::string ConvolutionBackwardWeights::implementation() const {
+    return products_ ? std::string("windows:") + isa_name() : LibraryKernel::implementation();
 }
 
 // dy^T x over all positions. The product comes out in the plain order of the weights.
@@ -419,6 +450,13 @@ void ConvolutionBackwardWeights::as_product(std::int64_t positions, const Dims& 
 void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, const Dims& dw, const Window& window,
                                                 bool last, ElementType type) {
     const bool bias = outputs_.size() > 1;
+    const bool suits = WindowProducts::suits(dw, window, last);
+    // With the channels last, the library's gradients of dilated windows in bfloat16 read beside them.
+    const bool misreads = last && type == ElementType::bf16 &&
+                          std::any_of(window.dilations.begin(), window.dilations.end(), [](auto d) { return d > 1; });
+    const Accepts accepts = [&](const std::string& name) {
+        return !(suits && is_by_columns(name)) && !(misreads && name.find("jit_bf16") != std::string::npos);
+    };
     const WeightCuts cuts = cut_weights(x, dy, dw, window.groups, pieces_for(multiply_adds(dw, dy)));
     const auto image_ranges = cut(x[0], cuts.images);
     sum_partials(image_ranges.size());
@@ -442,7 +480,8 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
                 const memory::desc bias_layout = bias ? plain({filters.size}, kF32) : memory::desc();
                 const memory::desc dy_given(dy_part, library_type(type), laid_out(dy, last, type).get_strides());
                 const auto descriptor = choose<dnnl::convolution_backward_weights>(
-                    any_name, engine(), algorithm::convolution_direct, data_layout(x_part, last, type), any(weights, kF32),
+                    accepts, engine(), algorithm::convolution_direct, data_layout(x_part, last, type),
+                    any(weights, kF32),
                     bias_layout, data_layout(dy_part, last, type), window.strides, library_dilations(window),
                     window.pads_begin, window.pads_end, forward_hint(x_part, dw_part, dy_part, window, last, type),
                     Operation::attributes());

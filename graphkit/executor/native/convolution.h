@@ -2,17 +2,10 @@
 #pragma once
 
 #include "finishing.h"
+#include "window_products.h"
+#include "window.h"
 
 namespace graphkit {
-
-// ONNX's attributes, complete: one entry for each spatial dimension, dilation 1 for neighbours.
-struct Window {
-    Dims strides;
-    Dims dilations;
-    Dims pads_begin;
-    Dims pads_end;
-    std::int64_t groups = 1;
-};
 
 struct ConvolutionOptions {
     bool bias = false;
@@ -75,10 +68,16 @@ class ConvolutionBackwardWeights final : public ConvolutionKernel {
     ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
                                const GradientOptions& options, int threads);
 
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::string implementation() const override;
+
   private:
     void as_product(std::int64_t positions, const Dims& dw, ElementType type);
     void as_convolution(const Dims& x, const Dims& dy, const Dims& dw, const Window& window, bool last,
                         ElementType type);
+
+    std::optional<WindowProducts> products_;
 };
 
 // y = epilogue(conv_transpose(x, w) + bias). x [N, C, spatial], w [C, M/groups, kernel], y [N, M, spatial].
