@@ -12,8 +12,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -135,9 +135,9 @@ class Sweep:
                     self._transposed(case, y, window, follows, options, work)
             packs = dict(options, pack_weights=True)
             kernel = native.ConvolutionBackwardData(y, w, x, window, **packs)
-            self.check(kernel, ("backward data", last), case, work, lambda k=kernel: self._data(k, case, y, last))
+            self.check(kernel, ("backward data", last), case, work, partial(self._data, kernel, case, y, last))
             kernel = native.ConvolutionBackwardWeights(x, y, w, window, **options)
-            self.check(kernel, ("backward weights", last), case, work, lambda k=kernel: self._weights(k, case, y, last))
+            self.check(kernel, ("backward weights", last), case, work, partial(self._weights, kernel, case, y, last))
 
     def _forward(self, case: Any, y: Any, window: Any, follows: Follows, options: Any, work: float) -> None:
         x, w, attributes = case
@@ -159,7 +159,7 @@ class Sweep:
         self.check(kernel, ("forward", last, follows), case, work, compared)
 
     def _transposed(self, case: Any, y: Any, window: Any, follows: Follows, options: Any, work: float) -> None:
-        x, w, attributes = case
+        x, w, _ = case
         last = options["channels_last"]
         kernel = native.Deconvolution(
             y, w, x, window, bias=follows.bias, epilogue=follows.epilogue(), pack_weights=True, **options
@@ -407,9 +407,8 @@ def main() -> int:
     dtype, seed, shapes, times = sys.argv[1], *map(int, sys.argv[2:])
     sweep = Sweep(dtype, seed, times)
     sweep.random(shapes)
-    for key, count in sorted(sweep.seen.items(), key=str):
-        print(count, *key)
-    print("\n".join(sweep.wrong))
+    lines = [f"{count} {key}" for key, count in sorted(sweep.seen.items(), key=str)]
+    sys.stdout.write("\n".join([*lines, *sweep.wrong, ""]))
     return 1 if sweep.wrong else 0
 
 
