@@ -107,8 +107,10 @@ _SKIPPED, _RECORDED = 2, 10
 )
 @click.option("--constants", is_flag=True, help="Train also the weights that the file has as Constant nodes.")
 @click.option(
-    "--head", "head_options", multiple=True, metavar="classes=N", help="A fresh last layer for that many classes."
+    "--head", "head_options", multiple=True, metavar="classes=N",
+    help="A fresh last layer for that many classes; with --head-at also pool=mean, first or none. Repeat.",
 )
+@click.option("--head-at", metavar="VALUE", help="Put the new layer on this value, in place of what comes after it.")
 @click.option(
     "--lr-mult", "lr_mults", multiple=True, metavar="PATTERN=X", help="Factor on the learning rate of parameters."
 )
@@ -177,6 +179,7 @@ def command(
     graphkit train net.json --data digits --epochs 10 -o run/
     graphkit train net.onnx --data mnist/ --optimizer adam --lr 1e-3 -o run/
     graphkit train net.onnx --data pets.npz --head classes=37 --train 'fc*' -o run/
+    graphkit train bert.onnx --data reviews.npz --head classes=2 --head pool=first --head-at last_hidden_state -o run/
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync -o run/
     mpiexec -n 2 graphkit train net.json --data digits --kvstore dist_sync -o run/
     graphkit train net.json --data sentences:reviews/ --optimizer adam -o run/
@@ -208,7 +211,7 @@ def _train(
     from graphkit import data
     from graphkit.dist import kvstore
     from graphkit.executor.profile import profile
-    from graphkit.train import checkpoint
+    from graphkit.train import checkpoint, imported
     from graphkit.train.run_folder import RunFolder
     from graphkit.train.trainer import Trainer
 
@@ -228,7 +231,10 @@ def _train(
         optimizer = make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further)
         axes = axis_options(o["batch_axes"])
         net = read_model(model, external_root)
-        net = prepared(net, o["constants"], o["head_options"], o["free_batch"], o["seed"], axes)
+        if o["constants"]:
+            net = imported.constants_to_parameters(net)
+        net = with_head(net, o["head_options"], o["head_at"], o["output_name"], o["seed"])
+        net = imported.free_batch(net, axes=axes) if o["free_batch"] else net
         train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
         net = data.described(net, train_set)
         trainer = Trainer(
@@ -318,20 +324,18 @@ def _few(names: tuple[str, ...]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def prepared(
-    net: Model, constants: bool, head: tuple[str, ...], batch: bool, seed: int | None, axes: dict[str, int | None]
-) -> Model:
-    """The model with what `--constants`, `--head classes=N` and `--free-batch` ask for, in this order."""
-    from graphkit.train import imported
+def with_head(net: Model, texts: tuple[str, ...], at: str | None, output: str | None, seed: int | None) -> Model:
+    """The model with what `--head classes=N` and `--head-at` ask for."""
     from graphkit.train.head import replace_head
 
-    if constants:
-        net = imported.constants_to_parameters(net)
-    if fields := key_values(head, "--head"):
-        if set(fields) != {"classes"} or not fields["classes"].isdecimal():
-            raise UsageError(f"--head {' '.join(head)!r}: expected classes=N")
-        net = replace_head(net, int(fields["classes"]), seed=seed)
-    return imported.free_batch(net, axes=axes) if batch else net
+    fields = key_values(texts, "--head")
+    if not fields and at is not None:
+        raise UsageError("--head-at needs the number of classes, --head classes=N")
+    if not fields:
+        return net
+    if not {"classes"} <= set(fields) <= {"classes", "pool"} or not fields["classes"].isdecimal():
+        raise UsageError(f"--head {' '.join(texts)!r}: expected classes=N")
+    return replace_head(net, int(fields["classes"]), seed=seed, output=output, at=at, pool=fields.get("pool"))
 
 
 def axis_options(texts: tuple[str, ...]) -> dict[str, int | None]:

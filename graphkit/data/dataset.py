@@ -56,7 +56,13 @@ class Dataset:
             raise InputError(f"{name}: no array has an axis of samples")
         if len(set(lengths.values())) != 1:
             listed = ", ".join(f"{label} has {length}" for label, length in lengths.items())
-            raise InputError(f"{name}: every array needs one row per sample: {listed}")
+            hint = next((
+                f"; where another axis of {label!r} counts samples, say which, axes={{{label!r}: 1}} (--batch-axis "
+                f"{label}=1), or None (none) where none does"
+                for label, length in lengths.items()
+                if label != "targets" and length != lengths.get("targets", len(self))
+            ), "")  # fmt: skip
+            raise InputError(f"{name}: every array needs one row per sample: {listed}{hint}")
         if not len(self):
             raise InputError(f"{name}: there is no sample")
 
@@ -185,7 +191,8 @@ def _part(array: np.ndarray, axis: int | None, index: Any) -> np.ndarray:
 def _check(source: str, label: str, array: np.ndarray, axis: int | None) -> None:
     if array.ndim == 0 and axis is not None:
         raise InputError(
-            f"{source}: {label} is a single number; the first axis counts samples, unless axes={{{label!r}: None}}"
+            f"{source}: {label} is a single number; the first axis counts samples, unless axes={{{label!r}: None}} "
+            f"(--batch-axis {label}=none)"
         )
     if axis is not None and not 0 <= axis < array.ndim:
         raise InputError(f"{source}: {label} has the shape {list(array.shape)}: there is no axis {axis} of samples")

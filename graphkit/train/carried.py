@@ -49,7 +49,10 @@ class Carried:
         arrays = inputs if isinstance(inputs, tuple) else (inputs,)
         if len(arrays) != len(self._given):
             expected = ", ".join(self._given)
-            raise InputError(f"{len(self._given)} inputs are expected ({expected}), {len(arrays)} given")
+            raise InputError(
+                f"{len(self._given)} inputs are expected ({expected}), {len(arrays)} given; the data have an array for "
+                "each by its name (of an .npz file), but for states that go from batch to batch (carry=, --carry)"
+            )
         return dict(zip(self._given, arrays, strict=True))
 
     def feeds(self, inputs: Any) -> dict[str, Any]:

@@ -1,38 +1,44 @@
-"""A new last layer for a model that was trained on other classes."""
+"""A new last layer for a model that was trained on other classes, or has none."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, UsageError
+from graphkit.errors import GraphkitError, UsageError, did_you_mean
 from graphkit.frontend import initializers
-from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.subgraph import inline
+from graphkit.frontend import layers as nn
+from graphkit.ir.graph import Graph, Names, Node, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, Model
-from graphkit.ops import constant
+from graphkit.ops import F, constant
 
 # Operators after the last layer that keep the classes apart: they are walked through, operand 0 upwards.
 _PASSED = frozenset(
     {"AveragePool", "Cast", "Dropout", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool",
-     "ReduceMean", "Relu", "Reshape", "Squeeze"}
+     "ReduceMean", "Reshape", "Squeeze"}
 )  # fmt: skip
-_PROBABILITIES = frozenset({"LogSoftmax", "Sigmoid", "Softmax"})
+# Operators after the last layer that logits go without: losses take any real number, probabilities none.
+_ACTIVATIONS = frozenset(
+    {"Clip", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "LogSoftmax", "Mish", "Relu", "Selu", "Sigmoid",
+     "Softmax", "Softplus", "Softsign", "Swish", "Tanh"}
+)  # fmt: skip
+POOLS = ("mean", "first", "none")
 
 
 @dataclass(frozen=True)
 class Head:
-    """The last layer: its node, the output that is left when probabilities are taken off, and its parameters.
+    """The last layer: its node, and the operands that depend on the number of classes.
 
-    `axes` has the position of the classes in each parameter that depends on their number; the first is the weight.
-    `tail` are the nodes between the layer and the logits, in order, each with the operand that comes from the layer.
+    `axes` has the position of the classes in each of these; the first is the weight. They come from parameters and
+    constants alone, through whatever arranges them. `tail` are the nodes between the layer and the logits, in order,
+    each with the operand that comes from the layer; activations are left out.
     """
 
     node: Node
-    logits: Value
     axes: dict[Value, int]
     tail: tuple[tuple[Node, Value], ...]
 
@@ -46,24 +52,23 @@ class Head:
         return count
 
 
-def find_head(graph: Graph) -> Head:
-    """The last Gemm, MatMul or Conv above the only output; raises UsageError when none can be replaced."""
-    if len(graph.outputs) != 1:
-        raise UsageError(f"a new head needs a model of one output; this one has {', '.join(graph.output_names)}")
-    value = graph.outputs[0]
-    if value.node is not None and not value.node.op.domain and value.node.op.name in _PROBABILITIES:
-        value = value.node.operands[0]
-    logits = value
+def find_head(graph: Graph, output: Value) -> Head:
+    """The last Gemm, MatMul or Conv above an output; raises UsageError when none can be replaced."""
+    value = output
+    stored = _Stored()
     offsets: dict[Value, int] = {}
     tail: list[tuple[Node, Value]] = []
     while (node := value.node) is not None and not node.op.domain:
         if node.op.name in ("Gemm", "MatMul", "Conv"):
-            axes = _layer_axes(node)
+            axes = _layer_axes(node, stored)
             if axes is None:
                 break
-            return Head(node, logits, axes | offsets, tuple(reversed(tail)))
+            return Head(node, axes | offsets, tuple(reversed(tail)))
+        if node.op.name in _ACTIVATIONS:
+            value = node.operands[0]
+            continue
         if node.op.name == "Add":
-            offset = next((v for v in node.operands if _is_parameter(v)), None)
+            offset = next((v for v in node.operands if stored.holds(v)), None)
             if offset is None or not offset.rank:
                 break
             offsets[offset] = offset.rank - 1
@@ -74,70 +79,172 @@ def find_head(graph: Graph) -> Head:
             break
         tail.append((node, value))
     above = "an input" if value.node is None else value.node.describe()
-    raise UsageError(f"no layer with parameters to replace at the end of model {graph.name!r}: there is {above}")
+    raise UsageError(
+        f"no layer with parameters to replace at the end of model {graph.name!r}: there is {above}; a head can go on "
+        "any value by name: replace_head(..., at=NAME), --head-at NAME"
+    )
 
 
-def _is_parameter(value: Value | None) -> bool:
-    return value is not None and value.node is None and value.role == "parameter"
+class _Stored:
+    """Whether values come from parameters and constants alone, whatever arranges or converts them."""
+
+    def __init__(self) -> None:
+        self._known: dict[Value, bool] = {}
+
+    def holds(self, value: Value | None) -> bool:
+        if value is None:
+            return False
+        if value not in self._known:
+            nodes = list(topological([value]))
+            leaves = [value, *(v for n in nodes for v in n.operands)]
+            # What draws random numbers has none of its own until it is bound.
+            fixed = all(not getattr(n.op, "random", False) for n in nodes)
+            self._known[value] = fixed and all(v.role in ("parameter", "state") for v in leaves if v.node is None)
+        return self._known[value]
 
 
-def _layer_axes(node: Node) -> dict[Value, int] | None:
+def _layer_axes(node: Node, stored: _Stored) -> dict[Value, int] | None:
     op: Any = node.op
-    _, weight, offset = [*node.inputs, None][:3]
+    data, weight, offset = [*node.inputs, None][:3]
     assert weight is not None
     axis = 0
     if op.name == "MatMul":
         axis, offset = 1, None
-        if weight.node is not None and weight.node.op.name == "Transpose":
-            axis, weight = 0, weight.node.operands[0]
     elif op.name == "Gemm":
         axis = 0 if op.transB else 1
     elif op.group != 1:
         return None
-    if not _is_parameter(weight) or (op.name != "Conv" and weight.rank != 2):
+    if stored.holds(data) or not stored.holds(weight) or (op.name != "Conv" and weight.rank != 2):
         return None
     if offset is None:
         return {weight: axis}
-    if not _is_parameter(offset) or not offset.rank:
+    if not stored.holds(offset) or not offset.rank:
         return None
     return {weight: axis, offset: offset.rank - 1}
 
 
-def replace_head(model: Model, classes: int, *, seed: int | None = None) -> Model:
+def replace_head(
+    model: Model, classes: int, *, seed: int | None = None, output: str | None = None, at: str | None = None,
+    pool: str | None = None,
+) -> Model:  # fmt: skip
     """A model whose last layer gives `classes` logits, from fresh weights (Glorot's uniform) and zero offsets.
 
-    Everything else, its values included, is the given model's; a Softmax, LogSoftmax or Sigmoid after the layer is
-    taken off, as losses take logits. The parameters keep their names. Raises UsageError when the model does not end in
-    a Gemm, MatMul or Conv with parameters of its own.
+    Everything else, its values included, is the given model's; activations behind the layer (Softmax, Sigmoid, Relu,
+    ...) are taken off, as losses take logits. Parameters keep their names. output: whose layer it is, of several
+    outputs; the others stay.
+
+    at: the name of a value that a new layer called `head` goes on, whatever came after it; its logits are the only
+    output then. pool: what becomes of the axes between samples and features, the last one of [N, T, F] and the second
+    of [N, F, H, W]: "mean" (the default for images), "first" (of a sequence: its first token) or "none" (logits for
+    each place).
+
+    Raises UsageError when the output does not come from a Gemm, MatMul or Conv with parameters, or there is no such
+    value.
     """
     if classes < 1:
         raise UsageError(f"a head has at least one class, not {classes}")
+    if pool is not None and (at is None or pool not in POOLS):
+        raise UsageError(f"pool={pool!r}: {', '.join(POOLS)}, for a head at a value (at=, --head-at)")
+    # The names in the file are those of the classes before.
+    meta = {key: text for key, text in model.graph.meta.items() if key != CLASSES}
+    if at is not None:
+        if output is not None:
+            raise UsageError("a head at a value gives the only output: leave output out")
+        value = _new_layer(model.value(at), at, classes, pool)
+        return _with_outputs(model, {"logits": value}, {}, meta, seed)
     graph = model.graph
-    head = find_head(graph)
-    new: dict[Value, Value] = {}
-    for old, axis in head.axes.items():
-        readers = [n for n in graph.nodes if old in n.inputs]
-        if len(readers) > 1:
-            raise UsageError(f"the last layer shares {graph.name_of(old)!r} with {readers[0].describe()}")
-        shape = list(old.tensor.static_shape)
-        shape[axis] = classes
-        init = "xavier_uniform" if old is head.weight else "zeros"
-        attrs = {**old.attrs, "init": initializers.of(init).to_dict()}
-        new[old] = old.like(type=TensorType(old.dtype, shape), name=graph.name_of(old), attrs=attrs)
-    inputs = [new.get(v, v) for v in graph.inputs]
+    name = _chosen_output(graph, output)
+    head = find_head(graph, graph.outputs[graph.output_names.index(name)])
+    fresh = _fresh(graph, head, classes)
     try:
-        (value,) = inline(graph.replace(outputs=[head.node.output], updates=()), inputs)
+        operands = [None if v is None else fresh.get(v, v) for v in head.node.inputs]
+        value = head.node.rebuilt(operands).outputs[0]
         for node, operand in head.tail:
-            table: dict[Value, Value] = {**new, operand: value}
-            operands = [None if v is None else table.get(v, v) for v in node.inputs]
-            value = _rebuilt(node, operands, head, classes)
-        # The names in the file are those of the classes before.
-        meta = {key: text for key, text in graph.meta.items() if key != CLASSES}
-        replaced = Graph(inputs, [value], name=graph.name, output_names=graph.output_names, meta=meta)
+            table: dict[Value, Value] = {**fresh, operand: value}
+            value = _rebuilt(node, [None if v is None else table.get(v, v) for v in node.inputs], head, classes)
     except GraphkitError as error:
         raise UsageError(f"the operators after {head.node.describe()} do not take {classes} classes: {error}") from None
-    kept = {name: array for name, array in model.params.items() if graph.find(name) not in new}
-    return Model.from_graph(replaced, kept, seed=seed)
+    outputs = dict(zip(graph.output_names, graph.outputs, strict=True)) | {name: value}
+    return _with_outputs(model, outputs, {v.name: v for v in fresh.values()}, meta, seed)
+
+
+def _chosen_output(graph: Graph, output: str | None) -> str:
+    names = graph.output_names
+    if output is None and len(names) != 1:
+        raise UsageError(
+            f"a new head is for one output of several, {', '.join(names)}: say which (output=, --output-name), or put "
+            "it on a value (at=, --head-at)"
+        )
+    if output is not None and output not in names:
+        raise UsageError(f"the model has no output {output!r}{did_you_mean(output, names)}")
+    return names[0] if output is None else output
+
+
+def _fresh(graph: Graph, head: Head, classes: int) -> dict[Value, Value]:
+    """Parameters in place of the operands of the layer, under the names of what they came from where that goes."""
+    # What the layer alone reads leaves the model with it, and its name is free.
+    inside = {head.node, *(node for node, _ in head.tail)}
+    for old in head.axes:
+        inside.update(topological([old]))
+    readers = {v for n in graph.nodes if n not in inside for v in n.operands} | set(graph.outputs)
+    readers |= {v for pair in graph.updates for v in pair}
+    names = Names(graph.name_of(v) for v in graph.inputs if v.role == "data" or v in readers)
+    fresh: dict[Value, Value] = {}
+    for old, axis in head.axes.items():
+        shape = list(old.tensor.static_shape)
+        shape[axis] = classes
+        roots = [v for v in _leaves(old) if v.role == "parameter"]
+        label = graph.name_of(roots[0]) if len(roots) == 1 else graph.name_of(old)
+        init = initializers.of("xavier_uniform" if old is head.weight else "zeros").to_dict()
+        attrs = {**(roots[0].attrs if len(roots) == 1 else {}), "init": init}
+        fresh[old] = Value(TensorType(old.dtype, shape), names.take(label), role="parameter", attrs=attrs)
+    return fresh
+
+
+def _leaves(value: Value) -> Iterator[Value]:
+    if value.node is None:
+        yield value
+    for node in topological([value]):
+        yield from (v for v in node.operands if v.node is None)
+
+
+def _with_outputs(
+    model: Model, outputs: dict[str, Value], fresh: dict[str, Value], meta: dict[str, str], seed: int | None
+) -> Model:
+    """The model with other outputs: its inputs that they need, its values for the parameters that stay."""
+    needed = {v for n in topological(outputs.values()) for v in n.operands if v.node is None}
+    needed |= {v for v in outputs.values() if v.node is None}
+    graph = model.graph
+    made = set(fresh.values())
+    kept = [v for v in graph.inputs if v in needed]
+    new = [v for v in needed if v not in set(kept) and v.role != "data"]
+    inputs = [*kept, *sorted(new, key=lambda v: v.serial)]
+    names = {**{v: graph.name_of(v) for v in kept}}
+    replaced = Graph(inputs, list(outputs.values()), name=graph.name, output_names=list(outputs), meta=meta)
+    params = {names[v]: model.params[names[v]] for v in kept if v.role in ("parameter", "state") and v not in made}
+    return Model.from_graph(replaced, params, seed=seed)
+
+
+def _new_layer(value: Value, at: str, classes: int, pool: str | None) -> Value:
+    """Logits from a value of features."""
+    kind = value.tensor
+    if not kind.dtype.is_float or kind.rank not in (2, 3, 4):
+        raise UsageError(f"a head goes on floats [N, F], [N, T, F] or [N, F, H, W]; {at!r} is {kind}")
+    if kind.rank == 3 and pool is None:
+        raise UsageError(
+            f"{at!r} is {kind}, features for each place of a sequence: say pool=mean, first or none (--head pool=...)"
+        )
+    if kind.rank == 4 and pool == "first":
+        raise UsageError(f"{at!r} is {kind}: of an image pool is mean or none")
+    if kind.rank == 4:
+        if pool == "none":
+            return nn.conv2d(value, classes, kernel=1, init="xavier_uniform", bias_init="zeros", name="head")
+        value = F.flatten(F.global_average_pool(value))
+    elif kind.rank == 3 and pool == "first":
+        value = F.gather(value, np.int64(0), axis=1)
+    elif kind.rank == 3 and pool == "mean":
+        value = F.reduce_mean(value, np.array([1]), keepdims=False)
+    return nn.linear(value, classes, init="xavier_uniform", bias_init="zeros", name="head")
 
 
 def _rebuilt(node: Node, operands: list[Value | None], head: Head, classes: int) -> Value:

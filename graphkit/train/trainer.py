@@ -21,7 +21,7 @@ from graphkit.executor.params import JointStore, ParamStore
 from graphkit.executor.plan import Plan
 from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
 from graphkit.passes.randomness import bind_rng
 from graphkit.passes.recognise import recognise
@@ -447,7 +447,7 @@ class Trainer:
         inputs = self._carried.named(batch.inputs)
         if batch.size:
             types = self._input_types
-            inputs = {n: convert(n, types[n], a) if n in types else a for n, a in inputs.items()}
+            inputs = {n: _converted(n, types[n], a) if n in types else a for n, a in inputs.items()}
         return replace(batch, inputs=inputs)
 
     def evaluate(
@@ -590,6 +590,21 @@ class Trainer:
             else:
                 carried[key] = array
         return carried, states
+
+
+def _converted(name: str, kind: Type, array: Any) -> Any:
+    """The array for an input; of a batch that the model does not take, the error names what frees it."""
+    try:
+        return convert(name, kind, array)
+    except InputError as error:
+        shape = kind.shape if isinstance(kind, TensorType) else None
+        given = np.shape(array)
+        if not shape or len(shape) != len(given) or shape[0] in (given[0], 0) or not isinstance(shape[0], int):
+            raise
+        raise InputError(
+            f"{error}; its batches are of {shape[0]}: free_batch(net) (--free-batch) makes it take any, or "
+            f"axes={{{name!r}: ...}} (--batch-axis) says which axis counts samples, if not the first"
+        ) from None
 
 
 def _patterns(given: Sequence[str]) -> Sequence[str]:

@@ -212,15 +212,148 @@ def test_what_has_no_head_is_named() -> None:
     with pytest.raises(UsageError, match="no layer with parameters"):
         replace_head(gk.Model({"y": gk.exp(gk.nn.linear(x, 2))}, seed=0), 3)
     h = gk.nn.linear(x, 2)
-    with pytest.raises(UsageError, match="one output"):
+    with pytest.raises(UsageError, match="--output-name"):
         replace_head(gk.Model({"a": h, "b": h}, seed=0), 3)
     fixed = gk.reshape(gk.nn.linear(x, 2), np.array([-1, 2, 2]))
     with pytest.raises(UsageError, match="keeps 2 classes apart"):
         replace_head(gk.Model({"y": fixed}, seed=0), 3)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda y: gk.relu(y),
+        lambda y: gk.softmax(gk.relu(y)),
+        lambda y: gk.clip(gk.leaky_relu(y), 0.0, 6.0),
+        lambda y: gk.tanh(gk.reshape(gk.relu(y), [-1, 2])),
+    ],
+    ids=["relu", "relu-softmax", "relu6", "between"],
+)
+def test_nothing_limits_the_logits_of_a_new_head(after: Any) -> None:
+    """Behind a Relu a class can get no negative logit, and no gradient once it is at 0."""
+    x = gk.input("x", ["N", 4])
+    net = gk.Model({"y": after(gk.nn.linear(gk.relu(gk.nn.linear(x, 5, name="body")), 2, name="fc"))}, seed=0)
+    changed = replace_head(net, 3, seed=0)
+    logits = changed.run({"x": np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)})["y"]
+    assert logits.min() < 0 < logits.max()
+    assert not np.allclose(logits.sum(1), 1)
+    assert sum(n.op.name == "Relu" for n in changed.graph.nodes) == 1  # the body's own
+
+
+def test_weights_that_a_file_reshapes_or_casts() -> None:
+    x = gk.input("x", ["N", 4])
+    weight = gk.parameter("w", [2, 2, 3])
+    half = gk.parameter("b", [3], "zeros", dtype="float16")
+    y = gk.mat_mul(x, gk.reshape(weight, [4, 3])) + gk.cast(half, to="float32")
+    changed = replace_head(gk.Model({"y": y}, seed=0), 5)
+    assert {n: a.shape for n, a in changed.params.items()} == {"w": (4, 5), "b": (5,)}
+    assert changed.run({"x": np.zeros((2, 4), np.float32)})["y"].shape == (2, 5)
+
+
+def test_a_weight_that_others_read_stays_theirs() -> None:
+    x = gk.input("x", ["N", 4])
     table = gk.parameter("table", [2, 4])
     tied = gk.mat_mul(gk.mat_mul(x, gk.transpose(table, perm=[1, 0])), table)
-    with pytest.raises(UsageError, match="shares 'table'"):
-        replace_head(gk.Model({"y": tied}, seed=0), 3)
+    net = gk.Model({"y": tied}, seed=0)
+    changed = replace_head(net, 3, seed=1)
+    np.testing.assert_array_equal(changed.params["table"], net.params["table"])
+    assert {n: a.shape for n, a in changed.params.items()} == {"table": (2, 4), "table_1": (2, 3)}
+
+
+def test_one_output_of_several_gets_a_head_and_the_others_stay() -> None:
+    x = gk.input("x", ["N", 4])
+    h = gk.relu(gk.nn.linear(x, 5, name="body"))
+    net = gk.Model({"y": gk.nn.linear(h, 2, name="fc"), "state": h}, seed=0)
+    changed = replace_head(net, 3, output="y")
+    given = {"x": np.ones((2, 4), np.float32)}
+    assert changed.run(given)["y"].shape == (2, 3)
+    np.testing.assert_array_equal(changed.run(given)["state"], net.run(given)["state"])
+    with pytest.raises(UsageError, match="did you mean 'state'"):
+        replace_head(net, 3, output="stat")
+
+
+@pytest.mark.parametrize(
+    ("shape", "pool", "logits"),
+    [
+        (["N", 6], None, (2, 3)),
+        (["N", "T", 6], "mean", (2, 3)),
+        (["N", "T", 6], "first", (2, 3)),
+        (["N", "T", 6], "none", (2, 7, 3)),
+        (["N", 6, "H", "W"], None, (2, 3)),
+        (["N", 6, "H", "W"], "none", (2, 3, 5, 4)),
+    ],
+    ids=str,
+)
+def test_a_head_on_a_value(shape: list[Any], pool: str | None, logits: tuple[int, ...]) -> None:
+    x = gk.input("x", shape)
+    features = gk.mul(gk.relu(x), gk.parameter("scale", [1], "ones"), name="features")
+    changed = replace_head(gk.Model({"y": gk.reduce_sum(gk.exp(features))}, seed=0), 3, at="features", pool=pool)
+    assert changed.outputs == ("logits",)
+    given = np.random.default_rng(0).standard_normal([{"N": 2, "T": 7, "H": 5, "W": 4}.get(d, d) for d in shape])
+    found = changed.run({"x": given.astype(np.float32)})["logits"]
+    assert found.shape == logits
+    weight = changed.params["head_weight"].reshape(3, 6)
+    seen = np.maximum(given, 0) * changed.params["scale"]
+    if len(shape) == 3 and pool != "none":
+        seen = seen.mean(1) if pool == "mean" else seen[:, 0]
+    if len(shape) == 4:
+        seen = seen.mean((2, 3)) if pool is None else np.moveaxis(seen, 1, -1)
+    wanted = seen @ weight.T
+    wanted = np.moveaxis(wanted, -1, 1) if wanted.ndim == 4 else wanted
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_values_that_no_head_goes_on() -> None:
+    x = gk.input("x", ["N", "T", 6])
+    net = gk.Model({"y": gk.relu(gk.nn.linear(x, 4, name="hidden"), name="act")}, seed=0)
+    for options, message in (
+        ({"at": "hiden"}, "did you mean 'hidden'"),
+        ({"at": "act"}, "pool=mean, first or none"),
+        ({"at": "act", "pool": "max"}, "mean, first, none"),
+        ({"pool": "mean"}, "--head-at"),
+        ({"at": "act", "pool": "mean", "output": "y"}, "only output"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            replace_head(net, 3, **options)
+
+
+def test_an_encoder_gets_a_head_from_the_command_line(call: Any, tmp_path: Path) -> None:
+    x = gk.input("x", ["N", "T", 6])
+    hidden = gk.nn.layer_norm(gk.nn.linear(x, 8, name="body"), name="norm")
+    gk.Model({"last_hidden_state": hidden}, seed=0).save(tmp_path / "encoder.onnx")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((40, 5, 6)).astype(np.float32), y=rng.integers(0, 3, 40))
+    train = ("train", tmp_path / "encoder.onnx", "--data", tmp_path / "data.npz", "-o", tmp_path / "run")
+    code, output = call(*train, "--head", "classes=3")
+    assert code == 2
+    assert "--head-at" in output
+    code, output = call(*train, "--head", "classes=3", "--head", "pool=mean", "--head-at", "last_hidden_state")
+    assert code == 0, output
+    assert gk.load(tmp_path / "run").output_types["logits"].shape[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arrays", "option"),
+    [
+        ({"x": [1, 4]}, {}, "--free-batch"),
+        ({"x": ["N", 4], "rate": []}, {"rate": np.float32(2)}, "--batch-axis rate=none"),
+        ({"x": ["N", 4], "h": [2, "N", 4]}, {"h": np.zeros((2, 20, 4), np.float32)}, "--batch-axis h=1"),
+        ({"x": ["N", 4], "h": [2, "N", 4]}, {}, "--carry"),
+    ],
+    ids=["fixed", "scalar", "state", "missing"],
+)
+def test_errors_of_batches_name_the_option_that_helps(
+    call: Any, tmp_path: Path, inputs: dict[str, Any], arrays: dict[str, Any], option: str
+) -> None:
+    values = {n: gk.input(n, shape) for n, shape in inputs.items()}
+    y = gk.nn.linear(values["x"], 3, name="fc")
+    for name in inputs:
+        y = y if name == "x" else y + gk.reduce_sum(values[name], keepdims=False)
+    gk.Model({"y": y}, inputs=list(values.values()), seed=0).save(tmp_path / "net.onnx")
+    np.savez(tmp_path / "d.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 3, **arrays)
+    code, output = call("train", tmp_path / "net.onnx", "--data", tmp_path / "d.npz")
+    assert code == 2
+    assert option in output
 
 
 # --- files written for inference ------------------------------------------------------------------------
