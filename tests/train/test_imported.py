@@ -498,7 +498,7 @@ def test_the_commands_train_a_file_with_states(call: Any, tmp_path: Path) -> Non
     code, output = call("train", tmp_path / "net.onnx", "--data", tmp_path / "data.npz", "-o", tmp_path / "run",
                         *options, *axes)  # fmt: skip
     assert code == 0, output
-    history = json.loads(output[output.index("{") :])["history"]
+    history = json.JSONDecoder().raw_decode(output[output.index("{") :])[0]["history"]
     assert history[-1]["mse"] < history[0]["mse"]
     assert "valid_mse" in history[0]
     np.save(tmp_path / "rate.npy", np.float32(0.5))
