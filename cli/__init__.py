@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
-from graphkit.errors import did_you_mean
+from graphkit.errors import GraphkitWarning, did_you_mean
 
 # Sub-command -> one line of help; the module of the same name defines `command`.
 COMMANDS = {
@@ -90,6 +92,21 @@ def invoke(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str], raise_errors: Callable[[], bool] = lambda: False) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", GraphkitWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, GraphkitWarning):
+                click.echo(f"graphkit: warning: {message}", err=True)
+            else:
+                others(message, category, *place)
+
+        warnings.showwarning = show
+        return _command(argv, raise_errors)
+
+
+def _command(argv: Sequence[str], raise_errors: Callable[[], bool]) -> int:
     try:
         # A command returns its exit code, or nothing for success.
         return cli.main(args=list(argv), prog_name="graphkit", standalone_mode=False) or 0

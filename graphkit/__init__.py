@@ -51,6 +51,7 @@ _PUBLIC = {
     "check_gradient": "graphkit.checks.gradcheck",
     "Trainer": "graphkit.train.trainer",
     "GraphkitError": "graphkit.errors",
+    "GraphkitWarning": "graphkit.errors",
 }
 _MODULES = {
     "nn": "graphkit.frontend.layers",

@@ -80,6 +80,14 @@ class MissingDependency(RuntimeFailure):
     """An optional package is needed and is not installed; the message says what to install."""
 
 
+class GraphkitWarning(UserWarning):
+    """Base of all warnings: nothing is wrong with the result, and something is with what was given."""
+
+
+class DeclarationWarning(GraphkitWarning):
+    """A file declares a shape that a tensor does not have; the declaration is ignored."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `"; did you mean 'x'?"` for the closest known name, or a short list of what exists."""
     known = list(known)

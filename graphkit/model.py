@@ -18,6 +18,7 @@ from graphkit.errors import InvalidModel, UsageError, did_you_mean
 from graphkit.executor.params import ParamStore
 from graphkit.frontend.initializers import initialize
 from graphkit.ir import printing
+from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
@@ -76,8 +77,12 @@ class Model:
         name: str | None = None,
         meta: Mapping[str, str] | None = None,
         seed: int | None = None,
+        declared: Declarations | None = None,
     ) -> Model:
-        """A model around an existing graph; `params` by input name, the rest initialised from `seed`."""
+        """A model around an existing graph; `params` by input name, the rest initialised from `seed`.
+
+        `declared` are shapes that runs are to be held against.
+        """
         model = cls.__new__(cls)
         changes: dict[str, Any] = {}
         if name is not None and name != graph.name:
@@ -87,6 +92,7 @@ class Model:
         model._adopt(
             graph.replace(**changes) if changes else graph, params, config.SEED.get() if seed is None else seed
         )
+        model._declared = declared
         return model
 
     def _adopt(self, graph: Graph, params: Mapping[str, Any], seed: int) -> None:
@@ -110,6 +116,7 @@ class Model:
                 raise InvalidModel(f"model {graph.name!r}: parameter {key!r} has neither a value nor an initialiser")
             _owners.setdefault(value, (self.params, key))
         self._executor: Any = None
+        self._declared: Declarations | None = None
 
     def separate_roles(self) -> dict[str, str]:
         """Give each stored tensor that training has to tell apart a copy for each of its roles, in place.
@@ -243,7 +250,7 @@ class Model:
         """
         from graphkit.executor.session import Executor
 
-        executor = Executor(self.graph, self.params, device=device, **options)
+        executor = Executor(self.graph, self.params, device=device, declared=self._declared, **options)
         if shapes is not None:
             executor.specialise(shapes)
         return executor
@@ -346,7 +353,9 @@ def load(source: Any, *, external_root: str | Path | None = None) -> Model:
     from graphkit.onnx_io.importer import import_model
 
     imported = import_model(source, external_root=external_root)
-    return Model.from_graph(imported.graph, imported.params, name=imported.name, meta=imported.meta)
+    return Model.from_graph(
+        imported.graph, imported.params, name=imported.name, meta=imported.meta, declared=imported.declared
+    )
 
 
 def grad(

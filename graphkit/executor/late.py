@@ -22,6 +22,7 @@ from graphkit.executor.emit import ABSENT, NO_SLOT, Emitter, Where
 from graphkit.executor.kernels import KernelContext, make_kernel
 from graphkit.executor.placement import has_fixed_size, has_run_time_size
 from graphkit.executor.region import Region
+from graphkit.ir.declared import Declarations
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
@@ -104,9 +105,12 @@ def late_operand(value: Value | None, where: Where, by_value: bool = False) -> L
 class LateNode(_LateStep):
     """A node and what was prepared for it. Several instances of a program may ask at the same time."""
 
-    def __init__(self, node: Node, context: KernelContext, by_value: frozenset[int]):
+    def __init__(
+        self, node: Node, context: KernelContext, by_value: frozenset[int], declared: Declarations | None = None
+    ):
         super().__init__(node, by_value)
         self._context = context
+        self._declared = declared
         self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -142,14 +146,17 @@ class LateNode(_LateStep):
             if has_fixed_size(declared) and declared.type != output.type:
                 raise RuntimeFailure(f"{self.node.describe()}: a result is {output.type}; {declared.type} was inferred")
         found = _prepared(bound, self._context)
+        if found is not None and self._declared:
+            self._declared.found(self.node.outputs, [v.tensor.static_shape for v in bound.outputs])
         if found is None:
             if config.STRICT.get():
                 raise UnsupportedError(f"GRAPHKIT_STRICT=1, and no native kernel: {bound.describe()}")
-            found = Prepared(None, [], [], [], _reference(self.node, types, self._context.used_outputs))
+            run = _reference(self.node, types, self._context.used_outputs, self._declared)
+            found = Prepared(None, [], [], [], run)
         return found
 
 
-def late_node(node: Node, context: KernelContext) -> LateNode | None:
+def late_node(node: Node, context: KernelContext, declared: Declarations | None = None) -> LateNode | None:
     """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
     if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
@@ -162,7 +169,7 @@ def late_node(node: Node, context: KernelContext) -> LateNode | None:
             ]
             try:
                 if _prepared(_bound(node, types), context) is not None:
-                    return LateNode(node, context, by_value)
+                    return LateNode(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
                 continue
     return None
@@ -188,16 +195,17 @@ def _sizes(node: Node) -> Iterator[dict[str, Dim]]:
 class ReferenceNode(_LateStep):
     """A node inside a subgraph that runs by its reference. Its operands and results are tensors of numbers."""
 
-    def __init__(self, node: Node, used: Sequence[bool]):
+    def __init__(self, node: Node, used: Sequence[bool], declared: Declarations | None = None):
         super().__init__(node)
         self._used = used
+        self._declared = declared
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
         types = [
             None if v is None else TensorType(v.dtype, v.tensor.static_shape if s is None else s)
             for v, s in zip(self.node.inputs, shapes, strict=True)
         ]
-        return Prepared(None, [], [], [], _reference(self.node, types, self._used))
+        return Prepared(None, [], [], [], _reference(self.node, types, self._used, self._declared))
 
 
 def is_numeric(value: Value) -> bool:
@@ -249,7 +257,9 @@ def _prepared(node: Node, context: KernelContext) -> Prepared | None:
     return Prepared(kernel, shapes, [], [], None)
 
 
-def _reference(node: Node, types: Sequence[TensorType | None], used: Sequence[bool]) -> Any:
+def _reference(
+    node: Node, types: Sequence[TensorType | None], used: Sequence[bool], declared: Declarations | None
+) -> Any:
     """A function of the operands' memory that returns the node's results, None where nobody reads them."""
 
     def run(memory: Sequence[Any]) -> list[np.ndarray | None]:
@@ -263,6 +273,8 @@ def _reference(node: Node, types: Sequence[TensorType | None], used: Sequence[bo
             raise
         except Exception as error:
             raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+        if declared:
+            declared.found(node.outputs, [np.shape(a) for a in results])
         return [np.asarray(a, order="C") if needed else None for a, needed in zip(results, used, strict=True)]
 
     return run

@@ -267,9 +267,12 @@ class _Instance:
         fixed: list[Any] = [None] * len(node.outputs)
         self._bind_all(fixed, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
         targets = [self._slots.setdefault(v, []) for v in node.outputs]
+        declared = self._program.region.settings.declared
 
         def run(inputs: Sequence[Any], _: Any) -> None:
             results = run_node(node, inputs) if make is None else make(inputs)
+            if declared:
+                declared.found(node.outputs, [r.shape if isinstance(r, np.ndarray) else None for r in results])
             for value, target, slots, result in zip(node.outputs, fixed, targets, results, strict=True):
                 if isinstance(result, np.ndarray):
                     result = np.asarray(result, order="C")

@@ -25,6 +25,7 @@ from graphkit.executor.plan import KernelKind
 from graphkit.executor.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.reference import reference_kernel
 from graphkit.executor.schedule import Task
+from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.constants import Constant
 from graphkit.passes._base import elements_read
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
 
 
 class Settings(NamedTuple):
-    """How programs are made: the device and the switches of the executor."""
+    """How programs are made: the device and the switches of the executor.
+
+    `declared` are shapes that what a run makes is held against.
+    """
 
     device: str
     threads: int
@@ -42,6 +46,7 @@ class Settings(NamedTuple):
     inplace: bool
     share: bool
     optimize: bool = True
+    declared: Declarations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +128,14 @@ class Region:
             if make is not None:
                 return Chosen("native", make=make)
             if not static:
-                late = slot_step(node) or late_node(node, replace(context, constant_inputs={}))
+                late = slot_step(node) or late_node(
+                    node, replace(context, constant_inputs={}), self.settings.declared
+                )
                 if late is not None:
                     return Chosen("native", step=late)
             if self.inner and all(is_numeric(v) for v in (*node.operands, *node.outputs)):
-                return Chosen("reference", step=ReferenceNode(node, used), reason=reason)
+                step = ReferenceNode(node, used, self.settings.declared)
+                return Chosen("reference", step=step, reason=reason)
         dynamic = any(self.placement.place[v] == "dynamic" for v in node.outputs if v in self.placement.used)
         return Chosen("reference", None if dynamic else reference_kernel(node), reason=reason)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
+from graphkit.executor.declared import Declared
 from graphkit.executor.device import make_program
 from graphkit.executor.feeds import check_finite, convert
 from graphkit.executor.hoist import DerivedArray, hoist
@@ -30,6 +31,7 @@ from graphkit.executor.program import Program
 from graphkit.executor.region import Settings
 from graphkit.executor.selection import Repeat, RunInput, Selection, signature
 from graphkit.executor.states import States
+from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.passes._base import run_passes
@@ -71,7 +73,8 @@ class Executor:
     techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
     products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
     is, `graphkit.passes.to_bfloat16` says) and sums in float32; `deterministic=True` gives the same bits for any number
-    of threads. `check_finite=True` raises InputError for NaN or infinity in fed data.
+    of threads. `declared` are shapes that a file has for the graph's values: a false one is a DeclarationWarning.
+    `check_finite=True` raises InputError for NaN or infinity in fed data.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
@@ -92,13 +95,17 @@ class Executor:
         deterministic: bool = False,
         precision: str = "f32",
         check_finite: bool = False,
+        declared: Declarations | None = None,
     ):
         if threads is not None and threads < 1:
             raise UsageError(f"threads={threads}: expected a positive number")
         load_device(device)
         _check_precision(precision, optimize, device)
         self.params = params
-        self._settings = Settings(device, threads or config.num_threads(), deterministic, inplace, share, optimize)
+        self._declared = Declared(graph, declared) if declared else None
+        self._settings = Settings(
+            device, threads or config.num_threads(), deterministic, inplace, share, optimize, declared
+        )
         self._optimize = optimize
         # Whether there are native kernels, which fused operators are made for.
         self._compiled = device == "cpu" and native_module() is not None
@@ -216,6 +223,8 @@ class Executor:
             self._states.restore(names, program, taken)
             raise
         named = dict(zip(selection.outputs, results[len(names) :], strict=True))
+        if self._declared is not None:
+            self._declared.after(named)
         if names:
             del results[len(names) :]
             arrays.clear()
@@ -378,6 +387,8 @@ class Executor:
 
     def _make_program(self, selection: Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
         graph = bind(selection.graph, shapes)
+        if self._declared is not None:
+            self._declared.before(shapes)
         if self._optimize and graph is not selection.graph:
             graph = run_passes(graph, (*CLEANUP, *BOUND) if self._compiled else CLEANUP)
         fixed: dict[Value, VersionedArray] = {}

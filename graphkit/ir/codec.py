@@ -268,6 +268,9 @@ class Decoder:
         name = field(item, "name", str, f"{where}: an input")
         where = f"{where}: input {name!r}"
         type_ = self._type(item, where)
+        if top and isinstance(type_, TensorType):
+            # Whoever runs the model says what the elements are.
+            type_ = type_.with_value(None)
         role = field(item, "role", str, where, "data")
         if role not in _ROLES:
             raise InvalidModel(f"{where}: role {role!r} is none of {', '.join(_ROLES)}")

@@ -48,6 +48,8 @@ def _inner(builder: Builder, region: Region, own: Sequence[Value], names: Names,
     """The outputs of a subgraph built in a scope inside `names`, where its inputs are `own`."""
     if len(region.inputs) != len(own):
         raise InvalidModel(f"subgraph {region.name!r} has {len(region.inputs)} inputs, {len(own)} are passed to it")
+    for (name, proto), value in zip(region.inputs, own, strict=True):
+        builder.check_declared(name, value.type, proto)
     scope = type(names)(names)
     scope.values.update((name, value) for (name, _), value in zip(region.inputs, own, strict=True))
     return builder.region(region, scope, setting)

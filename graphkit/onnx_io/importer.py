@@ -1,8 +1,9 @@
 """ONNX to graphkit: a model file becomes a Graph, its parameters and its metadata.
 
 The file's nodes are read in dependency order, brought up to the canonical opset by `upgrade`, functions are
-inlined, subgraphs are closed over what they capture, and every type is inferred anew; types that the file declares
-only fill in what inference leaves unknown. Nothing in the file is executed.
+inlined, subgraphs are closed over what they capture, and every type is inferred anew. What the file declares of types
+between inputs and outputs decides nothing: another element type is an error, another shape a warning (see
+`graphkit.ir.declared`). Nothing in the file is executed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from onnx import AttributeProto, ModelProto, TypeProto
 
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context
+from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value, unique_names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io import control, functions, initializers, upgrade, validate
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
-from graphkit.onnx_io.tensors import densify, dtype_of_code, refine, to_array, type_from_proto, type_to_proto
+from graphkit.onnx_io.tensors import claims, densify, dtype_of_code, to_array, type_from_proto, type_to_proto
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import LargeTensors
 from graphkit.ops import Op, registry
@@ -37,12 +39,16 @@ MAX_BUILT_NODES = 20_000_000
 
 
 class Imported(NamedTuple):
-    """`params` has one array per graph input of role parameter or state, by its name in `graph`."""
+    """`params` has one array per graph input of role parameter or state, by its name in `graph`.
+
+    `declared` has the shapes in the file that inference could not decide.
+    """
 
     graph: Graph
     params: dict[str, np.ndarray]
     name: str
     meta: dict[str, str]
+    declared: Declarations
 
 
 def import_model(
@@ -130,6 +136,7 @@ class Builder:
         self.library = functions.Library(model.functions, self.setting.opsets, reader)
         self.top = reader.graph(model.graph)
         reader.closed(self.top, f"{label}: graph {model.graph.name!r}")
+        self.declared = Declarations(label)
         self.built = 0
         self.hoisted: dict[tuple[int, str], Value] = {}
 
@@ -167,7 +174,7 @@ class Builder:
             graph = bind_rng(graph)
         meta = self.metadata(graph, unique)
         params = {graph.name_of(value): array for value, array in arrays.items()}
-        return Imported(graph.replace(meta=meta), params, self.top.name, meta)
+        return Imported(graph.replace(meta=meta), params, self.top.name, meta, self.declared)
 
     def initial_array(self, region: Region, name: str) -> np.ndarray:
         where = f"{self.label}: initializer {name!r}"
@@ -242,18 +249,34 @@ class Builder:
             if value is None and region is not self.top:
                 value = self.constant(Tensor(self.initial_array(region, name)), name)
             names.values[name] = value
-        declared = {**region.declared, **{name: proto for name, proto in region.outputs if proto is not None}}
+        outputs = {name: proto for name, proto in region.outputs if proto is not None}
         for raw in region.nodes:
-            self.node(raw, names, setting, declared)
+            self.node(raw, names, setting)
+            for name in raw.outputs:
+                # An output is held against its declaration below.
+                if name in region.declared and name not in outputs:
+                    self.check_declared(name, names.output(name).type, region.declared[name])
+        for name, proto in outputs.items():
+            self.check_declared(name, names.output(name).type, proto)
         return [names.output(name) for name, _ in region.outputs]
 
-    def node(self, raw: RawNode, names: Names, setting: Setting, declared: Mapping[str, TypeProto]) -> None:
+    def check_declared(self, name: str, inferred: Type, proto: TypeProto | None) -> None:
+        """Raise InvalidModel when the file declares another element type; another shape is a warning, now or later."""
+        declared = None if proto is None else type_from_proto(proto, f"{self.label}: tensor {name!r}")
+        if declared is None:
+            return
+        if not claims(declared, inferred):
+            raise InvalidModel(f"{self.label}: tensor {name!r} is declared as {declared}, and is {inferred}")
+        if isinstance(declared, TensorType) and isinstance(inferred, TensorType):
+            self.declared.claim(name, declared, inferred)
+
+    def node(self, raw: RawNode, names: Names, setting: Setting) -> None:
         self.built += 1
         if self.built > MAX_BUILT_NODES:
             raise InvalidModel(f"{self.label}: functions and loops unfold to more than {MAX_BUILT_NODES} nodes")
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
         try:
-            results = self.results(raw, names, setting, declared, where)
+            results = self.results(raw, names, setting, where)
         except GraphkitError as error:
             if str(error).startswith(self.label):
                 raise
@@ -268,9 +291,7 @@ class Builder:
                     raise InvalidModel(f"{where}: the operator has no output {index} ({name!r})")
                 names.values[name] = value
 
-    def results(
-        self, raw: RawNode, names: Names, setting: Setting, declared: Mapping[str, TypeProto], where: str
-    ) -> Sequence[Value | None]:
+    def results(self, raw: RawNode, names: Names, setting: Setting, where: str) -> Sequence[Value | None]:
         inputs = [names.find(name) if name else None for name in raw.inputs]
         if raw.domain == "" and raw.op_type == "Constant":
             return [self.constant(self.constant_value(raw, setting, where), raw.outputs[0] if raw.outputs else "", raw)]
@@ -287,18 +308,14 @@ class Builder:
             return _named(self.call(raw, inputs, protos, setting, where), raw, mark)
         if raw.regions:
             return control.build(self, cls, raw, view, names, setting)
-        return self.apply(cls, view, raw, declared).outputs
+        return self.apply(cls, view, raw).outputs
 
-    def apply(self, cls: type[Op], view: upgrade.NodeView, raw: RawNode, declared: Mapping[str, TypeProto]) -> Node:
+    def apply(self, cls: type[Op], view: upgrade.NodeView, raw: RawNode) -> Node:
         operands = list(view.inputs)
         while operands and operands[-1] is None:
             operands.pop()
         attrs = self.fields(cls, view)
-        node = Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
-        types = [_refined(v, declared.get(v.name)) for v in node.outputs]
-        if any(t is not v.type for t, v in zip(types, node.outputs, strict=True)):
-            node = Node(node.op, operands, raw.name, raw.meta, output_names=raw.outputs, types=types)
-        return node
+        return Node(cls(**attrs), operands, raw.name, raw.meta, output_names=raw.outputs)
 
     def fields(self, cls: type[Op], view: upgrade.NodeView) -> dict[str, Any]:
         """Attribute values by the operator's field names; one that the operator lacks must have its default value."""
@@ -347,7 +364,7 @@ class Builder:
         operands = [*inputs, *[None] * (len(function.region.inputs) - len(inputs))]
         names.values.update((name, value) for (name, _), value in zip(function.region.inputs, operands, strict=True))
         for node in function.region.nodes:
-            self.node(node, names, inner, {})
+            self.node(node, names, inner)
         # A standard body may not deliver an optional output for these operands.
         return [names.values.get(name) for name, _ in function.region.outputs]
 
@@ -409,13 +426,6 @@ def _text(data: bytes, where: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidModel(f"{where}: not UTF-8 text") from None
-
-
-def _refined(value: Value, declared: TypeProto | None) -> Type:
-    """The inferred type, with what inference leaves open taken from the file's declaration."""
-    if declared is None or (isinstance(value.type, TensorType) and value.type.is_static):
-        return value.type
-    return refine(value.type, type_from_proto(declared, f"{value.name!r}"))
 
 
 def _draws(node: Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from onnx import SparseTensorProto, TensorProto, TypeProto
@@ -314,22 +314,8 @@ def _dim_text(dim: DimExpr) -> str:
     return only if only and dim == dims.symbol(only) else str(dim)
 
 
-def refine(inferred: Type, declared: Type | None) -> Type:
-    """`inferred` with its unknown rank or anonymous dimensions filled in from `declared`; elsewhere inference wins."""
-    if declared is None or not isinstance(inferred, TensorType) or not isinstance(declared, TensorType):
-        return inferred
-    if declared.dtype is not inferred.dtype or declared.shape is None:
-        return inferred
-    if inferred.shape is None:
-        return TensorType(inferred.dtype, declared.shape)
-    if len(inferred.shape) != len(declared.shape) or not any(map(_is_anonymous, inferred.shape)):
-        return inferred
-    shape = [
-        d if _is_anonymous(i) and not _is_anonymous(d) else i
-        for i, d in zip(inferred.shape, declared.shape, strict=True)
-    ]
-    return TensorType(inferred.dtype, shape, inferred.value)
-
-
-def _is_anonymous(dim: Any) -> bool:
-    return isinstance(dim, DimExpr) and any(dim == dims.symbol(s) for s in dim.symbols if s.startswith("?"))
+def claims(declared: Type, inferred: Type) -> bool:
+    """Whether a declaration has the kind and the element types of what was inferred."""
+    if isinstance(declared, TensorType) or isinstance(inferred, TensorType):
+        return type(declared) is type(inferred) and declared.dtype is inferred.dtype  # type: ignore[union-attr]
+    return type(declared) is type(inferred) and claims(declared.element, inferred.element)

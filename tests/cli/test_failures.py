@@ -145,3 +145,16 @@ def test_an_option_given_twice_is_refused(call, tmp_path):
     code, _, err = call("build", "mlp", "-p", "classes=3", "-p", "classes=4", "-o", tmp_path / "net.json")
     assert code == 2
     assert "classes is given twice: 3 and 4" in err
+
+
+def test_a_false_declaration_is_a_line_on_stderr(call, tmp_path):
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", ["N"]), ("y", [5])))
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", [x], [y])
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    code, out, err = call("run", path, "x:3", "--json")
+    assert code == 0
+    assert json.loads(out)
+    (line,) = [line for line in err.splitlines() if "declared" in line]
+    assert line.startswith("graphkit: warning: ")
+    assert "tensor 'y' is declared as [5], and is [3]" in line

@@ -1,0 +1,96 @@
+"""Shapes that a file declares for its tensors: claims to hold against what is found, never a source of types."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+
+from graphkit.errors import DeclarationWarning
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Value
+from graphkit.ir.types import TensorType
+
+
+class Declarations:
+    """The claims of one file that inference could not decide, by tensor. A false one is one DeclarationWarning.
+
+    `label` names the file. What is done with several threads may warn twice.
+    """
+
+    def __init__(self, label: str):
+        self._label = label
+        self._claims: dict[str, tuple[Dim, ...]] = {}
+        self._told: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._claims)
+
+    def shape(self, name: str) -> tuple[Dim, ...] | None:
+        """The declared shape of a tensor of which inference cannot tell whether it has it."""
+        return self._claims.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._claims
+
+    def claim(self, name: str, declared: TensorType, inferred: TensorType) -> None:
+        """Hold a declaration against the inferred type, and keep it when only a run can tell."""
+        if declared.shape is None or name in self._told:
+            return
+        if self._claims.get(name, declared.shape) != declared.shape:
+            # Tensors of two subgraphs have this name; a run could not tell which one it is.
+            self._told.add(name)
+            del self._claims[name]
+            return
+        if inferred.shape is None or declared.shape != inferred.shape:
+            self._claims[name] = declared.shape
+            self.check(name, inferred.shape, {})
+            if inferred.is_static:
+                self._claims.pop(name, None)
+
+    def found(self, values: Iterable[Value], shapes: Iterable[Sequence[int] | None]) -> None:
+        """Hold declarations against the shapes that a run has made.
+
+        In a graph that was rewritten: a tensor of this name may have its axes in another order.
+        """
+        for value, shape in zip(values, shapes, strict=True):
+            if value.name in self._claims:
+                self.check(value.name, shape, {}, any_order=True)
+
+    def check(
+        self, name: str, shape: Sequence[Dim] | None, bindings: Mapping[str, Dim], *, any_order: bool = False
+    ) -> None:
+        """Warn when the tensor's declared shape and this one exclude each other, then forget the declaration.
+
+        `bindings` says what names stand for. `any_order` compares what does not depend on the order of the axes.
+        """
+        if shape is None or name not in self._claims:
+            return
+        declared = self._claims[name]
+        claimed = [dims.substitute(d, bindings) for d in declared]
+        pair = (_in_order(claimed), _in_order(shape)) if any_order else (claimed, shape)
+        if len(claimed) == len(shape) and not any(map(_exclude, *pair)):
+            return
+        del self._claims[name]
+        self._told.add(name)
+        warnings.warn(
+            f"{self._label}: tensor {name!r} is declared as {_text(declared)}, and is {_text(shape)}; what is declared "
+            "is ignored",
+            DeclarationWarning,
+            stacklevel=2,
+        )
+
+
+def _exclude(a: Dim, b: Dim) -> bool:
+    return not isinstance(a, DimExpr) and not isinstance(b, DimExpr) and a != b
+
+
+def _in_order(shape: Sequence[Dim]) -> list[Dim]:
+    # Where a size is not known, neither is its place.
+    if any(isinstance(d, DimExpr) for d in shape):
+        return [dims.fresh() for _ in shape]
+    return sorted(shape)  # type: ignore[type-var]
+
+
+def _text(shape: Sequence[Dim]) -> str:
+    return f"[{', '.join('?' if str(d).startswith('?') else str(d) for d in shape)}]"
