@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphkit.data.batches import Batch, Batches
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.described import described
+from graphkit.data.foreign import Iterated, MapDataset, as_dataset
 from graphkit.data.prefetching import prefetch
 from graphkit.data.sentences import Sentences
 from graphkit.data.sources import TEXT_SOURCES, load, names, read
@@ -12,6 +13,6 @@ from graphkit.data.stream import TokenStream
 from graphkit.data.vocabulary import Vocabulary
 
 __all__ = [
-    "TEXT_SOURCES", "Batch", "Batches", "Dataset", "Sentences", "Splits", "TokenStream", "Vocabulary", "described",
-    "load", "names", "prefetch", "read",
+    "TEXT_SOURCES", "Batch", "Batches", "Dataset", "Iterated", "MapDataset", "Sentences", "Splits", "TokenStream",
+    "Vocabulary", "as_dataset", "described", "load", "names", "prefetch", "read",
 ]  # fmt: skip

@@ -17,9 +17,9 @@ from graphkit.errors import InputError, UsageError, did_you_mean
 class Dataset:
     """Samples along the first axis of every array, or along the axis that `axes` gives for an input.
 
-    `inputs`: one array, a sequence of arrays, or a dict by input name; `targets`: an array or None; `names`: the
-    inputs' names where `inputs` does not give them (default "x", or "x0", "x1", ...). `classes`: what integer
-    targets mean. `name` says in errors where the data come from. `axes`: the axis that counts samples by input name,
+    `inputs`: one array, a sequence of arrays, or a dict by input name; `targets`: an array, a dict by name, or None;
+    `names`: the inputs' names where `inputs` does not give them (default "x", or "x0", "x1", ...). `classes`: what
+    integer targets mean. `name` says in errors where the data come from. `axes`: the axis that counts samples by input name,
     as recurrent states [layers, N, units] need it; None gives every batch the whole array (a sampling rate, a mask).
     Raises InputError when lengths differ, there is no sample, or a floating-point array holds NaN.
 
@@ -40,7 +40,8 @@ class Dataset:
     ):
         self.name = name
         self.arrays: dict[str, np.ndarray] = _named(inputs, names, name)
-        self.targets: np.ndarray | None = None if targets is None else np.asarray(targets)
+        # An array, a dict of arrays by name, or None.
+        self.targets: Any = _targets(targets)
         self.classes: tuple[str, ...] | None = None if classes is None else tuple(str(c) for c in classes)
         self._single = not isinstance(inputs, (Mapping, list, tuple))
         self.axes: dict[str, int | None] = dict(axes or {})
@@ -67,7 +68,14 @@ class Dataset:
             raise InputError(f"{name}: there is no sample")
 
     def _labelled(self) -> list[tuple[str, np.ndarray]]:
+        if isinstance(self.targets, dict):
+            return [*self.arrays.items(), *((f"target {name}", array) for name, array in self.targets.items())]
         return [*self.arrays.items(), *([] if self.targets is None else [("targets", self.targets)])]
+
+    @property
+    def _labels(self) -> np.ndarray | None:
+        """Integer targets; None where targets are something else."""
+        return self.targets if isinstance(self.targets, np.ndarray) and self.targets.dtype.kind in "iu" else None
 
     def _axis(self, label: str) -> int | None:
         return self.axes.get(label, 0)
@@ -96,16 +104,17 @@ class Dataset:
         """How many classes integer targets distinguish; None for other targets."""
         if self.classes is not None:
             return len(self.classes)
-        if self.targets is None or self.targets.dtype.kind not in "iu":
-            return None
-        return int(self.targets.max()) + 1
+        labels = self._labels
+        return None if labels is None else int(labels.max()) + 1
 
     def __len__(self) -> int:
         return next(a.shape[axis] for label, a in self._labelled() if (axis := self._axis(label)) is not None)
 
-    def take(self, index: Any) -> tuple[Any, np.ndarray | None]:
-        """(inputs, targets) of the samples at `index`, a slice or an integer array; inputs in the form of `inputs`."""
+    def take(self, index: Any) -> tuple[Any, Any]:
+        """(inputs, targets) of the samples at `index`, a slice or an integer array, each in the form it was given."""
         inputs = self._given({name: _part(array, self._axis(name), index) for name, array in self.arrays.items()})
+        if isinstance(self.targets, dict):
+            return inputs, {name: array[index] for name, array in self.targets.items()}
         return inputs, None if self.targets is None else self.targets[index]
 
     def subset(self, index: Any, name: str | None = None) -> Dataset:
@@ -136,7 +145,7 @@ class Dataset:
 
         With integer targets of one number per sample, and `stratify`, each class is split in that proportion.
         """
-        labels = self.targets if stratify and self.targets is not None and self.targets.dtype.kind in "iu" else None
+        labels = self._labels if stratify else None
         labels = labels if labels is None or labels.ndim == 1 else None
         train, test = order.hold_out(self.name, len(self), test_fraction, seed, labels)
         return Splits(self.subset(train, f"{self.name} (train)"), self.subset(test, f"{self.name} (test)"))
@@ -181,6 +190,12 @@ def _named(inputs: Any, names: Sequence[str] | None, source: str) -> dict[str, n
     if not found:
         raise InputError(f"{source}: there is no input array")
     return found
+
+
+def _targets(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return {str(name): np.asarray(array) for name, array in given.items()}
+    return None if given is None else np.asarray(given)
 
 
 def _part(array: np.ndarray, axis: int | None, index: Any) -> np.ndarray:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.data import Batch, Batches, Dataset
+from graphkit.data import Batch, Dataset, Iterated
 from graphkit.errors import InputError, UsageError
 from graphkit.train.beside import Beside
 from graphkit.train.gather import gather
@@ -35,8 +35,8 @@ class Fit:
     """
 
     trainer: Trainer
-    train: Dataset
-    valid: Dataset | None
+    train: Dataset | Iterated
+    valid: Dataset | Iterated | None
     metrics: Sequence[Any]
     batch_size: int
     folder: Path | None
@@ -96,12 +96,13 @@ class Fit:
         batches = self._batches()
         measured = trainer._metrics(self.metrics)
         self._restore(measured)
-        self.bar.start(f"epoch {position.epoch + 1}/{position.until}", len(batches), position.batch)
+        count = length_of(batches)
+        self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
         with Beside(self.prefetch) as beside:
             self._measured, self._beside = measured, beside
             try:
                 # A position after the last batch is that of the update, or the validation, behind it.
-                if position.batch < len(batches):
+                if count is None or position.batch < count:
                     for batch in beside.batches(map(trainer._prepared, batches)):
                         with trainer._interrupts:
                             self._step(batch, measured)
@@ -113,10 +114,10 @@ class Fit:
                     position.metrics = self.metric_states()
                 self._measured = None
 
-    def _batches(self) -> Batches:
+    def _batches(self) -> Iterable[Batch]:
         """The batches of the epoch from the position on; raises UsageError where these data cannot go on with it."""
         trainer, position = self.trainer, self.trainer.position
-        width, length = self.batch_size * self._ranks, len(self.train)
+        width, length = self.batch_size * self._ranks, length_of(self.train)
         if position.within and position.width:
             if position.length not in (None, length):
                 raise UsageError(
@@ -131,7 +132,7 @@ class Fit:
                     )
                 position.resize(width)
         position.width, position.length = width, length
-        further = {"offset": position.offset} if position.offset else {}
+        further: dict[str, Any] = {"offset": position.offset} if position.offset else {}
         return self.train.batches(
             self.batch_size, seed=trainer.seed, epoch=position.epoch, start=position.batch, rank=self._rank,
             ranks=self._ranks, **further,
@@ -225,6 +226,11 @@ class Fit:
                 self._save()
             where += f"; {self.folder} has a checkpoint of it"
         interrupt.add_note(where)
+
+
+def length_of(data: Any) -> int | None:
+    """How many there are; None where it does not say."""
+    return len(data) if hasattr(data, "__len__") else None
 
 
 def first(targets: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.data import Batch, Dataset
+from graphkit.data import Batch, Dataset, Iterated, as_dataset
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, InvalidModel, UsageError
 from graphkit.executor.feeds import convert
@@ -36,7 +36,7 @@ from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
 from graphkit.train.beside import Beside
 from graphkit.train.carried import Carried
-from graphkit.train.fit import Fit, first
+from graphkit.train.fit import Fit, first, length_of
 from graphkit.train.interrupts import uninterrupted
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.progress import JsonLog, ProgressBar
@@ -359,8 +359,8 @@ class Trainer:
 
     def fit(
         self,
-        train: Dataset | tuple[Any, Any],
-        valid: Dataset | tuple[Any, Any] | None = None,
+        train: Any,
+        valid: Any = None,
         *,
         epochs: int | None = None,
         batch_size: int = 64,
@@ -373,6 +373,9 @@ class Trainer:
         on_epoch: Callable[[int, dict[str, float]], None] | None = None,
     ) -> list[dict[str, float]]:
         """Train for `epochs` more epochs (default: one); the records of the epochs that end in this call.
+
+        train, valid: a Dataset, (inputs, targets) in the forms that `step` takes, an object with a length and items, or
+        an iterable of samples or batches (see `gk.data.as_dataset`).
 
         After `resume`, and after a `fit` that was interrupted or failed, the call goes on with that run in its place:
         `epochs` then counts from where that run began (default: the number that it was given), and what is done
@@ -405,7 +408,7 @@ class Trainer:
             bar = stack.enter_context(ProgressBar(progress if writes else False))
             log = JsonLog(path if writes else None)
             self._fit = Fit(
-                self, _dataset(train), None if valid is None else _dataset(valid), metrics, batch_size, path,
+                self, self._data(train), None if valid is None else self._data(valid), metrics, batch_size, path,
                 checkpoint_every, prefetch, bar, log, on_epoch,
             )  # fmt: skip
             try:
@@ -442,6 +445,10 @@ class Trainer:
         specs = [specs] if isinstance(specs, str) or hasattr(specs, "update") else specs
         return metrics.get_all(specs, probabilities=losses.are_probabilities(output))
 
+    def _data(self, given: Any) -> Dataset | Iterated:
+        kinds = {n: t for n, t in self._input_types.items() if n not in self._carried.names}
+        return as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
+
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy."""
         inputs = self._carried.named(batch.inputs)
@@ -452,7 +459,7 @@ class Trainer:
 
     def evaluate(
         self,
-        data: Dataset | tuple[Any, Any],
+        data: Any,
         metrics_: Sequence[Any] = ("accuracy",),
         *,
         batch_size: int = 256,
@@ -462,16 +469,16 @@ class Trainer:
 
         prefetch: as for `fit`.
         """
-        return self._scores(_dataset(data), metrics_, batch_size, prefetch, ProgressBar(False))
+        return self._scores(self._data(data), metrics_, batch_size, prefetch, ProgressBar(False))
 
     def _scores(
-        self, data: Dataset, specs: Sequence[Any], batch_size: int, prefetch: int, bar: ProgressBar
+        self, data: Dataset | Iterated, specs: Sequence[Any], batch_size: int, prefetch: int, bar: ProgressBar
     ) -> dict[str, float]:
         measured = self._metrics(specs)
         carried = Carried(self.net, self._carried.names)
         with self.averaged(), Beside(prefetch) as beside:
             batches = data.batches(batch_size, shuffle=False)
-            bar.start("validation", len(batches))
+            bar.start("validation", length_of(batches))
             for inputs, targets in beside.batches(map(self._prepared, batches)):
                 results = self._inference.run(carried.feeds(inputs))
                 carried.keep(results)
@@ -619,7 +626,3 @@ def _by_name(given: Any, names: Sequence[str], what: str) -> dict[str, Any]:
     if len(arrays) != len(names):
         raise InputError(f"{len(names)} {what} are expected ({', '.join(names)}), {len(arrays)} given")
     return dict(zip(names, arrays, strict=True))
-
-
-def _dataset(data: Any) -> Dataset:
-    return data if isinstance(data, Dataset) else Dataset(*data)

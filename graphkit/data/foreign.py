@@ -1,0 +1,163 @@
+"""Data as other libraries have them: objects with a length and items, iterables of samples or batches, generators."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from graphkit.data.batches import Batch
+from graphkit.data.dataset import Dataset
+from graphkit.errors import InputError, UsageError
+
+
+def as_dataset(data: Any, ranks: Mapping[str, int | None]) -> Dataset | Iterated:
+    """What `fit` and `evaluate` were given, as something that has batches. ranks: of the model's inputs, by name.
+
+    A Dataset; (inputs, targets); an object with `__len__` and `__getitem__`, whose items are samples; an iterable, or a
+    function that returns one, whose items are samples or batches: an item whose first array has the rank of the first
+    input is a batch, with one axis less a sample. A sample or batch is (inputs, targets), or a dict by name in which
+    all that is no input is a target. Raises InputError for anything else.
+    """
+    if isinstance(data, (Dataset, Iterated)):
+        return data
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return Dataset(*data)
+    if isinstance(data, (np.ndarray, Mapping, str, bytes)) or hasattr(data, "__array__"):
+        raise InputError(f"data for training are (inputs, targets), or a data set; {type(data).__name__} is given")
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return MapDataset(data, tuple(ranks))
+    if hasattr(data, "__iter__") or callable(data):
+        return Iterated(data, ranks)
+    raise InputError(f"{type(data).__name__} is no data set: it has no __len__ and __getitem__, and no __iter__")
+
+
+class MapDataset(Dataset):
+    """Samples of an object with `__len__` and `__getitem__`, fetched when their batch is made.
+
+    Only items from 0 to before its length are asked for. inputs: the names that belong to inputs where a sample is a
+    dict.
+    """
+
+    def __init__(self, data: Any, inputs: tuple[str, ...] = ()):
+        self.name = type(data).__name__
+        self.arrays, self.targets, self.classes, self.axes = {}, None, None, {}
+        self._data, self._inputs, self._length = data, inputs, len(data)
+        if not self._length:
+            raise InputError(f"{self.name}: there is no sample")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, index: Any) -> tuple[Any, Any]:
+        numbers = np.arange(self._length)[index]
+        return _stacked([_pair(self.name, self._data[int(i)], self._inputs) for i in numbers], self.name)
+
+    def subset(self, index: Any, name: str | None = None) -> Dataset:
+        numbers = np.arange(self._length)[index]
+        found = MapDataset([self._data[int(i)] for i in numbers], self._inputs)
+        found.name = name or self.name
+        return found
+
+    def __repr__(self) -> str:
+        return f"<MapDataset of {self.name}: {self._length} samples>"
+
+
+class Iterated:
+    """An iterable whose order, and length, are its own; every epoch iterates it again, or calls the function anew.
+
+    A position within an epoch is reached by leaving out as many batches as were done, which is the same place only if
+    the order is the same again.
+    """
+
+    orders_samples = False
+
+    def __init__(self, source: Any, ranks: Mapping[str, int | None]):
+        self.name = getattr(source, "__name__", type(source).__name__)
+        self._source: Callable[[], Iterable[Any]] = source if callable(source) else lambda: source
+        self._inputs = tuple(ranks)
+        self._rank = next(iter(ranks.values()), None)
+
+    def batches(self, batch_size: int, *, start: int = 0, ranks: int = 1, epoch: int = 0, **_: Any) -> Iterator[Batch]:
+        """The batches of an epoch from the `start`-th on. batch_size: of batches that are made here, of samples."""
+        if ranks > 1:
+            raise UsageError(f"{self.name}: an iterable cannot be shared by {ranks} processes; give data with a length")
+        return self._batches(batch_size, start, epoch)
+
+    def _batches(self, batch_size: int, start: int, epoch: int) -> Iterator[Batch]:
+        items: Iterator[tuple[Any, Any]] = (_pair(self.name, item, self._inputs) for item in self._source())
+        first = next(items, None)
+        if first is None:
+            raise InputError(
+                f"{self.name}: nothing came in epoch {epoch + 1}; a generator runs once: give a function that returns "
+                "one, or an object that can be iterated again"
+            )
+        items = itertools.chain([first], items)
+        made = items if self._are_batches(first[0]) else self._gathered(items, batch_size)
+        for inputs, targets in itertools.islice(made, start, None):
+            inputs, targets = _arrays(inputs), _arrays(targets)
+            size = len(_leaves(inputs)[0])
+            yield Batch(inputs, targets, size, size)
+
+    def _are_batches(self, inputs: Any) -> bool:
+        found = np.ndim(_leaves(_arrays(inputs))[0])
+        if self._rank is None or found == self._rank:
+            return True
+        if found == self._rank - 1:
+            return False
+        expected = f"a batch has rank {self._rank}, a sample {self._rank - 1}"
+        raise InputError(f"{self.name}: the items have inputs of rank {found}; {expected}")
+
+    def _gathered(self, samples: Iterator[tuple[Any, Any]], batch_size: int) -> Iterator[tuple[Any, Any]]:
+        while group := list(itertools.islice(samples, batch_size)):
+            yield _stacked(group, self.name)
+
+
+def _pair(source: str, item: Any, inputs: tuple[str, ...]) -> tuple[Any, Any]:
+    """(inputs, targets) of a sample or a batch."""
+    if isinstance(item, Mapping):
+        given = {name: value for name, value in item.items() if name in inputs}
+        if not given:
+            raise InputError(f"{source}: an item has {', '.join(map(repr, item))}, none of them an input of the model")
+        return given, {name: value for name, value in item.items() if name not in inputs} or None
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        return item[0], item[1]
+    raise InputError(f"{source}: an item is (inputs, targets) or a dict by name; {type(item).__name__} is given")
+
+
+def _arrays(values: Any) -> Any:
+    """The same with arrays of numpy for what is in it; a list of several inputs as a tuple."""
+    if values is None:
+        return None
+    if isinstance(values, Mapping):
+        return {name: np.asarray(value) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(np.asarray(value) for value in values)
+    return np.asarray(values)
+
+
+def _leaves(values: Any) -> list[Any]:
+    if isinstance(values, Mapping):
+        return list(values.values())
+    return list(values) if isinstance(values, tuple) else [values]
+
+
+def _stacked(samples: list[tuple[Any, Any]], source: str) -> tuple[Any, Any]:
+    """A batch of samples, each array with a first axis for them."""
+    return _stack([_arrays(inputs) for inputs, _ in samples], source), _stack([_arrays(t) for _, t in samples], source)
+
+
+def _stack(values: list[Any], source: str) -> Any:
+    first = values[0]
+    if first is None:
+        return None
+    if isinstance(first, Mapping):
+        return {name: _stack([value[name] for value in values], source) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_stack([value[i] for value in values], source) for i in range(len(first)))
+    odd = next((value for value in values if value.shape != first.shape), None)
+    if odd is not None:
+        raise InputError(f"{source}: samples of one batch have the shapes {list(first.shape)} and {list(odd.shape)}")
+    return np.stack(values)

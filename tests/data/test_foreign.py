@@ -1,0 +1,169 @@
+"""Training from data as other libraries have them."""
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.data import Dataset
+from graphkit.errors import InputError, UsageError
+
+N = 20
+
+
+def arrays():
+    rng = np.random.default_rng(5)
+    return rng.standard_normal((N, 6), np.float32), rng.integers(0, 3, N)
+
+
+def trainer(**options):
+    x = gk.input("x", ["N", 6])
+    return gk.Trainer(gk.Model({"logits": gk.nn.linear(x, 3, name="fc")}, seed=0), seed=3, threads=1, **options)
+
+
+def weights(data, valid=None, **options):
+    found = trainer()
+    found.fit(data, valid, batch_size=8, **({"epochs": 2, "metrics": ["accuracy"]} | options))
+    return found.net.params["fc_weight"].tobytes(), found.updates
+
+
+class Endless:
+    """Has a length, and an item at every index."""
+
+    def __init__(self):
+        self.x, self.y = arrays()
+        self.asked = []
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        self.asked.append(index)
+        return self.x[index % N], self.y[index % N]
+
+
+class Samples:
+    """An iterable of samples, as PyTorch's IterableDataset."""
+
+    def __init__(self, batch=None):
+        self.x, self.y = arrays()
+        self.batch = batch
+
+    def __iter__(self):
+        for i in range(0, N, self.batch or 1):
+            part = slice(i, i + self.batch) if self.batch else i
+            yield self.x[part], self.y[part]
+
+
+def in_order():
+    """What unshuffled batches of 8 give."""
+    found = trainer()
+    for _ in range(2):
+        for inputs, targets in Dataset(*arrays()).batches(8, shuffle=False):
+            found.step(inputs, targets)
+    return found.net.params["fc_weight"].tobytes(), found.updates
+
+
+def test_a_length_bounds_what_is_asked_for():
+    data = Endless()
+    assert weights(data, data) == weights(arrays())
+    assert set(data.asked) == set(range(N))
+    assert trainer().evaluate(data) == trainer().evaluate(arrays())
+
+
+@pytest.mark.parametrize("batch", [None, 8], ids=["samples", "batches"])
+def test_iterables(batch):
+    assert weights(Samples(batch), Samples(batch)) == in_order()
+    assert weights(lambda: iter(Samples(batch))) == in_order(), "a function that returns a generator"
+
+
+def test_a_generator_runs_once():
+    with pytest.raises(InputError, match="nothing came in epoch 2; a generator runs once: give a function"):
+        weights(iter(Samples()))
+    assert weights(iter(Samples()), epochs=1)[1] == 3
+
+
+def test_forms_of_items():
+    x, y = arrays()
+    straight = weights((x, y))
+    assert weights([(x[i], y[i]) for i in range(N)]) == straight
+    assert weights([{"x": x[i], "target": y[i]} for i in range(N)]) == straight
+    assert weights(({"x": x}, {"target": y})) == straight
+    assert weights(Dataset({"x": x}, {"target": y})) == straight
+    assert weights([({"x": x[i]}, {"target": int(y[i])}) for i in range(N)]) == straight
+
+
+def test_dicts_of_targets():
+    x = gk.input("x", ["N", 6])
+    net = gk.Model({"a": gk.nn.linear(x, 1, name="a"), "b": gk.nn.linear(x, 2, name="b")}, seed=0)
+
+    def loss(a, b, left, right):
+        return gk.reduce_mean(gk.abs(a - left), keepdims=False) + gk.reduce_mean(gk.abs(b - right), keepdims=False)
+
+    types = {"left": gk.TensorType("float32", ["N", 1]), "right": gk.TensorType("float32", ["N", 2])}
+    rng = np.random.default_rng(0)
+    inputs = rng.random((N, 6), np.float32)
+    targets = {"left": rng.random((N, 1), np.float32), "right": rng.random((N, 2), np.float32)}
+    found = gk.Trainer(net, loss, targets=types, threads=1)
+    history = found.fit((inputs, targets), (inputs, targets), batch_size=8, metrics=["mae"])
+    assert np.isfinite(history[0]["valid_mae"])
+    assert found.updates == 3
+    part = Dataset(inputs, targets).split(0.25).test
+    assert {name: array.shape for name, array in part.targets.items()} == {"left": (5, 1), "right": (5, 2)}
+    with pytest.raises(InputError, match="target right has 19"):
+        Dataset(inputs, targets | {"right": targets["right"][1:]})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.zeros((4, 6), np.float32), "(inputs, targets), or a data set; ndarray"),
+        ({"x": np.zeros((4, 6), np.float32)}, "(inputs, targets), or a data set; dict"),
+        (7, "int is no data set"),
+        ([1, 2, 3], "an item is (inputs, targets) or a dict by name; int"),
+        ([], "there is no sample"),
+        ([{"z": 1}] * 3, "an item has 'z', none of them an input of the model"),
+        ([(np.zeros(6), 0), (np.zeros(5), 0), (np.zeros(6), 0)], "samples of one batch have the shapes"),
+        (lambda: iter([(np.zeros((1, 2, 6)), 0)]), "rank 3; a batch has rank 2, a sample 1"),
+        (lambda: iter([]), "nothing came in epoch 1"),
+    ],
+    ids=str,
+)
+def test_what_is_no_data_set(data, message):
+    with pytest.raises(InputError) as caught:
+        weights(data)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [Endless, Samples, lambda: Samples(8)], ids=["map", "samples", "batches"])
+def test_an_interrupted_epoch_goes_on(tmp_path, make):
+    straight = weights(make())
+    found = trainer()
+    step, left = found._step, iter(range(4))
+
+    def killed(*arguments):
+        if next(left, None) is None:
+            raise SystemExit
+        return step(*arguments)
+
+    found._step = killed
+    with pytest.raises(SystemExit):
+        found.fit(make(), epochs=2, batch_size=8, folder=tmp_path, checkpoint_every=1)
+    last = trainer()
+    last.resume(tmp_path)
+    assert (last.epoch, last.batch) == (1, 1)
+    last.fit(make(), epochs=2, batch_size=8)
+    assert (last.net.params["fc_weight"].tobytes(), last.updates) == straight
+
+
+def test_iterables_and_processes():
+    with pytest.raises(UsageError, match="cannot be shared by 2 processes"):
+        gk.data.as_dataset(Samples(), {"x": 2}).batches(8, ranks=2)
+
+
+def test_data_of_pytorch():
+    torch = pytest.importorskip("torch")
+    x, y = (torch.from_numpy(a) for a in arrays())
+    data = torch.utils.data.TensorDataset(x, y)
+    assert weights(data, data) == weights(arrays())
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    assert weights(loader, loader) == in_order()
