@@ -19,8 +19,8 @@ class Dataset:
 
     `inputs`: one array, a sequence of arrays, or a dict by input name; `targets`: an array, a dict by name, or None;
     `names`: the inputs' names where `inputs` does not give them (default "x", or "x0", "x1", ...). `classes`: what
-    integer targets mean. `name` says in errors where the data come from. `axes`: the axis that counts samples by input name,
-    as recurrent states [layers, N, units] need it; None gives every batch the whole array (a sampling rate, a mask).
+    integer targets mean. `name` says in errors where the data come from. `axes`: the axis that counts samples by input
+    name, as recurrent states [layers, N, units] need it; None gives every batch the whole array (a sampling rate).
     Raises InputError when lengths differ, there is no sample, or a floating-point array holds NaN.
 
     `vocabulary` says what the numbers of a text stand for (see Sentences, TokenStream); other data have none.

@@ -126,7 +126,7 @@ def test_dicts_of_targets():
         (lambda: iter([(np.zeros((1, 2, 6)), 0)]), "rank 3; a batch has rank 2, a sample 1"),
         (lambda: iter([]), "nothing came in epoch 1"),
     ],
-    ids=str,
+    ids=["array", "dict", "number", "numbers", "empty", "names", "shapes", "rank", "nothing"],
 )
 def test_what_is_no_data_set(data, message):
     with pytest.raises(InputError) as caught:
