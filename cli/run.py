@@ -22,6 +22,7 @@ from graphkit.ir.atomic import write_whole
 if TYPE_CHECKING:
     from graphkit.executor.profile import Profile
     from graphkit.executor.session import Executor
+    from graphkit.model import Model
 
 
 @click.command()
@@ -40,16 +41,19 @@ if TYPE_CHECKING:
     "--top", type=click.IntRange(1), metavar="K",
     help="Show the K best classes of every sample, by name where the model has names (then 5, unasked).",
 )
+@click.option(
+    "--check-nan", is_flag=True,
+    help="Name the first node that makes a NaN or an infinity, by a run of the reference; exit code 1 if there is one.",
+)  # fmt: skip
 @click.option("--check-finite", is_flag=True, help="Refuse inputs with NaN or infinity.")
 @device_options
 @external_root_option
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str | None, names: tuple[str, ...],
-    trace: str | None, top: int | None, check_finite: bool, device: str, threads: int | None,
-    external_root: str | None, as_json: bool,
-    **image: Any,
-) -> None:  # fmt: skip
+    trace: str | None, top: int | None, check_nan: bool, check_finite: bool, device: str, threads: int | None,
+    external_root: str | None, as_json: bool, **image: Any,
+) -> int:  # fmt: skip
     """Run MODEL (.json, .onnx, a training folder, or - for stdin) and show its outputs.
 
     Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, or a picture (.png, .jpg, ...), which is resized to the
@@ -63,6 +67,7 @@ def command(
     graphkit run net.onnx x=photo.jpg --image-mean 0.485,0.456,0.406 --image-std 0.229,0.224,0.225
     graphkit run net.onnx x=photo.jpg --top 3
     graphkit run net.onnx x:16,1,8,8 --profile trace.json
+    graphkit run net.onnx x=image.npy --check-nan
     """
     from graphkit.cli._inputs import feeds_for
 
@@ -88,6 +93,8 @@ def command(
         log(f"wrote {output}")
     classes = best(net, results, top)
     rows = [(n, a.dtype, list(a.shape), _statistics(a)) for n, a in results.items()]
+    origin = _origin(net, feeds, results) if check_nan else None
+    code = 0 if origin is None else 1
     if as_json:
         outputs = [
             {"name": n, "dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 1000 else None}
@@ -98,13 +105,32 @@ def command(
             result["top"] = classes
         if recorded is not None:
             result["operators"] = [asdict(o) for o in recorded.operators]
+        if check_nan:
+            result["nonfinite"] = origin
         print_json("run", result)
-        return
+        return code
     print_table(f"{net.name}: {seconds * 1e3:.2f} ms", ["output", "dtype", "shape", "values"], rows)
     if classes is not None:
         print_table(f"classes by {classes['output']}", *table(classes))
     if recorded is not None:
         print_table("time by operator", *recorded.table())
+    if check_nan:
+        click.echo(f"not finite: {origin['message']}" if origin else "every value is finite")
+    return code
+
+
+def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
+    """What makes the first NaN or infinity; None when there is none."""
+    from graphkit.checks.nonfinite import counted, find_nonfinite
+
+    found = find_nonfinite(net, feeds)
+    if found is not None:
+        return {"message": str(found), **asdict(found)}
+    bad = [name for name, array in results.items() if any(counted(array))]
+    if not bad:
+        return None
+    listed = ", ".join(map(repr, bad))
+    return {"message": f"output {listed}, from the rounding of the kernels: by reference every value is finite"}
 
 
 def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:

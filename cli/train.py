@@ -125,6 +125,11 @@ _SKIPPED, _RECORDED = 2, 10
     help="Keep a moving average of the parameters, and save that.",
 )
 @click.option(
+    "--on-nonfinite", type=click.Choice(["raise", "skip", "ignore"]), default="raise", show_default=True,
+    help="A loss that is not finite: end, naming the node that made it; skip the step (also where a gradient is not "
+    "finite); or go on.",
+)  # fmt: skip
+@click.option(
     "--clip-norm", type=click.FloatRange(0, min_open=True), help="Limit on the global norm of the gradients."
 )
 @click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update.")
@@ -244,6 +249,7 @@ def _train(
             lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
             carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
             seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
+            on_nonfinite=o["on_nonfinite"],
         )  # fmt: skip
         if resume and folder is not None:
             trainer.resume(folder)

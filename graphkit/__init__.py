@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphkit.checks.nonfinite import find_nonfinite as find_nonfinite
     from graphkit.checks.verify import verify as verify
     from graphkit.frontend.control import cond as cond
     from graphkit.frontend.layers import input as input
@@ -49,6 +50,7 @@ _PUBLIC = {
     "profile": "graphkit.executor.profile",
     "verify": "graphkit.checks.verify",
     "check_gradient": "graphkit.checks.gradcheck",
+    "find_nonfinite": "graphkit.checks.nonfinite",
     "Trainer": "graphkit.train.trainer",
     "GraphkitError": "graphkit.errors",
     "GraphkitWarning": "graphkit.errors",

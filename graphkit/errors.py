@@ -72,6 +72,10 @@ class RuntimeFailure(GraphkitError):
     """Execution failed: a kernel, a device, a rank, the disk."""
 
 
+class NotFinite(RuntimeFailure):
+    """A value that must be finite is NaN or infinite; the message says what made it."""
+
+
 class Cancelled(RuntimeFailure):
     """An operation was taken back before it ran."""
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, RuntimeFailure
+from graphkit.errors import GraphkitError, NotFinite, RuntimeFailure
 from graphkit.executor.describe import describe, is_shape_arithmetic
 from graphkit.executor.emit import Emitter, Where
 from graphkit.executor.kernels import SizedKernel, VersionedArray, native_module
@@ -325,6 +325,8 @@ class _Instance:
         native: Any = native_module()
         try:
             self.native.run(arrays, self._call if self._calls else None)
+        except native.NotFinite as error:
+            raise NotFinite(str(error)) from error
         except native.Error as error:
             raise RuntimeFailure(str(error)) from error
 

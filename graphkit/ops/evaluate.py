@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,6 +13,30 @@ from graphkit.errors import GraphkitError, RuntimeFailure
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.xp import Namespace, numpy_xp
+
+
+class Observer(Protocol):
+    """Sees what the evaluator does. Between `begins` and `ran` of a node come its subgraphs, for each evaluation."""
+
+    def enters(self, graph: Graph) -> None: ...
+
+    def begins(self, node: Node) -> None: ...
+
+    def ran(self, node: Node, operands: Sequence[Any], results: Sequence[Any]) -> None: ...
+
+
+_observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Inside, `observer` sees every node that is evaluated."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
 
 _HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
@@ -30,9 +56,17 @@ def evaluate_with_updates(graph: Graph, inputs: Sequence[Any], xp: Namespace = n
         last_use.update((v, step) for v in node.inputs if v is not None)
     last_use.update((v, len(graph.nodes)) for v in results)
     table: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    observer = _observer.get()
+    if observer is not None:
+        observer.enters(graph)
     for step, node in enumerate(graph.nodes):
         operands = [None if v is None else table[v] for v in node.inputs]
-        table.update(zip(node.outputs, run_node(node, operands, xp), strict=True))
+        if observer is not None:
+            observer.begins(node)
+        made = run_node(node, operands, xp)
+        if observer is not None:
+            observer.ran(node, operands, made)
+        table.update(zip(node.outputs, made, strict=True))
         for value in {*node.inputs, *node.outputs}:
             if value is not None and last_use.get(value, step) == step:
                 table.pop(value, None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit.data import Batch, Dataset, Iterated
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import UsageError
 from graphkit.train.beside import Beside
 from graphkit.train.gather import gather
 from graphkit.train.interrupts import uninterrupted
@@ -142,21 +142,19 @@ class Fit:
         trainer, position = self.trainer, self.trainer.position
         before = trainer.updates
         inputs = trainer._carried.feeds(batch.inputs) if batch.size else batch.inputs
+        skipped = trainer.skipped
         with self._whole():
             found, results = trainer._step(inputs, batch.targets, batch.size)
-        trainer._carried.keep(results)
         loss = float(found)
         position.batch += 1
-        position.loss_sum += loss * batch.global_size
-        position.seen += batch.global_size
-        if batch.size:
-            self._beside.measure(measured, results[trainer._output], first(batch.targets))
+        position.skipped += trainer.skipped - skipped
+        if results or math.isfinite(loss):  # else the step was skipped
+            trainer._carried.keep(results)
+            position.loss_sum += loss * batch.global_size
+            position.seen += batch.global_size
+            if batch.size:
+                self._beside.measure(measured, results[trainer._output], first(batch.targets))
         self.bar.advance(f"loss {loss:.4f}")
-        if not math.isfinite(loss):
-            raise InputError(
-                f"the loss is {loss} at epoch {position.epoch + 1}, batch {position.batch}: "
-                "lower the learning rate, or look for NaN in the data"
-            )
         if self.every and trainer.updates > before and trainer.updates % self.every == 0:
             self._save()
 
@@ -172,10 +170,14 @@ class Fit:
     def _end_of_batches(self, measured: list[Metric]) -> None:
         """The update of the last, shorter group of accumulated batches; then the epoch's record but for validation."""
         trainer, position = self.trainer, self.trainer.position
+        skipped = trainer.skipped
         with self._whole():
             trainer.flush()
+        position.skipped += trainer.skipped - skipped
         self._beside.settle()
         position.trained = {"loss": position.loss_sum / max(position.seen, 1), **{m.name: m.value for m in measured}}
+        if position.skipped:
+            position.trained["skipped"] = position.skipped
         position.metrics, self._measured = {}, None
         if self.every and self.valid is not None:
             self._save()

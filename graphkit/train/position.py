@@ -20,8 +20,9 @@ class Position:
     trained on, counted from the sample `offset` of the epoch (0, unless the size of a batch changed within it) in steps
     of `width` samples of all processes together, of `length` in the data set (None: it does not say).
 
-    loss_sum, seen: over the samples of the epoch so far; metrics: the states of its metrics. trained: the record of
-    the epoch without validation, once the last batch and the update after it are done. seconds: that the run has taken.
+    loss_sum, seen: over the samples of the epoch so far; skipped: its steps that were not taken; metrics: the states of
+    its metrics. trained: the record of the epoch without validation, once the last batch and the update after it are
+    done. seconds: that the run has taken.
     """
 
     epoch: int = 0
@@ -33,6 +34,7 @@ class Position:
     until: int = 0
     loss_sum: float = 0.0
     seen: int = 0
+    skipped: int = 0
     trained: dict[str, float] | None = None
     seconds: float = 0.0
     metrics: MetricStates = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Position:
     def end_epoch(self) -> None:
         """The epoch under way is over."""
         self.epoch += 1
-        self.batch = self.offset = self.seen = 0
+        self.batch = self.offset = self.seen = self.skipped = 0
         self.loss_sum, self.trained, self.metrics = 0.0, None, {}
 
     def resize(self, width: int) -> None:

@@ -19,6 +19,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops._pointwise import scalar_like
+from graphkit.train import finite
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
@@ -38,6 +39,8 @@ class Recipe:
     optimizer: Optimizer
     clip_norm: float | None = None
     ema: EMA | None = None
+    # "raise": nothing is written when the loss is not finite; "skip": nor when a gradient is not; "ignore".
+    on_nonfinite: str = "ignore"
 
 
 @dataclass(frozen=True)
@@ -137,17 +140,22 @@ def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Val
 
 
 def _updates(
-    trainees: Sequence[Trainee], gradients: Sequence[Value | Rows], recipe: Recipe
+    trainees: Sequence[Trainee], gradients: Sequence[Value | Rows], recipe: Recipe, token: Value | None
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
-    """New state inputs (slots, averages and step count) plus the learning rate, and the updates of everything."""
-    dense = [g.gradient if isinstance(g, Rows) else g for g in gradients]
+    """New state inputs (slots, averages and step count) plus the learning rate, and the updates of everything.
+
+    token: what has to be finite before anything is written, if there is such a thing.
+    """
+    dense = _dense(gradients)
     if recipe.clip_norm is not None:
         dense = clip_by_global_norm(dense, recipe.clip_norm)
     optimizer = recipe.optimizer
-    rate = Value(TensorType(DType.FLOAT32, ()), LEARNING_RATE)
+    fed = Value(TensorType(DType.FLOAT32, ()), LEARNING_RATE)
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
-    step = F.add(count, F.constant(value=np.asarray(1, np.int64)))
-    inputs, updates = [rate, count], [(count, step)]
+    # Every update reads the rate or the step.
+    rate = finite.guarded(fed, token)
+    step = F.add(finite.guarded(count, token), F.constant(value=np.asarray(1, np.int64)))
+    inputs, updates = [fed, count], [(count, step)]
     for trainee, found, grad in zip(trainees, gradients, dense, strict=True):
         weight = trainee.value
         slots = [Value(weight.type, f"{trainee.name}/{slot}", role="state") for slot in optimizer.slots]
@@ -168,6 +176,23 @@ def _updates(
     return inputs, updates
 
 
+def _dense(gradients: Sequence[Value | Rows]) -> list[Value]:
+    return [g.gradient if isinstance(g, Rows) else g for g in gradients]
+
+
+def _token(loss: Value | None, gradients: Sequence[Value | Rows], recipe: Recipe) -> Value | None:
+    """What has to be finite before anything is written; None: nothing has to."""
+    if recipe.on_nonfinite != "skip":
+        return loss if recipe.on_nonfinite == "raise" else None
+    zero = finite.zero_if_finite(_dense(gradients))
+    return zero if loss is None else F.add(_as(loss, zero), zero)
+
+
+def _guarded_updates(graph: Graph, token: Value | None) -> list[tuple[Value, Value]]:
+    """The graph's own updates, of running statistics, once `token` is known to be finite."""
+    return [(state, finite.guarded(new, token)) for state, new in graph.updates]
+
+
 def fused_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> Graph:
     """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
     tables = {t.name: lookups(graph, t.value, t.name) for t in trainees if t.lazy}
@@ -180,8 +205,10 @@ def fused_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> Gra
     flat = iter(gradient([graph.outputs[0]], [v for values in wanted for v in values]))
     grouped = [[next(flat) for _ in values] for values in wanted]
     gradients = [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trainees, grouped, strict=True)]
-    inputs, updates = _updates(trainees, gradients, recipe)
-    return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*graph.updates, *updates])
+    token = _token(graph.outputs[0], gradients, recipe)
+    inputs, updates = _updates(trainees, gradients, recipe, token)
+    statistics = _guarded_updates(graph, token)
+    return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
 
 
 def split_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> tuple[Graph, Graph]:
@@ -196,12 +223,15 @@ def split_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> tup
     weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
     sums = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}", role="state") for t in trainees]
     gradients = gradient([graph.outputs[0]], [t.value for t in trainees])
-    added = [(s, F.add(s, F.mul(g, _as(weight, g)))) for s, g in zip(sums, gradients, strict=True)]
-    accumulate = graph.replace(inputs=[*graph.inputs, weight, *sums], updates=[*graph.updates, *added])
+    token = None if recipe.on_nonfinite == "ignore" else graph.outputs[0]
+    factor = finite.guarded(weight, token)
+    added = [(s, F.add(s, F.mul(g, _as(factor, g)))) for s, g in zip(sums, gradients, strict=True)]
+    updates = [*_guarded_updates(graph, token), *added]
+    accumulate = graph.replace(inputs=[*graph.inputs, weight, *sums], updates=updates)
 
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     means = [F.div(s, _as(total, s)) for s in sums]
-    inputs, updates = _updates(trainees, means, recipe)
+    inputs, updates = _updates(trainees, means, recipe, _token(None, means, recipe))
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     update = Graph(
         [total, *inputs, *(t.value for t in trainees), *sums], [inputs[1]], [*updates, *reset], f"{graph.name}_update",

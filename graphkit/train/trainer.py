@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from graphkit import config
 from graphkit.data import Batch, Dataset, Iterated, as_dataset
 from graphkit.dist.kvstore import KVStore
-from graphkit.errors import InputError, InvalidModel, UsageError
+from graphkit.errors import InputError, InvalidModel, NotFinite, UsageError
 from graphkit.executor.feeds import convert
 from graphkit.executor.params import JointStore, ParamStore
 from graphkit.executor.plan import Plan
@@ -28,7 +29,7 @@ from graphkit.passes.recognise import recognise
 from graphkit.passes.straight_through import pass_through_rounding
 from graphkit.passes.to_training import is_in_training, to_inference, to_training
 from graphkit.train import checkpoint as checkpoints
-from graphkit.train import losses, metrics, recomputation
+from graphkit.train import finite, losses, metrics, recomputation
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import POSITIVE, integer, real
@@ -48,6 +49,10 @@ _METRIC = "/metric/"
 
 # How long `save` waits, in seconds, for another process that saves into the folder.
 _PATIENCE = 30.0
+
+
+# The loss of a step that was not taken.
+_NO_LOSS = np.full((), np.nan, np.float32)
 
 
 class LazyScalar:
@@ -88,6 +93,12 @@ class Trainer:
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back).
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 
+    on_nonfinite: "raise" ends a step whose loss is not finite with NotFinite, which names the first node that made it;
+    "skip" drops it, also when a gradient is not finite, and counts it in `skipped`; "ignore" updates all the same. In
+    the first two parameters, slots and running statistics stay, to the bit, what they were before the step (before the
+    group of batches, with `accumulate`, but for statistics), and all processes decide alike; gradients that are not
+    finite while the loss is, "raise" finds at the next step.
+
     carry: input name to output name, of state that `fit` and `evaluate` feed from each batch to the next; it is 0 at
     the start of an epoch and whenever the batch size changes. Gradients do not reach back into earlier batches. `step`
     takes such inputs like all others.
@@ -118,8 +129,11 @@ class Trainer:
         precision: str = "f32",
         deterministic: bool = False,
         straight_through: bool = False,
+        on_nonfinite: str = "raise",
     ):
         recomputation.check(recompute)
+        self._on_nonfinite = finite.choice(on_nonfinite)
+        self.skipped = 0
         accumulate = integer("Trainer", "accumulate", accumulate, 1)
         clip_norm = None if clip_norm is None else real("Trainer", "clip_norm", clip_norm, POSITIVE)
         seed = None if seed is None else integer("Trainer", "seed", seed, 0)
@@ -160,7 +174,7 @@ class Trainer:
         if straight_through:
             graph = pass_through_rounding(graph)
         trainees = steps.select_trainees(graph, choice)
-        recipe = steps.Recipe(self.optimizer, clip_norm, self.ema)
+        recipe = steps.Recipe(self.optimizer, clip_norm, self.ema, on_nonfinite)
         self.trained = tuple(t.name for t in trainees)
         options: dict[str, Any] = {
             "device": device,
@@ -309,7 +323,8 @@ class Trainer:
         """Train on one batch; return its mean loss. inputs, targets: an array, a tuple, or a dict by name.
 
         With `accumulate` the update happens at every so-many-th call; with a kvstore in every process together,
-        and the loss is the mean over all of them.
+        and the loss is the mean over all of them. Raises NotFinite, at once and not when the loss is read, as
+        `on_nonfinite` says; the loss of a step that was skipped is NaN.
         """
         with self._interrupts:
             return LazyScalar(self._step(inputs, targets)[0])
@@ -322,18 +337,34 @@ class Trainer:
         compared = self._targets.fitted(_by_name(targets, tuple(self._targets.types), "targets"))
         feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **compared}
         self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
+        generator = self._executors[0].rng
         if len(self._executors) == 1:
-            results = self._executors[0].run({**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)})
+            fed = {**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)}
+            try:
+                results = self._executors[0].run(fed)
+            except NotFinite as error:
+                self._skip(error, fed, generator)
+                return _NO_LOSS, {}
             self.updates += 1
             return results["loss"], results
         weight = float(len(next(iter(feeds.values()))) if size is None else size)
         # Fewer samples than ranks leave some without any: they only take part in the sums.
-        results = self._executors[0].run({**feeds, steps.BATCH_WEIGHT: np.float32(weight)}) if weight else {}
+        fed = {**feeds, steps.BATCH_WEIGHT: np.float32(weight)}
+        failed: NotFinite | None = None
+        try:
+            results = self._executors[0].run(fed) if weight else {}
+        except NotFinite as error:
+            results, failed = {"loss": _NO_LOSS}, error
         loss = results.get("loss", np.zeros((), np.float32))
         if self.kvstore is not None:
             total = self.kvstore.pushpull("loss", np.array([float(loss) * weight, weight]))
             loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
             weight = float(total[1])
+        if self._on_nonfinite != "ignore" and not np.isfinite(loss):
+            # All processes see the same sum, whichever of them it comes from.
+            if self._on_nonfinite == "raise":
+                self._raise(failed, fed, generator)
+            weight, results = math.nan, {}
         self._waiting += 1
         self._waiting_weight += weight
         if self._waiting >= self.accumulate:  # more, where a checkpoint of a larger one was resumed
@@ -344,6 +375,9 @@ class Trainer:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch)."""
         if not self._waiting:
             return
+        if self._on_nonfinite == "skip" and math.isnan(self._waiting_weight):
+            self._drop()
+            return
         total = np.float32(self._waiting_weight)
         if self.kvstore is not None:
             keys = [f"{name}/{steps.GRADIENT_SUM}" for name in self.trained]
@@ -351,9 +385,39 @@ class Trainer:
                 keys, self.kvstore.pushpull(keys, [self._slots[k] for k in keys]), strict=True
             ):
                 self._slots.adopt(key, total_gradient)
-        self._executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(self.learning_rate)})
+        try:
+            self._executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(self.learning_rate)})
+        except NotFinite:
+            self._drop()
+            return
         self.updates += 1
         self._waiting, self._waiting_weight = 0, 0.0
+
+    def _drop(self) -> None:
+        """Forget the gradients that wait."""
+        for name in self.trained:
+            key = f"{name}/{steps.GRADIENT_SUM}"
+            self._slots[key] = np.zeros_like(self._slots[key])
+        self.skipped += 1
+        self._waiting, self._waiting_weight = 0, 0.0
+
+    def _skip(self, error: NotFinite, feeds: Mapping[str, Any], generator: tuple[int, int]) -> None:
+        if self._on_nonfinite == "raise":
+            self._raise(error, feeds, generator)
+        self.skipped += 1
+
+    def _raise(self, error: NotFinite | None, feeds: Mapping[str, Any], generator: tuple[int, int]) -> None:
+        """Raise what says where the loss comes from; error: None where another process has it."""
+        where = f"update {self.updates + 1}" if self._fit is None else f"epoch {self.epoch + 1}, batch {self.batch + 1}"
+        if error is None:
+            origin, value = "from another process", "not finite"
+        else:
+            origin = finite.origin(self._programs[0], self._store, feeds, generator)
+            value = str(error).rpartition(": ")[2]
+        raise NotFinite(
+            f"the loss is {value} at {where}, {origin}; the parameters are those before the step. Lower the learning "
+            "rate, look for NaN in the data, or give on_nonfinite='skip'"
+        ) from None
 
     # --- many steps ------------------------------------------------------------------------------
 
@@ -533,7 +597,12 @@ class Trainer:
                     "accumulate": self.accumulate,
                     "waiting": self._waiting,
                     "waiting_weight": self._waiting_weight,
+<<<<<<< HEAD
                     "processes": self._place[1],
+=======
+                    "skipped": self.skipped,
+                    "processes": ranks,
+>>>>>>> 597bb6c (A step whose loss is not finite ends with the name of its origin and changes nothing, or is skipped; run --check-nan)
                     "ema": None if self.ema is None else self.ema.describe(),
                 },
             ),
@@ -573,6 +642,7 @@ class Trainer:
             self.notes = saved.notes
             self.run, self.updates, self.seed = saved.run, saved.updates, saved.data_seed
             self._waiting, self._waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
+            self.skipped = int(saved.settings.get("skipped", 0))
             self._resumed = self.position.until > self.position.start
             self.torn = False
 

@@ -16,7 +16,7 @@ import pytest
 import graphkit as gk
 from graphkit.data import Dataset, Sentences, TokenStream, Vocabulary
 from graphkit.dist.kvstore import KVStore
-from graphkit.errors import InputError
+from graphkit.errors import InputError, NotFinite
 from graphkit.train.beside import METRIC_SECONDS
 
 PAUSE = 1e-3
@@ -183,7 +183,7 @@ def test_a_metric_that_fails_stops_training():
 def test_a_diverging_loss_stops_training_at_its_batch():
     rng = np.random.default_rng(0)
     found = gk.Trainer(trainer().net, "mse", gk.optim.SGD(1e30))
-    with pytest.raises(InputError, match=r"the loss is (inf|nan) at epoch 1, batch 2"):
+    with pytest.raises(NotFinite, match=r"the loss is (inf|nan) at epoch 1, batch 2"):
         found.fit(Slow(rng.random((20, 6), np.float32), rng.random((20, 3), np.float32)), batch_size=2)
 
 

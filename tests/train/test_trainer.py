@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import InputError, NotFinite, UsageError
 from graphkit.train import step as steps
 
 
@@ -155,7 +155,7 @@ def test_loss_function_with_its_own_targets():
 
 def test_a_diverging_loss_stops_training_with_a_message():
     trainer = gk.Trainer(linear_model(), "mse", gk.optim.SGD(1e30))
-    with pytest.raises(InputError, match=r"the loss is (inf|nan) at epoch 1, batch 2"):
+    with pytest.raises(NotFinite, match=r"the loss is (inf|nan) at epoch 1, batch 2"):
         trainer.fit(batch(), epochs=1, batch_size=2)
 
 

@@ -119,6 +119,12 @@ def _constant_of_shape(node: Node, context: KernelContext) -> Any:
     return native.Fill(shape(node.output), element.tobytes(), node.output.dtype.value, context.threads)
 
 
+@kernel("FiniteGuard", DOMAIN)
+def _finite_guard(node: Node, context: KernelContext) -> Any:
+    x, token = (shape(v) for v in node.inputs)
+    return native.FiniteGuard(x, _dtype(node), token, _dtype(node, 1))
+
+
 @kernel("Range")
 def _range(node: Node, context: KernelContext) -> Any:
     shapes = [shape(v) for v in node.inputs]

@@ -164,6 +164,13 @@ void bind_fills(nb::module_& m) {
                  new (self) Range(shapes, length, element_type(dtype), threads);
              },
              "shapes"_a, "length"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<FiniteGuard, Kernel>(m, "FiniteGuard")
+        .def("__init__",
+             [](FiniteGuard* self, Dims x, Text dtype, Dims token, Text token_dtype) {
+                 new (self) FiniteGuard(std::move(x), element_type(dtype), std::move(token),
+                                        element_type(token_dtype));
+             },
+             "x"_a, "dtype"_a, "token"_a, "token_dtype"_a);
     nb::class_<EyeLike, Kernel>(m, "EyeLike")
         .def("__init__",
              [](EyeLike* self, Dims x, Text x_dtype, std::int64_t k, const nb::bytes& one, Text dtype, int threads) {

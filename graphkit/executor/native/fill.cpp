@@ -1,9 +1,12 @@
 #include "fill.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
+#include "not_finite.h"
 #include "simd/half_convert.h"
 #include "threads.h"
 
@@ -89,6 +92,34 @@ void Range::run(const void* const* inputs, void* const* outputs, std::byte*) con
             });
         }
     });
+}
+
+FiniteGuard::FiniteGuard(Dims x, ElementType type, Dims token, ElementType token_type) : Kernel("FiniteGuard", 1) {
+    if (count(token) != 1) {
+        throw NativeError(describe() + ": the token has one element");
+    }
+    outputs_ = {{"y", x, type}};
+    inputs_ = {{"x", std::move(x), type}, {"token", std::move(token), token_type}};
+}
+
+void FiniteGuard::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    with_type(inputs_[1].type, [&](auto element) {
+        using T = decltype(element);
+        const T value = *static_cast<const T*>(inputs[1]);
+        double number = 0;
+        if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
+            number = static_cast<double>(to_float(value));
+        } else {
+            number = static_cast<double>(value);
+        }
+        if (!std::isfinite(number)) {
+            throw NotFinite(std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf");
+        }
+    });
+    const std::size_t bytes = static_cast<std::size_t>(count(outputs_[0].shape)) * size_of(outputs_[0].type);
+    if (outputs[0] != inputs[0]) {
+        std::memcpy(outputs[0], inputs[0], bytes);
+    }
 }
 
 EyeLike::EyeLike(Dims x, ElementType x_type, std::int64_t k, const std::string& one, ElementType type, int threads)

@@ -28,6 +28,14 @@ class Range final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 };
 
+// x copied, when the one element of `token` is finite; else throws NotFinite before anything is written.
+class FiniteGuard final : public Kernel {
+  public:
+    FiniteGuard(Dims x, ElementType type, Dims token, ElementType token_type);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+};
+
 // A matrix with `one` (its bytes) on diagonal k, positive above the main one, and zeros elsewhere. x is not read.
 class EyeLike final : public Kernel {
   public:

@@ -4,6 +4,7 @@
 #include "isa.h"
 
 #ifdef GRAPHKIT_ONEDNN
+#include "not_finite.h"
 #include "onednn.h"
 #endif
 
@@ -26,6 +27,7 @@ NB_MODULE(_native, m) {
     });
 
     const nb::exception<NativeError> error(m, "Error", PyExc_RuntimeError);
+    nb::exception<NotFinite>(m, "NotFinite", error);
     nb::exception<Unsupported>(m, "Unsupported", error);  // after its base, so that it is tried first
 
     bind_kernels(m);

@@ -3,6 +3,7 @@
 #include <new>
 
 #include "bytes.h"
+#include "not_finite.h"
 #include "threads.h"
 
 namespace graphkit {
@@ -165,6 +166,8 @@ void Instance::run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t 
                           const std::string& name) {
     try {
         kernel.run(&table_[inputs], &table_[outputs], static_cast<std::byte*>(scratch));
+    } catch (const NotFinite& error) {
+        throw NotFinite(name + ": " + error.what());
     } catch (const NativeError& error) {
         throw NativeError(name + ": " + error.what());
     }

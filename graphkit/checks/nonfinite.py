@@ -1,0 +1,149 @@
+"""Where NaN and infinity come from: the first node of a graph that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from graphkit import config
+from graphkit.errors import InputError
+from graphkit.executor.feeds import convert
+from graphkit.ir.graph import Graph, Node
+from graphkit.ir.types import TensorType, dtype_of
+from graphkit.model import Model
+from graphkit.ops.constants import Constant
+from graphkit.ops.evaluate import evaluate, observed
+from graphkit.passes._base import is_control
+from graphkit.passes.randomness import bind_rng
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """What made the first NaN or infinity: a node, or an input or parameter that has them from the beginning.
+
+    kind: "node", "input" or "parameter" (running statistics too); name: of the node, if it has one, or of the input;
+    operator: of a node, with operand types; value: the name of the result; place: the nodes of control flow around it,
+    the iteration or branch of each, from the outside in; infinite_before: the inputs and parameters with infinities.
+    """
+
+    kind: str
+    name: str
+    operator: str
+    value: str
+    shape: tuple[int, ...]
+    nan: int
+    infinite: int
+    place: tuple[str, ...] = ()
+    infinite_before: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        counts = " and ".join(f"{n} {what}" for n, what in ((self.nan, "NaN"), (self.infinite, "infinite")) if n)
+        what = self.operator if self.kind == "node" else f"{self.kind} {self.name!r}"
+        inside = "".join(f", in {p}" for p in self.place)
+        result = f" in its result {self.value!r}" if self.kind == "node" and self.value else ""
+        before = f" ({', '.join(self.infinite_before)} had infinities before)" if self.infinite_before else ""
+        return f"{what}: {counts} of {int(np.prod(self.shape))} elements{result}{inside}{before}"
+
+
+def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None = None) -> NonFinite | None:
+    """The first node of `model` that makes a NaN or an infinity of these inputs; None when there is none.
+
+    That is, in topological order, the first with NaN in a result and none in its operands, or with an infinity in a
+    result of operands that are finite. A constant may be infinite, as masks of attention are; an input or a parameter
+    with NaN is named itself, one with an infinity when nothing else is found and a result is not finite. The graph runs
+    by reference, unfused, which takes long for large models. seed: of random operators. Raises InputError for missing
+    inputs.
+    """
+    graph = bind_rng(model.graph)
+    names = [*model.graph.input_names, *("" for _ in graph.inputs[len(model.graph.inputs) :])]
+    arrays: list[Any] = []
+    for name, value in zip(names, graph.inputs, strict=True):
+        if value.role == "rng":
+            arrays.append(np.array([config.SEED.get() if seed is None else seed, 0], np.uint64))
+        elif name in feeds:
+            arrays.append(convert(name, value.type, feeds[name]))
+        elif name in model.params:
+            arrays.append(model.params[name])
+        else:
+            raise InputError(f"input {name!r} ({value.type}) is not given")
+    return first_nonfinite(graph, arrays)
+
+
+def first_nonfinite(graph: Graph, arrays: Sequence[Any]) -> NonFinite | None:
+    """`find_nonfinite` for a graph whose random nodes have their state, and one array for each of its inputs."""
+    infinite: list[NonFinite] = []
+    for value, array in zip(graph.inputs, arrays, strict=True):
+        nan, inf = counted(array)
+        if nan or inf:
+            name = graph.name_of(value)
+            kind = "input" if value.role == "data" else "parameter"
+            found = NonFinite(kind, name, "", name, np.shape(array), nan, inf)
+            if nan:
+                return found
+            infinite.append(found)
+    try:
+        with observed(_Watch()):
+            results = evaluate(graph, arrays)
+    except _FoundOne as stop:
+        return replace(stop.found, infinite_before=tuple(f"{f.kind} {f.name!r}" for f in infinite))
+    return infinite[0] if infinite and any(any(counted(a)) for a in results) else None
+
+
+def counted(array: Any) -> tuple[int, int]:
+    """NaN and infinite elements of an array of floats, or of all arrays of a sequence; none of anything else."""
+    if isinstance(array, (list, tuple)):
+        pairs = [counted(item) for item in array]
+        return sum(n for n, _ in pairs), sum(i for _, i in pairs)
+    if not isinstance(array, (np.ndarray, np.generic)) or array.dtype.kind in "biuOSUM":
+        return 0, 0
+    if not dtype_of(array.dtype).is_float or np.isfinite(array).all():
+        return 0, 0
+    return int(np.isnan(array).sum()), int(np.isinf(array).sum())
+
+
+class _FoundOne(BaseException):
+    """Ends an evaluation; no Exception, which operators with subgraphs would wrap."""
+
+    def __init__(self, found: NonFinite):
+        self.found = found
+
+
+class _Watch:
+    """Ends the evaluation at the first node that makes what its operands have not."""
+
+    def __init__(self) -> None:
+        # The nodes of control flow under way, and the subgraphs of each that were evaluated so far.
+        self._around: list[tuple[Node, list[Graph]]] = []
+
+    def enters(self, graph: Graph) -> None:
+        if self._around:
+            self._around[-1][1].append(graph)
+
+    def begins(self, node: Node) -> None:
+        if is_control(node):
+            self._around.append((node, []))
+
+    def ran(self, node: Node, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        if is_control(node):
+            self._around.pop()
+        for value, result in zip(node.outputs, results, strict=True):
+            nan, inf = counted(result)
+            if (not nan and not inf) or (isinstance(node.op, Constant) and not nan):
+                continue
+            given = [counted(x) for x in operands]
+            if (nan and not any(n for n, _ in given)) or (inf and not any(map(any, given))):
+                shape = np.shape(result) if isinstance(value.type, TensorType) else ()
+                place = tuple(_where(outer, done) for outer, done in self._around)
+                raise _FoundOne(
+                    NonFinite("node", node.name, node.describe(), value.name, shape, nan, inf, place)
+                )  # fmt: skip
+
+
+def _where(node: Node, evaluated: Sequence[Graph]) -> str:
+    if node.op.name == "If":
+        taken = next((k for k, g in node.op.subgraphs().items() if g is evaluated[-1]), "a branch")
+        return f"the {taken} of {node.describe()}"
+    return f"iteration {len(evaluated) - 1} of {node.describe()}"

@@ -1,0 +1,47 @@
+"""FiniteGuard: what a run writes waits until it is known that the run went well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import NotFinite, TypeMismatch
+from graphkit.ir.graph import Node
+from graphkit.ir.types import ANY, FLOATS, TensorType
+from graphkit.ops._base import DOMAIN, F, Op, Sample, op
+
+
+@op
+class FiniteGuard(Op):
+    """x itself where the scalar `token` is finite; else the run ends with NotFinite, which names the token's value.
+
+    What reads the result is computed after that, so that a run that fails leaves the states whose new values depend on
+    it as they were. In standard operators there is no such error: an export gives x.
+    """
+
+    domain = DOMAIN
+    inputs = ("x", "token")
+    types = {"x": ANY, "token": FLOATS}
+    samples = (
+        Sample((2, 3), np.array(1.5, np.float32), onnx=False),
+        Sample((), np.array([-2.0], np.float64), onnx=False),
+        Sample((0, 2), np.array(0.0, np.float16), onnx=False),
+    )
+
+    def infer(self, x: TensorType, token: TensorType) -> TensorType:
+        if token.is_static and token.size != 1:
+            raise TypeMismatch(f"the token has one element, not {token}")
+        return x
+
+    def reference(self, xp: Any, x: Any, token: Any) -> Any:
+        value = float(token.reshape(()))
+        if not np.isfinite(value):
+            raise NotFinite(str(value))
+        return xp.array(x)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return dy, None
+
+    def expand(self, x: Any, token: Any) -> Any:
+        return F.identity(x)

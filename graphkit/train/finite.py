@@ -1,0 +1,61 @@
+"""Losses and gradients that are not finite: what a Trainer does then, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.checks.nonfinite import first_nonfinite
+from graphkit.errors import GraphkitError, UsageError, did_you_mean
+from graphkit.executor.feeds import convert
+from graphkit.executor.params import ParamStore
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType
+from graphkit.ops import F
+
+CHOICES = ("raise", "skip", "ignore")
+
+
+def choice(on_nonfinite: str) -> str:
+    """`on_nonfinite` itself; raises UsageError for what is none of CHOICES."""
+    if on_nonfinite not in CHOICES:
+        known = f"{', '.join(map(repr, CHOICES))}{did_you_mean(str(on_nonfinite), CHOICES)}"
+        raise UsageError(f"Trainer: on_nonfinite is one of {known}, not {on_nonfinite!r}")
+    return on_nonfinite
+
+
+def zero_if_finite(values: Sequence[Value]) -> Value:
+    """A float32 scalar: 0 when all elements of all tensors are finite, else NaN."""
+    # 0 * inf is NaN, and unlike a norm it never overflows.
+    sums = [F.reduce_sum(F.mul(v, np.zeros((), v.dtype.numpy)), keepdims=False) for v in values]
+    sums = [s if s.dtype is DType.FLOAT32 else F.cast(s, to="float32") for s in sums]
+    total: Value = sums[0] if len(sums) == 1 else F.sum(*sums)
+    return total
+
+
+def guarded(value: Value, token: Value | None) -> Value:
+    """The value, which is there only if the token is finite."""
+    result: Value = value if token is None else F.finite_guard(value, token)
+    return result
+
+
+def origin(program: Graph, store: ParamStore, feeds: Mapping[str, Any], rng: tuple[int, int]) -> str:
+    """What makes the first output of a program, its loss, NaN or infinite, as a clause for an error.
+
+    feeds and store: what the program ran on; rng: (seed, step) of that run.
+    """
+    arrays = []
+    for value in program.inputs:
+        name = program.name_of(value)
+        if value.role == "rng":
+            arrays.append(np.array([rng[0] % (1 << 64), rng[1]], np.uint64))
+        else:
+            arrays.append(convert(name, value.type, feeds[name]) if name in feeds else store[name])
+    needed = Graph(program.inputs, program.outputs[:1])
+    try:
+        found = first_nonfinite(needed, arrays)
+    except (GraphkitError, MemoryError) as error:
+        return f"where it comes from cannot be told, as the search failed: {error}"
+    return "no node makes it by reference: it is the rounding of the kernels" if found is None else f"from {found}"
