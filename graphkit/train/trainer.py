@@ -597,12 +597,8 @@ class Trainer:
                     "accumulate": self.accumulate,
                     "waiting": self._waiting,
                     "waiting_weight": self._waiting_weight,
-<<<<<<< HEAD
-                    "processes": self._place[1],
-=======
                     "skipped": self.skipped,
-                    "processes": ranks,
->>>>>>> 597bb6c (A step whose loss is not finite ends with the name of its origin and changes nothing, or is skipped; run --check-nan)
+                    "processes": self._place[1],
                     "ema": None if self.ema is None else self.ema.describe(),
                 },
             ),

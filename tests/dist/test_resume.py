@@ -7,7 +7,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.dist.kvstore import KVStore
-from graphkit.errors import UsageError
+from graphkit.errors import NotFinite, UsageError
 
 
 class Threads:
@@ -130,3 +130,33 @@ def test_gradients_that_wait_need_a_trainer_that_accumulates(tmp_path):
     for number in range(3):
         more.step(*batch(number))
     assert more.updates == 2  # the one of before, and one of the batch that waited and three more
+
+
+@pytest.mark.parametrize("how", ["skip", "raise"])
+def test_all_ranks_decide_alike_about_a_loss_that_is_not_finite(how):
+    """One rank has a NaN in its part of a batch."""
+    data = np.random.default_rng(0).standard_normal((4, 2, 3, 5)).astype(np.float32)
+    data[2, 1, 0, 0] = np.nan
+
+    def work(store):
+        x = gk.input("x", ["N", 5])
+        net = gk.Model(gk.nn.linear(x, 2, name="fc"), name="net", seed=0)
+        trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1, momentum=0.9), kvstore=store, on_nonfinite=how)
+        taken = []
+        for batch in data:
+            before = net.params["fc_weight"].tobytes()
+            try:
+                trainer.step(batch[store.rank], np.zeros((3, 2), np.float32))
+            except NotFinite as error:
+                return [*taken, str(error)]
+            taken.append(net.params["fc_weight"].tobytes() != before)
+        return [*taken, trainer.skipped, net.params["fc_weight"].tobytes()]
+
+    first, second = Threads(2).run(work)
+    if how == "skip":
+        assert first == second
+        assert first[:5] == [True, True, False, True, 1]
+    else:
+        assert first[:2] == second[:2] == [True, True]
+        assert "from another process" in first[2]
+        assert "from input 'x': 1 NaN" in second[2]
