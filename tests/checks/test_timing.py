@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,9 +12,33 @@ from graphkit.checks import timing
 from graphkit.checks.timing import geometric_mean, interleave, paired_ratio, quotients, resampled_medians, summarise
 
 
-def test_rounds_are_interleaved_in_changing_orders() -> None:
+class Clock:
+    """A clock that moves when somebody sleeps. Until `busy_until` a thread of the process uses the processor."""
+
+    def __init__(self) -> None:
+        self.now = self.used = self.busy_until = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return self.used
+
+    def sleep(self, seconds: float) -> None:
+        self.used += max(min(self.now + seconds, self.busy_until) - self.now, 0.0)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(timing, "time", made)
+    return made
+
+
+def test_rounds_are_interleaved_in_changing_orders(clock: Clock) -> None:
     order: list[str] = []
-    calls = {name: lambda name=name: (order.append(name), time.sleep(timing.WARM_SECONDS)) for name in "abc"}
+    calls = {name: lambda name=name: (order.append(name), clock.sleep(2 * timing.WARM_SECONDS)) for name in "abc"}
     times = interleave(calls, 6, runs=1)
     assert order[::2] == order[1::2], "one untimed run before the timed one"
     rounds = ["".join(order[i : i + 6 : 2]) for i in range(0, len(order), 6)]
@@ -29,31 +51,35 @@ def test_rounds_are_interleaved_in_changing_orders() -> None:
     assert order == again
 
 
-def test_a_turn_waits_until_threads_of_the_one_before_rest() -> None:
+def test_a_turn_waits_until_threads_of_the_one_before_rest(clock: Clock) -> None:
     """A call leaves a thread spinning for 60 ms behind; the next one begins after that."""
-    spinning: list[threading.Thread] = []
-
-    def spin() -> None:
-        end = time.thread_time() + 0.06
-        while time.thread_time() < end:
-            pass
 
     def leaves_a_thread() -> None:
-        spinning.append(threading.Thread(target=spin))
-        spinning[-1].start()
-        time.sleep(timing.WARM_SECONDS)
+        clock.sleep(2 * timing.WARM_SECONDS)
+        clock.busy_until = clock.now + 0.06
 
-    alive: list[bool] = []
-    interleave({"a": leaves_a_thread, "b": lambda: alive.append(any(t.is_alive() for t in spinning))}, 4, runs=1)
-    assert spinning
-    assert not any(alive)
+    busy: list[bool] = []
+
+    def another() -> None:
+        busy.append(clock.now < clock.busy_until)
+        clock.sleep(2 * timing.WARM_SECONDS)
+
+    interleave({"a": leaves_a_thread, "b": another}, 4, runs=1)
+    assert clock.busy_until > 0
+    assert len(busy) == 8
+    assert not any(busy)
 
 
-def test_a_turn_takes_its_time_or_its_runs() -> None:
-    slow = {"slow": lambda: time.sleep(0.002)}
-    (by_time,) = interleave(slow, 1, seconds=0.02)["slow"]
-    assert 2 <= len(by_time) <= 10
-    assert min(by_time) >= 0.002
+def test_threads_that_never_rest_are_not_waited_for(clock: Clock) -> None:
+    clock.busy_until = math.inf
+    times = interleave({"a": lambda: clock.sleep(0.01)}, 2, runs=1)
+    assert times["a"] == [[pytest.approx(0.01)], [pytest.approx(0.01)]]
+
+
+def test_a_turn_takes_its_time_or_its_runs(clock: Clock) -> None:
+    slow = {"slow": lambda: clock.sleep(0.002)}
+    (by_time,) = interleave(slow, 1, seconds=0.0199)["slow"]
+    assert by_time == [pytest.approx(0.002)] * 10
     (once,) = interleave(slow, 1, seconds=0)["slow"]
     assert len(once) == 1
     (by_runs,) = interleave(slow, 1, runs=4)["slow"]

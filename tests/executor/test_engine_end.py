@@ -142,11 +142,9 @@ def test_a_wait_can_be_interrupted() -> None:
         with Engine(1) as engine:
             gate, variable, _ = held(engine)
             threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-            start = time.perf_counter()
             with pytest.raises(KeyboardInterrupt):
                 engine.wait(variable)
-            assert time.perf_counter() - start < 5
-            gate.open()
+            gate.open()  # it was shut: the wait did not end by itself
             engine.wait(variable)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -164,11 +162,10 @@ def test_python_runs_while_a_thread_waits() -> None:
         assert not waiter.is_alive()
 
 
-def run_script(code: str) -> tuple[subprocess.CompletedProcess[str], float]:
+def run_script(code: str) -> subprocess.CompletedProcess[str]:
+    """The process after its end; one that does not end within a minute raises."""
     code = "import os, sys, threading, time\nfrom graphkit.executor import engine\n" + textwrap.dedent(code)
-    start = time.monotonic()
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    return done, time.monotonic() - start
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +177,7 @@ def run_script(code: str) -> tuple[subprocess.CompletedProcess[str], float]:
     ],
 )
 def test_the_process_ends_although_an_operation_does_not(operation: str) -> None:
-    done, seconds = run_script(f"""
+    done = run_script(f"""
         def spin():
             while True:
                 time.sleep(0.0001)
@@ -195,11 +192,10 @@ def test_the_process_ends_although_an_operation_does_not(operation: str) -> None
         print("end")
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
-    assert seconds < 30
 
 
 def test_the_process_lets_running_operations_finish() -> None:
-    done, _ = run_script("""
+    done = run_script("""
         e = engine.Engine(1)
         started = threading.Event()
         def work():
@@ -214,7 +210,7 @@ def test_the_process_lets_running_operations_finish() -> None:
 
 
 def test_a_failure_that_nobody_waits_for_does_not_disturb_the_end() -> None:
-    done, _ = run_script("""
+    done = run_script("""
         e = engine.Engine(1)
         v = e.variable()
         def work():
@@ -228,7 +224,7 @@ def test_a_failure_that_nobody_waits_for_does_not_disturb_the_end() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_has_no_engine_and_can_make_one() -> None:
-    done, seconds = run_script("""
+    done = run_script("""
         import warnings
         warnings.simplefilter("ignore", DeprecationWarning)
         e = engine.Engine(2)
@@ -255,4 +251,3 @@ def test_a_forked_child_has_no_engine_and_can_make_one() -> None:
         print("parent", os.waitstatus_to_exitcode(status))
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "child\nparent 0\n", "")
-    assert seconds < 30
