@@ -33,12 +33,13 @@ from graphkit.executor.selection import Repeat, RunInput, Selection, signature
 from graphkit.executor.states import States
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import DType, TensorType
 from graphkit.passes._base import run_passes
 from graphkit.passes.bind import bind
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.pipeline import BOUND, inference_passes
 from graphkit.passes.randomness import bind_rng
+from graphkit.passes.widen_halves import HALVES
 
 # Programs kept for input shapes seen before, the most recently used ones.
 PROGRAM_LIMIT = 16
@@ -114,7 +115,8 @@ class Executor:
         with _collector_paused():
             self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
             if optimize and self._compiled:
-                self._graph = run_passes(self._graph, inference_passes(precision, partial(runs_whole, device)))
+                whole, halves = partial(runs_whole, device), _computed_in_float32()
+                self._graph = run_passes(self._graph, inference_passes(precision, whole, halves))
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
@@ -399,6 +401,12 @@ class Executor:
                 fixed[value] = selection.fixed[spec.name]
         made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
         return made
+
+
+def _computed_in_float32() -> frozenset[DType]:
+    """The half floats that the processor does not multiply itself."""
+    native = native_module()
+    return HALVES - {DType.BFLOAT16} if native is not None and native.has_bfloat16() else HALVES
 
 
 def _check_precision(precision: str, optimize: bool, device: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
+from graphkit.ir.types import DType
 from graphkit.passes._base import Pass, effect, is_constant
 from graphkit.passes._match import FixedValues
 from graphkit.passes.channels_last import channels_last
@@ -33,11 +34,14 @@ from graphkit.passes.scan_axes import scan_axes
 from graphkit.passes.simplify import simplify
 from graphkit.passes.to_bfloat16 import to_bfloat16
 from graphkit.passes.unstride_transposed import unstride_transposed
+from graphkit.passes.widen_halves import HALVES, widen_halves
 
-# After CLEANUP; what it has folded may simplify more. Composites first: what they consist of is fused. Formulas before
-# transposes move through them; attention before the products that it consists of; weights before products are fused,
-# and late because the nodes that make them are many; layouts when products have taken in what they can.
+# After CLEANUP; what it has folded may simplify more. Half floats before all others, which see float32 then. Composites
+# next: what they consist of is fused. Formulas before transposes move through them; attention before the products that
+# it consists of; weights before products are fused, and late because the nodes that make them are many; layouts when
+# products have taken in what they can.
 _PRODUCTS_AND_LAYOUTS: tuple[tuple[str, Pass], ...] = (
+    ("widen_halves", widen_halves),
     ("known_ranks", known_ranks),
     ("expand_composites", expand_composites),
     ("merge_walks", merge_walks),
@@ -72,18 +76,19 @@ INFERENCE = (*_PRODUCTS_AND_LAYOUTS, *_REGIONS)
 
 
 def inference_passes(
-    precision: str = "f32", whole: Callable[[Node], bool] | None = None
+    precision: str = "f32", whole: Callable[[Node], bool] | None = None, halves: Collection[DType] = HALVES
 ) -> tuple[tuple[str, Pass], ...]:
     """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in.
 
-    Nodes of composite operators for which `whole` holds are not expanded.
+    Nodes of composite operators for which `whole` holds are not expanded; `halves` are the types that are computed in
+    float32.
     """
     rounding: tuple[tuple[str, Pass], ...] = () if precision == "f32" else (("to_bfloat16", to_bfloat16),)
     passes = (*_PRODUCTS_AND_LAYOUTS, *rounding, *_REGIONS)
-    if whole is None:
-        return passes
-    expand = partial(expand_composites, whole=whole)
-    return tuple((name, expand if apply is expand_composites else apply) for name, apply in passes)
+    chosen: dict[str, Pass] = {"widen_halves": partial(widen_halves, halves=halves)}
+    if whole is not None:
+        chosen["expand_composites"] = partial(expand_composites, whole=whole)
+    return tuple((name, chosen.get(name, apply)) for name, apply in passes)
 
 
 # What becomes possible when the shapes of a prepared graph are known.
