@@ -384,6 +384,11 @@ def grad(
         found = reached(values)
         known = {source.name_of(v) for v in source.inputs if v in found}
         names = [n for n in model.trainable if n in known]
+        if not names:
+            raise UsageError(
+                f"model {model.name!r}: {', '.join(targets)} depends on no parameter; give wrt=, names of inputs or "
+                "internal values, or make parameters of weights in Constant nodes by constants_to_parameters"
+            )
     else:
         names = [wrt] if isinstance(wrt, str) else list(wrt)
     gradients = gradient(values, [source.find(n) for n in names], allow_unused=allow_unused or wrt is None)
