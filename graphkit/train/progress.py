@@ -20,6 +20,7 @@ class ProgressBar:
         self._enabled = sys.stderr.isatty() if enabled is None else enabled
         self._bar: Any = None
         self._task: Any = None
+        self._passing = False
 
     def __enter__(self) -> ProgressBar:
         if self._enabled:
@@ -38,11 +39,14 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def start(self, what: str, total: int | None, done: int = 0) -> None:
-        """Show what goes on from now on, in so many batches (None: nobody knows)."""
+    def start(self, what: str, total: int | None, done: int = 0, *, passing: bool = False) -> None:
+        """Show what goes on now, in so many batches (None: nobody knows); passing: until the next one starts."""
         if self._bar is None:
             return
+        if self._passing:
+            self._bar.remove_task(self._task)
         self._task = self._bar.add_task(what, total=total, completed=done, state="")
+        self._passing = passing
 
     def advance(self, state: str = "") -> None:
         if self._bar is not None:

@@ -542,7 +542,7 @@ class Trainer:
         carried = Carried(self.net, self._carried.names)
         with self.averaged(), Beside(prefetch) as beside:
             batches = data.batches(batch_size, shuffle=False)
-            bar.start("validation", length_of(batches))
+            bar.start("validation", length_of(batches), passing=True)
             for inputs, targets in beside.batches(map(self._prepared, batches)):
                 results = self._inference.run(carried.feeds(inputs))
                 carried.keep(results)
@@ -580,6 +580,11 @@ class Trainer:
 
     def _save(self, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """parts: of every rank, what `_gathered` gives."""
+        # The checkpoint comes last: it says that the run has come so far, and that the model is there.
+        with self.averaged() as net:
+            if self._inference_graph is not net.graph:
+                net = Model.from_graph(self._inference_graph, dict(net.params))
+            net.save(folder / "model.json")
         checkpoints.save(
             folder,
             checkpoints.Checkpoint(
@@ -603,10 +608,6 @@ class Trainer:
                 },
             ),
         )
-        with self.averaged() as net:
-            if self._inference_graph is not net.graph:
-                net = Model.from_graph(self._inference_graph, dict(net.params))
-            net.save(folder / "model.json")
 
     def resume(self, folder: str | Path) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.

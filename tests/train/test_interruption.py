@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import graphkit as gk
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
+from graphkit.train import checkpoint
 from graphkit.train.interrupts import uninterrupted
 
 WORKER = Path(__file__).with_name("interrupted_worker.py")
@@ -144,6 +146,37 @@ def test_a_line_of_the_log_that_has_no_checkpoint_is_written_again(tmp_path, mon
     assert [line["seconds"] for line in lines] == sorted(line["seconds"] for line in lines)
 
 
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("part", ["model", "checkpoint"])
+def test_killed_in_the_last_save(tmp_path, monkeypatch, part, after):
+    """Around the files of the model, and those of the checkpoint: both are there in the end."""
+    whole = trainer()
+    whole.fit(data(), epochs=2, batch_size=32)
+    killed = trainer()
+    owner, name = (gk.Model, "save") if part == "model" else (checkpoint, "save")
+    save = getattr(owner, name)
+
+    def deadly(*arguments):
+        if after:
+            save(*arguments)
+        raise Killed
+
+    with pytest.raises(Killed):
+        killed.fit(
+            data(), epochs=2, batch_size=32, folder=tmp_path,
+            on_epoch=lambda epoch, record: monkeypatch.setattr(owner, name, deadly),
+        )  # fmt: skip
+    monkeypatch.undo()
+    last = trainer()
+    last.resume(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        last.fit(data(), epochs=2, batch_size=32, folder=tmp_path)
+    same_bits(whole, last)
+    saved = gk.load(tmp_path)
+    assert all(saved.params[n].tobytes() == whole.net.params[n].tobytes() for n in saved.params)
+
+
 def test_an_interrupt_says_where_it_stopped_and_leaves_a_checkpoint(tmp_path):
     found = trainer()
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -235,6 +268,36 @@ def test_a_metric_without_state_says_what_it_leaves_out(tmp_path):
     with pytest.warns(UserWarning, match="'plain' of epoch 1 leaves out the 40 samples"):
         (record,) = last.fit(data(), batch_size=4, metrics=[Plain()])
     assert record["plain"] == 52
+
+
+def test_a_checkpoint_of_the_first_version(tmp_path):
+    """It knows epoch and batch; one after the last batch was written in validation, or before it."""
+    whole = trainer()
+    whole.fit(data(), epochs=2, batch_size=4)
+    for fatal, batch in ((30, 6), (47, 23)):
+        with pytest.raises(KeyboardInterrupt):
+            trainer().fit(
+                data(92, fatal, KeyboardInterrupt), data(8, 1, KeyboardInterrupt) if batch == 23 else None, epochs=2,
+                batch_size=4, folder=tmp_path, overwrite=True, prefetch=0,
+            )  # fmt: skip
+        manifest = json.loads((tmp_path / "checkpoint.json").read_text())
+        position = manifest.pop("position")
+        del manifest["parts"], manifest["run"], manifest["notes"]
+        manifest |= {"version": 1, "epoch": position["epoch"], "batch": position["batch"]}
+        (tmp_path / "checkpoint.json").write_text(json.dumps(manifest))
+        last = trainer()
+        last.resume(tmp_path)
+        assert last.batch == batch
+        last.fit(data(), epochs=2, batch_size=4, folder=tmp_path)
+        same_bits(whole, last)
+
+
+def test_progress_shows_validation(tmp_path, capsys):
+    trainer().fit(data(), data(8), epochs=2, batch_size=4, progress=True)
+    shown = capsys.readouterr().err
+    assert "epoch 2/2" in shown
+    assert "23/23" in shown
+    assert "validation" in shown
 
 
 # --- what epochs means ------------------------------------------------------------------------------
