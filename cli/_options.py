@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from graphkit import models
+from graphkit import config, models
 from graphkit.errors import UsageError
 from graphkit.model import Model, load
 
@@ -19,9 +19,13 @@ def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")(command)
 
 
+def _permitted(ctx: click.Context, parameter: click.Parameter, threads: int | None) -> int | None:
+    return None if threads is None else config.num_threads(threads)
+
+
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
-        "--threads", type=click.IntRange(1), help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores)."
+        "--threads", type=click.IntRange(1), callback=_permitted, help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores)."
     )(command)
     return click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")(command)
 

@@ -79,7 +79,7 @@ def command(
         raise UsageError("--training is for graphkit alone: leave --against out")
     check_training(training, recompute)
     net = read_model(model, external_root)
-    threads = threads or config.num_threads()
+    threads = config.num_threads(threads)
     result: dict[str, Any] = {"model": net.name, "device": device, "threads": threads}
     given = Batch(inputs, batch, fill, seed)
     if training:

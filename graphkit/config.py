@@ -54,12 +54,33 @@ SEED = Knob("GRAPHKIT_SEED", int, 0, "seed of initialisers and random operators 
 CACHE = Knob("GRAPHKIT_CACHE", str, None, "folder that keeps plans of large programs between processes; default: none")
 ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads of a dependency engine")
 
+# Threads beyond the cores only take turns. Those that compute may be as many times the cores; those of an engine, which
+# may wait for files and for each other, as many in all.
+THREADS_PER_CORE = 4
+MOST_WORKERS = 64
+
 KNOBS = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
 
 
-def num_threads() -> int:
-    """Return the thread count in force: GRAPHKIT_NUM_THREADS, else the cores that this process may use."""
-    chosen = NUM_THREADS.get()
-    if chosen is not None:
-        return chosen
+def allowed_cores() -> int:
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_threads(threads: int | None = None) -> int:
+    """Return `threads`, where given, or else the thread count in force: GRAPHKIT_NUM_THREADS, or the cores allowed.
+
+    Raises UsageError for less than one, and for more than THREADS_PER_CORE for each of the cores allowed.
+    """
+    chosen, name = (threads, "threads") if threads is not None else (NUM_THREADS.get(), NUM_THREADS.name)
+    cores = allowed_cores()
+    if chosen is None:
+        return cores
+    if isinstance(chosen, bool) or not hasattr(chosen, "__index__") or chosen < 1:
+        raise UsageError(f"{name}={chosen}: expected a positive number")
+    if chosen > THREADS_PER_CORE * cores:
+        raise UsageError(
+            f"{name}={chosen}: at most {THREADS_PER_CORE * cores} threads, {THREADS_PER_CORE} for each of the {cores} "
+            "cores that this process may use"
+        )
+    return int(chosen)

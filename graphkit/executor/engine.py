@@ -68,13 +68,14 @@ class Engine:
     """
 
     def __init__(self, workers: int | None = None):
-        if workers is not None and workers < 1:
-            raise UsageError(f"workers={workers}: expected a positive number")
+        workers = config.ENGINE_WORKERS.get() if workers is None else workers
+        if not 1 <= workers <= config.MOST_WORKERS:
+            raise UsageError(f"workers={workers}: expected a number from 1 to {config.MOST_WORKERS}")
         load_device("cpu")
         self._library: Any = native_module()
         if self._library is None:
             raise MissingDependency("the dependency engine is native, and graphkit was not built here: pip install .")
-        self._native: Any = self._library.Engine(workers or config.ENGINE_WORKERS.get())
+        self._native: Any = self._library.Engine(workers)
         # What operations raised, by number. It lies here because exceptions may refer to this object.
         self._raised: dict[int, BaseException] = {}
         self.number = next(_numbers)

@@ -98,14 +98,13 @@ class Executor:
         check_finite: bool = False,
         declared: Declarations | None = None,
     ):
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads={threads}: expected a positive number")
+        threads = config.num_threads(threads)
         load_device(device)
         _check_precision(precision, optimize, device)
         self.params = params
         self._declared = Declared(graph, declared) if declared else None
         self._settings = Settings(
-            device, threads or config.num_threads(), deterministic, inplace, share, optimize, declared
+            device, threads, deterministic, inplace, share, optimize, declared
         )
         self._optimize = optimize
         # Whether there are native kernels, which fused operators are made for.

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
+from graphkit import config
 from graphkit.errors import InputError, InvalidModel, MissingDependency, RuntimeFailure, did_you_mean
 from graphkit.ir.atomic import scratch_folder
 from graphkit.ir.graph import unique_names
@@ -60,7 +61,7 @@ class OnnxRuntimeModel:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         if threads is not None:
-            options.intra_op_num_threads = threads
+            options.intra_op_num_threads = config.num_threads(threads)
             options.inter_op_num_threads = 1
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

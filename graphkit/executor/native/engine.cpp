@@ -120,7 +120,7 @@ class Engine::State : public std::enable_shared_from_this<Engine::State> {
 // The caller holds the mutex.
 void Engine::State::start() {
     for (; started_ < workers_; ++started_, ++running_) {
-        std::thread([self = shared_from_this(), worker = started_] { self->work(worker); }).detach();
+        start_thread([self = shared_from_this(), worker = started_] { self->work(worker); }).detach();
     }
 }
 

@@ -1,9 +1,14 @@
 #include "threads.h"
 
 #include <atomic>
+#include <climits>
+#include <condition_variable>
 #include <cstdlib>
 #include <new>
+#include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernel.h"
@@ -25,6 +30,13 @@ static void omp_set_num_threads(int) {}
 static int omp_get_thread_num() {
     return 0;
 }
+static int omp_get_thread_limit() {
+    return 1;
+}
+static int omp_get_max_active_levels() {
+    return 1;
+}
+static void omp_set_dynamic(int) {}
 #endif
 
 namespace graphkit {
@@ -91,11 +103,62 @@ void pin_workers(int threads) {
 void pin_workers(int) {}
 #endif
 
+// More than any machine has, and few enough for OpenMP, which keeps a table of them on the stack.
+constexpr int kMostThreads = 4096;
+
+// Once for each size that a thread's team grows to: whether the system gives so many threads, tried with threads of our
+// own, because OpenMP ends the process where it does not get them.
+void check_threads(int wanted) {
+    thread_local int given = 1;
+    if (wanted <= given) {
+        return;
+    }
+    if (wanted > kMostThreads) {
+        throw NativeError(std::to_string(wanted) + " threads: no more than " + std::to_string(kMostThreads) +
+                          " are possible");
+    }
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool ended = false;
+    std::vector<std::thread> tried;
+    std::string failure;
+    try {
+        tried.reserve(static_cast<std::size_t>(wanted));
+        while (static_cast<int>(tried.size()) < wanted - given) {
+            tried.emplace_back([&] {
+                std::unique_lock lock(mutex);
+                changed.wait(lock, [&] { return ended; });
+            });
+        }
+    } catch (const std::exception& error) {
+        failure = error.what();
+    }
+    {
+        const std::lock_guard lock(mutex);
+        ended = true;
+    }
+    changed.notify_all();
+    for (std::thread& thread : tried) {
+        thread.join();
+    }
+    if (!failure.empty()) {
+        throw NativeError("the system gives no more than " + std::to_string(static_cast<int>(tried.size()) + given) +
+                          " of " + std::to_string(wanted) + " threads (" + failure +
+                          "): ask for fewer, or raise its limits (ulimit -u, ulimit -v)");
+    }
+    given = wanted;
+}
+
+// How many threads OpenMP lets a team have: where it has fewer than asked for, oneDNN computes a part of the result.
+int permitted_threads() {
+    return omp_get_max_active_levels() < 1 ? 1 : omp_get_thread_limit();
+}
+
 }  // namespace
 
 int default_threads() {
     const int chosen = chosen_threads.load(std::memory_order_relaxed);
-    return chosen > 0 ? chosen : omp_get_max_threads();
+    return chosen > 0 ? chosen : std::min(omp_get_max_threads(), kMostDefault);
 }
 
 void set_default_threads(int threads) {
@@ -115,13 +178,22 @@ void work_alone() {
     omp_set_num_threads(1);
 }
 
+std::thread start_thread(std::function<void()> body) {
+    try {
+        return std::thread(std::move(body));
+    } catch (const std::system_error& error) {
+        throw NativeError(std::string("the system gives no further thread (") + error.what() +
+                          "): raise its limits (ulimit -u, ulimit -v), or end other work");
+    }
+}
+
 void where_team_works(int threads, const std::function<void()>& body) {
     if (!lost_workers || threads == 1) {
         body();
         return;
     }
     std::exception_ptr failure;
-    std::thread([&] {
+    start_thread([&] {
         try {
             body();
         } catch (...) {
@@ -134,15 +206,17 @@ void where_team_works(int threads, const std::function<void()>& body) {
 }
 
 Team::Team(int threads) : previous_(omp_get_max_threads()) {
-    const int wanted = threads > 0 ? threads : default_threads();
+    const int wanted = std::min(threads > 0 ? threads : default_threads(), permitted_threads());
     if (alone && wanted > 1) {
         throw NativeError("a worker of an engine runs on one thread; compile with threads=1 what it shall run");
     }
     if (wanted > 1) {
         follow_forks();
         lock_ = std::unique_lock(team_mutex);
+        check_threads(wanted);
         has_workers = true;
     }
+    omp_set_dynamic(0);
     omp_set_num_threads(wanted);
     pin_workers(wanted);
 }

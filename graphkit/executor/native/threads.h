@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <thread>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -14,7 +15,8 @@
 
 namespace graphkit {
 
-// Threads of kernels that do not say how many: the cores allowed, until it is set.
+// Threads of kernels that do not say how many: what OpenMP has by default, until it is set; no more than kMostDefault.
+constexpr int kMostDefault = 256;
 int default_threads();
 void set_default_threads(int threads);
 
@@ -42,6 +44,9 @@ class Team {
     std::unique_lock<std::recursive_mutex> lock_;
     int previous_;
 };
+
+// A new thread; NativeError when the system gives none.
+std::thread start_thread(std::function<void()> body);
 
 // Calls `body`, which makes a Team of `threads`: on this thread, or on one of its own where this thread's workers were
 // lost because the process is the child of a fork.
