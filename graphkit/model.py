@@ -14,12 +14,13 @@ import numpy as np
 
 from graphkit import config
 from graphkit.autodiff import gradient, reached
-from graphkit.errors import InvalidModel, UsageError, did_you_mean
+from graphkit.errors import InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.params import ParamStore
 from graphkit.frontend.initializers import initialize
 from graphkit.ir import printing
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
+from graphkit.ir.pickling import Packed, pack, unpack
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
 from graphkit.passes.block_loops import Block
@@ -111,7 +112,13 @@ class Model:
                 owner, held = _owners[value]
                 self.params[key] = owner[held]
             elif "init" in value.attrs:
-                self.params.adopt(key, initialize(value.tensor, value.attrs["init"], seed, key))
+                try:
+                    self.params.adopt(key, initialize(value.tensor, value.attrs["init"], seed, key))
+                except (MemoryError, OverflowError, ValueError) as error:
+                    raise OutOfMemory(
+                        f"model {graph.name!r}: no memory for parameter {key!r}, {value.tensor}, {value.tensor.nbytes} "
+                        f"bytes: {error}"
+                    ) from error
             else:
                 raise InvalidModel(f"model {graph.name!r}: parameter {key!r} has neither a value nor an initialiser")
             _owners.setdefault(value, (self.params, key))
@@ -265,6 +272,22 @@ class Model:
         result: dict[str, np.ndarray] = self._executor.run(feeds, outputs)
         return result
 
+    # --- copies ----------------------------------------------------------------------------------
+
+    def __copy__(self) -> Model:
+        """A model of the same graph that shares the parameters."""
+        copied = Model.__new__(type(self))
+        copied.__dict__ |= self.__dict__
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
+        """A model of its own: equal names, metadata and parameters, and nothing shared."""
+        packed = pack(self.graph, self.params)
+        return _unpacked(*packed._replace(tensors={n: a.copy() for n, a in packed.tensors.items()}))
+
+    def __reduce__(self) -> Any:
+        return _unpacked, tuple(pack(self.graph, self.params))
+
     # --- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path, **options: Any) -> None:
@@ -318,6 +341,10 @@ class Model:
         from graphkit.ir.drawing import to_html
 
         return to_html(self.graph, repr(self))
+
+
+def _unpacked(*fields: Any) -> Model:
+    return Model.from_graph(*unpack(Packed(*fields)))
 
 
 def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> list[Value]:

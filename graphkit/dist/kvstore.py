@@ -102,6 +102,11 @@ class KVStore:
     def set_updater(self, updater: Updater) -> None:
         self._updater = updater
 
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a KVStore holds a connection of this process and cannot be copied or pickled: create() one where it is used"
+        )
+
     def _stored(self, key: Key) -> np.ndarray:
         if key not in self._values:
             raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")

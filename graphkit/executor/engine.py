@@ -176,6 +176,9 @@ class Engine:
         finally:
             self.close()
 
+    def __reduce__(self) -> Any:
+        raise UsageError("an Engine holds threads of this process and cannot be copied or pickled: make another one")
+
     def _hand_over(self, recorded: list[Work]) -> None:
         """Add what tracing has seen since the last call."""
         for operation, worker, start, end in self._call(self._native.events):

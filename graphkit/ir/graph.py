@@ -60,6 +60,15 @@ class Value:
         self.attrs = attrs or _NO_ATTRS
         self.serial = next(_serial)
 
+    def __copy__(self) -> Value:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Value:
+        return self  # it never changes
+
+    def __reduce__(self) -> Any:
+        raise UsageError("a value is pickled with the graph that it belongs to: pickle the Model, or the Graph")
+
     @property
     def is_input(self) -> bool:
         return self.node is None
@@ -142,6 +151,15 @@ class Node:
     def operands(self) -> tuple[Value, ...]:
         """The inputs that are present."""
         return tuple(v for v in self.inputs if v is not None)
+
+    def __copy__(self) -> Node:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Node:
+        return self  # it never changes
+
+    def __reduce__(self) -> Any:
+        raise UsageError("a node is pickled with the graph that it belongs to: pickle the Model, or the Graph")
 
     def describe(self) -> str:
         """One line for errors: name, operator, operand types."""
@@ -273,6 +291,17 @@ class Graph:
     def values(self) -> Iterator[Value]:
         """Every value: inputs, then node outputs in topological order."""
         return itertools.chain(self.inputs, (v for node in self.nodes for v in node.outputs))
+
+    def __copy__(self) -> Graph:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
+        return self  # it never changes
+
+    def __reduce__(self) -> Any:
+        from graphkit.ir import pickling
+
+        return pickling.unpack_graph, tuple(pickling.pack(self, {}))
 
     # --- names ---------------------------------------------------------------------------------
 

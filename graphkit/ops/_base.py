@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -297,12 +298,26 @@ class Registry:
     def add(self, cls: type[Op]) -> None:
         key = (cls.domain, cls.name)
         function = function_name(cls)
+        self._replace(cls)
         if key in self._by_key:
             raise UsageError(f"operator {cls.domain or 'ai.onnx'}.{cls.name} is registered already")
         if function in self._functions:
             raise UsageError(f"an operator named {function!r} is registered already, in another domain")
         self._by_key[key] = cls
         self._functions[function] = OpFunction(cls, function)
+
+    def _replace(self, cls: type[Op]) -> None:
+        """Take back what `cls` defines again: in a notebook, or in a module that is loaded once more."""
+        same_name = self._functions.get(function_name(cls))
+        for old in {self._by_key.get((cls.domain, cls.name)), None if same_name is None else same_name.op} - {None}:
+            again = (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
+            if (again or old.__module__ == cls.__module__ == "__main__") and not _is_built_in(old):
+                warnings.warn(
+                    f"operator {cls.domain or 'ai.onnx'}.{cls.name} is defined again; graphs made before keep the "
+                    "operator that they were made with",
+                    stacklevel=4,
+                )
+                self.remove(old)
 
     def remove(self, cls: type[Op]) -> None:
         """Take back a registration (for tests of custom operators)."""
@@ -327,6 +342,10 @@ class Registry:
 
     def function_names(self) -> list[str]:
         return sorted(self._functions)
+
+
+def _is_built_in(cls: type[Op]) -> bool:
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 registry = Registry()

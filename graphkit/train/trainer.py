@@ -240,6 +240,12 @@ class Trainer:
         is interrupted at once."""
         return uninterrupted if self._place[1] == 1 else contextlib.nullcontext()
 
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a Trainer holds memory and native code of this process and cannot be copied or pickled: save(folder) it, "
+            "and let a Trainer made alike resume(folder); or copy trainer.net, the Model"
+        )
+
     # --- moving average --------------------------------------------------------------------------
 
     def swap(self) -> None:
