@@ -25,7 +25,10 @@ def _permitted(ctx: click.Context, parameter: click.Parameter, threads: int | No
 
 def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
-        "--threads", type=click.IntRange(1), callback=_permitted, help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores)."
+        "--threads",
+        type=click.IntRange(1),
+        callback=_permitted,
+        help="Threads (default: GRAPHKIT_NUM_THREADS, else all cores).",
     )(command)
     return click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")(command)
 

@@ -76,6 +76,10 @@ class NotFinite(RuntimeFailure):
     """A value that must be finite is NaN or infinite; the message says what made it."""
 
 
+class OutOfMemory(RuntimeFailure, MemoryError):
+    """Memory that is not there, or more than can be counted; the message names who asked, and for how much."""
+
+
 class Cancelled(RuntimeFailure):
     """An operation was taken back before it ran."""
 
@@ -90,6 +94,16 @@ class GraphkitWarning(UserWarning):
 
 class DeclarationWarning(GraphkitWarning):
     """A file declares a shape that a tensor does not have; the declaration is ignored."""
+
+
+# What numpy says, as a ValueError, of arrays that are larger than its own limits.
+_TOO_LARGE = ("array is too big", "Maximum allowed", "maximum supported", "iterator is too large")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an exception means that an array is larger than memory, or than a size can be."""
+    too_large = isinstance(error, ValueError) and any(text in str(error) for text in _TOO_LARGE)
+    return too_large or isinstance(error, MemoryError)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -91,6 +91,8 @@ class ArrayProgram:
     Raises UnsupportedError, naming nodes, for types that the device has no arrays of.
     """
 
+    interruptible: Callable[[], bool] | None = None
+
     def __init__(
         self,
         graph: Graph,

@@ -99,7 +99,10 @@ class Emitter:
             if result.owned and self.is_slot(where):
                 kind = result.value.tensor
                 builder.resize(f"{prefix}result {position}", where[0], kind.static_shape, kind.dtype.itemsize)
-        for index in region.order:
+        commit = len(region.order) if prefix else _first_overwriting(region)
+        for position, index in enumerate(region.order):
+            if position == commit:
+                builder.commit()
             self._step(builder, region, index, places, prefix)
         for position, (result, where) in placed:
             if not result.owned and where != ABSENT and prefix and places.of(result.value) != where:
@@ -181,6 +184,16 @@ class _Places:
     def scratch(self, index: int) -> Where:
         request = self._region.scratch_of.get(index)
         return ABSENT if request is None else (ARENA, self._base + self._region.layout.offsets[request])
+
+
+def _first_overwriting(region: Region) -> int:
+    """The position of the first step that writes over the old value of a state; the number of steps without one."""
+    roots = region.placement.root
+    kept = {roots[new] for state, new in region.graph.updates if state in region.overwritten}
+    for position, index in enumerate(region.order):
+        if any(roots[v] in kept for v in region.placement.steps[index].outputs if v in roots):
+            return position
+    return len(region.order)
 
 
 def _padded(places: list[Where], count: int) -> list[Where]:

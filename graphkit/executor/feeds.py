@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import InputError, OutOfMemory, UsageError
 from graphkit.ir.types import DType, SequenceType, TensorType, Type, dtype_of
 
 
@@ -50,9 +50,12 @@ def _tensor(name: str, kind: TensorType, given: Any) -> np.ndarray:
         if actual is not kind.dtype:
             hint = "" if kind.dtype is DType.STRING else f"; convert it with .astype({kind.dtype.value!r})"
             raise InputError(f"input {name!r} is {kind}; the array given is {actual}{hint}")
-        array = np.asarray(array, dtype=wanted, order="C")
-        if not array.flags.aligned:
-            array = array.copy()
+        try:
+            array = np.asarray(array, dtype=wanted, order="C")
+            if not array.flags.aligned:
+                array = array.copy()
+        except MemoryError as error:
+            raise OutOfMemory(f"input {name!r} is not contiguous, and there is no memory for a copy: {error}") from None
     else:
         array = _from_python(name, kind, given)
     if kind.rank is not None and array.ndim != kind.rank:

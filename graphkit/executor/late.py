@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit import config
-from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError
+from graphkit.errors import GraphkitError, OutOfMemory, RuntimeFailure, TypeMismatch, UnsupportedError, lacks_memory
 from graphkit.executor.emit import ABSENT, NO_SLOT, Emitter, Where
 from graphkit.executor.kernels import KernelContext, make_kernel
 from graphkit.executor.placement import has_fixed_size, has_run_time_size
@@ -145,7 +145,12 @@ class LateNode(_LateStep):
         for declared, output in zip(self.node.outputs, bound.outputs, strict=True):
             if has_fixed_size(declared) and declared.type != output.type:
                 raise RuntimeFailure(f"{self.node.describe()}: a result is {output.type}; {declared.type} was inferred")
-        found = _prepared(bound, self._context)
+        try:
+            found = _prepared(bound, self._context)
+        except (MemoryError, ValueError) as error:
+            if lacks_memory(error) and not isinstance(error, GraphkitError):
+                raise OutOfMemory(f"{bound.describe()}: {str(error) or 'no memory'}") from error
+            raise
         if found is not None and self._declared:
             self._declared.found(self.node.outputs, [v.tensor.static_shape for v in bound.outputs])
         if found is None:

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, NotFinite, RuntimeFailure
+from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure, lacks_memory
 from graphkit.executor.describe import describe, is_shape_arithmetic
 from graphkit.executor.emit import Emitter, Where
 from graphkit.executor.kernels import SizedKernel, VersionedArray, native_module
+from graphkit.executor.memory_errors import explain, out_of_memory
 from graphkit.executor.packing import PackedArrays, aligned_bytes
 from graphkit.executor.placement import has_fixed_size
 from graphkit.executor.plan import Plan
@@ -79,6 +80,8 @@ class Program:
         position = {v: i for i, v in enumerate(graph.inputs)}
         self.state_inputs = [position[state] for state, _ in graph.updates]
         self.overwrites = [state in self.region.overwritten for state, _ in graph.updates]
+        # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
+        self.interruptible: Callable[[], bool] | None = None
         self._given_out: list[deque[np.ndarray]] = [deque(maxlen=2) for _ in self.owned]
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
@@ -91,7 +94,8 @@ class Program:
         try:
             instance = self._idle.pop()
         except IndexError:
-            instance = _Instance(self)
+            with out_of_memory(self.graph, f"the arena, {self.region.layout.arena_bytes} bytes"):
+                instance = _Instance(self)
         if recorder is None:
             results = instance.run(inputs, buffers)
         else:
@@ -112,7 +116,11 @@ class Program:
             shape, dtype, nbytes = spec
             # What a state keeps is not given out again.
             fresh = nbytes < RECYCLED_BYTES or position < len(self.overwrites)
-            made.append(np.empty(shape, dtype) if fresh else self._recycled(position, shape, dtype))
+            try:
+                made.append(np.empty(shape, dtype) if fresh else self._recycled(position, shape, dtype))
+            except (MemoryError, ValueError) as error:
+                explain(self.graph, f"result {position}, {nbytes} bytes", error)
+                raise
         return made
 
     def _recycled(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -154,6 +162,9 @@ class _Calls:
 
     def call(self, name: str, index: int) -> None:
         """Nothing to write down."""
+
+    def commit(self) -> None:
+        """Nothing either."""
 
 
 class _Lent(NamedTuple):
@@ -226,6 +237,8 @@ class _Instance:
             except GraphkitError:
                 raise
             except Exception as error:
+                if lacks_memory(error):
+                    raise OutOfMemory(f"{node.describe()}: {str(error) or 'no memory'}") from error
                 raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
             for operand in lent:
                 inputs[operand.position] = None
@@ -303,8 +316,11 @@ class _Instance:
                 if readers := self._slots.get(storage):
                     _fill(readers, _shaped(results[position], storage.tensor))
         if self.native is None:
+            if not any(program.overwrites):
+                program.interruptible = _always
             for call in self._calls:
                 call()
+            program.interruptible = None
         else:
             arrays: list[Any] = [None] * len(inputs)
             for position in self._native_inputs:
@@ -323,12 +339,22 @@ class _Instance:
 
     def _run_native(self, arrays: list[Any]) -> None:
         native: Any = native_module()
+        program = self._program
+        if program.state_inputs:
+            program.interruptible = self._may_interrupt
         try:
             self.native.run(arrays, self._call if self._calls else None)
         except native.NotFinite as error:
             raise NotFinite(str(error)) from error
+        except native.NoMemory as error:
+            raise OutOfMemory(str(error)) from error
         except native.Error as error:
             raise RuntimeFailure(str(error)) from error
+        finally:
+            program.interruptible = None
+
+    def _may_interrupt(self) -> bool:
+        return not self.native.committed
 
     def _call(self, index: int) -> None:
         self._calls[index]()
@@ -345,6 +371,10 @@ class _Instance:
         for source, slots in self._fixed_slots:
             _fill(slots, source.array)
         self._held = held
+
+
+def _always() -> bool:
+    return True
 
 
 def _fill(slots: Sequence[_Slot], array: Any) -> None:

@@ -23,7 +23,9 @@ from graphkit.executor.declared import Declared
 from graphkit.executor.device import make_program
 from graphkit.executor.feeds import check_finite, convert
 from graphkit.executor.hoist import DerivedArray, hoist
+from graphkit.executor.interruption import Held
 from graphkit.executor.kernels import VersionedArray, load_device, native_module, runs_whole
+from graphkit.executor.memory_errors import out_of_memory
 from graphkit.executor.packing import PackedArrays
 from graphkit.executor.params import ParamStore
 from graphkit.executor.plan import Plan
@@ -139,6 +141,12 @@ class Executor:
         kept = {v: self._parameter_arrays[n] for n, v in named if n in self.params and v not in written}
         return hoist(self._graph, kept)
 
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "an Executor holds memory and native code of this process and cannot be copied or pickled: copy or pickle "
+            "the Model, and compile() that"
+        )
+
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs, in order."""
@@ -156,8 +164,9 @@ class Executor:
         """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name.
 
         The arrays are fresh, or those of `out` (same dtype and shape, writable, apart from each other; they may be
-        fed arrays). Raises InputError for a feed that does not fit, UsageError for an unknown output, TypeMismatch when
-        fed shapes contradict each other inside the graph, RuntimeFailure when a kernel fails.
+        fed arrays). Ctrl-C ends a run between two of its steps, or, once it writes over states, after all of them.
+        Raises InputError for a feed that does not fit, UsageError for an unknown output, TypeMismatch when fed shapes
+        contradict each other inside the graph, RuntimeFailure when a kernel fails.
         """
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
@@ -216,21 +225,29 @@ class Executor:
     ) -> dict[str, Any]:
         """Run once and write the new values of states; outputs by name. `buffers` has memory for some of these."""
         names = selection.states
-        self._with_rng(selection, arrays)
-        taken = self._states.take(names, program, arrays, fed)
-        try:
-            results = program.run(arrays, taken | buffers)
-        except BaseException:
-            self._states.restore(names, program, taken)
-            raise
-        named = dict(zip(selection.outputs, results[len(names) :], strict=True))
-        if self._declared is not None:
-            self._declared.after(named)
-        if names:
+        if not names:
+            self._with_rng(selection, arrays)
+            named = dict(zip(selection.outputs, program.run(arrays, buffers), strict=True))
+            if self._declared is not None:
+                self._declared.after(named)
+            return named
+        with Held(lambda: (ask := program.interruptible) is not None and ask()):
+            rng = self._rng
+            self._with_rng(selection, arrays)
+            taken = self._states.take(names, program, arrays, fed)
+            try:
+                results = program.run(arrays, taken | buffers)
+            except BaseException:
+                self._states.restore(names, program, taken)
+                self._rng = rng
+                raise
+            named = dict(zip(selection.outputs, results[len(names) :], strict=True))
             del results[len(names) :]
             arrays.clear()
             taken.clear()
             self._states.commit(names, program, results)
+        if self._declared is not None:
+            self._declared.after(named)
         return named
 
     def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
@@ -336,7 +353,8 @@ class Executor:
             if any(d < 0 for d in shape):
                 raise InputError(f"input {spec.name!r} is {kind}; the shape {list(shape)} has a negative size")
             # An array of this shape that takes no memory stands for the one to come.
-            array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
+            with out_of_memory(selection.graph, f"input {spec.name!r} of shape {list(shape)}"):
+                array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
             stand_ins[spec.name] = array
             arrays.append(array)
         return self._specialise(selection, signature(selection, arrays, stand_ins), stand_ins, arrays).plan
@@ -398,7 +416,8 @@ class Executor:
         for spec, value in zip(selection.inputs, graph.inputs, strict=True):
             if spec.stored and spec.name not in feeds and value not in written:
                 fixed[value] = selection.fixed[spec.name]
-        made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
+        with out_of_memory(graph, "planning the run"):
+            made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
         return made
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, RuntimeFailure
+from graphkit.errors import GraphkitError, OutOfMemory, RuntimeFailure, lacks_memory
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.xp import Namespace, numpy_xp
@@ -97,6 +97,8 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     except GraphkitError as error:
         raise type(error)(f"{node.describe()}: {error}") from error
     except Exception as error:
+        if lacks_memory(error):
+            raise OutOfMemory(f"{node.describe()}: {str(error) or 'no memory'}") from error
         raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
     outputs = result if isinstance(result, tuple) else (result,)
     if len(outputs) != len(node.outputs):

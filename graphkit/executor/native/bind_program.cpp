@@ -1,5 +1,10 @@
+#include <atomic>
 #include <memory>
 #include <tuple>
+
+#ifdef __unix__
+#include <pthread.h>
+#endif
 
 #include "array.h"
 #include "bindings.h"
@@ -10,6 +15,21 @@ namespace graphkit {
 namespace {
 
 using Where = std::pair<int, std::int64_t>;  // a Place as Python writes it
+
+// The thread that handles Python's signals, which in the child of a fork is the one that forked.
+std::atomic<unsigned long> main_thread{0};
+
+void follow_main_thread() {
+    const nb::object ident = nb::module_::import_("threading").attr("main_thread")().attr("ident");
+    main_thread = nb::cast<unsigned long>(ident);
+#ifdef __unix__
+    pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
+#endif
+}
+
+bool in_main_thread() {
+    return PyThread_get_thread_ident() == main_thread.load(std::memory_order_relaxed);
+}
 
 // A program with the Python objects that its steps refer to.
 struct BoundProgram : Program {
@@ -210,6 +230,8 @@ struct Builder {
         region->steps.push_back(std::move(step));
     }
 
+    void commit() const { region->steps.push_back(Step{Step::Kind::commit, "commit"}); }
+
     void fail(const std::string& message) const { region->steps.push_back(Step{Step::Kind::fail, message}); }
 
     std::pair<Builder, Builder> branch(const std::string& name, const Where& condition) const {
@@ -334,6 +356,9 @@ struct BoundInstance {
             call(index);
         };
         const std::function<void()> poll = [] {
+            if (!in_main_thread()) {  // others handle no signals, and would wait for the lock
+                return;
+            }
             const WithGil gil;
             if (PyErr_CheckSignals() != 0) {
                 throw nb::python_error();
@@ -357,6 +382,8 @@ struct BoundInstance {
 }  // namespace
 
 void bind_program(nb::module_& m) {
+    follow_main_thread();
+    nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
     nb::class_<Builder>(m, "Region", "Steps that are being written. An operand is (external memory, offset): -1 is the "
                                      "arena, -2 an operand that is absent.")
         .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
@@ -370,6 +397,7 @@ void bind_program(nb::module_& m) {
         .def("sizes", &Builder::sizes, "name"_a, "slot"_a, "first"_a, "last"_a, "target"_a,
              "Write the sizes of a slot's axes, from `first` to before `last`.")
         .def("call", &Builder::call, "name"_a, "index"_a, "Call Python: run()'s `call` with this index.")
+        .def("commit", &Builder::commit, "From here on the run is not interrupted.")
         .def("fail", &Builder::fail, "message"_a, "Raise Error: this part is not to be reached.")
         .def("branch", &Builder::branch, "name"_a, "condition"_a, "The regions of an If: then, else.")
         .def("loop", &Builder::loop, "name"_a, nb::kw_only(), "trips"_a, "trip_count"_a.none(), "condition"_a.none(),
@@ -392,6 +420,8 @@ void bind_program(nb::module_& m) {
         .def("read", &BoundInstance::read, "slot"_a, "item"_a, "Bytes and shape of a slot.")
         .def("run", &BoundInstance::run, "arrays"_a, "call"_a.none() = nb::none(),
              "Set external memory 0, 1, ... (None: as it was), then run every step without the GIL.")
+        .def_prop_ro("committed", [](BoundInstance& self) { return self.instance.committed(); },
+                     "Whether the run, or the last one, has come to its commit step.")
         .def("trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)
         .def("events", &BoundInstance::events, "(name, start, end) of each step since tracing was switched on.");
 }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,6 +12,11 @@
 #include "kernel.h"
 
 namespace graphkit {
+
+// A step got no memory; names it, and how many bytes it wanted.
+struct NoMemory : NativeError {
+    using NativeError::NativeError;
+};
 
 // Where an operand lies: at an offset in the arena, at an offset in a piece of external memory, or nowhere.
 struct Place {
@@ -27,7 +31,7 @@ struct Late;
 
 // One thing to do. Operands are positions in an instance's table of pointers.
 struct Step {
-    enum class Kind : std::uint8_t { kernel, late, copy, store, resize, sizes, row, call, branch, loop, fail };
+    enum class Kind : std::uint8_t { kernel, late, copy, store, resize, sizes, row, call, branch, loop, commit, fail };
 
     Kind kind;
     std::string name;  // of the node, for errors and traces; what a `fail` says
@@ -197,7 +201,7 @@ struct Event {
 class Buffer {
   public:
     std::byte* data() const { return data_.get(); }
-    // Room for so many bytes, of which the first `kept` stay what they are. Throws NativeError when there is no memory.
+    // Room for so many bytes, of which the first `kept` stay what they are. Throws NoRoom when there is no memory.
     void reserve(std::size_t bytes, std::size_t kept);
 
   private:
@@ -212,7 +216,8 @@ class Buffer {
 // as well, and is there for the next run.
 class Instance {
   public:
-    // Calls number i of the program; `poll` is called now and then in long loops, and may throw to stop the run.
+    // Calls number i of the program; `poll` is called now and then between steps, and may throw to stop the run. It is not
+    // called any more after a commit step: from there on, old values of states are written over.
     using Call = std::function<void(std::size_t)>;
 
     Instance(const Program& program, std::byte* arena);
@@ -224,8 +229,11 @@ class Instance {
     void lend(int slot, void* memory, Dims shape);
     const Dims& shape_of(int slot) const { return memory_[static_cast<std::size_t>(slot)].shape; }
     void* data_of(int slot) const { return memory_[static_cast<std::size_t>(slot)].data; }
-    // Runs every step. Throws NativeError, naming the node, when one fails; what `call` throws comes through.
+    // Runs every step. Throws NativeError, naming the node, when one fails, NoMemory for want of memory; what `call` throws comes through.
     void run(const Call& call, const std::function<void()>& poll);
+
+    // Whether the run that goes on, or the last one, has come to its commit step.
+    bool committed() const { return committed_; }
 
     // With tracing, events of all runs since it was switched on.
     void trace(bool on) { tracing_ = on; }
@@ -252,6 +260,7 @@ class Instance {
 
     void run_region(const Region& region);
     void run_step(const Region& region, const Step& step);
+    void carry_out(const Region& region, const Step& step);
     void run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch,
                     const std::string& name);
     void copy_row(const Step& step);
@@ -268,6 +277,7 @@ class Instance {
     void end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
     void end_loop(const Loop& loop, std::int64_t done);
     void poll();
+    void ask();
     bool read_bool(std::size_t entry) const { return *static_cast<const bool*>(table_[entry]); }
 
     Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
@@ -285,7 +295,8 @@ class Instance {
     Buffer scratch_;  // of late kernels
     const Call* call_ = nullptr;
     const std::function<void()>* poll_ = nullptr;
-    std::chrono::steady_clock::time_point polled_;
+    std::uint64_t polled_ = 0;  // ticks
+    bool committed_ = false;
     bool tracing_ = false;
     std::vector<Event> events_;
 };

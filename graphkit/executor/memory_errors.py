@@ -1,0 +1,45 @@
+"""Errors for want of memory, by the node that wants most."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from graphkit.errors import GraphkitError, OutOfMemory
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+
+
+@contextlib.contextmanager
+def out_of_memory(graph: Graph, what: str) -> Iterator[None]:
+    """Raise OutOfMemory, naming the largest value of `graph`, where the block gets no memory, or cannot count sizes."""
+    try:
+        yield
+    except (MemoryError, OverflowError, ValueError, TypeError) as error:
+        explain(graph, what, error)
+        raise
+
+
+def explain(graph: Graph, what: str, error: Exception) -> None:
+    """Raise OutOfMemory in place of `error`, if that is what it means."""
+    value, size = _largest(graph)
+    # numpy has a ValueError for sizes past its own limits, the native part a TypeError.
+    if isinstance(error, GraphkitError) or not (isinstance(error, (MemoryError, OverflowError)) or size > sys.maxsize):
+        return
+    largest = "" if value is None else f"; the largest value is {_described(graph, value)}, {size} bytes"
+    raise OutOfMemory(f"no memory for {what} ({error}){largest}") from error
+
+
+def _largest(graph: Graph) -> tuple[Value | None, int]:
+    found: Value | None = None
+    most = 0
+    for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
+        kind = value.type
+        if isinstance(kind, TensorType) and kind.is_static and kind.nbytes > most:
+            found, most = value, kind.nbytes
+    return found, most
+
+
+def _described(graph: Graph, value: Value) -> str:
+    return f"input {graph.name_of(value)!r}" if value.node is None else f"that of {value.node.describe()}"
