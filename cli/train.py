@@ -263,8 +263,10 @@ def _train(
             if train_set.vocabulary is not None:
                 train_set.vocabulary.save(run.path / "vocabulary.json")
 
+        together = f" ({store.num_workers} processes)" if store.num_workers > 1 else ""
+
         def tell(epoch: int, record: dict[str, float]) -> None:
-            line = f"epoch {epoch}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items())
+            line = f"epoch {epoch}{together}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items())
             click.echo(line, err=as_json)
 
         trace = o["trace"] if writes else None

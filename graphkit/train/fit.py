@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.data import Batch, Dataset, Iterated
 from graphkit.errors import UsageError
 from graphkit.train.beside import Beside
-from graphkit.train.gather import gather
+from graphkit.train.gather import gather, reduced
 from graphkit.train.interrupts import uninterrupted
 from graphkit.train.metrics import Metric
 from graphkit.train.position import MetricStates
@@ -80,7 +80,8 @@ class Fit:
             record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
             position.end_epoch()
             self.log.write(
-                "epoch", epoch=position.epoch, updates=trainer.updates, learning_rate=trainer.learning_rate, **record
+                "epoch", epoch=position.epoch, updates=trainer.updates, learning_rate=trainer.learning_rate,
+                processes=self._ranks, **record,
             )
             self._save()
         if self.on_epoch is not None:
@@ -175,7 +176,11 @@ class Fit:
             trainer.flush()
         position.skipped += trainer.skipped - skipped
         self._beside.settle()
-        position.trained = {"loss": position.loss_sum / max(position.seen, 1), **{m.name: m.value for m in measured}}
+        if trainer.kvstore is None or self._ranks == 1:
+            values = {m.name: m.value for m in measured}
+        else:
+            values = reduced(trainer.kvstore, measured)
+        position.trained = {"loss": position.loss_sum / max(position.seen, 1), **values}
         if position.skipped:
             position.trained["skipped"] = position.skipped
         position.metrics, self._measured = {}, None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from graphkit.dist.kvstore import KVStore
 from graphkit.ir.types import dtype_of
 from graphkit.ir.weights import restored, stored
+from graphkit.train.metrics import Metric
 
 
 def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
@@ -44,3 +45,20 @@ def _unpacked(packed: np.ndarray) -> dict[str, np.ndarray]:
         arrays[name] = restored(raw[at : at + size], dtype, tuple(shape))
         at += size
     return arrays
+
+
+def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:
+    """The value of each metric over what all processes have seen; every process has to call it.
+
+    Sums, counts and scores are added up, so that the values are those of one process which saw all of it. A metric
+    without `state`, `restore` and `merge` cannot be: it stays that of each process, and the name says so.
+    """
+    mergeable = [m for m in metrics if all(hasattr(m, call) for call in ("state", "restore", "merge"))]
+    states = {f"{i}/{key}": array for i, m in enumerate(mergeable) for key, array in m.state().items()}
+    parts = gather(store, states)
+    for i, metric in enumerate(mergeable):
+        each = [{k.partition("/")[2]: a for k, a in part.items() if k.startswith(f"{i}/")} for part in parts]
+        metric.restore(each[0])
+        for state in each[1:]:
+            metric.merge(state)
+    return {m.name if m in mergeable else f"{m.name} of rank {store.rank}": m.value for m in metrics}

@@ -16,7 +16,8 @@ class Metric(Protocol):
     """`update` sees the model's first output and the first target of a batch.
 
     `state` and `restore` are for checkpoints within an epoch: arrays by name (no name has a "/") of what `update` has
-    gathered. A metric of your own may lack them; of an epoch that was interrupted it then counts only what came after.
+    gathered. `merge` adds what another process has gathered. A metric of your own may lack them: of an epoch that was
+    interrupted it then counts only what came after, and of several processes each has its own.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Metric(Protocol):
     def value(self) -> float: ...
     def state(self) -> dict[str, np.ndarray]: ...
     def restore(self, state: Mapping[str, np.ndarray]) -> None: ...
+    def merge(self, state: Mapping[str, np.ndarray]) -> None: ...
 
 
 class _Average:
@@ -54,6 +56,10 @@ class _Average:
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         self.total, self.count = float(state["total"]), int(state["count"])
+
+    def merge(self, state: Mapping[str, np.ndarray]) -> None:
+        self.total += float(state["total"])
+        self.count += int(state["count"])
 
 
 class Accuracy(_Average):
@@ -126,9 +132,16 @@ class F1:
             _check_binary(self.name, target)
         given, found = np.asarray(target).reshape(-1).astype(np.int64), predicted.reshape(-1)
         counts = [np.bincount(v, minlength=classes) for v in (given[given == found], found, given)]
-        if self._hits.size:
-            counts = [a + b for a, b in zip(counts, (self._hits, self._predicted, self._actual), strict=True)]
-        self._hits, self._predicted, self._actual = counts
+        self._add(*counts)
+
+    def _add(self, *counts: np.ndarray) -> None:
+        known = (self._hits, self._predicted, self._actual)
+        if self._hits.size and counts[0].size:
+            counts = tuple(a + b for a, b in zip(counts, known, strict=True))
+        self._hits, self._predicted, self._actual = counts if counts[0].size else known
+
+    def merge(self, state: Mapping[str, np.ndarray]) -> None:
+        self._add(state["hits"], state["predicted"], state["actual"])
 
     def state(self) -> dict[str, np.ndarray]:
         return {"hits": self._hits, "predicted": self._predicted, "actual": self._actual}
@@ -175,6 +188,9 @@ class AUC:
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         self._seen = [(state["scores"], state["positive"])]
+
+    def merge(self, state: Mapping[str, np.ndarray]) -> None:
+        self._seen.append((state["scores"], state["positive"]))
 
     @property
     def value(self) -> float:

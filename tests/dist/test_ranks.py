@@ -1,5 +1,9 @@
-"""A training that goes on with another number of processes than it began with. Ranks are threads here: see `Threads`."""
+"""Several ranks in one training: metrics over all of them, and another number of them after resuming.
 
+Ranks are threads here: see `Threads`.
+"""
+
+import json
 import threading
 
 import numpy as np
@@ -160,3 +164,45 @@ def test_all_ranks_decide_alike_about_a_loss_that_is_not_finite(how):
         assert first[:2] == second[:2] == [True, True]
         assert "from another process" in first[2]
         assert "from input 'x': 1 NaN" in second[2]
+
+
+def classifier(store=None):
+    x = gk.input("x", ["N", 3])
+    net = gk.Model(gk.nn.linear(x, 2, name="only"))
+    return gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.0), kvstore=store, threads=1, seed=3)
+
+
+class Unmergeable:
+    name = "seen"
+
+    def reset(self):
+        self.value = 0.0
+
+    def update(self, output, target):
+        self.value += len(target)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 41, 64])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_metrics_are_those_of_one_process_that_sees_all(tmp_path, processes, samples):
+    rng = np.random.default_rng(samples)
+    data = rng.standard_normal((samples, 3)).astype(np.float32), rng.integers(0, 2, samples)
+    # A learning rate of 0: all batches are measured with the same parameters, whatever their sizes.
+    names = ["accuracy", "f1", "auc", "perplexity"]
+    expected = classifier().fit(data, epochs=1, batch_size=6, metrics=names, progress=False)[0]
+
+    def work(store):
+        measured = [*names, Unmergeable()]
+        folder = tmp_path / "run"
+        return classifier(store).fit(data, epochs=1, batch_size=2, metrics=measured, folder=folder, progress=False)
+
+    records = Threads(processes).run(work)
+    own = [record[0].pop(f"seen of rank {rank}") for rank, record in enumerate(records)]
+    assert sum(own) == samples
+    for (record,) in records:
+        assert record.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(record[name], value, rtol=1e-6, err_msg=name)
+    (line,) = [json.loads(text) for text in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert line["processes"] == processes
+    np.testing.assert_allclose(line["loss"], expected["loss"], rtol=1e-6)
