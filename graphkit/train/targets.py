@@ -89,7 +89,7 @@ class Targets:
                 return ": classes count from 0; subtract 1"
             return ""
         if array.dtype.kind in "biu" and aligned(array, self._shape[:-1]) is not None:
-            return ': whole numbers, one per sample; for classes use loss="softmax_cross_entropy" (--loss ...)'
+            return ': whole numbers, one per sample; for classes use loss="softmax_cross_entropy" (the default)'
         if self._loss.name == "sigmoid_binary_cross_entropy":
             return ': for other numbers than probabilities use loss="mse" (--loss mse)'
         return ""
