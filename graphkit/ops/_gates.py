@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from graphkit.ops._base import F
 from graphkit.ops._pointwise import scalar_like
-from graphkit.ops.activation import keep_where, stable_sigmoid, stable_softplus
+from graphkit.ops.activation import drop_where, keep_where, stable_sigmoid, stable_softplus
 
 
 class Function(NamedTuple):
@@ -28,7 +28,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "relu": Function(
         lambda xp, x, a, b: xp.maximum(x, 0),
         lambda x, a, b: F.relu(x),
-        lambda math, x, y, d, a, b: math.keep(y > 0.0, d),
+        lambda math, x, y, d, a, b: math.drop(y <= 0.0, d),
     ),
     "tanh": Function(
         lambda xp, x, a, b: xp.tanh(x),
@@ -49,7 +49,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "leakyrelu": Function(
         lambda xp, x, a, b: xp.where(x >= 0, x, x * a),
         lambda x, a, b: F.leaky_relu(x, alpha=a),
-        lambda math, x, y, d, a, b: math.keep(x > 0.0, d) + math.keep(x <= 0.0, d * a),
+        lambda math, x, y, d, a, b: math.keep(x > 0.0, d) + math.drop(x > 0.0, d * a),
         (0.01,),
     ),
     "thresholdedrelu": Function(
@@ -67,13 +67,13 @@ FUNCTIONS: Mapping[str, Function] = {
     "hardsigmoid": Function(
         lambda xp, x, a, b: xp.clip(x * a + b, 0, 1),
         lambda x, a, b: F.hard_sigmoid(x, alpha=a, beta=b),
-        lambda math, x, y, d, a, b: math.keep(y > 0.0, math.keep(y < 1.0, d * a)),
+        lambda math, x, y, d, a, b: math.drop(y <= 0.0, math.drop(y >= 1.0, d * a)),
         (0.2, 0.5),
     ),
     "elu": Function(
         lambda xp, x, a, b: xp.where(x >= 0, x, a * xp.expm1(xp.minimum(x, 0))),
         lambda x, a, b: F.elu(x, alpha=a),
-        lambda math, x, y, d, a, b: math.keep(x > 0.0, d) + math.keep(x <= 0.0, d * (y + a)),
+        lambda math, x, y, d, a, b: math.keep(x > 0.0, d) + math.drop(x > 0.0, d * (y + a)),
         (1.0,),
     ),
     "softsign": Function(
@@ -120,6 +120,10 @@ class ArrayMath(NamedTuple):
         """x where the condition holds, 0 elsewhere."""
         return self.xp.where(condition, x, self.xp.zeros_like(x))
 
+    def drop(self, condition: Any, x: Any) -> Any:
+        """0 where the condition holds, x elsewhere."""
+        return self.xp.where(condition, self.xp.zeros_like(x), x)
+
     def zeros(self, x: Any) -> Any:
         return self.xp.zeros_like(x)
 
@@ -152,6 +156,10 @@ class GraphMath:
     @staticmethod
     def keep(condition: Any, x: Any) -> Any:
         return keep_where(condition, x)
+
+    @staticmethod
+    def drop(condition: Any, x: Any) -> Any:
+        return drop_where(condition, x)
 
     @staticmethod
     def zeros(x: Any) -> Any:

@@ -210,7 +210,7 @@ class Recurrence(Op):
     def slope(self, math: Any, function: Activation, x: Any, y: Any, d: Any) -> Any:
         """d times the derivative of y = function(clipped(x)) by x."""
         inner = slope(math, function, self.clipped(math, x), y, d)
-        return inner if self.clip is None else math.keep(x <= self.clip, math.keep(x >= -self.clip, inner))
+        return inner if self.clip is None else math.drop(x > self.clip, math.drop(x < -self.clip, inner))
 
     def reference(self, xp: Any, *operands: Any) -> Any:
         return self.walk(xp, *operands)[: 1 + self.states]

@@ -26,6 +26,11 @@ def keep_where(condition: Any, value: Any) -> Any:
     return F.where(condition, value, scalar_like(0.0, value))
 
 
+def drop_where(condition: Any, value: Any) -> Any:
+    """0 where `condition` holds, `value` elsewhere: a comparison with NaN, which never holds, stops no gradient."""
+    return F.where(condition, scalar_like(0.0, value), value)
+
+
 def stable_sigmoid(xp: Any, x: Any) -> Any:
     """1 / (1 + exp(-x)) without overflow: the exponential is only taken of -|x|."""
     decayed = xp.exp(-xp.abs(x))
@@ -50,7 +55,7 @@ class Relu(Unary):
 
     def grad(self, node: Node, dy: Any) -> Any:
         y: Any = node.output
-        return keep_where(y > 0.0, dy)
+        return drop_where(y <= 0.0, dy)
 
 
 @op
@@ -206,7 +211,7 @@ class HardSigmoid(Unary):
 
     def grad(self, node: Node, dy: Any) -> Any:
         y: Any = node.output
-        return keep_where(F.and_(y > 0.0, y < 1.0), dy * self.alpha)
+        return drop_where(F.or_(y <= 0.0, y >= 1.0), dy * self.alpha)
 
 
 @op
@@ -221,8 +226,8 @@ class HardSwish(Unary):
 
     def grad(self, node: Node, dy: Any) -> Any:
         x: Any = node.inputs[0]
-        inside = F.where(x <= 3.0, dy * (x * (1.0 / 3.0) + 0.5), dy)
-        return keep_where(x >= -3.0, inside)
+        inside = F.where(x > 3.0, dy, dy * (x * (1.0 / 3.0) + 0.5))
+        return drop_where(x < -3.0, inside)
 
 
 @op
@@ -435,13 +440,13 @@ class Clip(Op):
             outside = below if high is None else above
             bound = low if high is None else high
             into_bound = unbroadcast(keep_where(outside, dy), bound)
-            into_x = F.where(outside, scalar_like(0.0, dy), dy)
+            into_x = drop_where(outside, dy)
             return (into_x, into_bound) if high is None else (into_x, None, into_bound)
         # With the bounds crossed, the upper one decides everywhere.
         crossed = low > high
         to_high = F.or_(above, crossed)
         to_low = F.and_(below, F.not_(crossed))
-        into_x = F.where(F.or_(to_low, to_high), scalar_like(0.0, dy), dy)
+        into_x = drop_where(F.or_(to_low, to_high), dy)
         return into_x, unbroadcast(keep_where(to_low, dy), low), unbroadcast(keep_where(to_high, dy), high)
 
 

@@ -286,8 +286,10 @@ class _Extreme(_Variadic):
 
     def grad(self, node: Node, dy: Any) -> Any:
         y = node.output
+        if len(node.inputs) == 1:
+            return (dy,)
         hits = [F.cast(F.equal(x, y), to=y.dtype) for x in node.inputs]
-        share = dy if len(hits) == 1 else F.div(dy, F.sum(*hits))
+        share = F.div(dy, F.sum(*hits))
         return tuple(unbroadcast(F.mul(share, hit), x) for hit, x in zip(hits, node.inputs, strict=True))
 
 

@@ -382,6 +382,6 @@ def _grouped_product(a: Any, b: Any, grouped: bool) -> Any:
 def _any(visible: Any, added: Any, q: Any) -> Any:
     """Whether a query may attend to any key: bool with a last axis of 1."""
     if added is not None:
-        finite = F.greater(added, scalar_like(-np.inf, q))
-        visible = finite if visible is None else F.and_(visible, finite)
+        hidden = F.less_or_equal(added, scalar_like(-np.inf, q))  # NaN is not
+        visible = F.not_(hidden) if visible is None else F.and_(visible, F.not_(hidden))
     return F.cast(F.reduce_max(F.cast(visible, to=DType.INT32), i64(-1)), to=DType.BOOL)

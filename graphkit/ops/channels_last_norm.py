@@ -52,7 +52,7 @@ class _ChannelsLastNorm(Op):
         if self.activation == "Clip":
             low, high = (scalar_like(bound, z) for bound in self.limits)
             return F.where(F.or_(F.less(z, low), F.greater(z, high)), zero, g)
-        return F.where(F.greater(z, zero), g, zero) if self.activation else g
+        return F.where(F.less_or_equal(z, zero), zero, g) if self.activation else g
 
     def axes(self, x: Any) -> tuple[int, ...]:
         """Those of the statistics; raises UnsupportedError."""

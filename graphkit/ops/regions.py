@@ -132,7 +132,7 @@ class RoiAlign(Op):
         if held is None:
             return image.peak(largest, 3, 4)
         peak = image.peak(image.where(held, largest, -np.inf), 3, 4)
-        return image.where(peak > -np.inf, peak, 0.0)
+        return image.where(peak <= -np.inf, 0.0, peak)
 
     def _bins(self, image: Any, axis: int, first: Any, last: Any, bins: int) -> _Bins:
         """The samples of all bins along one axis of regions from `first` to `last`."""
@@ -224,7 +224,7 @@ class MaxRoiPool(Op):
             bins = self._bins(image, axis, first, last)
             masked = (image.where(image.with_axes(inside, 1, 3), y, -np.inf) for inside in bins)
             y = image.join(*(image.with_axes(image.peak(each, 2), 3) for each in masked))
-        return image.where(y > -np.inf, y, 0.0)
+        return image.where(y <= -np.inf, 0.0, y)
 
     def _bins(self, image: Any, axis: int, first: Any, last: Any) -> Iterator[Any]:
         """For each bin along one axis, which elements it has in each region: bool [R, size]."""

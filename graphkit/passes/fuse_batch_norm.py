@@ -142,14 +142,14 @@ class _Plan:
         where = value.node
         if where is None or not is_op(where, "Where"):
             return None
-        condition, chosen, otherwise = where.operands
+        condition, dropped, _ = where.operands
         test = condition.node
-        if test is None:
+        if test is None or scalar(dropped) != 0.0:
             return None
         if fusion.activation["activation"] == "Relu":
-            passes = is_op(test, "Greater") and first(test) is fusion.result and scalar(test.operands[1]) == 0.0
-            return where if passes and scalar(otherwise) == 0.0 else None
-        if not is_op(test, "Or") or scalar(chosen) != 0.0:
+            stops = is_op(test, "LessOrEqual") and first(test) is fusion.result and scalar(test.operands[1]) == 0.0
+            return where if stops else None
+        if not is_op(test, "Or"):
             return None
         limits = {"Less": fusion.activation["activation_alpha"], "Greater": fusion.activation["activation_beta"]}
         for operand in test.operands:
@@ -166,7 +166,7 @@ class _Plan:
             where = self._masked(dy, fusion)
             if where is None:
                 return None
-            passed = where.operands[1 if fusion.activation["activation"] == "Relu" else 2]
+            passed = where.operands[2]
             terms = self._terms(passed) if self._sole_reader(passed) is where else None
             return _Gradient(node, dy, terms or (passed,), fusion)
         terms = self._terms(dy)

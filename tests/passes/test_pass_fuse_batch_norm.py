@@ -57,12 +57,12 @@ def branching(h: Any) -> Value:
 
 NETWORKS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
     # what follows the first convolution, and the operators that must not be left
-    "relu": (lambda h: conv(F.relu(norm(h))), {"Relu", "Where", "Greater"}),
+    "relu": (lambda h: conv(F.relu(norm(h))), {"Relu", "Where", "LessOrEqual"}),
     "limits": (lambda h: conv(relu6(norm(h))), {"Clip", "Where", "Greater", "Less", "Or"}),
-    "residual blocks": (lambda h: conv(block(block(h))), {"Relu", "Where", "Greater", "Add"}),
-    "two normalised branches": (lambda h: conv(branching(branching(h))), {"Relu", "Where", "Greater", "Add"}),
+    "residual blocks": (lambda h: conv(block(block(h))), {"Relu", "Where", "LessOrEqual", "Add"}),
+    "two normalised branches": (lambda h: conv(branching(branching(h))), {"Relu", "Where", "LessOrEqual", "Add"}),
     "linear blocks": (lambda h: conv(F.add(norm(conv(relu6(norm(h)))), h)), {"Clip", "Where", "Add"}),
-    "mean": (lambda h: F.reduce_mean(block(h), np.array([2, 3]), keepdims=True), {"Relu", "Greater"}),
+    "mean": (lambda h: F.reduce_mean(block(h), np.array([2, 3]), keepdims=True), {"Relu", "LessOrEqual"}),
     "twice the same scale": (lambda h: conv(F.relu(norm(F.tanh(norm(h))))), {"Relu", "Where"}),
 }
 

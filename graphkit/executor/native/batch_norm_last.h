@@ -18,7 +18,7 @@ struct NormRows {
     std::int64_t channels;
 };
 
-// Which results of a normalisation passed its activation: those above `above`, but not above `upto`.
+// Which results of a normalisation passed its activation: those above `above`, but not above `upto`, and NaN.
 struct NormMask {
     bool used = false;
     float above = 0;

@@ -1,3 +1,4 @@
+#include "activated.h"
 #include "bindings.h"
 #include "convolution.h"
 #include "matmul.h"
@@ -15,14 +16,26 @@ Epilogue epilogue(const std::string& activation, float alpha, float beta, bool r
     return made;
 }
 
+// A kind of product with an activation behind it, by the kind's name in Python.
+template <typename Kind>
+class WithActivation final : public Activated {
+  public:
+    using Activated::Activated;
+};
+
 template <typename Kind>
 void bind_convolution(nb::module_& m, const char* name) {
-    nb::class_<Kind, Kernel>(m, name).def(
+    nb::class_<WithActivation<Kind>, Kernel>(m, name).def(
         "__init__",
-        [](Kind* self, Dims x, Dims w, Dims y, const Window& window, bool bias, const Epilogue& last,
-           bool pack_weights, bool channels_last, bool deterministic, const std::string& dtype, int threads) {
-            new (self) Kind(std::move(x), std::move(w), std::move(y), window,
-                            {bias, last, pack_weights, element_type(dtype), channels_last, deterministic}, threads);
+        [](WithActivation<Kind>* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
+           const Epilogue& last, bool pack_weights, bool channels_last, bool deterministic, const std::string& dtype,
+           int threads) {
+            const ElementType type = element_type(dtype);
+            const auto make = [=](const Epilogue& end) {
+                const ConvolutionOptions options{bias, end, pack_weights, type, channels_last, deterministic};
+                return std::make_unique<Kind>(x, w, y, window, options, threads);
+            };
+            new (self) WithActivation<Kind>(make, last);
         },
         "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
         "pack_weights"_a = false, "channels_last"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
@@ -39,16 +52,19 @@ void bind_onednn(nb::module_& m) {
                bool residual_last) { new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last)); },
             "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false);
 
-    nb::class_<MatMul, Kernel>(m, "MatMul")
+    nb::class_<WithActivation<MatMul>, Kernel>(m, "MatMul")
         .def(
             "__init__",
-            [](MatMul* self, Dims a, Dims b, bool transpose_a, bool transpose_b, std::optional<Dims> bias, float alpha,
-               float beta, const Epilogue& last, bool pack_b, bool deterministic, const std::string& dtype,
-               int threads) {
-                new (self) MatMul(std::move(a), std::move(b),
-                                  {transpose_a, transpose_b, std::move(bias), alpha, beta, element_type(dtype), last,
-                                   pack_b, deterministic},
-                                  threads);
+            [](WithActivation<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
+               const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
+               bool deterministic, const std::string& dtype, int threads) {
+                const ElementType type = element_type(dtype);
+                const auto make = [=](const Epilogue& end) {
+                    const MatMulOptions options{transpose_a, transpose_b, bias, alpha,  beta,
+                                                type,        end,         pack_b, deterministic};
+                    return std::make_unique<MatMul>(a, b, options, threads);
+                };
+                new (self) WithActivation<MatMul>(make, last);
             },
             "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
             "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false,

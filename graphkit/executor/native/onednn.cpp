@@ -3,6 +3,7 @@
 #include <dnnl_debug.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <unordered_map>
 
@@ -391,6 +392,7 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
     }
     std::mutex mutex;
     std::exception_ptr failure;
+    std::atomic<bool> invalid = false;
     const auto compute = [&](const Piece& piece) {
         std::array<const void*, 4> from{};
         for (std::size_t i = 0; i < inputs_.size(); ++i) {
@@ -406,6 +408,7 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
     const auto pieces = static_cast<std::int64_t>(pieces_.size());
     parallel_for(threads(), pieces, kPieceNanoseconds, [&](std::int64_t begin, std::int64_t end) {
         const Team alone(1);  // the library asks for the size of the team that it could have
+        set_invalid(false);
         try {
             for (std::int64_t i = begin; i < end; ++i) {
                 compute(pieces_[static_cast<std::size_t>(i)]);
@@ -414,7 +417,11 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
             const std::lock_guard lock(mutex);
             failure = std::current_exception();
         }
+        if (invalid_raised()) {
+            invalid = true;
+        }
     });
+    set_invalid(invalid);  // the regions of graphkit leave no flags behind
     if (failure) {
         std::rethrow_exception(failure);
     }
@@ -470,6 +477,15 @@ void LibraryKernel::pack(int input, const void* plain, void* packed) const {
         memory to(weights_wanted_, engine(), packed);
         const auto descriptor = choose<dnnl::reorder>(any_name, engine(), weights_given_, engine(), weights_wanted_);
         dnnl::reorder(descriptor).execute(stream(), from, to);
+    });
+}
+
+void LibraryKernel::unpack(int input, const void* packed, void* plain) const {
+    require_packed(input);
+    guarded(*this, [&] {
+        memory from(weights_wanted_, engine(), const_cast<void*>(packed));
+        memory to(weights_given_, engine(), plain);
+        dnnl::reorder(from, to).execute(stream(), from, to);
     });
 }
 

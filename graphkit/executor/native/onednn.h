@@ -152,6 +152,8 @@ class LibraryKernel : public Kernel {
     std::size_t packed_bytes(int input) const override;
     std::string packed_layout(int input) const override;
     void pack(int input, const void* plain, void* packed) const override;
+    // The inverse of `pack`.
+    void unpack(int input, const void* packed, void* plain) const;
     std::string implementation() const override;
 
   protected:

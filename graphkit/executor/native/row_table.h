@@ -56,6 +56,9 @@ struct RowFunctions {
     // counted from x. With power = 0, y = bias + factor * s.
     void (*local_response)(const T* x, std::int64_t first, std::int64_t last, std::int64_t stride, T bias, T factor,
                            bool power, T* y, std::int64_t size);
+
+    // Whether no element is infinite or NaN.
+    bool (*all_finite)(const T* x, std::int64_t size);
 };
 
 struct RowTable {
@@ -65,6 +68,7 @@ struct RowTable {
     void (*widen_bf16)(const BFloat16* from, float* to, std::int64_t size);
     void (*narrow_f16)(const float* from, Float16* to, std::int64_t size);
     void (*narrow_bf16)(const float* from, BFloat16* to, std::int64_t size);
+    bool (*finite_bf16)(const BFloat16* x, std::int64_t size);
 
     template <typename T>
     const RowFunctions<Wide<T>>& rows() const {

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "invalid_flag.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -65,15 +67,23 @@ inline int threads_for(int threads, double nanoseconds) {
 
 // Calls body(number, threads) on every thread of the team. Regions always have the whole team, threads without work
 // included: libgomp ends the threads that a smaller region leaves out, and makes new ones for the next larger region.
+// What is invalid in there leaves no flag behind.
 template <typename Body>
 void on_team(Body&& body) {
 #ifdef _OPENMP
 #pragma omp parallel
-    body(omp_get_thread_num(), omp_get_num_threads());
+    {
+        const KeptFlag kept;
+        body(omp_get_thread_num(), omp_get_num_threads());
+    }
 #else
     body(0, 1);
 #endif
 }
+
+// Whether an operation was invalid on any thread of the team, in regions of others than `on_team`, since this was asked
+// last; on the calling thread, since its flag was set to false.
+bool team_raised_invalid();
 
 // Calls body(begin, end) for contiguous parts of [0, items), one for each thread; `nanoseconds` is the cost of one item.
 // Boundaries are multiples of `grain`. The body must not throw.

@@ -93,7 +93,7 @@ inline Lane passed(const Access& access, const float* dy, const float* addend, c
         if constexpr (kLook == Look::at_y) {
             z = access.read(y + at);
         }
-        g = (z > splat(mask.above)) & ~(z > splat(mask.upto)) ? g : Lane{};
+        g = (z <= splat(mask.above)) | (z > splat(mask.upto)) ? Lane{} : g;  // what z is NaN at passes
     }
     return g;
 }

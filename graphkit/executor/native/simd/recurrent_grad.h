@@ -12,7 +12,7 @@ __attribute__((noinline)) Floats other_slope(const GateActivation& f, Floats x, 
     const Floats zero{};
     switch (f.kind) {
         case GateFunction::relu:
-            return y > 0.0F ? d : zero;
+            return y <= 0.0F ? zero : d;
         case GateFunction::affine:
             return d * f.alpha;
         case GateFunction::leaky_relu:
@@ -24,7 +24,7 @@ __attribute__((noinline)) Floats other_slope(const GateActivation& f, Floats x, 
             return d * ((1.0F - inner * inner) * (f.alpha * f.beta));
         }
         case GateFunction::hard_sigmoid:
-            return (y > 0.0F) & (y < 1.0F) ? d * f.alpha : zero;
+            return (y <= 0.0F) | (y >= 1.0F) ? zero : d * f.alpha;
         case GateFunction::elu:
             return x > 0.0F ? d : d * (y + f.alpha);
         case GateFunction::softsign: {
@@ -65,7 +65,7 @@ struct Gate {
     // d times the derivative by `linear`.
     Floats back(Floats d) const {
         const Floats inner = slope(function, x, y, d);
-        return (linear >= -clip) & (linear <= clip) ? inner : Floats{};
+        return (linear < -clip) | (linear > clip) ? Floats{} : inner;
     }
 };
 

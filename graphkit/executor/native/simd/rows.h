@@ -157,6 +157,35 @@ void local_response(const T* x, std::int64_t first, std::int64_t last, std::int6
     });
 }
 
+// Zero times an element is zero, or else NaN.
+template <typename T>
+bool all_finite(const T* x, std::int64_t size) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    Vector<T> zeros[4] = {};
+    std::int64_t at = 0;
+    for (; at + 4 * lanes <= size; at += 4 * lanes) {
+#pragma GCC unroll 4
+        for (int way = 0; way < 4; ++way) {
+            zeros[way] += load(x + at + way * lanes) * T{0};
+        }
+    }
+    for (; at + lanes <= size; at += lanes) {
+        zeros[0] += load(x + at) * T{0};
+    }
+    if (at < size) {
+        zeros[1] += load_part(x + at, size - at, T{0}) * T{0};
+    }
+    return across<Add, T>((zeros[0] + zeros[1]) + (zeros[2] + zeros[3])) == T{0};
+}
+
+inline bool all_finite_bf16(const BFloat16* x, std::int64_t size) {
+    bool finite = true;
+    for (std::int64_t i = 0; i < size; ++i) {
+        finite &= (x[i].bits & 0x7f80) != 0x7f80;
+    }
+    return finite;
+}
+
 template <typename T>
 constexpr RowFunctions<T> row_functions() {
     return {softmax_rows<false, T>,
@@ -175,11 +204,12 @@ constexpr RowFunctions<T> row_functions() {
             blend_each<T>,
             scaled_exp<T>,
             scaled_exp_each<T>,
-            local_response<T>};
+            local_response<T>,
+            all_finite<T>};
 }
 
 constexpr RowTable make_row_table() {
-    return {row_functions<float>(), row_functions<double>(), widen, widen, narrow, narrow};
+    return {row_functions<float>(), row_functions<double>(), widen, widen, narrow, narrow, all_finite_bf16};
 }
 
 }  // namespace
