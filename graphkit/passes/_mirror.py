@@ -11,6 +11,7 @@ from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops import F
+from graphkit.ops.guard import FiniteGuard
 from graphkit.passes._base import elements_read, read_positions
 from graphkit.passes.randomness import is_undetermined
 
@@ -66,15 +67,17 @@ class _Mirror:
         earliest: dict[Node, float] = {}
         latest: dict[Node, int] = {}
         for node in self._backward:
-            before = [v.node for v in node.operands if v.node in earliest]
+            # What a guard lets through is no gradient, although it waits for the loss.
+            guards = isinstance(node.op, FiniteGuard)
+            before = [v.node for v in node.operands[: 1 if guards else None] if v.node in earliest]
             first = min((earliest[n] for n in before), default=math.inf)
             last = max((latest[n] for n in before), default=-1)
             for value in elements_read(node):
-                if value.node in self._forward:
+                if value.node in self._forward and not guards:
                     last = max(last, self._place[value.node])  # type: ignore[index]
                 if (segment := self._segment(value)) is not None:
                     self._parts[segment].wanted[value] = None
-                    first = min(first, segment)
+                    first = first if guards else min(first, segment)
             earliest[node], latest[node] = first, last
         best = [(-1, -1)] * len(self._parts)
         for node in self._backward:
