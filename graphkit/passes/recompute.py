@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops.guard import FiniteGuard
 from graphkit.passes._base import elements_read
 from graphkit.passes._mirror import mirrored
 
@@ -102,7 +103,8 @@ class _Forward:
             self._add(position, node)
         inside = set(self.nodes)
         for node in graph.nodes:
-            if node not in inside:
+            # A guard reads the loss, an output, which is there anyway.
+            if node not in inside and not isinstance(node.op, FiniteGuard):
                 for value in elements_read(node):
                     if (root := self._root.get(value)) is not None:
                         self._lives[root].needed = True
