@@ -309,7 +309,8 @@ class Registry:
     def _replace(self, cls: type[Op]) -> None:
         """Take back what `cls` defines again: in a notebook, or in a module that is loaded once more."""
         same_name = self._functions.get(function_name(cls))
-        for old in {self._by_key.get((cls.domain, cls.name)), None if same_name is None else same_name.op} - {None}:
+        found = {self._by_key.get((cls.domain, cls.name)), None if same_name is None else same_name.op}
+        for old in [other for other in found if other is not None]:
             again = (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
             if (again or old.__module__ == cls.__module__ == "__main__") and not _is_built_in(old):
                 warnings.warn(
