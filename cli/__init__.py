@@ -6,7 +6,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TextIO
 
 import click
 
@@ -96,11 +96,18 @@ def _run(argv: Sequence[str], raise_errors: Callable[[], bool] = lambda: False) 
         warnings.simplefilter("always", GraphkitWarning)
         others = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             if issubclass(category, GraphkitWarning):
                 click.echo(f"graphkit: warning: {message}", err=True)
             else:
-                others(message, category, *place)
+                others(message, category, filename, lineno, file, line)
 
         warnings.showwarning = show
         return _command(argv, raise_errors)

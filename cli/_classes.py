@@ -44,8 +44,8 @@ def best(model: Model, results: Mapping[str, np.ndarray], count: int | None) -> 
 
 def table(found: Mapping[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Columns and rows: sample, class, name, probability."""
-    rows = [
-        (",".join(map(str, s["sample"])), c["class"], "" if c["name"] is None else c["name"], f"{c['probability']:.4f}")
+    rows: list[Sequence[str]] = [
+        (",".join(map(str, s["sample"])), str(c["class"]), c["name"] or "", f"{c['probability']:.4f}")
         for s in found["samples"]
         for c in s["classes"]
     ]

@@ -21,7 +21,8 @@ class Stopped(click.Abort):
     """Training was interrupted. Exit codes are those of a shell: 130 for SIGINT, 143 for SIGTERM."""
 
     def __init__(self, interrupt: KeyboardInterrupt, model: str, folder: Path | None):
-        message, *_ = [*getattr(interrupt, "__notes__", []), "interrupted before training began"]
+        notes: list[str] = getattr(interrupt, "__notes__", [])
+        message = notes[0] if notes else "interrupted before training began"
         if folder is None:
             message += "; nothing is saved (-o RUN/ keeps checkpoints)"
         elif (folder / "checkpoint.json").exists():
