@@ -72,7 +72,10 @@ def command(
     if output is not None:
         gradients.save(Path(output))
         log(f"wrote {output}: {gradients!r}")
+    result = {"file": output, "outputs": {n: str(t) for n, t in gradients.output_types.items()}}
     if not check:
+        if as_json:
+            print_json("grad", result)
         return 0
     from graphkit.checks.gradcheck import check_gradient
     from graphkit.cli._inputs import feeds_for
@@ -80,7 +83,7 @@ def command(
     feeds = feeds_for(net, inputs, fill, seed)
     report = check_gradient(net, feeds.arrays, of=list(of) or None, wrt=list(wrt) or None, together=together)
     if as_json:
-        print_json("grad", asdict(report) | {"passed": report.passed})
+        print_json("grad", result | asdict(report) | {"passed": report.passed})
     else:
         rows = [
             (e.name, f"{e.max_abs:.2e}", f"{e.max_rel:.2e}", "PASSED" if e.passed else "FAILED") for e in report.entries

@@ -294,7 +294,7 @@ def _train(
     if recorded is not None:
         print_table("time by operator", *recorded.table())
         log(f"wrote {trace}")
-    if folder is not None:
+    if folder is not None and not over:
         log(f"wrote {folder}: model.json, checkpoint.json, log.jsonl")
 
 

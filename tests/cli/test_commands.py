@@ -165,6 +165,19 @@ def test_grad_writes_standard_onnx_and_checks(call, folder, tmp_path):
     assert [o.name for o in proto.graph.output][:1] == ["loss"]
 
 
+def test_grad_as_json(call, folder, tmp_path):
+    """With or without a check, stdout is one object that says what was written."""
+    path = tmp_path / "grad.json"
+    options = ("grad", folder / "net.json", "--of", "logits", "--wrt", "fc2_bias", "-o", path, "--json")
+    for check in ((), ("--check",)):
+        code, out, _ = call(*options, *check)
+        result = json.loads(out)
+        assert code == 0
+        assert (result["schema"], result["file"]) == ("graphkit.grad", str(path))
+        assert result["outputs"]["fc2_bias_grad"] == "float32[10]"
+        assert result.get("passed") is (True if check else None)
+
+
 def test_inspect_forms(call, folder):
     assert "431" not in call("inspect", folder / "net.json")[1]
     assert "131,080" in call("inspect", folder / "net.json")[1]

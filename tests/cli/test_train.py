@@ -110,6 +110,7 @@ def test_resume_takes_the_options_of_the_run(call, task, tmp_path):
     code, out, err = call("train", task / "net.json", "-o", parts, "--resume")
     assert (code, out) == (0, "")
     assert "has trained its 3 epochs" in err
+    assert "wrote" not in err
     assert "--epochs N" in err
 
 

@@ -1,8 +1,11 @@
 """Every Python block of the README and the guides runs, in order, in one namespace per file."""
 
+import importlib
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from graphkit import cli
@@ -13,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 GUIDES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "operator_table.md"]
 FILES = [ROOT / "README.md", *GUIDES]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(?<!`)`(graphkit [^`]+)`(?!`)")
 
 
 @pytest.fixture
@@ -43,3 +48,60 @@ def test_links_lead_somewhere():
     for path in FILES:
         for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def shell_commands(text):
+    """Every `graphkit COMMAND ...` of the shell blocks and inline code of a page: the words behind `graphkit`."""
+    blocks = [block for language, block in FENCED.findall(text) if language in ("", "sh")]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    # Spans may be broken across lines; in blocks nothing but the lines themselves counts.
+    lines += [" ".join(span.split()) for span in SPAN.findall(FENCED.sub("", text))]
+    for line in lines:
+        for part in re.split(r"&&|\| ", line):
+            found = re.match(r"\s*(?:mpiexec -n \d+ )?graphkit (\w+\b.*)", part)
+            if found and found[1].split()[0] in cli.COMMANDS:
+                yield shlex.split(found[1], comments=True)
+
+
+def check_options(command, words):
+    """Parse as the command does, without running it: unknown options and values of the wrong kind raise."""
+    context = click.Context(command, info_name=command.name)
+    last = words[-1] if words else None  # parsing takes the list apart
+    try:
+        values, _, given = command.make_parser(context).parse_args(words)
+    except click.BadOptionUsage as error:
+        if last == error.option_name:
+            return  # a sentence names the option, and no value
+        raise
+    for parameter in given:
+        if parameter.name in values and parameter.param_type_name == "option":
+            parameter.type_cast_value(context, values[parameter.name])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_shell_commands_have_the_options_that_pages_name(path):
+    for name, *words in shell_commands(path.read_text()):
+        # In the table of commands placeholders stand for numbers.
+        words = ["1" if word == "N" else word for word in words]
+        check_options(importlib.import_module(f"graphkit.cli.{name}").command, words)
+
+
+def test_pages_have_shell_commands():
+    found = {words[0] for path in FILES for words in shell_commands(path.read_text())}
+    assert found == set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_examples_in_help_have_options_of_the_command(name):
+    command = importlib.import_module(f"graphkit.cli.{name}").command
+    for line in command.help.splitlines():
+        if line.strip().startswith("graphkit "):
+            first, *words = shlex.split(line.split(" | ")[0])[1:]
+            assert first == name
+            check_options(command, words)
+
+
+def test_an_option_that_a_page_invents_is_found():
+    (words,) = shell_commands("```sh\ngraphkit run net.onnx \\\n    --imaginary 3\n```\n")
+    with pytest.raises(click.NoSuchOption, match="--imaginary"):
+        check_options(importlib.import_module("graphkit.cli.run").command, words[1:])
