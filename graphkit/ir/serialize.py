@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,11 +32,17 @@ FORMAT, VERSION = "graphkit", 1
 
 @uncollected
 def save(
-    path: str | Path, graph: Graph, params: Mapping[str, np.ndarray], meta: Mapping[str, str] | None = None
+    path: str | Path,
+    graph: Graph,
+    params: Mapping[str, np.ndarray],
+    meta: Mapping[str, str] | None = None,
+    *,
+    before: Callable[[Path], None] | None = None,
 ) -> None:
     """Write `graph` to `path` and its tensors to a safetensors file beside it.
 
-    `params` holds arrays by the name of their graph input. Raises InvalidModel when one does not fit its input, and
+    `params` holds arrays by the name of their graph input. before: called with the JSON file while it has another name,
+    when it is whole and nothing is replaced yet. Raises InvalidModel when one does not fit its input, and
     RuntimeFailure when the disk does not take the files; whatever was at `path` is then untouched.
     """
     path = Path(path)
@@ -57,6 +63,8 @@ def save(
             for line in _document_lines(body, weights, meta or {}):
                 text.write(line)
             text.finish()
+            if before is not None:
+                before(text.path)
             fresh = target is not None and not target.exists()
             try:
                 if target is not None:

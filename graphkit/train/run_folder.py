@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 from graphkit.errors import InvalidModel, RuntimeFailure, UsageError
+from graphkit.ir.atomic import sync_folder, write_whole
 from graphkit.ir.locks import try_lock
 from graphkit.train import checkpoint
 
 LOCK = ".lock"
+MODEL = "model.json"
 
-# What training leaves in a folder, beside `.lock`.
-_FILES = (checkpoint.MANIFEST, "model.json", "log.jsonl", "vocabulary.json")
+# In a folder without a checkpoint: the SHA-256 of the model that a run writes before its first one.
+FIRST_SAVE = ".first-save"
+
+# What training leaves in a folder, beside `.lock` and `.first-save`.
+_FILES = (checkpoint.MANIFEST, MODEL, "log.jsonl", "vocabulary.json")
 _WEIGHTS = ("state.*.safetensors", "model.*.safetensors")
 
 
@@ -94,27 +100,63 @@ class RunFolder:
             )
 
     def claim(self, run: str, *, overwrite: bool = False) -> None:
-        """Make it the folder of a run, if `check` permits. overwrite: else remove what another run has left in it."""
+        """Make it the folder of a run, if `check` permits. overwrite: else remove what another run has left in it.
+
+        What a run left that was killed in its first save, which nobody can go on with, is removed either way.
+        """
         if not overwrite:
             self.check(run)
-        elif self._others(run):
+        if self._others(run) or self._is_of_first_save():
+            # The mark of a first save goes last: it is what permits to remove the rest.
             for path in self._written():
                 path.unlink(missing_ok=True)
+        (self.path / FIRST_SAVE).unlink(missing_ok=True)
 
     def _others(self, run: str | None) -> list[str]:
         """The files that say that another run is here."""
-        held = [name for name in (checkpoint.MANIFEST, "model.json") if (self.path / name).exists()]
+        held = [name for name in (checkpoint.MANIFEST, MODEL) if (self.path / name).exists()]
         # A checkpoint that cannot be read is nobody's.
         with contextlib.suppress(InvalidModel):
             if checkpoint.MANIFEST in held and checkpoint.run_of(self.path) == run:
                 return []
-        return held
+        return [] if self._is_of_first_save() else held
+
+    def _is_of_first_save(self) -> bool:
+        """Whether all it has is the model of a run that was stopped before the checkpoint of its first save."""
+        if checkpoint.exists(self.path):
+            return False
+        try:
+            return (self.path / FIRST_SAVE).read_text() == _digest(self.path / MODEL)
+        except (OSError, UnicodeDecodeError):  # without the one or the other; what cannot be read is somebody's
+            return False
 
     def _written(self) -> Iterator[Path]:
         # The manifests first: what is left at any moment is no checkpoint of anything.
         yield from (self.path / name for name in _FILES)
         for pattern in _WEIGHTS:
             yield from self.path.glob(pattern)
+
+
+@contextlib.contextmanager
+def model_then_checkpoint(folder: Path) -> Iterator[Callable[[Path], None] | None]:
+    """Around the writing of a run's model, and after it of its checkpoint; gives `before` of `ir.serialize.save`.
+
+    The checkpoint comes last: it says that the run has come so far, and that the model is there. A run that is stopped
+    between its first model and its first checkpoint leaves a model that is marked as its own, not as one to keep.
+    """
+    mark = folder / FIRST_SAVE
+
+    def announce(model: Path) -> None:
+        write_whole(mark, [_digest(model).encode()])
+        sync_folder(folder)
+
+    yield None if checkpoint.exists(folder) else announce
+    mark.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -41,7 +41,7 @@ from graphkit.train.fit import Fit, first, length_of
 from graphkit.train.interrupts import uninterrupted
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.progress import JsonLog, ProgressBar
-from graphkit.train.run_folder import RunFolder
+from graphkit.train.run_folder import MODEL, RunFolder, model_then_checkpoint
 from graphkit.train.targets import Targets
 
 # Between the name of a metric and that of an array of its state, in checkpoints.
@@ -586,34 +586,34 @@ class Trainer:
 
     def _save(self, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
         """parts: of every rank, what `_gathered` gives."""
-        # The checkpoint comes last: it says that the run has come so far, and that the model is there.
-        with self.averaged() as net:
-            if self._inference_graph is not net.graph:
-                net = Model.from_graph(self._inference_graph, dict(net.params))
-            net.save(folder / "model.json")
-        checkpoints.save(
-            folder,
-            checkpoints.Checkpoint(
-                arrays={**self.net.params, **self._slots},
-                parts=parts,
-                optimizer=self.optimizer.describe(),
-                loss=self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "function"),
-                rng=tuple(int(v) for v in self._executors[0].rng),  # type: ignore[arg-type]
-                position=self.position.describe(),
-                run=self.run,
-                notes=self.notes,
-                updates=self.updates,
-                data_seed=self.seed,
-                settings={
-                    "accumulate": self.accumulate,
-                    "waiting": self._waiting,
-                    "waiting_weight": self._waiting_weight,
-                    "skipped": self.skipped,
-                    "processes": self._place[1],
-                    "ema": None if self.ema is None else self.ema.describe(),
-                },
-            ),
-        )
+        with model_then_checkpoint(folder) as before:
+            with self.averaged() as net:
+                if self._inference_graph is not net.graph:
+                    net = Model.from_graph(self._inference_graph, dict(net.params))
+                net.save(folder / MODEL, before=before)
+            checkpoints.save(
+                folder,
+                checkpoints.Checkpoint(
+                    arrays={**self.net.params, **self._slots},
+                    parts=parts,
+                    optimizer=self.optimizer.describe(),
+                    loss=self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "function"),
+                    rng=tuple(int(v) for v in self._executors[0].rng),  # type: ignore[arg-type]
+                    position=self.position.describe(),
+                    run=self.run,
+                    notes=self.notes,
+                    updates=self.updates,
+                    data_seed=self.seed,
+                    settings={
+                        "accumulate": self.accumulate,
+                        "waiting": self._waiting,
+                        "waiting_weight": self._waiting_weight,
+                        "skipped": self.skipped,
+                        "processes": self._place[1],
+                        "ema": None if self.ema is None else self.ema.describe(),
+                    },
+                ),
+            )
 
     def resume(self, folder: str | Path) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.

@@ -156,9 +156,9 @@ def test_killed_in_the_last_save(tmp_path, monkeypatch, part, after):
     owner, name = (gk.Model, "save") if part == "model" else (checkpoint, "save")
     save = getattr(owner, name)
 
-    def deadly(*arguments):
+    def deadly(*arguments, **options):
         if after:
-            save(*arguments)
+            save(*arguments, **options)
         raise Killed
 
     with pytest.raises(Killed):
@@ -175,6 +175,60 @@ def test_killed_in_the_last_save(tmp_path, monkeypatch, part, after):
     same_bits(whole, last)
     saved = gk.load(tmp_path)
     assert all(saved.params[n].tobytes() == whole.net.params[n].tobytes() for n in saved.params)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("part", ["model", "checkpoint"])
+def test_killed_in_the_first_save(tmp_path, monkeypatch, part, after, times):
+    """Around its files too: the folder is not taken for that of another run by the next process, which begins again."""
+    whole = trainer()
+    whole.fit(data(), epochs=2, batch_size=32)
+    owner, name = (gk.Model, "save") if part == "model" else (checkpoint, "save")
+    save = getattr(owner, name)
+
+    def deadly(*arguments, **options):
+        if after:
+            save(*arguments, **options)
+        raise Killed
+
+    monkeypatch.setattr(owner, name, deadly)
+    for _ in range(times):
+        killed = trainer()
+        if checkpoint.exists(tmp_path):
+            killed.resume(tmp_path)
+        with pytest.raises(Killed):
+            killed.fit(data(), epochs=2, batch_size=32, folder=tmp_path)
+    monkeypatch.undo()
+    last = trainer()
+    if part == "checkpoint" and after:
+        last.resume(tmp_path)
+    else:
+        assert not checkpoint.exists(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        last.fit(data(), epochs=2, batch_size=32, folder=tmp_path)
+    same_bits(whole, last)
+    saved = gk.load(tmp_path)
+    assert all(saved.params[n].tobytes() == whole.net.params[n].tobytes() for n in saved.params)
+    assert [json.loads(line)["epoch"] for line in (tmp_path / "log.jsonl").read_text().splitlines()] == [1, 2]
+    assert {p.name.split(".")[0] for p in tmp_path.iterdir()} == {"checkpoint", "log", "model", "state"}
+
+
+def test_a_model_put_where_a_first_save_was_killed_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "save", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        trainer().fit(data(), batch_size=32, folder=tmp_path)
+    monkeypatch.undo()
+    other = trainer().net
+    other.params["fc1_bias"] = other.params["fc1_bias"] + 1
+    other.save(tmp_path / "model.json")
+    before = (tmp_path / "model.json").read_bytes()
+    with pytest.raises(UsageError, match=r"holds another run \(model.json\)"):
+        trainer().fit(data(), batch_size=32, folder=tmp_path)
+    assert (tmp_path / "model.json").read_bytes() == before
+    trainer().fit(data(), batch_size=32, folder=tmp_path, overwrite=True)
+    assert not (tmp_path / ".first-save").exists()
 
 
 def test_an_interrupt_says_where_it_stopped_and_leaves_a_checkpoint(tmp_path):
