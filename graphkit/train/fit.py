@@ -225,6 +225,8 @@ class Fit:
     def _stopped(self, interrupt: KeyboardInterrupt) -> None:
         """Save where a single process stands; ranks that were interrupted need not stand at the same batch."""
         trainer = self.trainer
+        if trainer._averaged:  # it came between the validation and the exchange behind it
+            trainer.swap()
         where = f"stopped {trainer.position}"
         if trainer.torn:
             where += ", in the middle of a step: parameters may be half updated; go on from the last checkpoint"

@@ -272,8 +272,9 @@ class Trainer:
                 self.swap()
             yield self.net
         finally:
-            if self._averaged is not before:
-                self.swap()
+            with uninterrupted:
+                if self._averaged is not before:
+                    self.swap()
 
     # --- one step --------------------------------------------------------------------------------
 

@@ -231,6 +231,46 @@ def test_a_model_put_where_a_first_save_was_killed_is_kept(tmp_path, monkeypatch
     assert not (tmp_path / ".first-save").exists()
 
 
+@pytest.mark.parametrize("held", [True, False], ids=["held", "at once"])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", [1, 2])
+def test_interrupted_at_an_exchange_with_the_averages(tmp_path, monkeypatch, number, after, held):
+    """Those of a validation: the checkpoint has the parameters as such, and the averages as such.
+
+    held: by a signal, which a block may hold back; else the interrupt comes where none can.
+    """
+    options = {"epochs": 2, "batch_size": 32}
+    whole = trainer(ema=0.9)
+    straight = whole.fit(data(), data(40), **options)
+    part = trainer(ema=0.9)
+    swap, calls = gk.Trainer.swap, iter(range(1, 100))
+
+    def interrupt():
+        if held:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            raise KeyboardInterrupt
+
+    def interrupted(self):
+        mine = next(calls) == number
+        if mine and not after:
+            interrupt()
+        swap(self)
+        if mine and after:
+            interrupt()
+
+    monkeypatch.setattr(gk.Trainer, "swap", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        part.fit(data(), data(40), folder=tmp_path, **options)
+    monkeypatch.undo()
+    last = trainer(ema=0.9)
+    last.resume(tmp_path)
+    assert last.fit(data(), data(40), **options) == straight
+    same_bits(whole, last)
+    assert part.fit(data(), data(40), **options) == straight, "in the same process too"
+    same_bits(whole, part)
+
+
 def test_an_interrupt_says_where_it_stopped_and_leaves_a_checkpoint(tmp_path):
     found = trainer()
     with pytest.raises(KeyboardInterrupt) as caught:
