@@ -60,5 +60,7 @@ def command(
         print_report(report, as_json)
         return 0 if report.passed else 1
     if as_json:
-        print_json("export", {"file": output, "opset": opset, "verified": False})
+        from graphkit.onnx_io.exporter import DEFAULT_TARGET
+
+        print_json("export", {"file": output, "opset": opset or DEFAULT_TARGET, "verified": False})
     return 0

@@ -165,6 +165,15 @@ def test_grad_writes_standard_onnx_and_checks(call, folder, tmp_path):
     assert [o.name for o in proto.graph.output][:1] == ["loss"]
 
 
+def test_export_as_json_says_the_opset(call, folder, tmp_path):
+    path = tmp_path / "net.onnx"
+    for more, opset in ((), 21), (("--opset", 17), 17):
+        code, out, _ = call("export", folder / "net.json", "-o", path, "--no-verify", "--json", *more)
+        assert code == 0
+        result = json.loads(out)
+        assert (result["file"], result["opset"], result["verified"]) == (str(path), opset, False)
+
+
 def test_grad_as_json(call, folder, tmp_path):
     """With or without a check, stdout is one object that says what was written."""
     path = tmp_path / "grad.json"
