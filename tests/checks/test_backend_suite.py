@@ -35,7 +35,6 @@ DIFFERENT = {
     "test_training_dropout": "draws random numbers; generators are not specified",
     "test_training_dropout_mask": "draws random numbers; generators are not specified",
     "test_training_dropout_default*": "draws random numbers; generators are not specified",
-    "test_attention_4d_causal_fp16*": "halves are computed in float32: one unit in the last place",
     "test_resize_downsample_scales_*_align_corners": "expects coordinates of a fractional output size; "
     "ONNX Runtime gives graphkit's",
 }

@@ -58,17 +58,18 @@ bool is_generated(const std::string& implementation) {
     return implementation.find("gemm") == std::string::npos && implementation.find("any") == std::string::npos;
 }
 
-// Calls body(f) with the function of one element. NaN stays.
+// Calls body(f) with the function of one element. NaN stays; of two zeros a bound is taken, as the library does, so that
+// the bits do not depend on who activates.
 template <typename Body>
 void with_function(const Activation& activation, Body&& body) {
     const float alpha = activation.alpha;
     const float beta = activation.beta;
     const auto clip = [](float x, float low, float high) {
-        const float raised = x < low ? low : x;
-        return raised > high ? high : raised;
+        const float raised = x > low || x != x ? x : low;
+        return raised < high || raised != raised ? raised : high;
     };
     if (activation.kind == "relu") {
-        body([](float x) { return x < 0 ? 0.0F : x; });
+        body([](float x) { return x > 0 || x != x ? x : 0.0F; });
     } else if (activation.kind == "clip") {
         body([=](float x) { return clip(x, alpha, beta); });
     } else if (activation.kind == "hard_sigmoid") {
@@ -204,7 +205,9 @@ Activated::Way Activated::way_for(const LibraryKernel& product) const {
     if (!is_lossy(activation)) {
         return Way::library;
     }
-    return is_bound(activation) && threads() > 1 && size() <= kFewElements ? Way::after : Way::watched;
+    // Which of two zeros a bound is may differ between both: where bits count, the number of threads must not choose.
+    const bool pays = threads() > 1 || product.deterministic();
+    return is_bound(activation) && pays && size() <= kFewElements ? Way::after : Way::watched;
 }
 
 bool Activated::sums_itself() const {

@@ -155,6 +155,7 @@ class LibraryKernel : public Kernel {
     // The inverse of `pack`.
     void unpack(int input, const void* packed, void* plain) const;
     std::string implementation() const override;
+    bool deterministic() const { return deterministic_; }
 
   protected:
     // Threads that the library may use within one operation.
