@@ -7,21 +7,10 @@ import onnx
 import pytest
 
 import graphkit as gk
-from graphkit import cli
 from graphkit.errors import InputError
 
 RNG = np.random.default_rng(0)
 NAMES = ("ant", "bee", "cow")
-
-
-@pytest.fixture
-def call(capsys):
-    def run(*arguments):
-        code = cli.invoke([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def write(path, names, labels):

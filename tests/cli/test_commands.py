@@ -11,18 +11,6 @@ import graphkit as gk
 from graphkit import cli
 
 
-@pytest.fixture
-def call(capsys):
-    """Run a command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = cli.invoke([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with lenet for digits as net.json and net.onnx."""

@@ -13,16 +13,6 @@ FIELDS = {"schema", "version", "command", "kind", "exit_code", "message", "node"
 
 
 @pytest.fixture
-def call(capsys):
-    def run(*arguments):
-        code = cli.invoke([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
-
-
-@pytest.fixture
 def net(tmp_path):
     path = tmp_path / "net.json"
     assert cli.invoke(["build", "mlp", "-p", "inputs=6", "-p", "classes=3", "-o", str(path)]) == 0

@@ -7,21 +7,10 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit import cli
 
 Image = pytest.importorskip("PIL.Image")
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
-
-
-@pytest.fixture
-def call(capsys):
-    def run(*arguments):
-        code = cli.invoke([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -9,20 +9,7 @@ import onnx
 import pytest
 
 import graphkit as gk
-from graphkit import cli
 from graphkit.data import Vocabulary
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = cli.invoke([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -12,22 +12,9 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit import cli
 from graphkit.train.run_folder import RunFolder
 
 USAGE = 2
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*arguments):
-        code = cli.invoke([str(a) for a in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
