@@ -13,7 +13,7 @@ import graphkit as gk
 
 def command(*arguments):
     done = subprocess.run(
-        [sys.executable, "-m", "graphkit", *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-m", "graphkit", *map(str, arguments)], capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout, done.stderr
 
