@@ -14,9 +14,9 @@ import numpy as np
 
 from graphkit.data import Batch, Dataset, Iterated
 from graphkit.errors import UsageError
+from graphkit.executor.interruption import uninterrupted
 from graphkit.train.beside import Beside
 from graphkit.train.gather import gather, reduced
-from graphkit.train.interrupts import uninterrupted
 from graphkit.train.metrics import Metric
 from graphkit.train.position import MetricStates
 from graphkit.train.progress import JsonLog, ProgressBar

@@ -18,6 +18,7 @@ from graphkit.data import Batch, Dataset, Iterated, as_dataset
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, InvalidModel, NotFinite, UsageError
 from graphkit.executor.feeds import convert
+from graphkit.executor.interruption import uninterrupted
 from graphkit.executor.params import JointStore, ParamStore
 from graphkit.executor.plan import Plan
 from graphkit.executor.session import Executor
@@ -38,7 +39,6 @@ from graphkit.train.average import ema as moving_average
 from graphkit.train.beside import Beside
 from graphkit.train.carried import Carried
 from graphkit.train.fit import Fit, first, length_of
-from graphkit.train.interrupts import uninterrupted
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.run_folder import MODEL, RunFolder, model_then_checkpoint

@@ -16,7 +16,6 @@ import graphkit as gk
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
 from graphkit.train import checkpoint
-from graphkit.train.interrupts import uninterrupted
 
 WORKER = Path(__file__).with_name("interrupted_worker.py")
 
@@ -314,28 +313,6 @@ def test_an_interrupt_in_a_step_waits_for_its_end_and_the_second_does_not(tmp_pa
     found.resume(tmp_path)
     found.fit(data(), batch_size=4)
     assert found.updates == 23
-
-
-def test_what_is_uninterrupted():
-    arrived = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: arrived.append(number))
-    try:
-        with uninterrupted:
-            with uninterrupted:
-                os.kill(os.getpid(), signal.SIGTERM)
-            assert not arrived, "the outermost block counts"
-        assert arrived == [signal.SIGTERM]
-        with uninterrupted:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert len(arrived) == 2, "the second one does not wait"
-        assert len(arrived) == 3
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    thread = threading.Thread(target=lambda: uninterrupted.__enter__().__exit__(None, None, None))
-    thread.start()
-    thread.join()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class Plain:
