@@ -290,6 +290,16 @@ def test_random_shapes(dtype):
     assert len(sweep.seen) > 60
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_channels_that_do_not_fill_a_vector(stride):
+    """A call of a kernel raises where it writes beyond the working memory that it asked for."""
+    sweep = Sweep("float32", seed=4, times=10**6)
+    for c, m, kernel in itertools.product((1, 3, 15), (8, 25), (1, 3)):
+        attributes = dict(group=1, strides=(stride,) * 2, dilations=(1, 1), pads=(kernel // 2,) * 4)
+        sweep.convolution((1, c, 64, 64), (m, c, kernel, kernel), attributes)
+    assert not sweep.wrong, "\n".join(sweep.wrong)
+
+
 def swept(isa: str, dtype: str, seed: int, shapes: int, times: int) -> None:
     """The sweep in a process of its own, in which the library keeps to an instruction set."""
     numbers = [str(n) for n in (seed, shapes, times)]

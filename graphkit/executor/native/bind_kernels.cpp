@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <new>
+#include <string>
 #include <vector>
 
 #include "array.h"
@@ -9,6 +11,10 @@
 
 namespace graphkit {
 namespace {
+
+// Behind the working memory of a call. In a program, what a kernel writes there would destroy another value.
+constexpr std::size_t kGuardBytes = 1 << 20;
+constexpr std::byte kGuard{0x5a};
 
 struct Free {
     void operator()(void* memory) const { std::free(memory); }
@@ -67,13 +73,24 @@ KernelCall open_call(const Kernel& kernel, nb::handle inputs, nb::handle outputs
     return {&kernel, std::move(sources), std::move(targets)};
 }
 
-void KernelCall::run() const {
-    const std::size_t bytes = (kernel->scratch_bytes() + kAlignment) / kAlignment * kAlignment;
-    const std::unique_ptr<void, Free> scratch(std::aligned_alloc(kAlignment, bytes));
+void KernelCall::run(bool guarded) const {
+    const std::size_t bytes = aligned(kernel->scratch_bytes());
+    const std::size_t guard_bytes = guarded ? kGuardBytes : kAlignment;
+    const std::unique_ptr<void, Free> scratch(std::aligned_alloc(kAlignment, bytes + guard_bytes));
+    if (!scratch) {
+        throw std::bad_alloc();
+    }
+    auto* const memory = static_cast<std::byte*>(scratch.get());
+    std::byte* const guard = memory + bytes;
+    std::fill_n(guard, guard_bytes, kGuard);
     where_team_works(kernel->threads(), [&] {
         const Team team(kernel->threads());
-        kernel->run(inputs.data(), outputs.data(), static_cast<std::byte*>(scratch.get()));
+        kernel->run(inputs.data(), outputs.data(), memory);
     });
+    if (!std::all_of(guard, guard + guard_bytes, [](std::byte b) { return b == kGuard; })) {
+        throw NativeError(kernel->describe() + " (" + kernel->implementation() + "): wrote beyond the " +
+                          std::to_string(bytes) + " bytes of working memory that it asked for");
+    }
 }
 
 namespace {
@@ -83,7 +100,7 @@ void call(const Kernel& kernel, nb::handle inputs, nb::handle outputs) {
     const nb::list in(inputs), out(outputs);
     const KernelCall prepared = open_call(kernel, in, out);
     const WithoutGil no_gil;
-    prepared.run();
+    prepared.run(true);
 }
 
 void pack(const Kernel& kernel, int input, nb::handle plain, nb::handle packed) {

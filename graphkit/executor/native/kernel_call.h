@@ -12,8 +12,9 @@ struct KernelCall {
     std::vector<const void*> inputs;
     std::vector<void*> outputs;
 
-    // Needs no GIL; takes working memory of its own.
-    void run() const;
+    // Needs no GIL; takes working memory of its own. Throws NativeError for a kernel that wrote beyond it, into the
+    // line behind it or, `guarded`, the megabyte.
+    void run(bool guarded = false) const;
 };
 
 // Finds the memory of numpy arrays (None: an operand that is absent). The caller keeps kernel and arrays alive. Raises
