@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -34,3 +36,72 @@ def steps() -> Callable[[Callable[[], Any]], int]:
         return total
 
     return count
+
+
+class Rank:
+    """A communicator among threads of one process, as `KVStore` takes it; `parts` has a place for each."""
+
+    steps = 0
+
+    def __init__(self, rank: int, parts: list[Any], there: threading.Barrier):
+        self.rank, self.size = rank, len(parts)
+        self._parts, self._there = parts, there
+
+    def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+        self.barrier()
+
+    def barrier(self) -> None:
+        self._there.wait(60)
+
+    def _exchange(self, array: np.ndarray) -> list[np.ndarray]:
+        self._parts[self.rank] = array
+        self.barrier()
+        found = list(self._parts)
+        self.barrier()
+        return found
+
+    def allreduce(self, array: np.ndarray) -> np.ndarray:
+        return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
+
+    def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        return self._exchange(array)[root].copy()
+
+
+@pytest.fixture
+def on_ranks() -> Callable[..., list[Any]]:
+    """`on_ranks(work, size)`: what `work(store)` returns on each of so many ranks, threads of this process.
+
+    An exception of the type `ends` is the result of its rank, which leaves the others alone; any other ends all ranks,
+    and is raised.
+    """
+
+    def run(work: Callable[[Any], Any], size: int = 2, ends: type[BaseException] | tuple[()] = ()) -> list[Any]:
+        from graphkit.dist.kvstore import KVStore
+
+        there = threading.Barrier(size)
+        parts: list[Any] = [None] * size
+        found: list[Any] = [None] * size
+        failed: list[BaseException] = []
+
+        def go(rank: int) -> None:
+            try:
+                found[rank] = work(KVStore("dist_sync", Rank(rank, parts, there)))
+            except threading.BrokenBarrierError as error:  # another one failed, or has not come
+                failed.append(error)
+            except BaseException as error:  # noqa: BLE001 - it is raised again in the thread of the test
+                found[rank] = error
+                if not isinstance(error, ends):
+                    failed.insert(0, error)
+                    there.abort()
+
+        threads = [threading.Thread(target=go, args=(rank,), daemon=True) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(300)
+            assert not thread.is_alive(), "a rank does not end"
+        if failed:
+            raise failed[0]
+        return found
+
+    return run

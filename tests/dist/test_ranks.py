@@ -1,71 +1,15 @@
 """Several ranks in one training: metrics over all of them, and another number of them after resuming.
 
-Ranks are threads here: see `Threads`.
+Ranks are threads here: see `on_ranks`.
 """
 
 import json
-import threading
 
 import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.dist.kvstore import KVStore
 from graphkit.errors import NotFinite, UsageError
-
-
-class Threads:
-    """A communicator among threads of one process."""
-
-    def __init__(self, size):
-        self.size, self.there, self.parts = size, threading.Barrier(size), [None] * size
-
-    def run(self, work):
-        """work(store) in each rank; their results, or what the first of them raised."""
-        found = [None] * self.size
-
-        def go(rank):
-            try:
-                found[rank] = work(KVStore("dist_sync", Rank(self, rank)))
-            except BaseException as error:
-                found[rank] = error
-                self.there.abort()
-
-        threads = [threading.Thread(target=go, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        for result in found:
-            if isinstance(result, BaseException) and not isinstance(result, threading.BrokenBarrierError):
-                raise result
-        return found
-
-
-class Rank:
-    steps = 0
-
-    def __init__(self, job, rank):
-        self.job, self.rank, self.size = job, rank, job.size
-
-    def agree(self, call, arrays=()):
-        self.barrier()
-
-    def barrier(self):
-        self.job.there.wait(30)
-
-    def _exchange(self, array):
-        self.job.parts[self.rank] = array
-        self.barrier()
-        found = list(self.job.parts)
-        self.barrier()
-        return found
-
-    def allreduce(self, array):
-        return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
-
-    def broadcast(self, array, root=0):
-        return self._exchange(array)[root].copy()
 
 
 def trainer(store=None, accumulate=1):
@@ -81,27 +25,31 @@ def batch(number, rank=0, ranks=1):
     return x[rank::ranks], y[rank::ranks]
 
 
-def train(processes, numbers, folder, resume, accumulate=1, save=True):
-    """The parameters after the batches `numbers`, taken in so many processes."""
+@pytest.fixture
+def train(on_ranks):
+    """The trainers after the batches `numbers`, taken in so many processes."""
 
-    def work(store):
-        found = trainer(None if processes == 1 else store, accumulate)
-        if resume:
-            found.resume(folder)
-        for number in numbers:
-            found.step(*batch(number, store.rank, processes))
-        store.barrier()
-        if save and store.rank == 0:
-            found.save(folder)
-        store.barrier()
-        return found
+    def train(processes, numbers, folder, resume, accumulate=1):
+        def work(store):
+            found = trainer(None if processes == 1 else store, accumulate)
+            if resume:
+                found.resume(folder)
+            for number in numbers:
+                found.step(*batch(number, store.rank, processes))
+            store.barrier()
+            if store.rank == 0:
+                found.save(folder)
+            store.barrier()
+            return found
 
-    return Threads(processes).run(work)
+        return on_ranks(work, processes)
+
+    return train
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
-def test_resume_with_another_number_of_processes(tmp_path, before, after, accumulate):
+def test_resume_with_another_number_of_processes(tmp_path, train, before, after, accumulate):
     (whole,) = train(1, range(8), tmp_path / "whole", False, accumulate)
     train(before, range(4), tmp_path / "run", False, accumulate)
     for found in train(after, range(4, 8), tmp_path / "run", True, accumulate):
@@ -110,7 +58,7 @@ def test_resume_with_another_number_of_processes(tmp_path, before, after, accumu
             np.testing.assert_allclose(found.net.params[name], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_that_wait_go_to_one_of_the_processes(tmp_path):
+def test_gradients_that_wait_go_to_one_of_the_processes(tmp_path, train):
     (whole,) = train(1, range(4), tmp_path / "whole", False, accumulate=2)
     train(1, range(3), tmp_path / "run", False, accumulate=2)  # one batch waits
     for found in train(2, range(3, 4), tmp_path / "run", True, accumulate=2):
@@ -119,13 +67,13 @@ def test_gradients_that_wait_go_to_one_of_the_processes(tmp_path):
             np.testing.assert_allclose(found.net.params[name], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_gradients_that_wait_in_several_processes_are_not_saved_in_part(tmp_path):
+def test_gradients_that_wait_in_several_processes_are_not_saved_in_part(tmp_path, train):
     with pytest.raises(UsageError, match="gradients of 1 batches wait in 2 processes: call flush"):
         train(2, range(3), tmp_path / "run", False, accumulate=2)
     assert not (tmp_path / "run").exists()
 
 
-def test_gradients_that_wait_need_a_trainer_that_accumulates(tmp_path):
+def test_gradients_that_wait_need_a_trainer_that_accumulates(tmp_path, train):
     train(1, range(3), tmp_path / "run", False, accumulate=2)
     with pytest.raises(UsageError, match="resume with accumulate=2, or more"):
         trainer().resume(tmp_path / "run")
@@ -137,7 +85,7 @@ def test_gradients_that_wait_need_a_trainer_that_accumulates(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["skip", "raise"])
-def test_all_ranks_decide_alike_about_a_loss_that_is_not_finite(how):
+def test_all_ranks_decide_alike_about_a_loss_that_is_not_finite(on_ranks, how):
     """One rank has a NaN in its part of a batch."""
     data = np.random.default_rng(0).standard_normal((4, 2, 3, 5)).astype(np.float32)
     data[2, 1, 0, 0] = np.nan
@@ -156,7 +104,7 @@ def test_all_ranks_decide_alike_about_a_loss_that_is_not_finite(how):
             taken.append(net.params["fc_weight"].tobytes() != before)
         return [*taken, trainer.skipped, net.params["fc_weight"].tobytes()]
 
-    first, second = Threads(2).run(work)
+    first, second = on_ranks(work)
     if how == "skip":
         assert first == second
         assert first[:5] == [True, True, False, True, 1]
@@ -184,7 +132,7 @@ class Unmergeable:
 
 @pytest.mark.parametrize("samples", [1, 2, 41, 64])
 @pytest.mark.parametrize("processes", [2, 3])
-def test_metrics_are_those_of_one_process_that_sees_all(tmp_path, processes, samples):
+def test_metrics_are_those_of_one_process_that_sees_all(tmp_path, on_ranks, processes, samples):
     rng = np.random.default_rng(samples)
     data = rng.standard_normal((samples, 3)).astype(np.float32), rng.integers(0, 2, samples)
     # A learning rate of 0: all batches are measured with the same parameters, whatever their sizes.
@@ -196,7 +144,7 @@ def test_metrics_are_those_of_one_process_that_sees_all(tmp_path, processes, sam
         folder = tmp_path / "run"
         return classifier(store).fit(data, epochs=1, batch_size=2, metrics=measured, folder=folder, progress=False)
 
-    records = Threads(processes).run(work)
+    records = on_ranks(work, processes)
     own = [record[0].pop(f"seen of rank {rank}") for rank, record in enumerate(records)]
     assert sum(own) == samples
     for (record,) in records:

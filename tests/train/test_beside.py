@@ -15,7 +15,6 @@ import pytest
 
 import graphkit as gk
 from graphkit.data import Dataset, Sentences, TokenStream, Vocabulary
-from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, NotFinite
 from graphkit.train.beside import METRIC_SECONDS
 
@@ -227,54 +226,18 @@ def test_loading_appears_in_a_trace_beside_the_steps(tmp_path):
     assert max(e["args"]["live bytes"] for e in events if e["ph"] == "C") > 0
 
 
-class Threads:
-    """Ranks of one process: a thread each."""
-
-    size = 2
-
-    steps = 0
-
-    def __init__(self, rank, there, parts):
-        self.rank, self._there, self._parts = rank, there, parts
-
-    def agree(self, call, arrays=()):
-        self.barrier()
-
-    def barrier(self):
-        self._there.wait(timeout=30)
-
-    def _exchange(self, array):
-        self._parts[self.rank] = array
-        self.barrier()
-        found = list(self._parts)
-        self.barrier()
-        return found
-
-    def allreduce(self, array):
-        return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
-
-    def broadcast(self, array, root=0):
-        return self._exchange(array)[root].copy()
-
-
-def test_ranks_load_their_parts_ahead():
+def test_ranks_load_their_parts_ahead(on_ranks):
     nets = {}
     for prefetch in (0, 2):
-        there, parts, ranks = threading.Barrier(2), [None, None], {}
 
-        def work(rank, prefetch=prefetch, there=there, parts=parts, ranks=ranks):
-            store = KVStore("dist_sync", Threads(rank, there, parts))
+        def work(store, prefetch=prefetch):
             found = trainer(kvstore=store, threads=1)
             # The last batch has one sample: one rank has none.
-            ranks[rank] = found.net, found.fit(data(41), data(20), epochs=2, batch_size=5, prefetch=prefetch)
+            return found.net, found.fit(data(41), data(20), epochs=2, batch_size=5, prefetch=prefetch)
 
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        same_bits(ranks[0][0], ranks[1][0])
-        assert ranks[0][1] == ranks[1][1]
-        nets[prefetch] = ranks[0]
+        first, second = on_ranks(work)
+        same_bits(first[0], second[0])
+        assert first[1] == second[1]
+        nets[prefetch] = first
     same_bits(nets[0][0], nets[2][0])
     assert nets[0][1] == nets[2][1]

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.dist.kvstore import KVStore
 from graphkit.errors import UsageError
-from graphkit.train import checkpoint
+from graphkit.train import checkpoint, saving
 
 WORKER = Path(__file__).with_name("interrupted_worker.py")
 
@@ -130,7 +128,7 @@ def test_a_line_of_the_log_that_has_no_checkpoint_is_written_again(tmp_path, mon
     before = (tmp_path / "checkpoint.json").read_bytes()
     killed = trainer()
     killed.resume(tmp_path)
-    monkeypatch.setattr(gk.Trainer, "_save", lambda *_: (_ for _ in ()).throw(Killed()))
+    monkeypatch.setattr(saving, "write", lambda *_: (_ for _ in ()).throw(Killed()))
     with pytest.raises(Killed):
         killed.fit(data(), epochs=4, batch_size=32, folder=tmp_path)
     monkeypatch.undo()
@@ -465,60 +463,8 @@ def test_another_batch_size_where_the_order_depends_on_it(tmp_path):
 # --- several processes ------------------------------------------------------------------------------
 
 
-class Threads:
-    """Ranks of one process: a thread each."""
-
-    size = 2
-    steps = 0
-
-    def __init__(self, rank, there, parts):
-        self.rank, self._there, self._parts = rank, there, parts
-
-    def agree(self, call, arrays=()):
-        self.barrier()
-
-    def barrier(self):
-        self._there.wait(timeout=60)
-
-    def _exchange(self, array):
-        self._parts[self.rank] = array
-        self.barrier()
-        found = list(self._parts)
-        self.barrier()
-        return found
-
-    def allreduce(self, array):
-        return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
-
-    def broadcast(self, array, root=0):
-        return self._exchange(array)[root].copy()
-
-
-def on_ranks(work):
-    """What `work(store)` returns on two ranks; its exception when both raise."""
-    there, parts, found = threading.Barrier(2), [None, None], [None, None]
-
-    def rank(number):
-        try:
-            found[number] = work(KVStore("dist_sync", Threads(number, there, parts)))
-        except BaseException as error:  # noqa: BLE001 - it is raised again in the thread of the test
-            found[number] = error
-            if not isinstance(error, Killed):
-                there.abort()
-
-    threads = [threading.Thread(target=rank, args=(n,)) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    for result in found:
-        if isinstance(result, BaseException) and not isinstance(result, Killed):
-            raise result
-    return found
-
-
 @pytest.mark.parametrize("carries", [False, True])
-def test_ranks_go_on_with_what_each_alone_knew(tmp_path, carries):
+def test_ranks_go_on_with_what_each_alone_knew(tmp_path, on_ranks, carries):
     words = gk.data.Vocabulary.build(["abcde"], "char")
     tokens = np.random.default_rng(5).integers(2, 7, 161)
 
@@ -549,14 +495,14 @@ def test_ranks_go_on_with_what_each_alone_knew(tmp_path, carries):
         return found, history
 
     whole = on_ranks(fitted)
-    on_ranks(lambda store: fitted(store, fatal=3))
+    on_ranks(lambda store: fitted(store, fatal=3), ends=Killed)
     last = on_ranks(lambda store: fitted(store, resume=True))
     for (a, straight), (b, history) in zip(whole, last, strict=True):
         same_bits(a, b)
         assert history == straight
 
 
-def test_between_epochs_the_number_of_processes_may_change(tmp_path):
+def test_between_epochs_the_number_of_processes_may_change(tmp_path, on_ranks):
     alone = trainer()
     alone.fit(data(44), epochs=2, batch_size=8)
     on_ranks(lambda store: trainer(kvstore=store).fit(data(44), epochs=1, batch_size=4, folder=tmp_path))

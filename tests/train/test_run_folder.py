@@ -56,7 +56,7 @@ def test_two_processes_do_not_train_into_one_folder(tmp_path, holder, monkeypatc
     before = set(contents(tmp_path))
     with pytest.raises(UsageError, match=f"process {holder.pid} on .* trains into this folder"):
         trainer().fit(data(), folder=tmp_path)
-    monkeypatch.setattr("graphkit.train.trainer._PATIENCE", 0.05)
+    monkeypatch.setattr("graphkit.train.saving._PATIENCE", 0.05)
     with pytest.raises(UsageError, match="trains into this folder"):
         trainer().save(tmp_path)
     assert set(contents(tmp_path)) == before
