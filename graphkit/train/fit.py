@@ -15,6 +15,7 @@ import numpy as np
 from graphkit.data import Batch, Dataset, Iterated
 from graphkit.errors import UsageError
 from graphkit.executor.interruption import uninterrupted
+from graphkit.train import saving
 from graphkit.train.beside import Beside
 from graphkit.train.gather import gather, reduced
 from graphkit.train.metrics import Metric
@@ -216,11 +217,11 @@ class Fit:
             return
         trainer = self.trainer
         trainer.position.seconds = self.log.seconds
-        parts = [trainer._gathered()]
+        parts = [saving.gathered(trainer)]
         if trainer.position.within and trainer.kvstore is not None and self._ranks > 1:
             parts = gather(trainer.kvstore, parts[0])
         if self._rank == 0:
-            trainer._save(self.folder, parts)
+            saving.write(trainer, self.folder, parts)
 
     def _stopped(self, interrupt: KeyboardInterrupt) -> None:
         """Save where a single process stands; ranks that were interrupted need not stand at the same batch."""

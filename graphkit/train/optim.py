@@ -67,6 +67,10 @@ class Optimizer:
     def schedule(self) -> Schedule:
         return schedule(self.lr)
 
+    def rate(self, step: int) -> float:
+        """The learning rate at an update, 0 for the first."""
+        return self.lr(step) if isinstance(self.lr, Schedule) else self.lr
+
     def describe(self) -> dict[str, Any]:
         """A JSON-able dict that `get` reads back."""
         return {"type": self.kind, **vars(self), "lr": self.schedule.describe()}

@@ -28,9 +28,11 @@ class Targets:
 
     def __init__(self, types: Mapping[str, TensorType], loss: Loss | None, output: Type):
         self.types = dict(types)
+        self.names = tuple(types)
         self._output = output if isinstance(output, TensorType) else TensorType(DType.FLOAT32, None)
         self._shape = self._output.shape or ()
         self._loss = loss
+        self._largest = None if loss is None else loss.largest(self._output)
 
     def fitted(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arrays of one batch, cast and reshaped where that loses nothing. Raises InputError for the others."""
@@ -64,10 +66,15 @@ class Targets:
         return cast
 
     def _check_values(self, name: str, array: np.ndarray) -> None:
-        if self._loss is None or not array.size:
+        limit = self._largest
+        if limit is None or not array.size:
             return
-        limit = self._loss.largest(self._output)
-        if limit is not None and (array.min() < 0 or array.max() > limit):
+        if array.dtype.kind == "i":
+            # A negative number is a very large one without its sign: one pass over the array in place of two.
+            fits = array.view(f"u{array.itemsize}").max() <= limit
+        else:
+            fits = not (array.min() < 0 or array.max() > limit)
+        if not fits:
             odd = array[(array < 0) | (array > limit)].reshape(-1)[0]
             raise InputError(f"{self._described(name)}; the array given holds {odd}{self._advice(array)}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,10 +15,9 @@ import numpy as np
 from graphkit import config
 from graphkit.data import Batch, Dataset, Iterated, as_dataset
 from graphkit.dist.kvstore import KVStore
-from graphkit.errors import InputError, InvalidModel, NotFinite, UsageError
+from graphkit.errors import InputError, UsageError
 from graphkit.executor.feeds import convert
 from graphkit.executor.interruption import uninterrupted
-from graphkit.executor.params import JointStore, ParamStore
 from graphkit.executor.plan import Plan
 from graphkit.executor.session import Executor
 from graphkit.ir.graph import Graph
@@ -29,8 +27,7 @@ from graphkit.passes.randomness import bind_rng
 from graphkit.passes.recognise import recognise
 from graphkit.passes.straight_through import pass_through_rounding
 from graphkit.passes.to_training import is_in_training, to_inference, to_training
-from graphkit.train import checkpoint as checkpoints
-from graphkit.train import finite, losses, metrics, recomputation
+from graphkit.train import finite, losses, metrics, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import POSITIVE, integer, real
@@ -39,20 +36,11 @@ from graphkit.train.average import ema as moving_average
 from graphkit.train.beside import Beside
 from graphkit.train.carried import Carried
 from graphkit.train.fit import Fit, first, length_of
-from graphkit.train.position import MetricStates, Position
+from graphkit.train.position import Position
 from graphkit.train.progress import JsonLog, ProgressBar
-from graphkit.train.run_folder import MODEL, RunFolder, model_then_checkpoint
+from graphkit.train.run_folder import RunFolder
+from graphkit.train.stepper import Stepper
 from graphkit.train.targets import Targets
-
-# Between the name of a metric and that of an array of its state, in checkpoints.
-_METRIC = "/metric/"
-
-# How long `save` waits, in seconds, for another process that saves into the folder.
-_PATIENCE = 30.0
-
-
-# The loss of a step that was not taken.
-_NO_LOSS = np.full((), np.nan, np.float32)
 
 
 class LazyScalar:
@@ -132,8 +120,7 @@ class Trainer:
         on_nonfinite: str = "raise",
     ):
         recomputation.check(recompute)
-        self._on_nonfinite = finite.choice(on_nonfinite)
-        self.skipped = 0
+        on_nonfinite = finite.choice(on_nonfinite)
         accumulate = integer("Trainer", "accumulate", accumulate, 1)
         clip_norm = None if clip_norm is None else real("Trainer", "clip_norm", clip_norm, POSITIVE)
         seed = None if seed is None else integer("Trainer", "seed", seed, 0)
@@ -153,15 +140,18 @@ class Trainer:
         self.run = secrets.token_hex(8)
         # Goes along in checkpoints: anything that JSON has.
         self.notes: dict[str, Any] = {}
-        self.updates = 0
         # Whether a step was stopped in its middle, which leaves some parameters new and some old.
         self.torn = False
         self._resumed = False
         self._fit: Fit | None = None
-        self._waiting = 0
-        self._waiting_weight = 0.0
         self._carried = Carried(net, carry or {})
         self._input_types = net.input_types
+        self._input_names = net.inputs
+        # The rank of this process, and how many there are.
+        self._place = (0, 1) if kvstore is None else (kvstore.rank, kvstore.num_workers)
+        # Around what an interrupt has to leave whole. One of several ranks may wait for the others there for ever, and
+        # is interrupted at once.
+        self._interrupts = uninterrupted if self._place[1] == 1 else contextlib.nullcontext()
 
         self.ema = moving_average(ema)
         choice = steps.Choice(freeze, train, lazy, lr_mult or {}, wd_mult or {})
@@ -175,7 +165,6 @@ class Trainer:
             graph = pass_through_rounding(graph)
         trainees = steps.select_trainees(graph, choice)
         recipe = steps.Recipe(self.optimizer, clip_norm, self.ema, on_nonfinite)
-        self.trained = tuple(t.name for t in trainees)
         options: dict[str, Any] = {
             "device": device,
             "threads": threads,
@@ -183,18 +172,12 @@ class Trainer:
             "precision": precision,
             "deterministic": deterministic,
         }
-        if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
-            self._programs = [steps.fused_step(graph, trainees, recipe)]
-        else:
-            self._programs = list(steps.split_step(graph, trainees, recipe))
-        self._programs[0] = recomputation.marked(self._programs[0], device)
-        # Waits for the shapes of the first batch.
-        self._recompute = recompute
-        self._slots = self._starts()
+        self._stepper = Stepper(
+            graph, trainees, recipe, net.params,
+            kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options,
+        )  # fmt: skip
+        self.trained, self._slots = self._stepper.trained, self._stepper.slots
         self._averaged = False
-        self._store = JointStore([net.params, self._slots])
-        self._options = options
-        self._executors = [Executor(program, self._store, **options) for program in self._programs]
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
         self._inference = Executor(self._inference_graph, net.params, **options)
         if kvstore is not None and kvstore.num_workers > 1:
@@ -209,36 +192,9 @@ class Trainer:
         loss = losses.get(self.loss) if isinstance(self.loss, str) and by_loss else None
         return Targets({graph.name_of(v): v.tensor for v in data}, loss, self.net.output_types[self._output])
 
-    def _starts(self) -> ParamStore:
-        """A store with the states of the programs that the model does not hold, as they are before the first step."""
-        types = {
-            program.name_of(v): v.tensor
-            for program in self._programs
-            for v in program.inputs
-            if v.role == "state" and program.name_of(v) not in self.net.params
-        }
-        starts = {
-            f"{name}/{slot}": self.optimizer.start(slot) for name in self.trained for slot in self.optimizer.slots
-        }
-        arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
-        if self.ema is not None:
-            arrays |= {f"{name}/{AVERAGE}": self.net.params[name] for name in self.trained}
-        return ParamStore(types, arrays)
-
     def _start_averages(self) -> None:
         for name in self.trained if self.ema is not None else ():
             self._slots[f"{name}/{AVERAGE}"] = self.net.params[name]
-
-    @property
-    def _place(self) -> tuple[int, int]:
-        """The rank of this process, and how many there are."""
-        return (0, 1) if self.kvstore is None else (self.kvstore.rank, self.kvstore.num_workers)
-
-    @property
-    def _interrupts(self) -> contextlib.AbstractContextManager[Any]:
-        """Around what an interrupt has to leave whole. One of several ranks may wait for the others there for ever, and
-        is interrupted at once."""
-        return uninterrupted if self._place[1] == 1 else contextlib.nullcontext()
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -282,35 +238,21 @@ class Trainer:
     def graphs(self) -> tuple[Graph, ...]:
         """The training programs: one fused step, or an accumulating and an updating one; recomputation shows from the
         first step on."""
-        return tuple(self._programs)
+        return tuple(self._stepper.programs)
 
     @property
     def graph(self) -> Graph:
         """The program that a batch goes through: its inputs are those of the model, the targets and the settings."""
-        return self._programs[0]
+        return self._stepper.programs[0]
 
     @property
     def executor(self) -> Executor:
         """What runs `graph`."""
-        return self._executors[0]
+        return self._stepper.executors[0]
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         """The memory plan of the step for inputs and targets of the given shapes (of the accumulating program)."""
-        self._fit_memory(shapes)
-        return self._executors[0].specialise(shapes)
-
-    def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Choose what is recomputed, once."""
-        if self._recompute is None:
-            return
-
-        def arena_bytes(program: Graph) -> int:
-            return Executor(program, self._store, **self._options).specialise(shapes).arena_bytes
-
-        program = recomputation.within(self._programs[0], self._recompute, shapes, arena_bytes, self._options["device"])
-        executor = Executor(program, self._store, **self._options)
-        executor.rng = self._executors[0].rng
-        self._programs[0], self._executors[0], self._recompute = program, executor, None
+        return self._stepper.plan(shapes)
 
     @property
     def epoch(self) -> int:
@@ -323,8 +265,26 @@ class Trainer:
         return self.position.batch
 
     @property
+    def updates(self) -> int:
+        """How many updates there were; the learning rate depends on it."""
+        return self._stepper.updates
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self._stepper.updates = count
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were not taken, with `on_nonfinite="skip"`."""
+        return self._stepper.skipped
+
+    @skipped.setter
+    def skipped(self, count: int) -> None:
+        self._stepper.skipped = count
+
+    @property
     def learning_rate(self) -> float:
-        return self.optimizer.schedule(self.updates)
+        return self.optimizer.rate(self.updates)
 
     def step(self, inputs: Any, targets: Any) -> LazyScalar:
         """Train on one batch; return its mean loss. inputs, targets: an array, a tuple, or a dict by name.
@@ -341,90 +301,13 @@ class Trainer:
             raise UsageError("the model holds the moving averages: call swap() before the next step")
         if self.kvstore is not None:
             self.kvstore.begin_step()
-        compared = self._targets.fitted(_by_name(targets, tuple(self._targets.types), "targets"))
-        feeds = {**_by_name(inputs, self.net.inputs, "inputs"), **compared}
-        self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
-        generator = self._executors[0].rng
-        if len(self._executors) == 1:
-            fed = {**feeds, steps.LEARNING_RATE: np.float32(self.learning_rate)}
-            try:
-                results = self._executors[0].run(fed)
-            except NotFinite as error:
-                self._skip(error, fed, generator)
-                return _NO_LOSS, {}
-            self.updates += 1
-            return results["loss"], results
-        weight = float(len(next(iter(feeds.values()))) if size is None else size)
-        # Fewer samples than ranks leave some without any: they only take part in the sums.
-        fed = {**feeds, steps.BATCH_WEIGHT: np.float32(weight)}
-        failed: NotFinite | None = None
-        try:
-            results = self._executors[0].run(fed) if weight else {}
-        except NotFinite as error:
-            results, failed = {"loss": _NO_LOSS}, error
-        loss = results.get("loss", np.zeros((), np.float32))
-        if self.kvstore is not None:
-            total = self.kvstore.pushpull("loss", np.array([float(loss) * weight, weight]))
-            loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
-            weight = float(total[1])
-        if self._on_nonfinite != "ignore" and not np.isfinite(loss):
-            # All processes see the same sum, whichever of them it comes from.
-            if self._on_nonfinite == "raise":
-                self._raise(failed, fed, generator)
-            weight, results = math.nan, {}
-        self._waiting += 1
-        self._waiting_weight += weight
-        if self._waiting >= self.accumulate:  # more, where a checkpoint of a larger one was resumed
-            self.flush()
-        return loss, results
+        compared = self._targets.fitted(_by_name(targets, self._targets.names, "targets"))
+        feeds = _by_name(inputs, self._input_names, "inputs") | compared
+        return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch)."""
-        if not self._waiting:
-            return
-        if self._on_nonfinite == "skip" and math.isnan(self._waiting_weight):
-            self._drop()
-            return
-        total = np.float32(self._waiting_weight)
-        if self.kvstore is not None:
-            keys = [f"{name}/{steps.GRADIENT_SUM}" for name in self.trained]
-            for key, total_gradient in zip(
-                keys, self.kvstore.pushpull(keys, [self._slots[k] for k in keys]), strict=True
-            ):
-                self._slots.adopt(key, total_gradient)
-        try:
-            self._executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(self.learning_rate)})
-        except NotFinite:
-            self._drop()
-            return
-        self.updates += 1
-        self._waiting, self._waiting_weight = 0, 0.0
-
-    def _drop(self) -> None:
-        """Forget the gradients that wait."""
-        for name in self.trained:
-            key = f"{name}/{steps.GRADIENT_SUM}"
-            self._slots[key] = np.zeros_like(self._slots[key])
-        self.skipped += 1
-        self._waiting, self._waiting_weight = 0, 0.0
-
-    def _skip(self, error: NotFinite, feeds: Mapping[str, Any], generator: tuple[int, int]) -> None:
-        if self._on_nonfinite == "raise":
-            self._raise(error, feeds, generator)
-        self.skipped += 1
-
-    def _raise(self, error: NotFinite | None, feeds: Mapping[str, Any], generator: tuple[int, int]) -> None:
-        """Raise what says where the loss comes from; error: None where another process has it."""
-        where = f"update {self.updates + 1}" if self._fit is None else f"epoch {self.epoch + 1}, batch {self.batch + 1}"
-        if error is None:
-            origin, value = "from another process", "not finite"
-        else:
-            origin = finite.origin(self._programs[0], self._store, feeds, generator)
-            value = str(error).rpartition(": ")[2]
-        raise NotFinite(
-            f"the loss is {value} at {where}, {origin}; the parameters are those before the step. Lower the learning "
-            "rate, look for NaN in the data, or give on_nonfinite='skip'"
-        ) from None
+        self._stepper.flush(self.learning_rate)
 
     # --- many steps ------------------------------------------------------------------------------
 
@@ -564,57 +447,7 @@ class Trainer:
 
         The model is in inference mode and has the moving averages where there are any; the checkpoint has both.
         """
-        if self._averaged:
-            raise UsageError("the model holds the moving averages: call swap() before save()")
-        ranks = self._place[1]
-        if self._waiting and ranks > 1:
-            raise UsageError(
-                f"gradients of {self._waiting} batches wait in {ranks} processes: "
-                "call flush() in all of them before save()"
-            )
-        path = Path(folder)
-        within = self._fit is not None and self._fit.folder is not None and self._fit.folder.resolve() == path.resolve()
-        with contextlib.nullcontext() if within else RunFolder(path, patience=_PATIENCE):
-            self._save(path, [self._gathered()])
-
-    def _gathered(self) -> dict[str, np.ndarray]:
-        """What this process alone knows of the epoch under way: the state that is carried, and that of metrics."""
-        if not self.position.within:
-            return {}
-        states = self.position.metrics if self._fit is None else self._fit.metric_states()
-        measured = {f"{m}{_METRIC}{key}": array for m, state in states.items() for key, array in state.items()}
-        return {**self._carried.arrays, **measured}
-
-    def _save(self, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """parts: of every rank, what `_gathered` gives."""
-        with model_then_checkpoint(folder) as before:
-            with self.averaged() as net:
-                if self._inference_graph is not net.graph:
-                    net = Model.from_graph(self._inference_graph, dict(net.params))
-                net.save(folder / MODEL, before=before)
-            checkpoints.save(
-                folder,
-                checkpoints.Checkpoint(
-                    arrays={**self.net.params, **self._slots},
-                    parts=parts,
-                    optimizer=self.optimizer.describe(),
-                    loss=self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "function"),
-                    rng=tuple(int(v) for v in self._executors[0].rng),  # type: ignore[arg-type]
-                    position=self.position.describe(),
-                    run=self.run,
-                    notes=self.notes,
-                    updates=self.updates,
-                    data_seed=self.seed,
-                    settings={
-                        "accumulate": self.accumulate,
-                        "waiting": self._waiting,
-                        "waiting_weight": self._waiting_weight,
-                        "skipped": self.skipped,
-                        "processes": self._place[1],
-                        "ema": None if self.ema is None else self.ema.describe(),
-                    },
-                ),
-            )
+        saving.save(self, folder)
 
     def resume(self, folder: str | Path) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.
@@ -623,54 +456,7 @@ class Trainer:
         InvalidModel when it does not fit, UsageError for what they carried, and where gradients wait in the checkpoint
         for an update that this trainer does not make; nothing is changed then.
         """
-        saved = checkpoints.load(folder)
-        waiting = int(saved.settings.get("waiting", 0))
-        arrays = dict(saved.arrays)
-        steps.fit_sums(arrays, self.trained, self._slots, waiting, self._place[0])
-        carried, metric_states = self._mine(saved.parts, folder)
-        odd = sorted((set(arrays) ^ {*self.net.params, *self._slots}) | (set(carried) - {*self._carried.keys}))
-        if odd:
-            raise InvalidModel(
-                f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}"
-            )
-        try:
-            arrays = {name: self._store.fitting(name, array) for name, array in arrays.items()}
-        except InputError as error:
-            raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}") from None
-        with uninterrupted:
-            for name, array in arrays.items():
-                self._store.adopt(name, array)
-            self._carried.restore(carried)
-            self._executors[0].rng = saved.rng
-            self.position = Position.read(saved.position, metric_states)
-            self.notes = saved.notes
-            self.run, self.updates, self.seed = saved.run, saved.updates, saved.data_seed
-            self._waiting, self._waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
-            self.skipped = int(saved.settings.get("skipped", 0))
-            self._resumed = self.position.until > self.position.start
-            self.torn = False
-
-    def _mine(
-        self, parts: Sequence[Mapping[str, np.ndarray]], folder: str | Path
-    ) -> tuple[dict[str, np.ndarray], MetricStates]:
-        """Of what every rank knew of an epoch under way, this rank's: what it carries, and its metrics."""
-        rank, ranks = self._place
-        if len(parts) != ranks:
-            if any(_METRIC not in name for part in parts for name in part):
-                raise UsageError(
-                    f"the checkpoint in {folder} is within an epoch, and holds what {len(parts)} processes carry from "
-                    f"batch to batch; there are {ranks} now"
-                )
-            return {}, {}
-        carried: dict[str, np.ndarray] = {}
-        states: MetricStates = {}
-        for key, array in parts[rank].items():
-            name, found, state = key.rpartition(_METRIC)
-            if found:
-                states.setdefault(name, {})[state] = array
-            else:
-                carried[key] = array
-        return carried, states
+        saving.resume(self, folder)
 
 
 def _converted(name: str, kind: Type, array: Any) -> Any:

@@ -1,0 +1,139 @@
+"""What a Trainer leaves in the folder of a run, and takes from there: the model, and a checkpoint to go on from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphkit.errors import InputError, InvalidModel, UsageError
+from graphkit.executor.interruption import uninterrupted
+from graphkit.model import Model
+from graphkit.train import checkpoint as checkpoints
+from graphkit.train.position import MetricStates, Position
+from graphkit.train.run_folder import MODEL, RunFolder, model_then_checkpoint
+from graphkit.train.step import fit_sums
+
+if TYPE_CHECKING:
+    from graphkit.train.trainer import Trainer
+
+# Between the name of a metric and that of an array of its state, in checkpoints.
+_METRIC = "/metric/"
+
+# How long `save` waits, in seconds, for another process that saves into the folder.
+_PATIENCE = 30.0
+
+
+def save(trainer: Trainer, folder: str | Path) -> None:
+    """`Trainer.save`."""
+    if trainer._averaged:
+        raise UsageError("the model holds the moving averages: call swap() before save()")
+    waiting, ranks = trainer._stepper.waiting, trainer._place[1]
+    if waiting and ranks > 1:
+        raise UsageError(
+            f"gradients of {waiting} batches wait in {ranks} processes: call flush() in all of them before save()"
+        )
+    path, fit = Path(folder), trainer._fit
+    within = fit is not None and fit.folder is not None and fit.folder.resolve() == path.resolve()
+    with contextlib.nullcontext() if within else RunFolder(path, patience=_PATIENCE):
+        write(trainer, path, [gathered(trainer)])
+
+
+def gathered(trainer: Trainer) -> dict[str, np.ndarray]:
+    """What this process alone knows of the epoch under way: the state that is carried, and that of metrics."""
+    position = trainer.position
+    if not position.within:
+        return {}
+    states = position.metrics if trainer._fit is None else trainer._fit.metric_states()
+    measured = {f"{m}{_METRIC}{key}": array for m, state in states.items() for key, array in state.items()}
+    return {**trainer._carried.arrays, **measured}
+
+
+def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Both files into a folder that this process has. parts: of every rank, what `gathered` gives."""
+    with model_then_checkpoint(folder) as before:
+        with trainer.averaged() as net:
+            if trainer._inference_graph is not net.graph:
+                net = Model.from_graph(trainer._inference_graph, dict(net.params))
+            net.save(folder / MODEL, before=before)
+        checkpoints.save(folder, _checkpoint(trainer, parts))
+
+
+def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> checkpoints.Checkpoint:
+    stepper, loss = trainer._stepper, trainer.loss
+    seed, step = trainer.executor.rng
+    return checkpoints.Checkpoint(
+        arrays={**trainer.net.params, **stepper.slots},
+        parts=parts,
+        optimizer=trainer.optimizer.describe(),
+        loss=loss if isinstance(loss, str) else getattr(loss, "__name__", "function"),
+        rng=(int(seed), int(step)),
+        position=trainer.position.describe(),
+        run=trainer.run,
+        notes=trainer.notes,
+        updates=stepper.updates,
+        data_seed=trainer.seed,
+        settings={
+            "accumulate": trainer.accumulate,
+            "waiting": stepper.waiting,
+            "waiting_weight": stepper.waiting_weight,
+            "skipped": stepper.skipped,
+            "processes": trainer._place[1],
+            "ema": None if trainer.ema is None else trainer.ema.describe(),
+        },
+    )
+
+
+def resume(trainer: Trainer, folder: str | Path) -> None:
+    """`Trainer.resume`."""
+    saved = checkpoints.load(folder)
+    stepper = trainer._stepper
+    waiting = int(saved.settings.get("waiting", 0))
+    arrays = dict(saved.arrays)
+    fit_sums(arrays, trainer.trained, stepper.slots, waiting, trainer._place[0])
+    carried, metric_states = _mine(saved.parts, trainer._place, folder)
+    odd = sorted((set(arrays) ^ {*trainer.net.params, *stepper.slots}) | (set(carried) - {*trainer._carried.keys}))
+    if odd:
+        raise InvalidModel(f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}")
+    try:
+        arrays = {name: stepper.store.fitting(name, array) for name, array in arrays.items()}
+    except InputError as error:
+        raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}") from None
+    with uninterrupted:
+        for name, array in arrays.items():
+            stepper.store.adopt(name, array)
+        trainer._carried.restore(carried)
+        trainer.executor.rng = saved.rng
+        trainer.position = Position.read(saved.position, metric_states)
+        trainer.notes = saved.notes
+        trainer.run, trainer.seed = saved.run, saved.data_seed
+        stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
+        stepper.waiting, stepper.waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
+        trainer._resumed = trainer.position.until > trainer.position.start
+        trainer.torn = False
+
+
+def _mine(
+    parts: Sequence[Mapping[str, np.ndarray]], place: tuple[int, int], folder: str | Path
+) -> tuple[dict[str, np.ndarray], MetricStates]:
+    """Of what every rank knew of an epoch under way, this rank's: what it carries, and its metrics."""
+    rank, ranks = place
+    if len(parts) != ranks:
+        if any(_METRIC not in name for part in parts for name in part):
+            raise UsageError(
+                f"the checkpoint in {folder} is within an epoch, and holds what {len(parts)} processes carry from "
+                f"batch to batch; there are {ranks} now"
+            )
+        return {}, {}
+    carried: dict[str, np.ndarray] = {}
+    states: MetricStates = {}
+    for key, array in parts[rank].items():
+        name, found, state = key.rpartition(_METRIC)
+        if found:
+            states.setdefault(name, {})[state] = array
+        else:
+            carried[key] = array
+    return carried, states

@@ -1,0 +1,209 @@
+"""What a step does: the programs of `step` run on a batch, the gradients that wait, the updates that are counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.kvstore import KVStore
+from graphkit.errors import NotFinite
+from graphkit.executor.params import JointStore, ParamStore
+from graphkit.executor.plan import Plan
+from graphkit.executor.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.train import finite, recomputation
+from graphkit.train import step as steps
+from graphkit.train.average import AVERAGE
+from graphkit.train.position import Position
+
+# The loss of a step that was not taken.
+_NO_LOSS = np.full((), np.nan, np.float32)
+
+
+class Stepper:
+    """Takes batches and updates `params`: one fused program, or one that accumulates gradients and one that updates.
+
+    graph: its first output is the loss; options: of the executors. slots: the states that the model does not hold.
+    The gradients of `waiting` batches, of `waiting_weight` samples together, are not yet used; `updates` counts the
+    updates, `skipped` the steps that were not taken as something was not finite.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        trainees: Sequence[steps.Trainee],
+        recipe: steps.Recipe,
+        params: ParamStore,
+        *,
+        kvstore: KVStore | None,
+        accumulate: int,
+        recompute: recomputation.Recompute | None,
+        options: dict[str, Any],
+    ):
+        self.updates = self.skipped = self.waiting = 0
+        self.waiting_weight = 0.0
+        self.trained = tuple(t.name for t in trainees)
+        self._recipe = recipe
+        self._kvstore = kvstore
+        self._group = accumulate
+        # Waits for the shapes of the first batch.
+        self._recompute = recompute
+        self._options = options
+        if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
+            self.programs = [steps.fused_step(graph, trainees, recipe)]
+        else:
+            self.programs = list(steps.split_step(graph, trainees, recipe))
+        self.programs[0] = recomputation.marked(self.programs[0], options["device"])
+        self.slots = self._starts(params)
+        self.store = JointStore([params, self.slots])
+        self.executors = [Executor(program, self.store, **options) for program in self.programs]
+
+    def _starts(self, params: ParamStore) -> ParamStore:
+        """A store with the states of the programs that the model does not hold, as they are before the first step."""
+        types = {
+            program.name_of(v): v.tensor
+            for program in self.programs
+            for v in program.inputs
+            if v.role == "state" and program.name_of(v) not in params
+        }
+        optimizer = self._recipe.optimizer
+        starts = {f"{name}/{slot}": optimizer.start(slot) for name in self.trained for slot in optimizer.slots}
+        arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
+        if self._recipe.ema is not None:
+            arrays |= {f"{name}/{AVERAGE}": params[name] for name in self.trained}
+        return ParamStore(types, arrays)
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        self._fit_memory(shapes)
+        return self.executors[0].specialise(shapes)
+
+    def _fit_memory(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Choose what is recomputed, once."""
+        if self._recompute is None:
+            return
+
+        def arena_bytes(program: Graph) -> int:
+            return Executor(program, self.store, **self._options).specialise(shapes).arena_bytes
+
+        program = recomputation.within(self.programs[0], self._recompute, shapes, arena_bytes, self._options["device"])
+        executor = Executor(program, self.store, **self._options)
+        executor.rng = self.executors[0].rng
+        self.programs[0], self.executors[0], self._recompute = program, executor, None
+
+    # --- one batch -------------------------------------------------------------------------------
+
+    def take(
+        self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Train on a batch; its loss, and all outputs (none of a step that is skipped).
+
+        size: its samples, where the first array does not say so. rate: the learning rate of the update, if it comes to
+        one. position: of the `fit` that it is a step of, for the message of NotFinite.
+        """
+        if self._recompute is not None:
+            self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
+        if len(self.executors) == 1:
+            feeds[steps.LEARNING_RATE] = np.float32(rate)
+            return self._update(feeds, position)
+        weight = float(len(next(iter(feeds.values()))) if size is None else size)
+        found = self._accumulate(feeds, weight, position)
+        if self.waiting >= self._group:  # more, where a checkpoint of a larger one was resumed
+            self.flush(rate)
+        return found
+
+    def _update(self, feeds: dict[str, Any], position: Position | None) -> tuple[np.ndarray, dict[str, Any]]:
+        """Forward, backward and the update in one program."""
+        executor = self.executors[0]
+        generator = executor.rng
+        try:
+            results = executor.run(feeds)
+        except NotFinite as error:
+            if self._recipe.on_nonfinite == "raise":
+                self._raise(error, feeds, generator, position)
+            self.skipped += 1
+            return _NO_LOSS, {}
+        self.updates += 1
+        return results["loss"], results
+
+    def _accumulate(
+        self, feeds: dict[str, Any], weight: float, position: Position | None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Forward and backward; the gradients of `weight` samples wait."""
+        executor, how = self.executors[0], self._recipe.on_nonfinite
+        generator = executor.rng
+        feeds[steps.BATCH_WEIGHT] = np.float32(weight)
+        failed: NotFinite | None = None
+        try:
+            # Fewer samples than ranks leave some without any: they only take part in the sums.
+            results = executor.run(feeds) if weight else {}
+        except NotFinite as error:
+            results, failed = {"loss": _NO_LOSS}, error
+        loss = results.get("loss", np.zeros((), np.float32))
+        if self._kvstore is not None:
+            total = self._kvstore.pushpull("loss", np.array([float(loss) * weight, weight]))
+            loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
+            weight = float(total[1])
+        if how != "ignore" and not np.isfinite(loss):
+            # All processes see the same sum, whichever of them it comes from.
+            if how == "raise":
+                self._raise(failed, feeds, generator, position)
+            weight, results = math.nan, {}
+        self.waiting += 1
+        self.waiting_weight += weight
+        return loss, results
+
+    # --- gradients that wait ---------------------------------------------------------------------
+
+    def flush(self, rate: float) -> None:
+        """Update with the gradients that wait, if there are any."""
+        if not self.waiting:
+            return
+        if self._recipe.on_nonfinite == "skip" and math.isnan(self.waiting_weight):
+            self._drop()
+            return
+        total = np.float32(self.waiting_weight)
+        if self._kvstore is not None:
+            keys = self._sums
+            sums = self._kvstore.pushpull(keys, [self.slots[key] for key in keys])
+            for key, array in zip(keys, sums, strict=True):
+                self.slots.adopt(key, array)
+        try:
+            self.executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)})
+        except NotFinite:
+            self._drop()
+            return
+        self.updates += 1
+        self.waiting, self.waiting_weight = 0, 0.0
+
+    def _drop(self) -> None:
+        """Forget the gradients that wait."""
+        for key in self._sums:
+            self.slots[key] = np.zeros_like(self.slots[key])
+        self.skipped += 1
+        self.waiting, self.waiting_weight = 0, 0.0
+
+    @property
+    def _sums(self) -> list[str]:
+        return [f"{name}/{steps.GRADIENT_SUM}" for name in self.trained]
+
+    # --- a loss that is not finite ---------------------------------------------------------------
+
+    def _raise(
+        self, error: NotFinite | None, feeds: Mapping[str, Any], generator: tuple[int, int], position: Position | None
+    ) -> None:
+        """Raise what says where the loss comes from; error: None where another process has it."""
+        where = f"update {self.updates + 1}"
+        if position is not None:
+            where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
+        if error is None:
+            origin, value = "from another process", "not finite"
+        else:
+            origin = finite.origin(self.programs[0], self.store, feeds, generator)
+            value = str(error).rpartition(": ")[2]
+        raise NotFinite(
+            f"the loss is {value} at {where}, {origin}; the parameters are those before the step. Lower the learning "
+            "rate, look for NaN in the data, or give on_nonfinite='skip'"
+        ) from None
