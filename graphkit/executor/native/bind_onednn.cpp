@@ -1,7 +1,7 @@
-#include "activated.h"
 #include "bindings.h"
 #include "convolution.h"
 #include "matmul.h"
+#include "watched_product.h"
 
 namespace graphkit {
 namespace {
@@ -11,31 +11,32 @@ Epilogue epilogue(const std::string& activation, float alpha, float beta, bool r
     if (!activation.empty()) {
         made.activation = Activation{activation, alpha, beta};
     }
-    made.residual = residual;
+    made.residual = residual ? 1.0F : 0.0F;
     made.residual_last = residual_last;
     return made;
 }
 
-// A kind of product with an activation behind it, by the kind's name in Python.
+// A type of its own for each kind of product, as classes in Python need.
 template <typename Kind>
-class WithActivation final : public Activated {
+class Watched final : public WatchedProduct {
   public:
-    using Activated::Activated;
+    using WatchedProduct::WatchedProduct;
 };
 
 template <typename Kind>
 void bind_convolution(nb::module_& m, const char* name) {
-    nb::class_<WithActivation<Kind>, Kernel>(m, name).def(
+    nb::class_<Watched<Kind>, Kernel>(m, name).def(
         "__init__",
-        [](WithActivation<Kind>* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
-           const Epilogue& last, bool pack_weights, bool channels_last, bool deterministic, const std::string& dtype,
+        [](Watched<Kind>* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
+           Epilogue last, bool pack_weights, bool channels_last, bool deterministic, const std::string& dtype,
            int threads) {
             const ElementType type = element_type(dtype);
-            const auto make = [=](const Epilogue& end) {
-                const ConvolutionOptions options{bias, end, pack_weights, type, channels_last, deterministic};
+            last.bias = bias;
+            const auto make = [=](const Epilogue& end, bool may_pack) {
+                const ConvolutionOptions options{end, pack_weights && may_pack, type, channels_last, deterministic};
                 return std::make_unique<Kind>(x, w, y, window, options, threads);
             };
-            new (self) WithActivation<Kind>(make, last);
+            new (self) Watched<Kind>(make, last);
         },
         "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
         "pack_weights"_a = false, "channels_last"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
@@ -52,19 +53,19 @@ void bind_onednn(nb::module_& m) {
                bool residual_last) { new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last)); },
             "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false);
 
-    nb::class_<WithActivation<MatMul>, Kernel>(m, "MatMul")
+    nb::class_<Watched<MatMul>, Kernel>(m, "MatMul")
         .def(
             "__init__",
-            [](WithActivation<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
+            [](Watched<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
                const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
                bool deterministic, const std::string& dtype, int threads) {
                 const ElementType type = element_type(dtype);
-                const auto make = [=](const Epilogue& end) {
-                    const MatMulOptions options{transpose_a, transpose_b, bias, alpha,  beta,
-                                                type,        end,         pack_b, deterministic};
+                const auto make = [=](const Epilogue& end, bool may_pack) {
+                    const MatMulOptions options{transpose_a, transpose_b, bias, alpha,              beta,
+                                                type,        end,         pack_b && may_pack, deterministic};
                     return std::make_unique<MatMul>(a, b, options, threads);
                 };
-                new (self) WithActivation<MatMul>(make, last);
+                new (self) Watched<MatMul>(make, last);
             },
             "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
             "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false,

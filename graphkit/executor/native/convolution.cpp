@@ -196,12 +196,15 @@ Operation forward(const typename Primitive::primitive_desc& descriptor, const me
 
 }  // namespace
 
-void ConvolutionKernel::choose_way(bool last, bool follows, const std::function<void(const Way&)>& prepare) {
+void ConvolutionKernel::choose_way(bool last, const Epilogue& epilogue,
+                                   const std::function<void(const Way&)>& prepare) {
     std::vector<Way> ways;
     const auto add = [&](const Accepts& accepts) {
         for (const bool layout : {last, !last}) {
-            ways.push_back({layout, true, accepts});
-            if (follows) {
+            if (epilogue.applied == Applied::fused) {
+                ways.push_back({layout, true, accepts});
+            }
+            if (!epilogue.empty()) {
                 ways.push_back({layout, false, accepts});
             }
         }
@@ -227,8 +230,8 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
     check(*this, x, w, y, window);
     inputs_[0].shape = placed(x, last);
     outputs_[0].shape = placed(y, last);
-    inputs_.push_back({"bias", {w[0]}, type, !options.bias});
-    if (options.epilogue.residual) {
+    inputs_.push_back({"bias", {w[0]}, type, !options.epilogue.bias});
+    if (options.epilogue.residual != 0) {
         accumulate(3);
         inputs_.push_back({"residual", outputs_[0].shape, type});
     }
@@ -236,21 +239,22 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
     if (empty_) {
         return;
     }
-    const bool follows = !Finish(options.bias, options.epilogue).empty();
-    guarded(*this, [&] { choose_way(last, follows, [&](const Way& way) { prepare(x, w, y, window, options, way); }); });
+    guarded(*this, [&] {
+        choose_way(last, options.epilogue, [&](const Way& way) { prepare(x, w, y, window, options, way); });
+    });
 }
 
 void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                           const ConvolutionOptions& options, const Way& way) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
-    const Finish finish(options.bias, options.epilogue);
-    const bool adds = way.fused && finish.sum != 0;
-    const ElementType y_type = way.fused ? type : finish_after(finish, by_channel(y, last), type);
-    const dnnl::post_ops chain = way.fused ? finish.chain() : dnnl::post_ops();
+    const Epilogue& epilogue = options.epilogue;
+    const bool adds = way.fused && epilogue.residual != 0;
+    const ElementType y_type = way.fused ? type : apply_after(epilogue, by_channel(y, last), type);
+    const dnnl::post_ops chain = way.fused ? epilogue.post_ops() : dnnl::post_ops();
     const Dims weights = grouped(w, window.groups);
     memory::desc w_layout = any(weights, type);
-    const memory::desc bias = way.fused && finish.bias ? plain({w[0]}, type) : memory::desc();
+    const memory::desc bias = way.fused && epilogue.bias ? plain({w[0]}, type) : memory::desc();
     const std::int64_t pieces = pieces_for(multiply_adds(w, y));
     // With the channels last, rows of one image lie together.
     const bool cuts_images = last && 2 * x[0] <= pieces;
@@ -297,7 +301,7 @@ ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const
     if (empty_) {
         return;
     }
-    guarded(*this, [&] { choose_way(last, false, [&](const Way& way) { prepare(dy, w, dx, window, options, way); }); });
+    guarded(*this, [&] { choose_way(last, {}, [&](const Way& way) { prepare(dy, w, dx, window, options, way); }); });
 }
 
 void ConvolutionBackwardData::prepare(const Dims& dy, const Dims& w, const Dims& dx, const Window& window,
@@ -514,10 +518,10 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
     check(*this, y, w, x, window);
     inputs_[0].shape = placed(x, last);
     outputs_[0].shape = placed(y, last);
-    if (options.bias) {
+    if (options.epilogue.bias) {
         inputs_.push_back({"bias", {y[1]}, type});
     }
-    if (options.epilogue.residual) {
+    if (options.epilogue.residual != 0) {
         throw Unsupported(describe() + ": a residual");
     }
     if (count(x) == 0 && count(y) != 0) {
@@ -527,21 +531,22 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
     if (empty_) {
         return;
     }
-    const bool follows = !Finish(options.bias, options.epilogue).empty();
-    guarded(*this, [&] { choose_way(last, follows, [&](const Way& way) { prepare(x, w, y, window, options, way); }); });
+    guarded(*this, [&] {
+        choose_way(last, options.epilogue, [&](const Way& way) { prepare(x, w, y, window, options, way); });
+    });
 }
 
 void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                             const ConvolutionOptions& options, const Way& way) {
     const bool last = options.channels_last;
     const ElementType type = options.type;
-    const Finish finish(options.bias, options.epilogue);
-    const ElementType y_type = way.fused ? type : finish_after(finish, by_channel(y, last), type);
-    const dnnl::post_ops chain = way.fused ? finish.chain() : dnnl::post_ops();
+    const Epilogue& epilogue = options.epilogue;
+    const ElementType y_type = way.fused ? type : apply_after(epilogue, by_channel(y, last), type);
+    const dnnl::post_ops chain = way.fused ? epilogue.post_ops() : dnnl::post_ops();
     const SwappedWeights weights(w, window.groups, type);
     memory::desc w_layout = any(weights.dims, type);
-    const memory::desc bias = way.fused && finish.bias ? plain({y[1]}, type) : memory::desc();
-    const bool follows = way.fused && !finish.empty();
+    const memory::desc bias = way.fused && epilogue.bias ? plain({y[1]}, type) : memory::desc();
+    const bool follows = way.fused && !epilogue.empty();
     // The library's strided implementation adds the bias and applies the rest once for each group of a wide input's
     // channels and taps.
     const Accepts accepts = [&](const std::string& name) {

@@ -1,14 +1,13 @@
 // Convolution, its two gradients, and transposed convolution: one to three spatial dimensions.
 #pragma once
 
-#include "finishing.h"
+#include "onednn.h"
 #include "window_products.h"
 #include "window.h"
 
 namespace graphkit {
 
 struct ConvolutionOptions {
-    bool bias = false;
     Epilogue epilogue;
     bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
     ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
@@ -19,7 +18,7 @@ struct ConvolutionOptions {
 // One way to have the library compute a convolution.
 struct Way {
     bool last = false;  // in memory with the channels last, else in the layout that the library likes best
-    bool fused = true;  // what follows the product on the way, else in steps of its own
+    bool fused = true;  // the epilogue on the way, else in a pass of its own
     Accepts accepts = any_name;
 };
 
@@ -27,8 +26,8 @@ class ConvolutionKernel : public LibraryKernel {
   protected:
     using LibraryKernel::LibraryKernel;
     // Calls `prepare` with one way after the other until there are implementations. Arrays lie in memory with the
-    // channels last, or not; something `follows` the product, or not. Throws dnnl::error of status unimplemented.
-    void choose_way(bool last, bool follows, const std::function<void(const Way&)>& prepare);
+    // channels last, or not. Throws dnnl::error of status unimplemented.
+    void choose_way(bool last, const Epilogue& epilogue, const std::function<void(const Way&)>& prepare);
 };
 
 // y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M, spatial];

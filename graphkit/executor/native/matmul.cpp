@@ -109,7 +109,7 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
         row_step_ = before == 1 ? 0 : last;
         column_step_ = last == 1 ? 0 : 1;
     }
-    if (options.epilogue.residual) {
+    if (options.epilogue.residual != 0) {
         if (prefill_) {
             throw Unsupported(shapes + ": a residual and a bias that is not one row");
         }
@@ -127,26 +127,28 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     }
 
     guarded(*this, [&] {
-        Finish finish(library_bias, options.epilogue);
-        finish.alpha = options.alpha;
+        Epilogue epilogue = options.epilogue;
+        epilogue.alpha = options.alpha;
+        epilogue.bias = library_bias;
         if (prefill_) {
-            finish.sum = options.beta;
+            epilogue.residual = options.beta;
         }
-        if (!attempt([&] { as_product(a, b, y, options, finish, true); })) {
-            as_product(a, b, y, options, finish, false);
+        const bool may_fuse = epilogue.applied == Applied::fused || epilogue.empty();
+        if (!may_fuse || !attempt([&] { as_product(a, b, y, options, epilogue, true); })) {
+            as_product(a, b, y, options, epilogue, false);
         }
     });
 }
 
 void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
-                        const Finish& finish, bool on_the_way) {
+                        const Epilogue& epilogue, bool fused) {
     const ElementType type = options.type;
-    const bool has_bias = on_the_way && finish.bias;
+    const bool has_bias = fused && epilogue.bias;
     const std::int64_t y_rows = count(y.batch) * y.rows;
-    const ElementType y_type = on_the_way ? type : finish_after(finish, {y_rows, y.columns, 1}, type);
-    const dnnl::post_ops chain = on_the_way ? finish.chain() : dnnl::post_ops();
+    const ElementType y_type = fused ? type : apply_after(epilogue, {y_rows, y.columns, 1}, type);
+    const dnnl::post_ops chain = fused ? epilogue.post_ops() : dnnl::post_ops();
     const double work = static_cast<double>(y_rows * y.columns) * static_cast<double>(a.columns);
-    const bool may_add = type == ElementType::f32 && finish.empty();
+    const bool may_add = type == ElementType::f32 && epilogue.empty();
     const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work) : 1, may_add);
     sum_partials(pieces.back().partial + 1);
     // The packed form of b is one for all pieces.

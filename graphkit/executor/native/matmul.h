@@ -1,7 +1,6 @@
 // Matrix products in ONNX's (numpy's) sense.
 #pragma once
 
-#include "finishing.h"
 #include "product.h"
 
 namespace graphkit {
@@ -10,7 +9,7 @@ struct MatMulOptions {
     bool transpose_a = false;  // swap the last two dimensions of an operand; no effect on vectors
     bool transpose_b = false;
     std::optional<Dims> bias;  // shape of a third input, added after scaling; broadcasts to the result
-    float alpha = 1;           // result = alpha * a b + beta * bias, then the epilogue
+    float alpha = 1;           // result = alpha * a b + beta * bias, then the epilogue's activation and residual
     float beta = 1;
     ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
     Epilogue epilogue;         // its residual is the last input, of the result's shape
@@ -30,9 +29,9 @@ class MatMul final : public LibraryKernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    // With what follows the product done by the library on the way, else in steps of its own.
+    // With the epilogue fused, else in a pass of its own.
     void as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
-                    const Finish& finish, bool on_the_way);
+                    const Epilogue& epilogue, bool fused);
     void spread_bias(const float* bias, float* y) const;
 
     std::size_t zeros_ = 0;  // elements that stand for a and b when they have none but the result has

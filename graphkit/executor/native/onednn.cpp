@@ -5,41 +5,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <unordered_map>
-
-#include "finishing.h"
 
 namespace graphkit {
 namespace {
 
-using dnnl::algorithm;
 using dnnl::memory;
 
 const dnnl::stream& stream() {
     static const dnnl::stream only(engine());
     return only;
-}
-
-const std::unordered_map<std::string, algorithm>& activation_kinds() {
-    static const std::unordered_map<std::string, algorithm> table{
-        {"relu", algorithm::eltwise_relu},
-        {"tanh", algorithm::eltwise_tanh},
-        {"sigmoid", algorithm::eltwise_logistic},
-        {"gelu", algorithm::eltwise_gelu_erf},
-        {"gelu_tanh", algorithm::eltwise_gelu_tanh},
-        {"swish", algorithm::eltwise_swish},
-        {"hard_swish", algorithm::eltwise_hardswish},
-        {"hard_sigmoid", algorithm::eltwise_hardsigmoid},
-        {"elu", algorithm::eltwise_elu},
-        {"clip", algorithm::eltwise_clip},
-        {"softplus", algorithm::eltwise_soft_relu},
-        {"abs", algorithm::eltwise_abs},
-        {"sqrt", algorithm::eltwise_sqrt},
-        {"exp", algorithm::eltwise_exp},
-        {"square", algorithm::eltwise_square},
-        {"linear", algorithm::eltwise_linear},
-    };
-    return table;
 }
 
 void set_handle(memory& target, const void* data) {
@@ -110,14 +84,6 @@ void rethrow(const Kernel& kernel, const dnnl::error& error) {
         throw Unsupported(message);
     }
     throw NativeError(message);
-}
-
-algorithm algorithm_of(const Activation& activation) {
-    const auto found = activation_kinds().find(activation.kind);
-    if (found == activation_kinds().end()) {
-        throw NativeError("there is no activation '" + activation.kind + "'");
-    }
-    return found->second;
 }
 
 const dnnl::engine& engine() {
@@ -281,16 +247,18 @@ void LibraryKernel::restart() {
     operations_.clear();
     by_extents_.clear();
     pieces_.clear();
-    finishing_.reset();
+    pass_.reset();
+    apart_ = false;
 }
 
-ElementType LibraryKernel::finish_after(const Finish& finish, const Dims& shape, ElementType type) {
-    if (finish.empty()) {
+ElementType LibraryKernel::apply_after(const Epilogue& epilogue, const Dims& shape, ElementType type) {
+    if (epilogue.empty()) {
         return type;
     }
-    const Team team(library_threads());
-    finishing_ = std::make_unique<Finishing>(finish, shape, type);
-    return finishing_->apart() ? ElementType::f32 : type;
+    apart_ = epilogue.residual != 0 || type != ElementType::f32;
+    const ElementType product = apart_ ? ElementType::f32 : type;
+    pass_ = std::make_unique<Pointwise>(epilogue.pass(shape, product, type), threads());
+    return product;
 }
 
 std::int64_t LibraryKernel::pieces_for(double multiply_adds) const {
@@ -338,10 +306,10 @@ LibraryKernel::Places LibraryKernel::places() const {
         places.operations += aligned(partials_ * output_bytes(i));
     }
     places.product = places.operations;
-    places.operations += finishing_ ? finishing_->product_bytes() : 0;
+    places.operations += apart_ ? aligned(static_cast<std::size_t>(count(outputs_[0].shape)) * sizeof(float)) : 0;
     const std::size_t own = places.each * (deterministic_ ? static_cast<std::size_t>(threads()) : 1);
     places.end = places.operations + std::max({own, conversion_ ? aligned(conversion_->scratch_bytes()) : 0,
-                                               finishing_ ? aligned(finishing_->scratch_bytes()) : 0});
+                                               pass_ ? aligned(pass_->scratch_bytes()) : 0});
     return places;
 }
 
@@ -356,19 +324,19 @@ void LibraryKernel::run(const void* const* inputs, void* const* outputs, std::by
         }
         return;
     }
-    if (residual_ >= 0 && inputs[residual_] != outputs[0]) {
-        copy(outputs[0], inputs[residual_], output_bytes(0));
-    }
-    guarded(*this, [&] {
-        if (!finishing_) {
-            run_pieces(inputs, outputs, scratch);
-            return;
+    if (!pass_) {
+        if (residual_ >= 0 && inputs[residual_] != outputs[0]) {
+            copy(outputs[0], inputs[residual_], output_bytes(0));
         }
-        const Places at = places();
-        void* product = finishing_->apart() ? scratch + at.product : outputs[0];
-        run_pieces(inputs, &product, scratch);
-        finishing_->run(product, inputs_.size() > 2 ? inputs[2] : nullptr, outputs[0], scratch + at.operations);
-    });
+        guarded(*this, [&] { run_pieces(inputs, outputs, scratch); });
+        return;
+    }
+    const Places at = places();
+    void* product = apart_ ? scratch + at.product : outputs[0];
+    guarded(*this, [&] { run_pieces(inputs, &product, scratch); });
+    const void* operands[] = {product, inputs_.size() > 2 ? inputs[2] : nullptr,
+                              residual_ >= 0 ? inputs[residual_] : outputs[0]};
+    pass_->run(operands, outputs, scratch + at.operations);
 }
 
 void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, std::byte* scratch) const {

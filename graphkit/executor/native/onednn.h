@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "choice.h"
+#include "epilogue.h"
 #include "kernel.h"
 #include "threads.h"
 
@@ -19,24 +20,6 @@ namespace graphkit {
 
 std::string onednn_version();
 std::string onednn_isa();
-
-// An elementwise function of a result: kind (relu, tanh, sigmoid, gelu, gelu_tanh, swish, hard_swish, hard_sigmoid, elu,
-// clip, softplus, abs, sqrt, exp, square, linear) and its alpha and beta, as oneDNN defines them.
-struct Activation {
-    std::string kind;
-    float alpha = 0;
-    float beta = 0;
-};
-
-// What happens to a result before it is stored: y = activation(result + residual), or with `residual_last`
-// y = activation(result) + residual.
-struct Epilogue {
-    std::optional<Activation> activation;
-    bool residual = false;
-    bool residual_last = false;
-};
-// The library's name. Throws NativeError for an unknown kind.
-dnnl::algorithm algorithm_of(const Activation& activation);
 
 const dnnl::engine& engine();
 
@@ -128,9 +111,6 @@ class Operation {
     std::shared_ptr<Pool> pool_ = std::make_shared<Pool>();
 };
 
-class Finishing;
-struct Finish;
-
 // Where one piece of a kernel's work lies: bytes from the beginning of each input and output.
 struct Piece {
     std::size_t operation = 0;  // of the kernel's operations: the one for extents like this piece's
@@ -155,7 +135,8 @@ class LibraryKernel : public Kernel {
     // The inverse of `pack`.
     void unpack(int input, const void* packed, void* plain) const;
     std::string implementation() const override;
-    bool deterministic() const { return deterministic_; }
+    // Whether the library does on the way what follows the product.
+    bool fuses() const { return !pass_ && !empty_; }
 
   protected:
     // Threads that the library may use within one operation.
@@ -188,13 +169,13 @@ class LibraryKernel : public Kernel {
             return false;
         }
     }
-    // The operations make the product alone, and steps of their own do the rest; the bias is input 2. `shape` is that
+    // The operations make the product alone, and a pass behind it does the rest; the bias is input 2. `shape` is that
     // of a row-major result, [outer, channels, inner]. Returns the element type that the operations have to write.
-    ElementType finish_after(const Finish& finish, const Dims& shape, ElementType type);
+    ElementType apply_after(const Epilogue& epilogue, const Dims& shape, ElementType type);
     // Every operation wants the whole of input 1 in this layout. It comes so when it is `packed`, else it is brought
     // into it once a run.
     void share_weights(const dnnl::memory::desc& given, const dnnl::memory::desc& wanted, bool packed);
-    // The outputs are float32 and start as a copy of this input.
+    // This input is the residual; else it is what the output holds when the run starts.
     void accumulate(std::size_t input) { residual_ = static_cast<int>(input); }
     // The outputs are the sums, one after the other, of so many float32 results.
     void sum_partials(std::size_t count) { partials_ = count; }
@@ -204,7 +185,7 @@ class LibraryKernel : public Kernel {
     bool empty_ = false;  // every output is zero
 
   private:
-    // The working memory: converted weights, partial results, the product that is not finished, then that of
+    // The working memory: converted weights, partial results, the product before its epilogue, then that of
     // operations, for each thread.
     struct Places {
         std::size_t weights = 0;
@@ -226,7 +207,8 @@ class LibraryKernel : public Kernel {
     std::vector<Piece> pieces_;
     std::size_t partials_ = 1;
     int residual_ = -1;
-    std::unique_ptr<Finishing> finishing_;
+    std::unique_ptr<Pointwise> pass_;  // the epilogue, where operations do not apply it
+    bool apart_ = false;               // the product lies in float32 beside the result, else in its place
     std::optional<Operation> conversion_;  // of the weights, where they do not come as operations want them
     dnnl::memory::desc weights_given_;
     dnnl::memory::desc weights_wanted_;
