@@ -656,6 +656,7 @@ class Epilogue:
         beta: float = 0,
         residual: bool = False,
         residual_last: bool = False,
+        fused: bool = True,
     ) -> None: ...
 
 class MatMul(Kernel):

@@ -6,13 +6,15 @@
 namespace graphkit {
 namespace {
 
-Epilogue epilogue(const std::string& activation, float alpha, float beta, bool residual, bool residual_last) {
+Epilogue epilogue(const std::string& activation, float alpha, float beta, bool residual, bool residual_last,
+                  bool fused) {
     Epilogue made;
     if (!activation.empty()) {
         made.activation = Activation{activation, alpha, beta};
     }
     made.residual = residual ? 1.0F : 0.0F;
     made.residual_last = residual_last;
+    made.applied = fused ? Applied::fused : Applied::after;
     return made;
 }
 
@@ -46,12 +48,17 @@ void bind_convolution(nb::module_& m, const char* name) {
 }  // namespace
 
 void bind_onednn(nb::module_& m) {
-    nb::class_<Epilogue>(m, "Epilogue", "What happens to a result before it is stored.")
+    nb::class_<Epilogue>(m, "Epilogue",
+                         "What happens to a product before it is stored: an activation with oneDNN's alpha and beta, the "
+                         "sum with a residual before it or last. Not `fused`: in a pass of graphkit's own.")
         .def(
             "__init__",
             [](Epilogue* self, const std::string& activation, float alpha, float beta, bool residual,
-               bool residual_last) { new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last)); },
-            "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false);
+               bool residual_last, bool fused) {
+                new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last, fused));
+            },
+            "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false,
+            "fused"_a = true);
 
     nb::class_<Watched<MatMul>, Kernel>(m, "MatMul")
         .def(

@@ -173,21 +173,6 @@ int thread_number() {
     return omp_get_thread_num();
 }
 
-bool team_raised_invalid() {
-#ifdef _OPENMP
-    if (team_size() > 1) {
-        std::atomic<bool> raised = false;
-#pragma omp parallel
-        if (invalid_raised()) {
-            raised.store(true, std::memory_order_relaxed);
-            set_invalid(false);
-        }
-        return raised;
-    }
-#endif
-    return invalid_raised();
-}
-
 void work_alone() {
     alone = true;
     omp_set_num_threads(1);

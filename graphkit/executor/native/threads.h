@@ -81,10 +81,6 @@ void on_team(Body&& body) {
 #endif
 }
 
-// Whether an operation was invalid on any thread of the team, in regions of others than `on_team`, since this was asked
-// last; on the calling thread, since its flag was set to false.
-bool team_raised_invalid();
-
 // Calls body(begin, end) for contiguous parts of [0, items), one for each thread; `nanoseconds` is the cost of one item.
 // Boundaries are multiples of `grain`. The body must not throw.
 template <typename Body>

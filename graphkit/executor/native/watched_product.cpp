@@ -5,7 +5,7 @@
 #include <limits>
 #include <new>
 
-#include "invalid_flag.h"
+#include "invalid_watch.h"
 #include "row_table.h"
 
 namespace graphkit {
@@ -91,9 +91,9 @@ void WatchedProduct::run(const void* const* inputs, void* const* outputs, std::b
     const bool overwrites = epilogue_.residual != 0 && inputs[3] == outputs[0];
     const bool fits = !overwrites || all_finite(inputs[3], inputs_[3], threads());
     if (fits) {
-        set_invalid(false);
+        const InvalidWatch watch;
         product_->run(inputs, outputs, scratch);
-        if (!team_raised_invalid()) {
+        if (!watch.raised()) {
             return;
         }
     }
