@@ -648,6 +648,8 @@ class Dropout(Kernel):
 class RngFoldIn(Kernel):
     def __init__(self, index: _Dims, index_dtype: str) -> None: ...
 
+def onednn_regions_are_watched() -> bool: ...
+
 class Epilogue:
     def __init__(
         self,

@@ -1,5 +1,6 @@
 #include "bindings.h"
 #include "convolution.h"
+#include "invalid_watch.h"
 #include "matmul.h"
 #include "watched_product.h"
 
@@ -48,6 +49,8 @@ void bind_convolution(nb::module_& m, const char* name) {
 }  // namespace
 
 void bind_onednn(nb::module_& m) {
+    m.def("onednn_regions_are_watched", &sees_library_regions,
+          "Whether a parallel region of oneDNN has told this process what was invalid in it; else the team is asked.");
     nb::class_<Epilogue>(m, "Epilogue",
                          "What happens to a product before it is stored: an activation with oneDNN's alpha and beta, the "
                          "sum with a residual before it or last. Not `fused`: in a pass of graphkit's own.")

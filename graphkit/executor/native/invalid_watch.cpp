@@ -1,8 +1,8 @@
-// The processor keeps a flag for each thread, which only that thread can read, and a region of its own to ask the team
-// costs as much as a small product; much more where other processes keep the team's threads from running. So the
-// library's regions end with the question: the functions by which it starts and ends them are defined here, before
-// OpenMP's own in the order in which the linker looks them up for this module and what it is linked to. Where that order
-// is another one, or the library was compiled to call other functions, the team is asked after all.
+// Each thread has a flag of its own, which only that thread can read. To ask the team afterwards takes a parallel region,
+// as long as a small product, and much longer where other processes keep the team from running. So each thread looks
+// when its part of the library's region is done: the functions of OpenMP that begin and end a region are defined here
+// too, and the linker comes by this module first when it looks them up for the library. Where it finds them elsewhere
+// first, or the library calls others, the team is asked after all.
 #include "invalid_watch.h"
 
 #include <atomic>
@@ -10,31 +10,24 @@
 #include "invalid_flag.h"
 #include "threads.h"
 
+#if defined(__linux__) && defined(_OPENMP)
+#define GRAPHKIT_SEES_REGIONS 1
+#include <dlfcn.h>
+#endif
+
 namespace graphkit {
 namespace {
 
-// A region of the library has been seen here.
 std::atomic<bool> sees_regions{false};
 
+// What a thread lets the team do.
 struct Region {
     void (*body)(void*) = nullptr;
     void* data = nullptr;
-    int depth = 0;  // of regions inside one another, on the thread that starts them
+    int depth = 0;  // of regions inside one another
     std::atomic<bool> invalid{false};
 };
-thread_local Region region;
-
-#if defined(__linux__) && defined(_OPENMP)
-// On each thread but the one that starts the region, which runs the body itself.
-void run_body(void* started) {
-    Region& here = *static_cast<Region*>(started);
-    set_invalid(false);
-    here.body(here.data);
-    if (invalid_raised()) {
-        here.invalid.store(true, std::memory_order_relaxed);
-    }
-}
-#endif
+constinit thread_local Region region;
 
 bool team_raised_invalid() {
     std::atomic<bool> raised = false;
@@ -48,6 +41,24 @@ bool team_raised_invalid() {
     return raised;
 }
 
+#ifdef GRAPHKIT_SEES_REGIONS
+// On the threads of the team but the one that begins the region, which calls the body itself.
+void run_body(void* begun) {
+    Region& here = *static_cast<Region*>(begun);
+    set_invalid(false);
+    here.body(here.data);
+    if (invalid_raised()) {
+        here.invalid.store(true, std::memory_order_relaxed);
+    }
+}
+
+// The function of OpenMP that the one of this name here stands before.
+template <typename Function>
+Function* following(const char* name) {
+    return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
+}
+#endif
+
 }  // namespace
 
 InvalidWatch::InvalidWatch() {
@@ -59,45 +70,34 @@ bool InvalidWatch::raised() const {
     if (invalid_raised() || region.invalid.load(std::memory_order_relaxed)) {
         return true;
     }
-    return team_size() > 1 && !sees_regions.load(std::memory_order_relaxed) && team_raised_invalid();
+    return team_size() > 1 && !sees_library_regions() && team_raised_invalid();
+}
+
+bool sees_library_regions() {
+    return sees_regions.load(std::memory_order_relaxed);
 }
 
 }  // namespace graphkit
 
-#if defined(__linux__) && defined(_OPENMP)
-#include <dlfcn.h>
-
-namespace graphkit {
-namespace {
-
-template <typename Function>
-Function* next_in_order(const char* name) {
-    return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
-}
-
-}  // namespace
-}  // namespace graphkit
-
+#ifdef GRAPHKIT_SEES_REGIONS
 extern "C" {
-__attribute__((visibility("default"))) void GOMP_parallel_start(void (*body)(void*), void* data, unsigned threads);
-__attribute__((visibility("default"))) void GOMP_parallel_end();
 
-void GOMP_parallel_start(void (*body)(void*), void* data, unsigned threads) {
+__attribute__((visibility("default"))) void GOMP_parallel_start(void (*body)(void*), void* data, unsigned threads) {
     using namespace graphkit;
-    static const auto next = next_in_order<void(void (*)(void*), void*, unsigned)>("GOMP_parallel_start");
+    static const auto begin = following<void(void (*)(void*), void*, unsigned)>("GOMP_parallel_start");
     if (region.depth++ > 0) {
-        next(body, data, threads);
+        begin(body, data, threads);
         return;
     }
     sees_regions.store(true, std::memory_order_relaxed);
     region.body = body;
     region.data = data;
-    next(run_body, &region, threads);
+    begin(run_body, &region, threads);
 }
 
-void GOMP_parallel_end() {
-    static const auto next = graphkit::next_in_order<void()>("GOMP_parallel_end");
-    next();
+__attribute__((visibility("default"))) void GOMP_parallel_end() {
+    static const auto end = graphkit::following<void()>("GOMP_parallel_end");
+    end();
     --graphkit::region.depth;
 }
 }

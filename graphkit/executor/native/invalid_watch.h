@@ -11,4 +11,7 @@ class InvalidWatch {
     bool raised() const;
 };
 
+// Whether a region of the library has been watched in this process. Where it has not, the team has to be asked.
+bool sees_library_regions();
+
 }  // namespace graphkit

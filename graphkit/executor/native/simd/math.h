@@ -252,7 +252,8 @@ inline Vector<float> erf(Vector<float> x) {
 inline Vector<float> gelu(Vector<float> x) {
     constexpr float kRootHalf = 0x1.6a09e6p-1F;
     const Vector<float> y = magnitude<float>(x);
-    const Vector<float> bounded = at_most<float>(y, 14.4F);
+    // Where the tail is lost in 1, or too small for a number, it is not taken so far that it gets subnormal: that is slow.
+    const Vector<float> bounded = (x < 0.0F) & (y <= 14.4F) ? y : at_most<float>(y, 6.0F);
     const Square square = exact_square(bounded);
     const Vector<float> density = exp_of_negative<float>(square.high * -0.5F) * (1.0F - square.low * 0.5F);
     const Vector<float> tail = density * scaled_erfc(bounded * kRootHalf) * 0.5F;
