@@ -71,7 +71,7 @@ class Targets:
             return
         if array.dtype.kind == "i":
             # A negative number is a very large one without its sign: one pass over the array in place of two.
-            fits = array.view(f"u{array.itemsize}").max() <= limit
+            fits = int(array.view(f"u{array.itemsize}").max()) <= limit
         else:
             fits = not (array.min() < 0 or array.max() > limit)
         if not fits:
