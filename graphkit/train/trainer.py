@@ -1,4 +1,9 @@
-"""Trainer: a model, a loss and an optimizer as programs that run step by step."""
+"""Trainer: a model, a loss and an optimizer as programs that run step by step.
+
+What it is made of: `step` writes forward, loss, backward and update as graphs, `stepper` runs them on a batch and keeps
+what waits for the next one, `fit` goes through epochs of batches from wherever `position` says that a run stands, and
+`saving` takes all of it to a folder and back.
+"""
 
 from __future__ import annotations
 

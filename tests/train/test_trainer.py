@@ -190,3 +190,25 @@ def test_the_split_programs_share_their_sums():
     assert sums == {n for n in update.input_names if n.endswith(steps.GRADIENT_SUM)} == {
         "fc_weight/gradient_sum", "fc_bias/gradient_sum"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("lr", [0.25, gk.optim.Step(0.5, every=2, factor=0.5)], ids=["number", "schedule"])
+def test_the_rate_of_an_update_is_that_of_the_optimizer_at_the_count(lr):
+    """Both may be set between two steps: the count to go elsewhere on a schedule, the optimizer for another rate."""
+    optimizer = gk.optim.SGD(lr)
+    assert [optimizer.rate(n) for n in range(5)] == [optimizer.schedule(n) for n in range(5)]
+    net = linear_model()
+    trainer = gk.Trainer(net, "mse", optimizer, threads=1)
+    x, t = batch()
+
+    def moved():
+        weight, bias = net.params["fc_weight"].copy(), net.params["fc_bias"].copy()
+        trainer.step(x, t)
+        return (weight - net.params["fc_weight"]) / mse_gradients(weight, bias, x, t)[0]
+
+    np.testing.assert_allclose(moved(), optimizer.schedule(0), rtol=1e-3)
+    trainer.updates = 4
+    np.testing.assert_allclose(moved(), optimizer.schedule(4), rtol=1e-3)
+    assert trainer.updates == 5
+    trainer.optimizer = gk.optim.SGD(0.0625)
+    np.testing.assert_allclose(moved(), 0.0625, rtol=1e-3)
