@@ -178,6 +178,32 @@ def test_pass_equals_fused(name: str, dtype: str, threads: int) -> None:
         np.testing.assert_allclose(*results, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["relu", "clip", "hard_sigmoid", "gelu"])
+def test_sum_in_the_place_of_its_residual(kind: str, last: bool, dtype: str) -> None:
+    """NaN and infinities of the product, and then of the residual as well, which the fused sum has overwritten."""
+    make, *shapes = products(dtype)["convolution, channels last"]
+    rng = np.random.default_rng(8)
+    kinds = np.float32 if dtype == "float32" else BFLOAT16
+    x, w, bias, residual = (rng.standard_normal(shape).astype(kinds) for shape in shapes)
+    x.reshape(-1)[[0, 300, 500]] = np.nan, np.inf, -np.inf
+    alpha, beta = {"clip": (-0.5, 6), "hard_sigmoid": (FIFTH, 0.5)}.get(kind, (0, 0))
+    kernel, after = (
+        make(epilogue=native.Epilogue(kind, alpha, beta, residual=True, residual_last=last, fused=fused))
+        for fused in (True, False)
+    )
+    for what in ("finite", "infinite"):
+        if what == "infinite":
+            residual.reshape(-1)[[1, 301, 700]] = np.inf, -np.inf, np.nan
+        expected, inplace = np.empty(shapes[3], kinds), residual.copy()
+        after([x, w, bias, residual], [expected])
+        kernel([x, w, bias, inplace], [inplace])
+        assert np.isnan(expected.astype(np.float32)).any()
+        tolerance = 1e-5 if dtype == "float32" else 3e-2
+        np.testing.assert_allclose(inplace.astype(np.float32), expected.astype(np.float32), tolerance, tolerance)
+
+
 def test_scaled_product() -> None:
     """alpha * a b + beta * bias, as Gemm has them, with an activation: fused and in a pass."""
     rng = np.random.default_rng(6)
