@@ -175,7 +175,7 @@ def test_pass_equals_fused(name: str, dtype: str, threads: int) -> None:
                 kernel([x, w, bias, inplace], [inplace])
                 np.testing.assert_array_equal(inplace.astype(np.float32), results[-1])
         tolerance = 1e-5 if dtype == "float32" else 3e-2
-        np.testing.assert_allclose(*results, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(results[1], results[0], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
