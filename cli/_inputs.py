@@ -18,7 +18,7 @@ from graphkit.ir.types import Type
 from graphkit.model import Model
 
 
-def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Images | None = None) -> Feeds:
+def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images: Images) -> Feeds:
     """Arrays for every input of `model`; guessed dimensions are announced on stderr."""
     given, shapes = parse_inputs(model.input_types, texts, images)
     feeds = make_feeds(model, fill, given=given, shapes=shapes, seed=seed)
@@ -29,10 +29,11 @@ def feeds_for(model: Model, texts: tuple[str, ...], fill: str, seed: int, images
 
 @dataclass(frozen=True)
 class Batch:
-    """What the command line says about the arrays of one batch: texts as for `parse_inputs`, the size of symbolic
-    leading dimensions, and how the rest is filled."""
+    """What the command line says about the arrays of one batch: texts and images as for `parse_inputs`, the size of
+    symbolic leading dimensions, and how the rest is filled."""
 
     texts: tuple[str, ...]
+    images: Images
     size: int | None
     fill: str
     seed: int
@@ -40,7 +41,7 @@ class Batch:
     def arrays(self, subject: Any, names: Sequence[str]) -> dict[str, Any]:
         """Arrays for the inputs `names` of a Model or Trainer; guessed dimensions are announced on stderr."""
         types = {subject.graph.name_of(v): v.type for v in subject.graph.inputs}
-        given, known = parse_inputs({name: types[name] for name in names}, self.texts)
+        given, known = parse_inputs({name: types[name] for name in names}, self.texts, self.images)
         for name in (*given, *known):
             if name not in names:
                 raise InputError(f"no input {name!r}{did_you_mean(name, names)}")
@@ -54,7 +55,7 @@ class Batch:
 
 
 def parse_inputs(
-    inputs: Mapping[str, Type], texts: tuple[str, ...], images: Images | None = None
+    inputs: Mapping[str, Type], texts: tuple[str, ...], images: Images
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Arrays and shapes by input name. `NAME=FILE.npz` takes the array of that name, or the only one in the file;
     `FILE.npz` alone takes every array whose name is an input's; `NAME=FILE.png` decodes a picture as `images` says."""
@@ -74,7 +75,7 @@ def parse_inputs(
             if Path(path).suffix.lower() in SUFFIXES:
                 if name not in inputs:
                     raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
-                given[name] = (images or Images()).read(Path(path), name, inputs[name])
+                given[name] = images.read(Path(path), name, inputs[name])
             else:
                 given[name] = _array(Path(path), name)
         elif text.endswith(".npz"):

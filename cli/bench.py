@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from graphkit.cli._images import image_options, images_of
 from graphkit.cli._inputs import Batch
 from graphkit.cli._options import (
     device_options,
@@ -53,6 +54,7 @@ Calls = dict[str, Callable[[], object]]
 )
 @click.option("--rtol", type=click.FloatRange(min=0), default=None, help="Relative tolerance of the outputs.")
 @click.option("--atol", type=click.FloatRange(min=0), default=None, help="Absolute tolerance of the outputs.")
+@image_options
 @device_options
 @external_root_option
 @json_option
@@ -60,6 +62,7 @@ def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, against: str | None, batch: int | None,
     runs: int | None, training: bool, loss: str, optimizer: str, recompute: str | int | None, trace: str | None,
     rtol: float | None, atol: float | None, device: str, threads: int | None, external_root: str | None, as_json: bool,
+    **image: Any,
 ) -> int:  # fmt: skip
     """Time MODEL: percentiles of graphkit's runs and of ONNX Runtime's, and how many times as fast graphkit is.
 
@@ -81,7 +84,7 @@ def command(
     net = read_model(model, external_root)
     threads = config.num_threads(threads)
     result: dict[str, Any] = {"model": net.name, "device": device, "threads": threads}
-    given = Batch(inputs, batch, fill, seed)
+    given = Batch(inputs, images_of(image), batch, fill, seed)
     if training:
         calls = _training(net, result, given, loss, optimizer, recompute)
     else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
+from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
@@ -29,11 +31,12 @@ from graphkit.passes.to_training import to_inference
 @click.option(
     "--verify/--no-verify", "check", default=True, show_default=True, help="Compare the file with ONNX Runtime."
 )
+@image_options
 @external_root_option
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,
-    check: bool, external_root: str | None, as_json: bool,
+    check: bool, external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write MODEL (.json, .onnx or a training folder) as standard ONNX, and prove that it computes the same.
 
@@ -56,7 +59,7 @@ def command(
         from graphkit.checks.verify import verify
         from graphkit.cli._inputs import feeds_for
 
-        report = verify(net, feeds_for(net, inputs, fill, seed).arrays, against=output)
+        report = verify(net, feeds_for(net, inputs, fill, seed, images_of(image)).arrays, against=output)
         print_report(report, as_json)
         return 0 if report.passed else 1
     if as_json:

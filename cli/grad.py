@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
+from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.errors import UsageError
@@ -39,12 +41,13 @@ from graphkit.errors import UsageError
 @click.option(
     "--check", is_flag=True, help="Compare with numeric differentiation in float64. Exit code 1: they differ."
 )
+@image_options
 @external_root_option
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...],
     wrt: tuple[str, ...], straight_through: bool, output: str | None, constants: bool, together: bool, check: bool,
-    external_root: str | None, as_json: bool,
+    external_root: str | None, as_json: bool, **image: Any,
 ) -> int:  # fmt: skip
     """Write the graph that computes the gradients of MODEL, or check them numerically.
 
@@ -80,7 +83,7 @@ def command(
     from graphkit.checks.gradcheck import check_gradient
     from graphkit.cli._inputs import feeds_for
 
-    feeds = feeds_for(net, inputs, fill, seed)
+    feeds = feeds_for(net, inputs, fill, seed, images_of(image))
     report = check_gradient(net, feeds.arrays, of=list(of) or None, wrt=list(wrt) or None, together=together)
     if as_json:
         print_json("grad", result | asdict(report) | {"passed": report.passed})

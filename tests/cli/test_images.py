@@ -84,6 +84,27 @@ def test_normalisation(seen, photo):
     np.testing.assert_allclose(seen([1, 6, 8, 3], "float32", photo, *options)[0], wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "-o", "out.onnx"),
+        ("grad", "--wrt", "x", "--check"),
+        ("bench", "--against", "nothing", "--runs", "1"),
+        ("verify",),
+    ],
+    ids=lambda c: c[0],
+)
+def test_every_command_that_takes_inputs_takes_pictures(call, photo, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    gk.Model({"y": gk.sqrt(gk.abs(gk.input("x", ["N", "C", "H", "W"]) + 2.0))}).save("net.onnx")
+    name, *options = command
+    code, _, err = call(name, "net.onnx", f"x={photo}", *options)
+    assert code == 2
+    assert "--image-layout NCHW or NHWC" in err
+    code, _, err = call(name, "net.onnx", f"x={photo}", "--image-layout", "NCHW", "--image-mean", "0.5", *options)
+    assert code == 0, err
+
+
 def test_a_layout_that_the_shape_leaves_open(seen, call, photo, tmp_path):
     for shape in (["N", "C", "H", "W"], [1, 3, 8, 3]):
         gk.Model({"y": gk.identity(gk.input("x", shape))}).save(tmp_path / "open.json")
