@@ -51,7 +51,7 @@ def test_two_hundred_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(packed) <= 6
     gc.collect()
     weights = exe._packed
-    assert sum(isinstance(o, Program) and o.packed is weights for o in gc.get_objects()) == PROGRAM_LIMIT
+    assert sum(type(o) is Program and o.packed is weights for o in gc.get_objects()) == PROGRAM_LIMIT
     del exe
     gc.collect()
-    assert not any(isinstance(o, Program) and o.packed is weights for o in gc.get_objects())
+    assert not any(type(o) is Program and o.packed is weights for o in gc.get_objects())
