@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -10,6 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+# A job in the background ignores Ctrl-C, and its children with it, unless it is told otherwise; tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
