@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import importlib.resources
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,14 @@ def test_every_public_name_exists():
 def test_an_unknown_name_suggests_one():
     with pytest.raises(AttributeError, match="did you mean 'relu'"):
         gk.rellu  # noqa: B018
+
+
+def test_processes_of_tests_see_the_installed_package():
+    """Python puts the current folder before it for -c and -m, unless -P says no: sources without the extension."""
+    call = re.compile(r"sys\.executable,[^\]]*?\"-[cm]\"")
+    for file in Path(__file__).parent.rglob("*.py"):
+        for found in call.findall(file.read_text()):
+            assert '"-P"' in found, f"{file.name}: {found}"
 
 
 def test_metadata_and_type_marker():

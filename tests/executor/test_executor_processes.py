@@ -107,7 +107,7 @@ print(grown(8, lengths) < 16, grown(200, lambda: compiled(2)) < 16)
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     # Elsewhere, so that the installed package is found rather than sources beside.
-    command = [sys.executable, "-c", HEAD + script]
+    command = [sys.executable, "-P", "-c", HEAD + script]
     with tempfile.TemporaryDirectory() as folder:
         return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
 

@@ -84,7 +84,7 @@ def test_processes_share_a_folder(folder: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); import test_plan_cache as t; import graphkit as gk\n"
         "print(t.network().compile(threads=1).plan.arena_bytes)"
     )
-    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
+    command = [sys.executable, "-P", "-c", script, str(Path(__file__).parent)]
     # Elsewhere, so that the installed package is found rather than sources beside.
     elsewhere = folder.parent
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=elsewhere) for _ in range(4)]

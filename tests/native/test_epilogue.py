@@ -242,5 +242,5 @@ def test_regions_of_the_library_tell_what_was_invalid(before: str) -> None:
     """Where another OpenMP comes first, the team is asked instead: in a process of its own, which other libraries have
     not loaded theirs into."""
     script = before + "\n" + WATCHED
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ("True" if not before else "False")
