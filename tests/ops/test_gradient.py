@@ -34,6 +34,10 @@ def differentiable_cases() -> list[Case]:
 
 CASES = differentiable_cases()
 
+# Gradients of recurrent layers are long graphs: their own gradients once more are minutes of work.
+LONG = ("GRUGrad", "GRUWalkGrad", "LSTMGrad", "LSTMWalkGrad", "RNNGrad", "RNNWalkGrad")
+TWICE = [pytest.param(c, marks=pytest.mark.full) if c.name.startswith(LONG) else c for c in CASES]
+
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-gradient")
 def test_gradient(case: Case) -> None:
@@ -44,7 +48,7 @@ def test_gradient(case: Case) -> None:
     assert report.passed, str(report)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-second_order")
+@pytest.mark.parametrize("case", TWICE, ids=lambda c: f"{c.name}-second_order")
 def test_second_order(case: Case) -> None:
     """The gradient graph differentiated again, in inputs and in the gradients of outputs."""
     graph = case.graph()
