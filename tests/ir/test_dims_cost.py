@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from graphkit.errors import TypeMismatch
-from graphkit.ir import dims
+from graphkit.ir import bounds, dims
 from graphkit.ir.bounds import lower_bound, never_below
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import TensorType
@@ -211,7 +211,9 @@ BUILDERS = [
 
 
 def inference_and_binding(build: Callable[[int], Any], n: int) -> int:
-    """Calls to infer the graph's types, and to infer them again on inputs of known sizes."""
+    """Calls to infer the graph's types, and to infer them again on inputs of known sizes; no earlier graph helps."""
+    for cached in (bounds._searched, dims._atom_text, dims._named):
+        cached.cache_clear()
     count, result = calls(lambda: build(n))
     inputs = list({v: None for node in topological([result]) for v in node.operands if v.is_input})
     graph = Graph(inputs, [result])
@@ -232,8 +234,7 @@ def test_inference_is_linear(build: Callable[[int], Any]) -> None:
 @pytest.mark.parametrize("build", [strides_and_pads, scaled_again_and_again, slices_of_one_axis, broadcast_one_by_one])
 def test_inference_of_long_chains_is_linear(build: Callable[[int], Any]) -> None:
     small, large = inference_and_binding(build, 500), inference_and_binding(build, 2_000)
-    # A quadratic pass would make it 16; expressions that earlier graphs left in caches make the smaller one cheaper.
-    assert large <= 6 * small
+    assert large <= 4.5 * small
 
 
 def detections(classes: int) -> onnx.ModelProto:
