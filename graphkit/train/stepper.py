@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -193,7 +193,7 @@ class Stepper:
 
     def _raise(
         self, error: NotFinite | None, feeds: Mapping[str, Any], generator: tuple[int, int], position: Position | None
-    ) -> None:
+    ) -> NoReturn:
         """Raise what says where the loss comes from; error: None where another process has it."""
         where = f"update {self.updates + 1}"
         if position is not None:

@@ -283,10 +283,6 @@ class Trainer:
         """How many steps were not taken, with `on_nonfinite="skip"`."""
         return self._stepper.skipped
 
-    @skipped.setter
-    def skipped(self, count: int) -> None:
-        self._stepper.skipped = count
-
     @property
     def learning_rate(self) -> float:
         return self.optimizer.rate(self.updates)
