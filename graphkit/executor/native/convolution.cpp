@@ -17,6 +17,8 @@ constexpr auto kF32 = ElementType::f32;
 // Filters of a piece of the gradient of weights: whole vectors, and enough for what it reads.
 constexpr std::int64_t kFilterGrain = 16;
 constexpr std::int64_t kLeastFilters = 32;
+// Channels in the library's widest vectors of float32.
+constexpr std::int64_t kVectorChannels = 16;
 // From so many elements of the last axis on, another order of the axes is better than columns.
 constexpr std::int64_t kWideKernel = 12;
 // Rows of the result in a piece of an image.
@@ -459,7 +461,7 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
     const bool misreads = last && type == ElementType::bf16 &&
                           std::any_of(window.dilations.begin(), window.dilations.end(), [](auto d) { return d > 1; });
     // Of fewer channels than a vector has, its gradients of strided single elements write beyond their working memory.
-    const bool overruns = last && dw[1] < kFilterGrain &&
+    const bool overruns = last && dw[1] < kVectorChannels &&
                           std::all_of(dw.begin() + 2, dw.end(), [](auto k) { return k == 1; }) &&
                           std::any_of(window.strides.begin(), window.strides.end(), [](auto step) { return step > 1; });
     const Accepts accepts = [&](const std::string& name) {
