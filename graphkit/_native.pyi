@@ -4,6 +4,7 @@ The classes from Epilogue on are there when `has_onednn()`.
 """
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -722,6 +723,36 @@ class Deconvolution(Kernel):
         dtype: str = "float32",
         threads: int = 0,
     ) -> None: ...
+
+class TiledMethod(Enum):
+    winograd = ...
+    direct = ...
+
+class TiledConvolution(Kernel):
+    def __init__(
+        self,
+        x: Sequence[int],
+        w: Sequence[int],
+        y: Sequence[int],
+        window: Window,
+        method: TiledMethod,
+        *,
+        bias: bool = False,
+        epilogue: Epilogue = ...,
+        pack_weights: bool = False,
+        transposed: bool = False,
+        threads: int = 0,
+    ) -> None: ...
+    @staticmethod
+    def method(
+        x: Sequence[int],
+        w: Sequence[int],
+        y: Sequence[int],
+        window: Window,
+        *,
+        constant: bool,
+        transposed: bool = False,
+    ) -> TiledMethod | None: ...
 
 class ConvolutionBackwardData(Kernel):
     def __init__(

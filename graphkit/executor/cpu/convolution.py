@@ -1,4 +1,4 @@
-"""Convolutions, plain and fused, and their gradients through oneDNN."""
+"""Convolutions, plain and fused, and their gradients: through oneDNN, or by kernels of our own."""
 
 from __future__ import annotations
 
@@ -33,18 +33,13 @@ def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) 
     window = window_of((op.standard() if last else op).geometry(x, w))
     if window is None:
         return None
-    return kind(
-        x,
-        w,
-        y,
-        window,
-        bias=operand(node, 2) is not None,
-        epilogue=epilogue(node, residual=3),
-        pack_weights=1 in context.constant_inputs,
-        channels_last=last,
-        dtype=dtype,
-        **library_options(context),
-    )
+    packs = 1 in context.constant_inputs
+    options = dict(bias=operand(node, 2) is not None, epilogue=epilogue(node, residual=3), pack_weights=packs)
+    if kind is native.Convolution and last and dtype == "float32":
+        method = native.TiledConvolution.method(x, w, y, window, constant=packs)
+        if method is not None:
+            return native.TiledConvolution(x, w, y, window, method, threads=context.threads, **options)
+    return kind(x, w, y, window, channels_last=last, dtype=dtype, **options, **library_options(context))
 
 
 def _standard(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
@@ -143,12 +138,19 @@ def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
     window = window_of(op.geometry(dx, w))
     if window is None:
         return None
+    packs = 1 in context.constant_inputs
+    if last and dtype == "float32":
+        method = native.TiledConvolution.method(dy, w, dx, window, constant=packs, transposed=True)
+        if method is not None:
+            return native.TiledConvolution(
+                dy, w, dx, window, method, pack_weights=packs, transposed=True, threads=context.threads
+            )
     return native.ConvolutionBackwardData(
         dy,
         w,
         dx,
         window,
-        pack_weights=1 in context.constant_inputs,
+        pack_weights=packs,
         channels_last=last,
         dtype=dtype,
         **library_options(context),

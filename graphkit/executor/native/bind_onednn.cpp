@@ -2,6 +2,7 @@
 #include "convolution.h"
 #include "invalid_watch.h"
 #include "matmul.h"
+#include "tiled_convolution.h"
 #include "watched_product.h"
 
 namespace graphkit {
@@ -86,6 +87,21 @@ void bind_onednn(nb::module_& m) {
              "groups"_a = 1);
     bind_convolution<Convolution>(m, "Convolution");
     bind_convolution<Deconvolution>(m, "Deconvolution");
+    nb::enum_<TiledMethod>(m, "TiledMethod").value("winograd", TiledMethod::winograd).value("direct", TiledMethod::direct);
+    nb::class_<TiledConvolution, Kernel>(m, "TiledConvolution")
+        .def(
+            "__init__",
+            [](TiledConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
+               TiledMethod method, bool bias, Epilogue last, bool pack_weights, bool transposed, int threads) {
+                last.bias = bias;
+                new (self) TiledConvolution(x, w, y, window, {method, last, pack_weights, transposed}, threads);
+            },
+            "x"_a, "w"_a, "y"_a, "window"_a, "method"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
+            "pack_weights"_a = false, "transposed"_a = false, "threads"_a = 0, NoGil())
+        .def_static("method", &TiledConvolution::method, "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "constant"_a,
+                    "transposed"_a = false,
+                    "The method to compute this convolution with, of constant weights or not; None where the library's code "
+                    "is faster, and has no longer chains of sums.");
     nb::class_<ConvolutionBackwardData, Kernel>(m, "ConvolutionBackwardData")
         .def(
             "__init__",
