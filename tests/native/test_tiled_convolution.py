@@ -63,6 +63,10 @@ def run(kernel: Any, shape: tuple[int, ...], x: np.ndarray, w: np.ndarray, *othe
     return y
 
 
+def check(got: np.ndarray, expected: np.ndarray, scale: float) -> None:
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * scale)
+
+
 def pads(*sizes: int) -> dict[str, Any]:
     return {"pads": sizes}
 
@@ -107,7 +111,7 @@ def test_results(isa, method, e):
     for threads, packs in itertools.product((1, 2, 5), (False, True)):
         kernel = e.make(product.shape, method, bias=True, pack_weights=packs, threads=threads)
         assert kernel.implementation == f"{method}:{isa}"
-        np.testing.assert_allclose(run(kernel, plain.shape, e.x, e.w, e.bias), plain, rtol=0, atol=2e-6 * scale)
+        check(run(kernel, plain.shape, e.x, e.w, e.bias), plain, scale)
 
 
 @pytest.mark.parametrize("residual_last", [False, True])
@@ -122,7 +126,7 @@ def test_what_follows(isa, method, e, activation, residual_last):
     kernel = e.make(y, method, bias=True, epilogue=epilogue, pack_weights=True, threads=2)
     expected = function(product + e.bias) + residual if residual_last else function(product + e.bias + residual)
     got = run(kernel, product.shape, e.x, e.w, e.bias, residual)
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * np.abs(product).max())
+    check(got, expected, np.abs(product).max())
     assert kernel.inplace == [(3, 0)]
     packed = aligned_bytes(kernel.packed_bytes(1))
     kernel.pack(1, e.w, packed)
@@ -135,7 +139,7 @@ def test_a_slope_below_zero(isa):
     product = e.product()
     kernel = e.make(product.shape, "winograd", epilogue=native.Epilogue("relu", 0.25))
     expected = last(np.where(product < 0, 0.25 * product, product))
-    np.testing.assert_allclose(run(kernel, expected.shape, e.x, e.w, None), expected, rtol=0, atol=2e-6 * np.abs(product).max())
+    check(run(kernel, expected.shape, e.x, e.w, None), expected, np.abs(product).max())
 
 
 @pytest.mark.parametrize("e", [e for e in WINOGRAD if min(e.attributes.get("pads", (0,))) <= 2], ids=name)
@@ -151,14 +155,15 @@ def test_gradient_in_x(isa, e):
         kernel = native.TiledConvolution(
             y, e.w.shape, e.x.shape, e.window, native.TiledMethod.winograd, transposed=True, pack_weights=packs
         )
-        np.testing.assert_allclose(run(kernel, expected.shape, dy, e.w), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+        check(run(kernel, expected.shape, dy, e.w), expected, np.abs(expected).max())
 
 
 @pytest.mark.parametrize("method", ["winograd", "direct"])
 def test_threads_do_not_change_bits(isa, method):
     e = Example((2, 40, 18, 22), 100, pads(1, 1, 1, 1))
     y = (2, 100, 18, 22)
-    results = [run(e.make(y, method, threads=threads), (2, 18, 22, 100), e.x, e.w, None) for threads in (1, 2, 3, 7, 64)]
+    kernels = [e.make(y, method, threads=threads) for threads in (1, 2, 3, 7, 64)]
+    results = [run(kernel, (2, 18, 22, 100), e.x, e.w, None) for kernel in kernels]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
 
@@ -283,7 +288,7 @@ def onnx_runtime(e: Example) -> np.ndarray:
 )
 @pytest.mark.parametrize("positive", [False, True])
 def test_errors_of_sums_are_like_those_of_onnx_runtime(e, positive):
-    """Root mean squares, relative to the results: 0.9 to 1.2 times, where one chain of all products has 2 to 5 times."""
+    """Root mean squares, relative to the results: 0.9 to 1.2 times; one chain of all products has 2 to 5 times."""
     e = replace(e)
     if positive:
         e.x = np.maximum(e.x, 0)
