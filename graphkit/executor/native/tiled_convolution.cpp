@@ -11,7 +11,7 @@ namespace {
 // What takes as long as so many of the library's multiplications: transforming a channel or a filter of a tile, reading a
 // transformed filter of a channel, and making it.
 constexpr std::int64_t kTileCost = 224;
-constexpr std::int64_t kReadCost = 64;
+constexpr std::int64_t kReadCost = 200;
 constexpr std::int64_t kFilterCost = 290;
 // Products in a sum from which the library's one chain of them shows in its error.
 constexpr std::int64_t kLongSum = 512;
