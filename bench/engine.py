@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 
-from graphkit.executor.engine import Engine
+from graphkit.executor.run.engine import Engine
 
 
 def nothing() -> None:

@@ -38,14 +38,14 @@ import graphkit as gk
 from graphkit.checks.gradcheck import check_gradient
 from graphkit.checks.precision import in_float64, widened
 from graphkit.errors import GraphkitError, UsageError
-from graphkit.executor.profile import profile
+from graphkit.executor.report.profile import profile
 from graphkit.ir.graph import Value
 from graphkit.model import Model
 from graphkit.onnx_io.compare import OnnxRuntimeModel, runtime_version
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
-from graphkit.passes._base import operators
-from graphkit.passes.to_training import is_in_training, to_inference
+from graphkit.passes.core.sweep import operators
+from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.train import imported
 from graphkit.train.losses import float_behind
 

@@ -18,8 +18,8 @@ import numpy as np
 
 import graphkit as gk
 from graphkit.autodiff import gradient
-from graphkit.executor.params import ParamStore
-from graphkit.executor.session import Executor
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import graphkit as gk
-from graphkit.executor.kernels import load_device
-from graphkit.executor.memory import plan_memory
-from graphkit.executor.region import Region, Settings
+from graphkit.executor.devices.kernels import load_device
+from graphkit.executor.lower.region import Region, Settings
+from graphkit.executor.memory.planner import plan_memory
 from graphkit.ir.graph import Graph
-from graphkit.passes.bind import bind
+from graphkit.passes.core.bind import bind
 
 PLANNERS = {"naive": (False, False), "in-place": (True, False), "co-share": (False, True), "both": (True, True)}
 # The networks of the paper; GoogLeNet without and with the batch normalisation that today's has.

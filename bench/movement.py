@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.cpu import native
-from graphkit.executor.kernels import KernelContext, make_kernel
-from graphkit.executor.packing import aligned_bytes
+from graphkit.executor.devices.cpu import native
+from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.ops import F

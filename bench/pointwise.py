@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.cpu import native
-from graphkit.executor.cpu._instructions import Instructions, Term
-from graphkit.executor.cpu._pointwise_rules import RULES
+from graphkit.executor.devices.cpu import native
+from graphkit.executor.devices.cpu._instructions import Instructions, Term
+from graphkit.executor.devices.cpu._pointwise_rules import RULES
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import registry
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.executor.params import ParamStore
-from graphkit.executor.session import Executor
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.onnx_io.compare import OnnxRuntimeModel, runtime_version

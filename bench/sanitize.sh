@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the native code under sanitizers: the extension, with tests/native and the tests of the engine, under
+# Runs the native code under sanitizers: the extension, with tests/executor/devices/cpu and the tests of the engine, under
 # AddressSanitizer and UndefinedBehaviorSanitizer; the dependency engine, in a program of its own, under ThreadSanitizer.
 #
 #     bench/sanitize.sh [address|thread] [pytest arguments]
@@ -35,13 +35,13 @@ address() {
         ASAN_OPTIONS=detect_leaks=0:strict_init_order=1:log_path="$work/report" \
         UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1:log_path="$work/report" \
         "$work/venv/bin/python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider -q \
-        "${@:-$root/tests/native}" "$root"/tests/executor/test_engine*.py || { cat "$work"/report.* >&2 && return 1; }
+        "${@:-$root/tests/executor/devices/cpu}" "$root"/tests/executor/run/test_engine*.py || { cat "$work"/report.* >&2 && return 1; }
 }
 
 thread() {
     # Without OpenMP, whose runtime ThreadSanitizer does not understand. The engine starts no parallel regions.
     "$compiler" -std=c++20 -O1 -g -fsanitize=thread -Wall -Wextra -Wno-unknown-pragmas -I "$native" \
-        "$root/tests/native/engine_stress.cpp" "$native/engine.cpp" "$native/variable.cpp" "$native/threads.cpp" \
+        "$root/tests/executor/devices/cpu/engine_stress.cpp" "$native/engine.cpp" "$native/variable.cpp" "$native/threads.cpp" \
         -pthread -o "$work/stress"
     TSAN_OPTIONS=halt_on_error=1 "$work/stress" 10
 }

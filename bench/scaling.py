@@ -20,9 +20,9 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.printing import to_dot, to_text
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, registry
-from graphkit.passes.bind import bind
-from graphkit.passes.cse import cse
-from graphkit.passes.fold import fold
+from graphkit.passes.core.bind import bind
+from graphkit.passes.simplify.cse import cse
+from graphkit.passes.simplify.fold import fold
 
 TARGET = 12.0
 

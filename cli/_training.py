@@ -15,7 +15,7 @@ from graphkit.errors import UsageError
 from graphkit.model import Model
 
 if TYPE_CHECKING:
-    from graphkit.executor.plan import Plan
+    from graphkit.executor.report.plan import Plan
     from graphkit.train.optim import Optimizer
     from graphkit.train.trainer import Trainer
 

@@ -57,7 +57,7 @@ def _version(package: str) -> str:
 
 
 def _engine() -> dict[str, Any]:
-    from graphkit.executor.kernels import load_device
+    from graphkit.executor.devices.kernels import load_device
 
     try:
         native = load_device("cpu")
@@ -65,6 +65,6 @@ def _engine() -> dict[str, Any]:
         return {"native": False, "reason": str(error)}
     if not native:
         return {"native": False, "reason": "this source tree is not installed; operators run by reference"}
-    from graphkit.executor import cpu
+    from graphkit.executor.devices import cpu
 
     return {"native": True, "threads": config.num_threads(), **cpu.describe()}

@@ -13,7 +13,7 @@ from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
 from graphkit.errors import UsageError
 from graphkit.model import Model
-from graphkit.passes.to_training import to_inference
+from graphkit.passes.training.to_training import to_inference
 
 
 @click.command()

@@ -59,7 +59,7 @@ def command(
     """
     from graphkit.checks.inputs import concrete_shapes
     from graphkit.cli._inputs import parse_shapes
-    from graphkit.executor.session import Executor
+    from graphkit.executor.run.session import Executor
 
     net = read_model(model, external_root)
     check_training(training, recompute)

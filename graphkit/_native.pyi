@@ -1,4 +1,4 @@
-"""The native extension, built from graphkit/executor/native. graphkit.executor.cpu is its only user.
+"""The native extension, built from graphkit/executor/native. graphkit.executor.devices.cpu is its only user.
 
 The classes from Epilogue on are there when `has_onednn()`.
 """

@@ -15,7 +15,7 @@ import numpy as np
 from graphkit import config
 from graphkit.autodiff import gradient, reached
 from graphkit.errors import InvalidModel, OutOfMemory, UsageError, did_you_mean
-from graphkit.executor.params import ParamStore
+from graphkit.executor.run.params import ParamStore
 from graphkit.frontend.initializers import initialize
 from graphkit.ir import printing
 from graphkit.ir.declared import Declarations
@@ -23,13 +23,13 @@ from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.pickling import Packed, pack, unpack
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
-from graphkit.passes.block_loops import Block
-from graphkit.passes.block_loops import block_loops as blocked
-from graphkit.passes.merge_control import merge_control
-from graphkit.passes.prune_control import prune_control
-from graphkit.passes.randomness import bind_nested
-from graphkit.passes.separate_roles import separate_roles
-from graphkit.passes.straight_through import pass_through_rounding
+from graphkit.passes.control.block_loops import Block
+from graphkit.passes.control.block_loops import block_loops as blocked
+from graphkit.passes.control.merge import merge_control
+from graphkit.passes.control.prune import prune_control
+from graphkit.passes.training.randomness import bind_nested
+from graphkit.passes.training.separate_roles import separate_roles
+from graphkit.passes.training.straight_through import pass_through_rounding
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -217,7 +217,7 @@ class Model:
 
     def infer_shapes(self, **shapes: Sequence[Any]) -> dict[str, Type]:
         """Types of every value and output by name, given shapes for some inputs; None keeps a declared dimension."""
-        from graphkit.passes.bind import bind
+        from graphkit.passes.core.bind import bind
 
         given = {}
         for name, shape in shapes.items():
@@ -255,7 +255,7 @@ class Model:
 
         Options: threads, seed, optimize, inplace, share, deterministic, precision (see Executor).
         """
-        from graphkit.executor.session import Executor
+        from graphkit.executor.run.session import Executor
 
         executor = Executor(self.graph, self.params, device=device, declared=self._declared, **options)
         if shapes is not None:

@@ -11,7 +11,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import UsageError
-from graphkit.executor.engine import Engine
+from graphkit.executor.run.engine import Engine
 
 
 def chain(length):

@@ -26,9 +26,9 @@ from graphkit.autodiff.subgraphs import Contribution, Differentiate, differentia
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
-from graphkit.ops._carried import without_value
-from graphkit.ops._shapes import zeros_like
-from graphkit.passes.merge_control import merge_control
+from graphkit.ops.axes import zeros_like
+from graphkit.ops.control.loop_state import without_value
+from graphkit.passes.control.merge import merge_control
 
 
 @dataclass

@@ -11,7 +11,7 @@ from graphkit.autodiff.subgraphs import differentiable
 from graphkit.errors import MissingGradient
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import TensorType
-from graphkit.passes.merge_control import merge_control
+from graphkit.passes.control.merge import merge_control
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from graphkit.errors import GraphkitError, InputError, UsageError, did_you_mean
 from graphkit.ir.dims import DimExpr, evaluate
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import BOOLS, INTEGERS, UNSIGNED, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
-from graphkit.passes.bind import bind, match_shapes
+from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import InputError
-from graphkit.executor.feeds import convert
+from graphkit.executor.run.feeds import convert
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
-from graphkit.ops.constants import Constant
 from graphkit.ops.evaluate import evaluate, observed
-from graphkit.passes._base import is_control
-from graphkit.passes.randomness import bind_rng
+from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.sweep import is_control
+from graphkit.passes.training.randomness import bind_rng
 
 
 @dataclass(frozen=True)

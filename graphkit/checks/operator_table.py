@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from graphkit.autodiff import gradient
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.errors import MissingGradient, UnsupportedError
-from graphkit.executor.params import ParamStore
-from graphkit.executor.session import Executor
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops import Op, registry

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from graphkit.errors import UsageError
-from graphkit.executor.engine import Engine, Variable
-from graphkit.executor.handoff import Handoff
-from graphkit.executor.kernels import load_device
+from graphkit.executor.devices.kernels import load_device
+from graphkit.executor.run.engine import Engine, Variable
+from graphkit.executor.run.handoff import Handoff
 
 T = TypeVar("T")
 

@@ -46,7 +46,7 @@ from graphkit.ir.graph import Value
 from graphkit.ir.subgraph import checkpoint, close_over, inline
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F, as_value
-from graphkit.passes.block_loops import Block, in_blocks
+from graphkit.passes.control.block_loops import Block, in_blocks
 
 # TensorFlow's default.
 PARALLEL_ITERATIONS = 10

@@ -19,7 +19,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType, dtype_of
 from graphkit.ops import F, as_value
-from graphkit.ops._shapes import i64
+from graphkit.ops.axes import i64
 
 
 class TensorArray(tree.Nest):

@@ -28,7 +28,7 @@ from graphkit.onnx_io.lowering import lower
 from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.tensors import CODES, to_proto, type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
-from graphkit.passes.known_ranks import known_ranks
+from graphkit.passes.simplify.known_ranks import known_ranks
 
 OLDEST_TARGET = 13
 DEFAULT_TARGET = 21

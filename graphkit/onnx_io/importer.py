@@ -32,7 +32,7 @@ from graphkit.onnx_io.tensors import claims, densify, dtype_of_code, to_array, t
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import LargeTensors
 from graphkit.ops import Op, registry
-from graphkit.passes.randomness import bind_rng
+from graphkit.passes.training.randomness import bind_rng
 
 # Functions and loop bodies are built once per use; a small file must not unfold without limit.
 MAX_BUILT_NODES = 20_000_000

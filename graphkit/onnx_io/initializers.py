@@ -23,7 +23,7 @@ from onnx import ModelProto
 from graphkit.ir.types import FLOATS
 from graphkit.onnx_io.scopes import Region
 from graphkit.onnx_io.tensors import DTYPES
-from graphkit.passes.separate_roles import SETTINGS
+from graphkit.passes.training.separate_roles import SETTINGS
 
 ROLES_KEY = "ai.graphkit.roles"
 ATTRIBUTES_KEY = "ai.graphkit.attributes"

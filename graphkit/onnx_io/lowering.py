@@ -23,7 +23,7 @@ from graphkit.onnx_io.scopes import RawNode
 from graphkit.onnx_io.tensors import type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
 from graphkit.ops import DOMAIN
-from graphkit.passes._base import map_subgraphs, rewrite
+from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
 # Expansions of expansions: a cycle would never end.
 _MAX_DEPTH = 32

@@ -1,4 +1,4 @@
-"""The operators, one class each, one file per family. `load()` registers them all."""
+"""The operators, one class each, one file per family, in rooms by subject. Importing this registers them all."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ __all__ = [
     "registry",
 ]
 
-_NOT_FAMILIES = {"_base", "xp", "evaluate"}
+_NOT_FAMILIES = {f"{__name__}.evaluate", f"{__name__}.xp"}
 
-for _module in pkgutil.iter_modules(__path__):
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
     if _module.name not in _NOT_FAMILIES:
-        importlib.import_module(f"{__name__}.{_module.name}")
+        importlib.import_module(_module.name)

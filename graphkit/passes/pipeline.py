@@ -8,33 +8,33 @@ from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType
-from graphkit.passes._base import Pass, effect, is_constant
-from graphkit.passes._match import FixedValues
-from graphkit.passes.channels_last import channels_last
-from graphkit.passes.cleanup import CLEANUP
-from graphkit.passes.eliminate_expand import eliminate_expand
-from graphkit.passes.eliminate_reshape import eliminate_reshape
-from graphkit.passes.eliminate_transpose import eliminate_transpose
-from graphkit.passes.expand_composites import expand_composites
-from graphkit.passes.fold_batch_norm import fold_batch_norm
-from graphkit.passes.fuse_activation import fuse_activation
-from graphkit.passes.fuse_attention import fuse_attention
-from graphkit.passes.fuse_batch_norm import fuse_batch_norm
-from graphkit.passes.fuse_conv import fuse_conv
-from graphkit.passes.fuse_gelu import fuse_gelu
-from graphkit.passes.fuse_layer_norm import fuse_layer_norm
-from graphkit.passes.fuse_loss_grad import fuse_loss_grad
-from graphkit.passes.fuse_matmul import fuse_matmul
-from graphkit.passes.fuse_pointwise import fuse_pointwise
-from graphkit.passes.fuse_softmax import fuse_softmax
-from graphkit.passes.fuse_table_update import fuse_table_update
-from graphkit.passes.known_ranks import known_ranks
-from graphkit.passes.merge_walks import merge_walks
-from graphkit.passes.scan_axes import scan_axes
-from graphkit.passes.simplify import simplify
-from graphkit.passes.to_bfloat16 import to_bfloat16
-from graphkit.passes.unstride_transposed import unstride_transposed
-from graphkit.passes.widen_halves import HALVES, widen_halves
+from graphkit.passes.control.merge_walks import merge_walks
+from graphkit.passes.control.scan_axes import scan_axes
+from graphkit.passes.core.match import FixedValues
+from graphkit.passes.core.sweep import Pass, effect, is_constant
+from graphkit.passes.fuse.activation import fuse_activation
+from graphkit.passes.fuse.attention import fuse_attention
+from graphkit.passes.fuse.batch_norm import fuse_batch_norm
+from graphkit.passes.fuse.conv import fuse_conv
+from graphkit.passes.fuse.fold_batch_norm import fold_batch_norm
+from graphkit.passes.fuse.gelu import fuse_gelu
+from graphkit.passes.fuse.layer_norm import fuse_layer_norm
+from graphkit.passes.fuse.loss_grad import fuse_loss_grad
+from graphkit.passes.fuse.matmul import fuse_matmul
+from graphkit.passes.fuse.pointwise import fuse_pointwise
+from graphkit.passes.fuse.softmax import fuse_softmax
+from graphkit.passes.fuse.table_update import fuse_table_update
+from graphkit.passes.layout.bfloat16 import to_bfloat16
+from graphkit.passes.layout.channels_last import channels_last
+from graphkit.passes.layout.float16 import HALVES, widen_halves
+from graphkit.passes.layout.unstride_transposed import unstride_transposed
+from graphkit.passes.simplify.cleanup import CLEANUP
+from graphkit.passes.simplify.composites import expand_composites
+from graphkit.passes.simplify.expand import eliminate_expand
+from graphkit.passes.simplify.identities import simplify
+from graphkit.passes.simplify.known_ranks import known_ranks
+from graphkit.passes.simplify.reshape import eliminate_reshape
+from graphkit.passes.simplify.transpose import eliminate_transpose
 
 # After CLEANUP; what it has folded may simplify more. Half floats before all others, which see float32 then. Composites
 # next: what they consist of is fused. Formulas before transposes move through them; attention before the products that

@@ -11,7 +11,7 @@ from graphkit.errors import InputError, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir.dims import evaluate
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
-from graphkit.passes.bind import match_shapes
+from graphkit.passes.core.bind import match_shapes
 
 _SUFFIX = "/carried"
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from graphkit.checks.nonfinite import first_nonfinite
 from graphkit.errors import GraphkitError, UsageError, did_you_mean
-from graphkit.executor.feeds import convert
-from graphkit.executor.params import ParamStore
+from graphkit.executor.run.feeds import convert
+from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphkit.data import Batch, Dataset, Iterated
 from graphkit.errors import UsageError
-from graphkit.executor.interruption import uninterrupted
+from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
 from graphkit.train.beside import Beside
 from graphkit.train.gather import gather, reduced

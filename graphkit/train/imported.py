@@ -13,9 +13,9 @@ from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
 from graphkit.ops import constant
-from graphkit.ops.constants import Constant
-from graphkit.passes._base import is_control, rewrite
-from graphkit.passes.captures import add_captures, nested_nodes
+from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.captures import add_captures, nested_nodes
+from graphkit.passes.core.sweep import is_control, rewrite
 
 # Operands that layers learn, by position; those of BatchNormalization from 3 on are its statistics.
 _LEARNED = {

@@ -13,7 +13,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model
 from graphkit.ops import F
-from graphkit.ops._pointwise import scalar_like
+from graphkit.ops.pointwise import scalar_like
 
 LossFunction: TypeAlias = Callable[..., Value]
 

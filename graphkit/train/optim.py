@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.graph import Value
 from graphkit.ops import F
-from graphkit.ops._pointwise import scalar_like
+from graphkit.ops.pointwise import scalar_like
 from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, fields, real
 from graphkit.train.average import EMA
 from graphkit.train.schedules import Constant, Cosine, Exponential, Schedule, Step, Warmup, schedule

@@ -16,8 +16,8 @@ import numpy as np
 from graphkit import config
 from graphkit.autodiff import gradient
 from graphkit.errors import UsageError
-from graphkit.executor.params import JointStore, ParamStore
-from graphkit.executor.session import Executor
+from graphkit.executor.run.params import JointStore, ParamStore
+from graphkit.executor.run.session import Executor
 from graphkit.frontend import control, tree
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.subgraph import inline

@@ -7,15 +7,15 @@ from functools import partial
 from typing import Literal
 
 from graphkit.errors import UsageError
-from graphkit.executor.kernels import load_device, runs_whole
+from graphkit.executor.devices.kernels import load_device, runs_whole
 from graphkit.ir.graph import Graph
-from graphkit.passes._base import Pass, run_passes
-from graphkit.passes.bind import match_shapes
-from graphkit.passes.cleanup import CLEANUP
-from graphkit.passes.expand_composites import expand_composites
-from graphkit.passes.merge_walks import merge_walks
-from graphkit.passes.randomness import bind_rng
-from graphkit.passes.recompute import MARK, Segments, recompute_marked, recompute_sqrt
+from graphkit.passes.control.merge_walks import merge_walks
+from graphkit.passes.core.bind import match_shapes
+from graphkit.passes.core.sweep import Pass, run_passes
+from graphkit.passes.simplify.cleanup import CLEANUP
+from graphkit.passes.simplify.composites import expand_composites
+from graphkit.passes.training.randomness import bind_rng
+from graphkit.passes.training.recompute import MARK, Segments, recompute_marked, recompute_sqrt
 
 Recompute = Literal["sqrt"] | int
 

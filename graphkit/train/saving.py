@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphkit.errors import InputError, InvalidModel, UsageError
-from graphkit.executor.interruption import uninterrupted
+from graphkit.executor.run.interruption import uninterrupted
 from graphkit.model import Model
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train.position import MetricStates, Position

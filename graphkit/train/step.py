@@ -18,7 +18,7 @@ from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
-from graphkit.ops._pointwise import scalar_like
+from graphkit.ops.pointwise import scalar_like
 from graphkit.train import finite
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.average import AVERAGE, EMA

@@ -10,9 +10,9 @@ import numpy as np
 
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import NotFinite
-from graphkit.executor.params import JointStore, ParamStore
-from graphkit.executor.plan import Plan
-from graphkit.executor.session import Executor
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.params import JointStore, ParamStore
+from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.train import finite, recomputation
 from graphkit.train import step as steps

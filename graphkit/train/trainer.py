@@ -21,17 +21,17 @@ from graphkit import config
 from graphkit.data import Batch, Dataset, Iterated, as_dataset
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, UsageError
-from graphkit.executor.feeds import convert
-from graphkit.executor.interruption import uninterrupted
-from graphkit.executor.plan import Plan
-from graphkit.executor.session import Executor
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.feeds import convert
+from graphkit.executor.run.interruption import uninterrupted
+from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
-from graphkit.passes.randomness import bind_rng
-from graphkit.passes.recognise import recognise
-from graphkit.passes.straight_through import pass_through_rounding
-from graphkit.passes.to_training import is_in_training, to_inference, to_training
+from graphkit.passes.fuse.recognise import recognise
+from graphkit.passes.training.randomness import bind_rng
+from graphkit.passes.training.straight_through import pass_through_rounding
+from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
 from graphkit.train import finite, losses, metrics, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps

@@ -15,7 +15,7 @@ from graphkit.ir.types import TensorType
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.exporter import export
 from graphkit.ops.evaluate import evaluate
-from graphkit.passes.merge_control import merge_control
+from graphkit.passes.control.merge import merge_control
 
 
 @pytest.fixture

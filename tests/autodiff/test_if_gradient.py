@@ -15,7 +15,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
-from graphkit.passes.merge_control import merge_control
+from graphkit.passes.control.merge import merge_control
 
 Check = Callable[..., None]
 RNG = np.random.default_rng(5)

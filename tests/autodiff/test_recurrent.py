@@ -15,7 +15,7 @@ from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.exporter import export
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
-from graphkit.ops.recurrent import GRU, LSTM, RNN
+from graphkit.ops.rnn.layers import GRU, LSTM, RNN
 
 CASES = [make_case(cls, n, DType.FLOAT64) for cls in (RNN, GRU, LSTM) for n in range(len(samples_of(cls)))]
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 import graphkit as gk
 from graphkit.checks.noise import in_double_precision, judge
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.ops import conv
+from graphkit.ops.nn import conv
 
 
 def normal(*shape):

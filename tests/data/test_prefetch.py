@@ -15,7 +15,7 @@ import pytest
 import graphkit as gk
 from graphkit.data import Dataset, prefetch
 from graphkit.errors import UsageError
-from graphkit.executor.engine import Engine
+from graphkit.executor.run.engine import Engine
 
 # Longer than what the caller does itself.
 SLOW = 1e-3

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "operator_table.md"
 
 @pytest.fixture(scope="module")
 def rows():
-    native = pytest.importorskip("graphkit.executor.cpu._base").native
+    native = pytest.importorskip("graphkit.executor.devices.cpu._base").native
     if not native.has_onednn():
         pytest.skip("the page is that of an engine with oneDNN")
     return {(row.domain, row.name): row for row in operator_rows()}

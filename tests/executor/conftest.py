@@ -1,22 +1,6 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-
-from graphkit.executor.engine import Engine
-
-# What several files of tests share: engine_operations.py, compiled_graph.py.
-sys.path.insert(0, str(Path(__file__).parent))
-
-
-@pytest.fixture(params=[1, 4])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    made = Engine(request.param)
-    yield made
-    assert made.close()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.frontend import tree
 from graphkit.ir.graph import Graph
 from graphkit.ops.evaluate import evaluate
-from graphkit.passes.merge_control import merge_control
+from graphkit.passes.control.merge import merge_control
 
 RNG = np.random.default_rng(4)
 

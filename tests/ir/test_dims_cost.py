@@ -18,7 +18,7 @@ from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.onnx_io.importer import import_model
 from graphkit.ops import F, constant
-from graphkit.passes.bind import bind
+from graphkit.passes.core.bind import bind
 
 
 def tensor(*shape: Any, name: str = "x") -> Value:

@@ -14,9 +14,9 @@ from graphkit.ir.printing import to_dot, to_text
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
-from graphkit.passes.bind import bind
-from graphkit.passes.cse import cse
-from graphkit.passes.fold import fold
+from graphkit.passes.core.bind import bind
+from graphkit.passes.simplify.cse import cse
+from graphkit.passes.simplify.fold import fold
 
 
 @pytest.mark.parametrize("length", [5_000, pytest.param(100_000, marks=pytest.mark.full)])

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 import graphkit as gk
-from graphkit.executor.memory import Request, aligned
-from graphkit.executor.region import Region, Settings
-from graphkit.passes.bind import bind
+from graphkit.executor.lower.region import Region, Settings
+from graphkit.executor.memory.planner import Request, aligned
+from graphkit.passes.core.bind import bind
 
 PAPER = [("alexnet", {}), ("googlenet", {}), ("googlenet", {"batch_norm": False}), ("vgg", {"layers": 16})]
 ALL = [*PAPER, ("resnet", {"layers": 50}), ("mobilenetv2", {}), ("unet", {}), ("bert", {"layers": 3}), ("lenet", {})]

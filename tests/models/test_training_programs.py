@@ -10,7 +10,7 @@ import pytest
 from zoo_training import TRAINED, feeds_of, label, loss_of
 
 import graphkit as gk
-from graphkit.passes.to_training import to_training
+from graphkit.passes.training.to_training import to_training
 
 # Keyword arguments of the Trainer, its optimizer included.
 WAYS = {

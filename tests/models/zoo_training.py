@@ -14,8 +14,8 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.models.vae import negative_elbo
 from graphkit.ops import F
-from graphkit.passes._base import rewrite
-from graphkit.passes.to_training import to_training
+from graphkit.passes.core.sweep import rewrite
+from graphkit.passes.training.to_training import to_training
 from graphkit.train.losses import attach
 
 TOKENS = 6  # in a small sequence; shorter than its `length`

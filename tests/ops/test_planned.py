@@ -8,8 +8,8 @@ import pytest
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare
-from graphkit.executor.params import ParamStore
-from graphkit.executor.session import Executor
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ops import registry
 from graphkit.ops.evaluate import evaluate

@@ -11,7 +11,7 @@ import pytest
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ops.evaluate import evaluate_with_updates
-from graphkit.passes._base import Pass
+from graphkit.passes.core.sweep import Pass
 
 Apply = Callable[..., Counter[str]]
 

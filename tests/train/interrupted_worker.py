@@ -17,7 +17,7 @@ import numpy as np
 
 import graphkit as gk
 from graphkit.data import TokenStream, Vocabulary
-from graphkit.executor.session import Executor
+from graphkit.executor.run.session import Executor
 from graphkit.ir.atomic import PendingFile
 from graphkit.train import checkpoint
 from graphkit.train.metrics import Accuracy

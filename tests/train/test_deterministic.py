@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.executor.cpu import native
+from graphkit.executor.devices.cpu import native
 
 RNG = np.random.default_rng(5)
 

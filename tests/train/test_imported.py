@@ -15,7 +15,7 @@ import graphkit as gk
 from graphkit import cli
 from graphkit.errors import UsageError
 from graphkit.onnx_io.compare import OnnxRuntimeModel
-from graphkit.passes.to_training import is_in_training, to_inference
+from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.train import imported
 from graphkit.train.head import replace_head
 

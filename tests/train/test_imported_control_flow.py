@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
 from graphkit.checks.gradcheck import check_gradient
-from graphkit.passes.captures import nested_nodes
-from graphkit.passes.to_training import is_in_training, to_inference
+from graphkit.passes.core.captures import nested_nodes
+from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.train import imported
 
 node = helper.make_node

@@ -7,7 +7,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.errors import UnsupportedError
-from graphkit.executor.cpu import native
+from graphkit.executor.devices.cpu import native
 
 RNG = np.random.default_rng(4)
 X = RNG.standard_normal((48, 1, 12, 12)).astype(np.float32)

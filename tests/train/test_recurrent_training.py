@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.executor import session
+from graphkit.executor.run import session
 
 
 def language_model() -> gk.Model:

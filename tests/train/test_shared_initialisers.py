@@ -18,7 +18,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.model import Model
 from graphkit.ops import F
-from graphkit.passes.separate_roles import separate_roles
+from graphkit.passes.training.separate_roles import separate_roles
 
 RNG = np.random.default_rng(0)
 CHANNELS = 4

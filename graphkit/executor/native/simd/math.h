@@ -2,7 +2,7 @@
 //
 // Errors are measured against float64 (float) and 80-bit or multiprecision results (double); infinities, NaN, signed
 // zeros and subnormal numbers come out as IEEE 754 says. The bound with each function holds for all operands unless a
-// range is given; tests/native/test_pointwise_math.py checks them.
+// range is given; tests/executor/devices/cpu/test_pointwise_math.py checks them.
 #pragma once
 
 #include <cmath>

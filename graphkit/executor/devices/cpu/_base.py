@@ -1,0 +1,151 @@
+"""What the factories of native kernels share: the extension, and the decorator that registers a factory.
+
+This module owns the extension. Importing it raises ImportError, naming `graphkit._native`, where graphkit was not
+built, and MissingDependency where oneDNN, which the extension was built with, is not installed any more.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.executor.devices.kernels import Factory, KernelContext, SizedFactory, register, register_sized
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import DType, TensorType
+
+_ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
+_ONEDNN_LIBRARY = "libdnnl.so.3"
+_SPIN_COUNT = "10000"
+
+
+def _load_native() -> ModuleType:
+    """Import the extension. Its RPATH finds oneDNN in an ordinary environment; package metadata finds it elsewhere."""
+    # libgomp reads this when it loads. Where other processes want the cores, threads that spin for long at a barrier
+    # slow every region down a hundred times.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    try:
+        import graphkit._native as native
+    except ImportError as error:
+        if _ONEDNN_LIBRARY not in str(error):
+            raise
+        ctypes.CDLL(_onednn_library(error))
+        import graphkit._native as native
+    return native
+
+
+def _onednn_library(cause: ImportError) -> str:
+    try:
+        files = importlib.metadata.files(_ONEDNN_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == _ONEDNN_LIBRARY:
+            return str(file.locate())
+    raise MissingDependency(
+        f"oneDNN's {_ONEDNN_LIBRARY} is not there ({cause}); pip install --force-reinstall {_ONEDNN_DISTRIBUTION}"
+    ) from cause
+
+
+native: Any = _load_native()
+
+
+def kernel(
+    name: str, domain: str = "", *, onednn: bool = False, whole: Callable[[Node], bool] | None = None
+) -> Callable[[Factory], Factory]:
+    """Register the factory of an operator's kernels.
+
+    It returns a `graphkit._native` kernel for nodes of static types, or None for a case that has none; Unsupported,
+    raised by the extension, means None as well. A factory that needs oneDNN is left out where the extension was
+    built without it.
+    """
+
+    def install(factory: Factory) -> Factory:
+        def make(node: Node, context: KernelContext) -> Any:
+            try:
+                return factory(node, context)
+            except native.Unsupported:
+                return None
+            except native.Error as error:
+                raise RuntimeFailure(f"{node.describe()}: {error}") from error
+
+        return register("cpu", domain, name, whole)(make) if native.has_onednn() or not onednn else factory
+
+    return install
+
+
+def sized(name: str, domain: str = "") -> Callable[[SizedFactory], SizedFactory]:
+    """Register the factory of functions that make results whose sizes depend on values."""
+    return register_sized("cpu", domain, name)
+
+
+def operand(node: Node, position: int) -> Value | None:
+    """The node's input at `position`; None when it is absent."""
+    return node.inputs[position] if position < len(node.inputs) else None
+
+
+def shape(value: Value | None) -> tuple[int, ...]:
+    """The static shape of an operand that is there."""
+    assert value is not None
+    return value.tensor.static_shape
+
+
+def constants(value: Value | None) -> tuple[int, ...] | None:
+    """The elements of an integer operand, where they are known; None for an absent one too."""
+    return None if value is None else value.tensor.constants
+
+
+def library_dtype(node: Node) -> str | None:
+    """The one element type of all operands and results, when oneDNN computes in it here; else None."""
+    kinds = {v.type.dtype if isinstance(v.type, TensorType) else None for v in (*node.operands, *node.outputs)}
+    if kinds == {DType.FLOAT32}:
+        return "float32"
+    return "bfloat16" if kinds == {DType.BFLOAT16} and native.has_bfloat16() else None
+
+
+# The native names of the activations of fused operators. A fixed pair replaces the operator's alpha and beta.
+_ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
+    "Relu": ("relu", (0, 0)),
+    "LeakyRelu": ("relu", None),
+    "Elu": ("elu", None),
+    "Sigmoid": ("sigmoid", (0, 0)),
+    "Tanh": ("tanh", (0, 0)),
+    "HardSwish": ("hard_swish", (1 / 6, 0.5)),
+    "HardSigmoid": ("hard_sigmoid", None),
+    "Clip": ("clip", None),
+    "Gelu": ("gelu", (0, 0)),
+    "GeluTanh": ("gelu_tanh", (0, 0)),
+    "Silu": ("swish", (1, 0)),
+}
+
+
+def epilogue(node: Node, residual: int) -> Any:
+    """What a fused operator does to its product; `residual` is the position of that operand."""
+    op: Any = node.op
+    adds = operand(node, residual) is not None
+    activation = getattr(op, "activation", "")
+    if not activation:
+        return native.Epilogue(residual=adds)
+    name, fixed = _ACTIVATIONS[activation]
+    alpha, beta = fixed or (op.activation_alpha, op.activation_beta)
+    return native.Epilogue(name, alpha, beta, residual=adds, residual_last=op.residual_last)
+
+
+def library_options(context: KernelContext) -> dict[str, Any]:
+    """How a oneDNN kernel is to run: on how many threads, and whether their number may change bits."""
+    return {"threads": context.threads, "deterministic": context.deterministic}
+
+
+def describe() -> dict[str, Any]:
+    """Facts about the native engine, for reports."""
+    return {
+        "version": native.version,
+        "compiler": native.compiler(),
+        "cpu features": ", ".join(native.cpu_features()),
+        "oneDNN": f"{native.onednn_version()} ({native.onednn_isa()})" if native.has_onednn() else "not built in",
+    }

@@ -1,0 +1,30 @@
+"""Scaled dot-product attention, fused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
+from graphkit.executor.devices.kernels import KernelContext
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
+from graphkit.ops._base import DOMAIN
+
+
+@kernel("FusedAttention", DOMAIN)
+def _attention(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    if node.output.dtype is not DType.FLOAT32:
+        return None
+    mask = operand(node, 3)
+    return native.Attention(
+        *(shape(v) for v in node.inputs[:3]),
+        None if mask is None else shape(mask),
+        mask is not None and mask.dtype is DType.BOOL,
+        scale=op.scale,
+        hidden_score=op.mask_value,
+        causal=op.causal,
+        heads_last=op.layout == "NLHD",
+        output_heads_last=op.output_layout == "NLHD",
+        threads=context.threads,
+    )

@@ -1,0 +1,65 @@
+"""Classification losses and their gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
+from graphkit.executor.devices.kernels import KernelContext
+from graphkit.ir.graph import Node, Value
+from graphkit.ops._base import DOMAIN
+
+
+def _class_loss(node: Node, context: KernelContext, softmax: bool) -> Any:
+    op: Any = node.op
+    scores, labels = _present(node, 0), _present(node, 1)
+    return native.ClassLoss(
+        shape(scores),
+        str(scores.dtype),
+        str(labels.dtype),
+        operand(node, 2) is not None,
+        op.reduction,
+        op.ignore_index,
+        softmax,
+        context.threads,
+    )
+
+
+def _present(node: Node, position: int) -> Value:
+    value = operand(node, position)
+    assert value is not None
+    return value
+
+
+@kernel("NegativeLogLikelihoodLoss")
+def _negative_log_likelihood(node: Node, context: KernelContext) -> Any:
+    return _class_loss(node, context, softmax=False)
+
+
+@kernel("SoftmaxCrossEntropyLoss")
+def _softmax_cross_entropy(node: Node, context: KernelContext) -> Any:
+    return _class_loss(node, context, softmax=True)
+
+
+@kernel("SoftmaxCrossEntropyGrad", DOMAIN)
+def _softmax_cross_entropy_grad(node: Node, context: KernelContext) -> Any:
+    return _gradient(native.SoftmaxCrossEntropyGrad, node, context, scores=1, labels=2)
+
+
+@kernel("SoftmaxCrossEntropyWithGrad", DOMAIN)
+def _softmax_cross_entropy_with_grad(node: Node, context: KernelContext) -> Any:
+    return _gradient(native.SoftmaxCrossEntropyWithGrad, node, context, scores=0, labels=1)
+
+
+def _gradient(kind: Any, node: Node, context: KernelContext, scores: int, labels: int) -> Any:
+    op: Any = node.op
+    log_prob, target = _present(node, scores), _present(node, labels)
+    return kind(
+        shape(log_prob),
+        str(log_prob.dtype),
+        str(target.dtype),
+        operand(node, 3) is not None,
+        op.reduction,
+        op.ignore_index,
+        context.threads,
+    )

@@ -1,0 +1,158 @@
+"""Normalisations: over layers, batches, groups, instances and neighbouring channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
+from graphkit.executor.devices.kernels import KernelContext
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
+from graphkit.ops._base import DOMAIN
+
+
+def _dtype(node: Node, position: int = 0) -> str:
+    return str(_present(node, position).dtype)
+
+
+def _present(node: Node, position: int) -> Any:
+    value = operand(node, position)
+    assert value is not None
+    return value
+
+
+@kernel("LayerNormalization")
+def _layer_normalization(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    bias = operand(node, 2)
+    if str(op.stash) == "float64" and _dtype(node) != "float64":
+        return None
+    return native.LayerNorm(
+        shape(node.inputs[0]),
+        op.axis,
+        shape(node.inputs[1]),
+        None if bias is None else shape(bias),
+        _dtype(node),
+        op.epsilon,
+        stash=str(op.stash),
+        y=context.used_outputs[0],
+        threads=context.threads,
+    )
+
+
+@kernel("RMSNormalization")
+def _rms_normalization(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    if _dtype(node, 0) != _dtype(node, 1):
+        return None
+    x, scale = (shape(v) for v in node.inputs)
+    return native.LayerNorm(
+        x, op.axis, scale, None, _dtype(node), op.epsilon, about_mean=False, threads=context.threads
+    )
+
+
+@kernel("InstanceNormalization")
+def _instance_normalization(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    x = shape(node.inputs[0])
+    return native.GroupNorm(x, x[1], _dtype(node), op.epsilon, context.threads) if x[1] else None
+
+
+@kernel("GroupNormalization")
+def _group_normalization(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    return native.GroupNorm(shape(node.inputs[0]), op.num_groups, _dtype(node), op.epsilon, context.threads)
+
+
+@kernel("BatchNormalization")
+def _batch_normalization(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    return native.BatchNorm(
+        shape(node.inputs[0]),
+        _dtype(node),
+        _dtype(node, 1),
+        _dtype(node, 3),
+        op.epsilon,
+        op.training_mode,
+        op.momentum,
+        context.threads,
+    )
+
+
+@kernel("LRN")
+def _lrn(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    x = shape(node.inputs[0])
+    return native.LocalResponseNorm(x, _dtype(node), op.size, op.alpha, op.beta, op.bias, context.threads)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+@kernel("LayerNormGrad", DOMAIN)
+def _layer_norm_grad(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    mean = operand(node, 3)
+    return native.LayerNormGrad(
+        shape(node.inputs[1]),
+        op.axis,
+        shape(node.inputs[2]),
+        _dtype(node),
+        op.epsilon,
+        statistics="float32" if mean is None else str(mean.dtype),
+        threads=context.threads,
+    )
+
+
+@kernel("RMSNormGrad", DOMAIN)
+def _rms_norm_grad(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    if _dtype(node, 0) != _dtype(node, 1):
+        return None
+    x, scale = shape(node.inputs[1]), shape(node.inputs[2])
+    return native.LayerNormGrad(x, op.axis, scale, _dtype(node), op.epsilon, about_mean=False, threads=context.threads)
+
+
+@kernel("BatchNormGrad", DOMAIN)
+def _batch_norm_grad(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    return native.BatchNormGrad(shape(node.inputs[1]), _dtype(node), _dtype(node, 2), op.epsilon, context.threads)
+
+
+# --- channels last --------------------------------------------------------------------------------
+
+
+def _is_single(node: Node) -> bool:
+    return all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs, *node.outputs))
+
+
+@kernel("ChannelsLastBatchNorm", DOMAIN)
+def _channels_last_batch_norm(node: Node, context: KernelContext) -> Any:
+    if not _is_single(node):
+        return None
+    op: Any = node.op
+    low, high = op.limits
+    residual = operand(node, 5) is not None
+    return native.ChannelsLastBatchNorm(
+        shape(node.inputs[0]), op.epsilon, op.momentum, low=low, high=high, residual=residual, threads=context.threads
+    )
+
+
+@kernel("ChannelsLastBatchNormGrad", DOMAIN)
+def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> Any:
+    if not _is_single(node):
+        return None
+    op: Any = node.op
+    low, high = op.limits
+    if op.activation == "Clip":
+        # The gradient passes at the lower limit itself, too.
+        low = float(np.nextafter(np.float32(low), np.float32(-np.inf)))
+    return native.ChannelsLastBatchNormGrad(
+        shape(node.inputs[1]),
+        passed=(low, high) if op.activation else None,
+        from_y=operand(node, 6) is not None,
+        addend=operand(node, 7) is not None,
+        threads=context.threads,
+    )

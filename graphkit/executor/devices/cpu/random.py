@@ -1,0 +1,76 @@
+"""Random numbers: the same bits as the references draw, for any number of threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
+from graphkit.executor.devices.kernels import KernelContext
+from graphkit.ir.graph import Node, Value
+from graphkit.ops._base import DOMAIN
+from graphkit.ops.xp import numpy_xp
+
+
+def _source(node: Node) -> Any:
+    """Where the node draws: from its operand `rng`, or from its seed."""
+    op: Any = node.op
+    if op.named_inputs(node.inputs)["rng"] is not None:
+        return native.PhiloxSource(0, 0, op.stream, True)
+    seed, step = op.state(numpy_xp, None).tolist()
+    return native.PhiloxSource(seed, step, op.stream, False)
+
+
+def _described(value: Value | None) -> tuple[tuple[int, ...], str] | None:
+    return None if value is None else (shape(value), value.dtype.value)
+
+
+def _fill(node: Node, context: KernelContext, normal: bool, like: bool) -> Any:
+    op: Any = node.op
+    first, second = (op.mean, op.scale) if normal else (op.low, op.high - op.low)
+    unread = _described(node.inputs[0]) if like else None
+    y = node.output
+    return native.RandomFill(
+        op.name, normal, first, second, unread, shape(y), y.dtype.value, _source(node), context.threads
+    )
+
+
+@kernel("RandomUniform")
+def _random_uniform(node: Node, context: KernelContext) -> Any:
+    return _fill(node, context, normal=False, like=False)
+
+
+@kernel("RandomNormal")
+def _random_normal(node: Node, context: KernelContext) -> Any:
+    return _fill(node, context, normal=True, like=False)
+
+
+@kernel("RandomUniformLike")
+def _random_uniform_like(node: Node, context: KernelContext) -> Any:
+    return _fill(node, context, normal=False, like=True)
+
+
+@kernel("RandomNormalLike")
+def _random_normal_like(node: Node, context: KernelContext) -> Any:
+    return _fill(node, context, normal=True, like=True)
+
+
+@kernel("Bernoulli")
+def _bernoulli(node: Node, context: KernelContext) -> Any:
+    x = node.inputs[0]
+    assert x is not None
+    return native.Bernoulli(shape(x), x.dtype.value, node.output.dtype.value, _source(node), context.threads)
+
+
+@kernel("Dropout")
+def _dropout(node: Node, context: KernelContext) -> Any:
+    x = node.inputs[0]
+    assert x is not None
+    ratio, training = (_described(operand(node, position)) for position in (1, 2))
+    return native.Dropout(shape(x), x.dtype.value, ratio, training, _source(node), context.threads)
+
+
+@kernel("RngFoldIn", DOMAIN)
+def _rng_fold_in(node: Node, context: KernelContext) -> Any:
+    index = node.inputs[1]
+    assert index is not None
+    return native.RngFoldIn(shape(index), index.dtype.value)

@@ -1,0 +1,78 @@
+"""Recurrent layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.executor.devices.cpu._base import kernel, native, shape
+from graphkit.executor.devices.kernels import KernelContext
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType
+from graphkit.ops import DOMAIN
+
+
+def _is_float(node: Node) -> bool:
+    return all(v is None or v.dtype in (DType.FLOAT32, DType.INT32) for v in node.inputs)
+
+
+def _options(layer: Any) -> dict[str, Any]:
+    return {
+        "direction": layer.direction,
+        "activations": [tuple(f) for d in range(layer.directions) for f in layer.functions_of(d)],
+        "clip": layer.clip,
+        "linear_before_reset": getattr(layer, "linear_before_reset", False),
+        "input_forget": getattr(layer, "input_forget", False),
+        "batch_first": bool(layer.layout),
+    }
+
+
+def _forward(node: Node, context: KernelContext, layer: Any, saves: bool) -> Any:
+    x, r = node.inputs[0], node.inputs[2]
+    if x is None or x.dtype is not DType.FLOAT32:
+        return None
+    return native.Recurrent(
+        layer.name,
+        shape(x),
+        shape(r)[2],
+        **_options(layer),
+        pack_w=1 in context.constant_inputs,
+        pack_r=2 in context.constant_inputs,
+        saves=saves,
+        threads=context.threads,
+    )
+
+
+def _recurrent(node: Node, context: KernelContext) -> Any:
+    return _forward(node, context, node.op, saves=False)
+
+
+def _walk(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    return _forward(node, context, op.forward, saves=True)
+
+
+def _walk_grad(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    named = op.named_inputs(node.inputs)
+    if not _is_float(node):
+        return None
+    _, steps, batch, _ = shape(named["gates"])
+    layer = op.forward
+    hidden = shape(named["r"])[2]
+    read = context.used_outputs
+    return native.RecurrentGrad(
+        layer.name,
+        steps,
+        batch,
+        hidden,
+        **_options(layer),
+        reads_gates=read[0],
+        reads_other=read[-1],
+        threads=context.threads,
+    )
+
+
+for _name in ("RNN", "GRU", "LSTM"):
+    kernel(_name)(_recurrent)
+    kernel(f"{_name}Walk", DOMAIN, whole=_is_float)(_walk)
+    kernel(f"{_name}WalkGrad", DOMAIN, whole=_is_float)(_walk_grad)

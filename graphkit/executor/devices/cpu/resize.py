@@ -1,0 +1,63 @@
+"""Resize and its gradient: nearest elements are copied, all else is a weighted sum along each axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.cpu._base import constants, kernel, native, operand, shape
+from graphkit.executor.devices.cpu._taps import axis_taps
+from graphkit.executor.devices.kernels import KernelContext
+from graphkit.ir.graph import Node
+from graphkit.ops._base import DOMAIN
+
+
+def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]) -> Any:
+    """The resized axes of an array of `sizes`; None when an operand is not known. `first` is roi's position."""
+    settings: list[Any] = []
+    for position in range(first, first + 3):
+        value = operand(node, position)
+        known: Any = None
+        if value is not None:
+            held = context.constant_inputs.get(position)
+            known = constants(value) or value.tensor.floats
+            if known is None and value.shape != (0,):
+                if held is None:
+                    return None
+                known = held.array
+        settings.append(known)
+    op: Any = node.op
+    return op.plan(sizes, *settings)
+
+
+@kernel("Resize")
+def _resize(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    x, dtype = shape(node.inputs[0]), node.output.dtype
+    plan = _plan(node, context, 1, x)
+    if plan is None:
+        return None
+    masks = {axis.axis: op.outside(axis) for axis in plan}
+    if op.mode == "nearest":
+        maps: list[Any] = [None] * len(x)
+        for axis in plan:
+            places = op.nearest(axis)
+            mask = masks[axis.axis]
+            maps[axis.axis] = (places if mask is None else np.where(mask, -1, places)).tolist()
+        fill = np.asarray(op.extrapolation_value).astype(dtype.numpy).tobytes()
+        return native.ResizeNearest(x, maps, fill, dtype.value, context.threads)
+    axes = [axis_taps(axis.axis, op.taps(axis), masks[axis.axis]) for axis in plan]
+    fill_value = float(op.extrapolation_value)
+    return native.Resample("Resize", x, axes, fill_value, op.antialias, dtype.value, context.threads)
+
+
+@kernel("ResizeGrad", DOMAIN)
+def _resize_grad(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    dy, dx = shape(node.inputs[0]), shape(node.output)
+    plan = _plan(node, context, 2, dx)
+    if plan is None:
+        return None
+    axes = [axis_taps(axis.axis, op.taps(axis).transposed()) for axis in plan]
+    return native.Resample("ResizeGrad", dy, axes, 0.0, False, node.output.dtype.value, context.threads)

@@ -1,0 +1,24 @@
+"""Softmax and its logarithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.executor.devices.cpu._base import kernel, native, shape
+from graphkit.executor.devices.kernels import KernelContext
+from graphkit.ir.graph import Node
+
+
+def _softmax(node: Node, context: KernelContext, log: bool) -> Any:
+    op: Any = node.op
+    return native.Softmax(shape(node.output), op.axis, str(node.output.dtype), log, context.threads)
+
+
+@kernel("Softmax")
+def _softmax_kernel(node: Node, context: KernelContext) -> Any:
+    return _softmax(node, context, log=False)
+
+
+@kernel("LogSoftmax")
+def _log_softmax_kernel(node: Node, context: KernelContext) -> Any:
+    return _softmax(node, context, log=True)

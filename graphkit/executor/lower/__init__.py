@@ -1,0 +1,1 @@
+"""From a graph of known sizes to steps of a native program."""

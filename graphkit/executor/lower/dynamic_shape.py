@@ -1,0 +1,285 @@
+"""Late kernels: a node whose operands' shapes only a run tells is prepared in that run, and again for other shapes.
+
+Whether a node can be is decided beforehand, on shapes that stand in for those to come: one that cannot is in the plan
+as running by reference. Inside subgraphs that is a call of Python as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from graphkit import config
+from graphkit.errors import GraphkitError, OutOfMemory, RuntimeFailure, TypeMismatch, UnsupportedError, lacks_memory
+from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.lower.emit import ABSENT, NO_SLOT, Emitter, Where
+from graphkit.executor.lower.region import Region
+from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
+from graphkit.ir.declared import Declarations
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
+from graphkit.ops import Op
+from graphkit.ops.evaluate import run_node
+
+# What unknown sizes are taken for when a node is tried.
+_STAND_IN = 16
+
+# Shapes whose kernels stay, of one node.
+_KEPT = 4096
+
+# Elements that stand in for integer operands of which nothing is known, by position; None: 1, except -1 once.
+_ELEMENTS: dict[str, tuple[int | None, ...]] = {
+    "Slice": (0, 0, 1, 0, 1),
+    "Range": (0, _STAND_IN, 1),
+    "Reshape": (0, None),
+    "Expand": (0, 1),
+    "ConstantOfShape": (1,),
+    "Tile": (0, 1),
+    "Pad": (0, 0),
+}
+
+# An operand of a late kernel: slot, bytes of an element, elements without a slot, whether its elements count.
+LateOperand: TypeAlias = tuple[int, int, int, bool]
+
+Shapes: TypeAlias = Sequence[Sequence[int] | None]
+
+
+class Prepared(NamedTuple):
+    """What the native program takes for certain shapes: one of a kernel, views, known elements, and a function."""
+
+    kernel: Any
+    shapes: list[tuple[int, ...]]
+    views: list[tuple[int, int]]
+    known: list[tuple[int, bytes]]
+    function: Any
+
+
+class _LateStep(ABC):
+    """A node that the native program asks about, by `make`, when it comes to it."""
+
+    scratch_bytes = 0
+    regions: Mapping[str, Region] = MappingProxyType({})
+
+    def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
+        self.node = node
+        self._by_value = by_value  # operands whose elements are needed to prepare it
+
+    @abstractmethod
+    def make(self, shapes: Shapes, values: Shapes) -> Prepared:
+        """For operands of these shapes (None: the declared one) and elements (None: not needed)."""
+
+    def emit(
+        self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
+    ) -> None:
+        # Kernels count optional operands that a node leaves out.
+        padding = max(len(getattr(self.node.op, "formals", ())) - len(inputs), 0)
+        operands = enumerate(zip(self.node.inputs, inputs, strict=True))
+        builder.late(
+            name,
+            self.make,
+            [*inputs, *[ABSENT] * padding],
+            [late_operand(value, where, i in self._by_value) for i, (value, where) in operands],
+            list(outputs),
+            [late_operand(value, where) for value, where in zip(self.node.outputs, outputs, strict=True)],
+        )
+
+
+def late_operand(value: Value | None, where: Where, by_value: bool = False) -> LateOperand:
+    """How the native program sees an operand or a result of a late kernel."""
+    if value is None or where == ABSENT:
+        return NO_SLOT, 0, 0, False
+    kind = value.tensor
+    if has_run_time_size(value):
+        return where[0], kind.dtype.itemsize, 0, by_value
+    return NO_SLOT, kind.dtype.itemsize, kind.nbytes // kind.dtype.itemsize, by_value
+
+
+class LateNode(_LateStep):
+    """A node and what was prepared for it. Several instances of a program may ask at the same time."""
+
+    def __init__(
+        self, node: Node, context: KernelContext, by_value: frozenset[int], declared: Declarations | None = None
+    ):
+        super().__init__(node, by_value)
+        self._context = context
+        self._declared = declared
+        self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def make(self, shapes: Shapes, values: Shapes) -> Prepared:
+        """For operands of these shapes (None: the declared one) and elements (None: not needed).
+
+        Raises RuntimeFailure when they do not fit, UnsupportedError when only the reference can compute them and
+        GRAPHKIT_STRICT is set.
+        """
+        key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
+        with self._lock:
+            found = self._prepared.get(key)
+            if found is None:
+                found = self._prepared[key] = self._made(shapes, values)
+                if len(self._prepared) > _KEPT:
+                    self._prepared.popitem(last=False)
+            else:
+                self._prepared.move_to_end(key)
+            return found
+
+    def _made(self, shapes: Shapes, values: Shapes) -> Prepared:
+        types: list[TensorType | None] = []
+        for operand, shape, value in zip(self.node.inputs, shapes, values, strict=True):
+            kind = None if operand is None else operand.tensor
+            if kind is not None and (shape is not None or kind.constants is None):
+                kind = TensorType(kind.dtype, kind.shape if shape is None else shape, value)
+            types.append(kind)
+        try:
+            bound = _bound(self.node, types)
+        except TypeMismatch as error:
+            raise RuntimeFailure(f"{self.node.describe()}: {error}") from error
+        for declared, output in zip(self.node.outputs, bound.outputs, strict=True):
+            if has_fixed_size(declared) and declared.type != output.type:
+                raise RuntimeFailure(f"{self.node.describe()}: a result is {output.type}; {declared.type} was inferred")
+        try:
+            found = _prepared(bound, self._context)
+        except (MemoryError, ValueError) as error:
+            if lacks_memory(error) and not isinstance(error, GraphkitError):
+                raise OutOfMemory(f"{bound.describe()}: {str(error) or 'no memory'}") from error
+            raise
+        if found is not None and self._declared:
+            self._declared.found(self.node.outputs, [v.tensor.static_shape for v in bound.outputs])
+        if found is None:
+            if config.STRICT.get():
+                raise UnsupportedError(f"GRAPHKIT_STRICT=1, and no native kernel: {bound.describe()}")
+            run = _reference(self.node, types, self._context.used_outputs, self._declared)
+            found = Prepared(None, [], [], [], run)
+        return found
+
+
+def late_node(node: Node, context: KernelContext, declared: Declarations | None = None) -> LateNode | None:
+    """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
+    if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
+        return None
+    undecided = frozenset(i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor))
+    for by_value in (frozenset[int](), undecided) if undecided else (undecided,):
+        for sizes in _sizes(node):
+            types = [
+                None if v is None else _stand_in(node, i, v.tensor, sizes, i in by_value)
+                for i, v in enumerate(node.inputs)
+            ]
+            try:
+                if _prepared(_bound(node, types), context) is not None:
+                    return LateNode(node, context, by_value, declared)
+            except GraphkitError:  # a shape is not known, or does not fit others
+                continue
+    return None
+
+
+def _sizes(node: Node) -> Iterator[dict[str, Dim]]:
+    """What to take unknown sizes for: the same all, or what other operands have at the same axis from the end."""
+    shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
+    mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
+    unknown = {symbol for d in mentioned if isinstance(d, DimExpr) for symbol in d.symbols}
+    same: dict[str, Dim] = dict.fromkeys(unknown, _STAND_IN)
+    yield same
+    aligned: dict[str, Dim] = {}
+    for dims in zip_longest(*(shape[::-1] for shape in shapes)):
+        size = next((d for d in dims if isinstance(d, int) and d != 1), None)
+        for d in dims if size is not None else ():
+            if isinstance(d, DimExpr):
+                aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
+    if aligned:
+        yield same | aligned
+
+
+class ReferenceNode(_LateStep):
+    """A node inside a subgraph that runs by its reference. Its operands and results are tensors of numbers."""
+
+    def __init__(self, node: Node, used: Sequence[bool], declared: Declarations | None = None):
+        super().__init__(node)
+        self._used = used
+        self._declared = declared
+
+    def make(self, shapes: Shapes, values: Shapes) -> Prepared:
+        types = [
+            None if v is None else TensorType(v.dtype, v.tensor.static_shape if s is None else s)
+            for v, s in zip(self.node.inputs, shapes, strict=True)
+        ]
+        return Prepared(None, [], [], [], _reference(self.node, types, self._used, self._declared))
+
+
+def is_numeric(value: Value) -> bool:
+    """Whether the value is a tensor that lies in plain memory."""
+    return has_fixed_size(value) or has_run_time_size(value)
+
+
+def _may_decide(kind: TensorType) -> bool:
+    """Whether these are integers that an operator may infer a shape from, and not known."""
+    small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
+    integer = kind.dtype in (DType.INT64, DType.INT32)
+    return integer and kind.shape is not None and len(kind.shape) <= 1 and small and kind.constants is None
+
+
+def _stand_in(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
+    """The type with every size known, and with elements if they are read."""
+    sized = kind.substitute(sizes)
+    if not by_value or sized.constants is not None:
+        return sized if by_value or kind.constants is not None else TensorType(sized.dtype, sized.shape)
+    elements = _ELEMENTS.get(node.op.name, ())
+    if position >= len(elements) or not kind.is_static:
+        return sized
+    count, element = int(np.prod(kind.static_shape)), elements[position]
+    value = [element] * count if element is not None else [1] * (count - 1) + [-1]
+    return TensorType(kind.dtype, kind.shape, value)
+
+
+def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:
+    return node.rebuilt([None if kind is None else Value(kind) for kind in types])
+
+
+def _prepared(node: Node, context: KernelContext) -> Prepared | None:
+    """For a node of known operands, whose results are not all in use; None when it takes its reference."""
+    if not all(has_fixed_size(v) for v in node.outputs):
+        return None
+    shapes = [v.tensor.static_shape for v in node.outputs]
+    used = [i for i, needed in enumerate(context.used_outputs) if needed]
+    views = [(source, result) for source, result in getattr(node.op, "views", ()) if result in used]
+    same_size = all(node.inputs[a].tensor.nbytes == node.outputs[b].tensor.nbytes for a, b in views)  # type: ignore[union-attr]
+    if views and same_size and len(views) == len(used):
+        return Prepared(None, shapes, views, [], None)
+    known = [node.outputs[i].tensor for i in used]
+    if all(kind.constants is not None for kind in known):
+        elements = [np.array(kind.constants, kind.dtype.numpy).tobytes() for kind in known]
+        return Prepared(None, shapes, [], list(zip(used, elements, strict=True)), None)
+    kernel: Any = make_kernel("cpu", node, context)
+    if kernel is None or not hasattr(kernel, "scratch_bytes") or kernel.packed_inputs:
+        return None
+    return Prepared(kernel, shapes, [], [], None)
+
+
+def _reference(
+    node: Node, types: Sequence[TensorType | None], used: Sequence[bool], declared: Declarations | None
+) -> Any:
+    """A function of the operands' memory that returns the node's results, None where nobody reads them."""
+
+    def run(memory: Sequence[Any]) -> list[np.ndarray | None]:
+        operands = [
+            None if kind is None else np.ndarray(kind.static_shape, kind.dtype.numpy, data)
+            for kind, data in zip(types, memory, strict=False)
+        ]
+        try:
+            results = run_node(node, operands)
+        except GraphkitError:
+            raise
+        except Exception as error:
+            raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+        if declared:
+            declared.found(node.outputs, [np.shape(a) for a in results])
+        return [np.asarray(a, order="C") if needed else None for a, needed in zip(results, used, strict=True)]
+
+    return run

@@ -1,0 +1,40 @@
+"""The kernel that every operator has: its reference, copied to where the plan wants the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.kernels import Kernel
+from graphkit.ir.graph import Node
+from graphkit.ops.evaluate import run_node
+from graphkit.ops.xp import Namespace, numpy_xp
+
+
+def reference_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
+    """A kernel that runs `node` by reference, on arrays of `xp`.
+
+    It raises RuntimeFailure, naming the node, when a result has another shape than was inferred.
+    """
+
+    def run(inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
+        results = run_node(node, inputs, xp)
+        if len(results) > 1:
+            # Writing the first output may overwrite an operand that the second is a view of.
+            results = tuple(
+                r if y is None or (r.base is None and all(r is not x for x in inputs)) else r.copy()
+                for r, y in zip(results, outputs, strict=True)
+            )
+        for position, (result, output) in enumerate(zip(results, outputs, strict=True)):
+            if output is None:
+                continue
+            if result.shape != output.shape or result.dtype != output.dtype:
+                raise RuntimeFailure(
+                    f"{node.describe()}: result {position} is {result.dtype}{list(result.shape)};"
+                    f" {output.dtype}{list(output.shape)} was inferred"
+                )
+            xp.copyto(output, result)
+
+    return run

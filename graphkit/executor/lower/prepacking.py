@@ -1,0 +1,146 @@
+"""Hoisting: what depends on parameters and constants only is computed when they change, not in every run.
+
+Weights that a pass folds a batch normalisation into, transposes or casts are such values. A hoisted value becomes an
+input of the graph, with an array that is derived from the parameters behind it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from graphkit.executor.devices.kernels import VersionedArray
+from graphkit.executor.memory.placement import has_fixed_size
+from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ops.evaluate import evaluate
+from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.sweep import rewrite
+from graphkit.passes.simplify.cse import is_random
+
+# Derived arrays up to this size stay in memory; larger ones only while a program holds them, since most are read once
+# to be packed.
+KEPT_BYTES = 1 << 16
+
+# A node that makes this many times more bytes than it reads is left where its result can be short-lived.
+GROWTH_LIMIT = 4
+
+
+class _Group:
+    """A graph of parameters and constants only; its outputs are computed together."""
+
+    def __init__(self, graph: Graph, sources: Sequence[VersionedArray]):
+        self._graph = graph
+        self._sources = tuple(sources)
+        self._lock = threading.Lock()
+        self._made_for = -1
+        self._kept: dict[int, np.ndarray] = {}
+        self._held: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
+
+    @property
+    def version(self) -> int:
+        return sum(source.version for source in self._sources)
+
+    def get(self, index: int) -> np.ndarray:
+        with self._lock:
+            version = self.version
+            found = self._kept.get(index, self._held.get(index)) if self._made_for == version else None
+            if found is not None:
+                return found
+            arrays = [np.asarray(a, order="C") for a in evaluate(self._graph, [s.array for s in self._sources])]
+            self._made_for = version
+            self._kept = {i: a for i, a in enumerate(arrays) if a.nbytes <= KEPT_BYTES}
+            self._held.clear()
+            self._held.update(enumerate(arrays))
+            return arrays[index]
+
+
+class DerivedArray:
+    """One output of a group, as kernels see a parameter."""
+
+    __slots__ = ("_group", "_index")
+
+    def __init__(self, group: _Group, index: int):
+        self._group = group
+        self._index = index
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._group.get(self._index)
+
+    @property
+    def version(self) -> int:
+        return self._group.version
+
+
+def hoist(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:
+    """The graph with an input more, of role parameter, for each hoisted value, and their arrays by input name.
+
+    `parameters` are the inputs that no update writes. Linear.
+    """
+    hoisted = _hoisted_nodes(graph, parameters)
+    if not hoisted:
+        return graph, {}
+    kept = [node for node in graph.nodes if node not in hoisted and not isinstance(node.op, Constant)]
+    read = {v for node in kept for v in node.inputs}.union(graph.outputs, (new for _, new in graph.updates))
+    names = Names(graph.input_names)
+    replaced: dict[Value, Value] = {}
+    arrays: dict[str, DerivedArray] = {}
+    for nodes in _components(hoisted):
+        outputs = [v for node in nodes for v in node.outputs if v in read]
+        operands = list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v in parameters))
+        group = _Group(Graph(operands, outputs, name="derived"), [parameters[v] for v in operands])
+        for index, value in enumerate(outputs):
+            name = names.take(f"{graph.name_of(value)}.derived")
+            replaced[value] = Value(value.type, name, role="parameter")
+            arrays[name] = DerivedArray(group, index)
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        return [replaced.get(v, v) for v in node.outputs] if node in hoisted else None
+
+    return rewrite(graph, rule, extra_inputs=list(replaced.values())), arrays
+
+
+def _hoisted_nodes(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> dict[Node, None]:
+    known = set(parameters)
+    found: dict[Node, None] = {}
+    for node in graph.nodes:
+        if isinstance(node.op, Constant):
+            if has_fixed_size(node.output):
+                known.add(node.output)
+            continue
+        operands = [v for v in node.inputs if v is not None]
+        if not operands or not all(v in known for v in operands) or node.op.subgraphs() or is_random(node.op):
+            continue
+        if not all(has_fixed_size(v) for v in (*operands, *node.outputs)):
+            continue
+        if sum(v.tensor.nbytes for v in node.outputs) > max(
+            GROWTH_LIMIT * sum(v.tensor.nbytes for v in operands), 1024
+        ):
+            continue
+        known.update(node.outputs)
+        found[node] = None
+    return found
+
+
+def _components(nodes: Mapping[Node, None]) -> list[list[Node]]:
+    """Nodes that hang together through values that they compute, each group in topological order."""
+    leader: dict[Node, Node] = {}
+
+    def find(node: Node) -> Node:
+        while leader[node] is not node:
+            leader[node] = leader[leader[node]]
+            node = leader[node]
+        return node
+
+    for node in nodes:
+        leader[node] = node
+        for value in node.inputs:
+            if value is not None and value.node in leader:
+                leader[find(value.node)] = find(node)
+    groups: dict[Node, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault(find(node), []).append(node)
+    return list(groups.values())

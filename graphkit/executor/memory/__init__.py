@@ -1,0 +1,1 @@
+"""Where values lie: placement, order of steps, the plan of the arena."""

@@ -1,0 +1,61 @@
+"""Which states a run may overwrite: new values that are written into the memory of the old ones.
+
+A step that reads a state elementwise and writes its new value may do so in place, once nobody else has to read the old
+one. Optimizers, running statistics and accumulated gradients then keep to one buffer for each state.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from graphkit.executor.memory.placement import Placement
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.passes.core.sweep import elements_read
+
+
+def overwritten(
+    graph: Graph,
+    placement: Placement,
+    pairs: Sequence[Sequence[tuple[Value, Value]]],
+    after: Sequence[Sequence[Value]],
+) -> Mapping[Value, Value]:
+    """Storage of a new value, by the state whose memory it may take. Linear.
+
+    `pairs` are the (storage read, output) pairs that each step permits to be the same memory, `after` the storages that
+    each step follows. Every other step that reads such a state has to run before the one that writes its new value.
+    """
+    root, place = placement.root, placement.place
+    wanted = Counter(root[r.value] for r in placement.results)
+    targets = {state: root[new] for state, new in graph.updates if wanted[root[new]] == 1 and not wanted[state]}
+    writers = {
+        source: index
+        for index, permitted in enumerate(pairs)
+        for source, target in permitted
+        if targets.get(source) is target
+    }
+    # What follows from some writer cannot always run before all writers; what a step makes itself may be a view.
+    late: set[Node] = set()
+    chosen = {placement.steps[index] for index in writers.values()}
+    for index, node in enumerate(placement.steps):
+        if node in chosen or any(v.node in late for v in after[index]):
+            late.add(node)
+        if node in late or any(place.get(v) == "dynamic" for v in node.outputs):
+            for value in elements_read(node):
+                if writers.get(root[value], index) != index:
+                    del writers[root[value]]
+    return {state: targets[state] for state in writers}
+
+
+def awaited(placement: Placement, chosen: Mapping[Value, Value]) -> dict[Node, list[Value]]:
+    """What the steps that overwrite the `chosen` states have to follow: a result of every other step that reads one."""
+    root = placement.root
+    found: dict[Node, list[Value]] = {}
+    for node in placement.steps:
+        result = next(v for v in node.outputs if v in placement.used)
+        for storage in {root[v] for v in elements_read(node)} & chosen.keys():
+            writer = chosen[storage].node
+            assert writer is not None
+            if writer is not node:
+                found.setdefault(writer, []).append(result)
+    return found

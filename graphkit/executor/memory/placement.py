@@ -1,0 +1,128 @@
+"""Where each value of a graph lives: which values are views of others, and which memory the rest has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphkit.executor.report.plan import Place
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops.tensor.constants import Constant
+from graphkit.ops.tensor.layout import Transpose
+from graphkit.passes.core.sweep import read_positions
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An output or the new value of a state. `owned`: its storage is the result's memory; else it is copied out."""
+
+    value: Value
+    owned: bool
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Storages of a graph. A storage is known by its root: the value that writes it, or a graph input.
+
+    `root` maps every value to the value whose bytes it is (itself, unless it is a view); `place` maps roots to
+    their kind of memory. `results` are the updates' new values, then the outputs. `steps` are the nodes that
+    compute something; `used` holds the values that something reads. `waits` lists, for views that ask for it, the
+    storages that are written before whoever reads the view may run.
+    """
+
+    root: dict[Value, Value]
+    place: dict[Value, Place]
+    results: tuple[Result, ...]
+    steps: tuple[Node, ...]
+    used: frozenset[Value]
+    waits: dict[Value, tuple[Value, ...]]
+
+
+def place_values(graph: Graph) -> Placement:
+    """Place every value of `graph`. Linear.
+
+    Tensors of unknown size, strings, sequences and optionals are dynamic: what a step makes.
+    """
+    wanted = [*(new for _, new in graph.updates), *graph.outputs]
+    used = {v for node in graph.nodes for v in node.inputs if v is not None}.union(wanted)
+    root: dict[Value, Value] = {v: v for v in graph.inputs}
+    place: dict[Value, Place] = {v: "parameter" if v.role in ("parameter", "state") else "input" for v in graph.inputs}
+    steps: list[Node] = []
+    waits: dict[Value, tuple[Value, ...]] = {}
+    for node in graph.nodes:
+        sources = _view_sources(node, used, root, place)
+        if sources is not None:
+            root.update(sources)
+            awaited = _awaited(node, root, waits)
+            if awaited:
+                waits.update((v, awaited) for v in sources)
+            continue
+        root.update((v, v) for v in node.outputs)
+        if isinstance(node.op, Constant):
+            place[node.output] = "constant"
+            continue
+        place.update((v, "arena" if has_fixed_size(v) else "dynamic") for v in node.outputs)
+        steps.append(node)
+    results: list[Result] = []
+    for value in wanted:
+        source = root[value]
+        owned = place[source] == "arena"
+        if owned:
+            place[source] = "result"
+        results.append(Result(value, owned))
+    return Placement(root, place, tuple(results), tuple(steps), frozenset(used), waits)
+
+
+def has_fixed_size(value: Value) -> bool:
+    """Whether the value is a tensor whose bytes are known before it is computed."""
+    return isinstance(value.type, TensorType) and value.type.is_static and value.type.dtype is not DType.STRING
+
+
+def has_run_time_size(value: Value) -> bool:
+    """Whether the value is a tensor that only its shape, known once it is computed, tells the bytes of."""
+    return isinstance(value.type, TensorType) and not value.type.is_static and value.type.dtype is not DType.STRING
+
+
+def _awaited(node: Node, root: dict[Value, Value], waits: dict[Value, tuple[Value, ...]]) -> tuple[Value, ...]:
+    """The storages that readers of a view wait for: those of operands of which the view reads nothing."""
+    read = set(read_positions(node))
+    found: dict[Value, None] = {}
+    for position, value in enumerate(node.inputs):
+        if value is not None:
+            found.update(dict.fromkeys(waits.get(value, ())))
+            if position not in read:
+                found[root[value]] = None
+    return tuple(found)
+
+
+def _view_sources(
+    node: Node, used: set[Value], root: dict[Value, Value], place: dict[Value, Place]
+) -> dict[Value, Value] | None:
+    """The storage of each used output when all of them are views of operands of known size; None otherwise."""
+    pairs = ((0, 0),) if _keeps_order(node) else getattr(node.op, "views", ())
+    if not pairs:
+        return None
+    operand_of = {output: node.inputs[operand] for operand, output in pairs}
+    sources: dict[Value, Value] = {}
+    for index, value in enumerate(node.outputs):
+        operand = operand_of.get(index)
+        if value not in used:
+            continue
+        if operand is None or not has_fixed_size(value) or not has_fixed_size(operand):
+            return None
+        if place[root[operand]] == "dynamic" or operand.tensor.nbytes != value.tensor.nbytes:
+            return None
+        sources[value] = root[operand]
+    return sources
+
+
+def _keeps_order(node: Node) -> bool:
+    """Whether a transposition only moves axes of one element."""
+    if not isinstance(node.op, Transpose) or not has_fixed_size(node.output):
+        return False
+    x = node.inputs[0]
+    assert x is not None
+    shape = x.tensor.static_shape
+    perm = node.op.perm if node.op.perm is not None else range(len(shape))[::-1]
+    long = [axis for axis in perm if shape[axis] != 1]
+    return long == sorted(long)

@@ -1,0 +1,1 @@
+"""What a program does and costs, for people."""

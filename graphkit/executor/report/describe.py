@@ -1,0 +1,184 @@
+"""The readable plan of a region: its steps in their order, with views and constants where they are used first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from graphkit.executor.lower.region import Region
+from graphkit.executor.memory.placement import has_fixed_size
+from graphkit.executor.memory.planner import aligned
+from graphkit.executor.report.plan import Block, KernelKind, Operand, Plan, PlanStep
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
+from graphkit.ops.tensor.constants import Constant
+
+
+def describe(region: Region) -> Plan:
+    """The plan of a region."""
+    return _Description(region).plan()
+
+
+class _Description:
+    def __init__(self, region: Region):
+        self._region = region
+        self._nodes = region.placement.steps
+        self._kinds: dict[Node, KernelKind] = {
+            node: chosen.kind for node, chosen in zip(self._nodes, region.chosen, strict=True)
+        }
+        self._steps: list[PlanStep] = []
+        self._shown: set[Node] = set()
+        # Requests whose memory one of their readers took over in its step, and those that took it.
+        self._handed_on: set[int] = set()
+        self._taken: set[int] = set()
+        for j, request in enumerate(region.requests):
+            for i in request.inplace:
+                if request.size and region.requests[i].size and region.layout.offsets[i] == region.layout.offsets[j]:
+                    self._handed_on.add(i)
+                    self._taken.add(j)
+
+    def plan(self) -> Plan:
+        region = self._region
+        scratch = set(region.scratch_of.values())
+        values = self._live_bytes([i for i in range(len(region.requests)) if i not in scratch])
+        working = self._live_bytes(scratch)
+        shown_at: list[int] = []  # by step of the region
+        for step, index in enumerate(region.order):
+            self._show(self._nodes[index], values[step] + working[step])
+            shown_at.append(len(self._steps) - 1)
+        for node in region.graph.nodes:
+            if node not in self._shown:
+                self._show_idle(node)
+        place = region.placement.place
+        peak = region.layout.peak_step
+        return Plan(
+            steps=tuple(self._steps),
+            blocks=self._blocks(shown_at),
+            activation_bytes=max(values),
+            scratch_bytes=max(working),
+            arena_bytes=region.layout.arena_bytes,
+            lower_bound=region.layout.lower_bound,
+            plain_lower_bound=region.plain_lower_bound,
+            naive_bytes=region.layout.naive_bytes,
+            inplace_count=region.layout.inplace_count,
+            parameter_bytes=sum(_bytes(v) for v in region.graph.inputs if place[v] == "parameter"),
+            packed_bytes=sum(_packed(region).values()),
+            constant_bytes=sum(_bytes(v) for v, p in place.items() if p == "constant"),
+            result_bytes=sum(_bytes(r.value) for r in region.placement.results),
+            peak_node=region.graph.node_name(self._nodes[region.order[peak]]) if region.requests else "",
+            inner_fallbacks=tuple(
+                f"{name} ({node.op.name})" for name, node, _ in region.by_reference() if node not in self._kinds
+            ),
+        )
+
+    def _show(self, node: Node, live_bytes: int) -> None:
+        for operand in node.inputs:
+            source = None if operand is None else operand.node
+            if source is not None and source not in self._shown and source not in self._kinds:
+                self._show_idle(source)
+        self._shown.add(node)
+        self._steps.append(self._step(node, self._kinds.get(node, _idle_kind(node)), live_bytes))
+
+    def _show_idle(self, node: Node) -> None:
+        """A view or a constant, after those that it depends on."""
+        chain = [node]
+        while chain:
+            ahead = [v.node for v in chain[-1].inputs if v is not None and v.node is not None]
+            ahead = [n for n in ahead if n not in self._shown and n not in self._kinds]
+            if ahead:
+                chain.append(ahead[0])
+                continue
+            done = chain.pop()
+            if done not in self._shown:
+                self._shown.add(done)
+                self._steps.append(self._step(done, _idle_kind(done), 0))
+
+    def _live_bytes(self, requests: Iterable[int]) -> list[int]:
+        """The bytes of `requests` that live at each step of the region; memory that is handed on counts once."""
+        region = self._region
+        changes = [0] * (len(region.order) + 1)
+        for i in requests:
+            request = region.requests[i]
+            changes[request.first] += aligned(request.size)
+            changes[request.last if i in self._handed_on else request.last + 1] -= aligned(request.size)
+        live = 0
+        return [live := live + change for change in changes]
+
+    def _blocks(self, shown_at: Sequence[int]) -> tuple[Block, ...]:
+        region = self._region
+        names = {request: (region.graph.name_of(v), str(v.type)) for v, request in region.request_of.items()}
+        for index, request in region.scratch_of.items():
+            names[request] = region.graph.node_name(self._nodes[index]), ""
+        scratch = set(region.scratch_of.values())
+        return tuple(
+            Block(
+                *names[i],
+                "scratch" if i in scratch else "value",
+                region.layout.offsets[i],
+                aligned(request.size),
+                shown_at[request.first],
+                shown_at[request.last],
+                i in self._taken,
+            )
+            for i, request in enumerate(region.requests)
+            if request.size
+        )
+
+    def _step(self, node: Node, kind: KernelKind, live_bytes: int) -> PlanStep:
+        region = self._region
+        domain = f"{node.op.domain}." if node.op.domain else ""
+        used = region.placement.used
+        inplace = any(region.request_of.get(v) in self._taken for v in node.outputs)
+        return PlanStep(
+            region.graph.node_name(node),
+            domain + node.op.name,
+            kind,
+            tuple(self._operand(v) for v in node.inputs),
+            tuple(self._operand(v) if v in used else None for v in node.outputs),
+            live_bytes,
+            inplace,
+        )
+
+    def _offset(self, value: Value) -> int | None:
+        region = self._region
+        request = region.request_of.get(region.placement.root[value])
+        return None if request is None else region.layout.offsets[request]
+
+    def _operand(self, value: Value | None) -> Operand | None:
+        if value is None:
+            return None
+        region = self._region
+        place = region.placement.place[region.placement.root[value]]
+        return Operand(region.graph.name_of(value), str(value.type), place, self._offset(value), _bytes(value))
+
+
+def _idle_kind(node: Node) -> KernelKind:
+    return "constant" if isinstance(node.op, Constant) else "view"
+
+
+def _packed(region: Region) -> dict[tuple[int, str], int]:
+    """Bytes of every array that a kernel of the region, or of one inside it, reads in packed form."""
+    found: dict[tuple[int, str], int] = {}
+    for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
+        for inner in chosen.regions.values():
+            found |= _packed(inner)
+        for position in chosen.kernel.packed_inputs if chosen.compiled else ():
+            operand = node.inputs[position]
+            assert operand is not None
+            array = region.fixed[region.placement.root[operand]]
+            found[id(array), chosen.kernel.packed_layout(position)] = aligned(chosen.kernel.packed_bytes(position))
+    return found
+
+
+def _bytes(value: Value) -> int:
+    return aligned(value.tensor.nbytes) if has_fixed_size(value) else 0
+
+
+def is_shape_arithmetic(node: Node) -> bool:
+    """Whether all results are small integer tensors: work that follows shapes, not data."""
+    return all(
+        isinstance(v.type, TensorType)
+        and (v.type.dtype.is_integer or v.type.dtype is DType.BOOL)
+        and v.type.is_static
+        and v.type.nbytes <= MAX_KNOWN_ELEMENTS * v.type.dtype.itemsize
+        for v in node.outputs
+    )

@@ -1,0 +1,130 @@
+"""A plan as a page of its own: time against address, drawn in SVG, with details where one points."""
+
+from __future__ import annotations
+
+import json
+import string
+import zlib
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from typing import Any
+
+from graphkit.executor.report.plan import Block, Plan, human
+
+# Height of both pictures in their own units; widths are steps.
+_HEIGHT = 1000.0
+# Rows of the table of what lives at the peak.
+_ROWS = 30
+
+
+class _Template(string.Template):
+    delimiter = "@@"  # scripts have "$" for their own templates
+
+
+def page(plan: Plan, title: str) -> str:
+    """HTML that needs no other file. The pictures are there without scripts; scripts add zoom, search and details."""
+    timed = [i for i, step in enumerate(plan.steps) if step.kernel not in ("view", "constant")]
+    # Views and constants take no time: blocks are counted in the steps that do.
+    position = {shown: step for step, shown in enumerate(timed)}
+    steps = [plan.steps[i] for i in timed]
+    blocks = sorted(plan.blocks, key=lambda b: (b.first, b.offset))
+    spans = [(position[b.first], position[b.last]) for b in blocks]
+    live = [step.live_bytes for step in steps]
+    peak = max(range(len(live)), key=live.__getitem__, default=0)
+    operators = sorted({step.op for step in steps})
+    data = {
+        "steps": [{"node": s.node, "op": s.op, "kernel": s.kernel, "live": s.live_bytes} for s in steps],
+        "blocks": [
+            {
+                "name": b.name, "type": b.type, "kind": b.kind, "offset": b.offset, "bytes": b.bytes, "first": first,
+                "last": last, "inplace": b.inplace,
+            }
+            for b, (first, last) in zip(blocks, spans, strict=True)
+        ],
+        "peak": peak,
+    }  # fmt: skip
+    template = _Template(resources.files("graphkit.executor.report").joinpath("plan_page.html").read_text("utf-8"))
+    rects = [
+        _rect(i, block, span, steps[span[0]].op, plan.arena_bytes)
+        for i, (block, span) in enumerate(zip(blocks, spans, strict=True))
+    ]
+    quarters = [human(plan.arena_bytes * part // 4) for part in (4, 3, 2, 1, 0)]
+    alive = [(b, s) for b, s in zip(blocks, spans, strict=True) if s[0] <= peak <= s[1]]
+    # A "<" in a name would end the script element, or begin another one.
+    embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    fields: dict[str, Any] = {
+        "title": escape(title),
+        "facts": _facts(plan),
+        "addresses": "".join(f"<span>{text}</span>" for text in quarters),
+        "arena": human(plan.arena_bytes),
+        "map": _svg("map", len(steps), rects),
+        "curve": _svg("curve", len(steps), [_curve(live, plan.arena_bytes), _bound(plan, len(steps))]),
+        "legend": "".join(
+            f'<span data-op="{escape(op)}"><i style="background:{_colour(op)}"></i>{escape(op)}</span>'
+            for op in operators
+        ),
+        "peak_rows": "".join(_row(b, s, live[peak]) for b, s in sorted(alive, key=lambda a: -a[0].bytes)[:_ROWS]),
+        "data": embedded,
+    }
+    return template.substitute(fields)
+
+
+def _facts(plan: Plan) -> str:
+    facts = [
+        ("arena", human(plan.arena_bytes)),
+        ("lower bound", human(plan.lower_bound)),
+        ("plain order's bound", human(plan.plain_lower_bound)),
+        ("naive sum", human(plan.naive_bytes)),
+        ("activations", human(plan.activation_bytes)),
+        ("working memory", human(plan.scratch_bytes)),
+        ("parameters", human(plan.parameter_bytes)),
+        ("results", human(plan.result_bytes)),
+        ("in place", str(plan.inplace_count)),
+        ("peak at", escape(plan.peak_node or "no step")),
+    ]
+    return "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
+
+
+def _svg(name: str, width: int, parts: Sequence[str]) -> str:
+    inside = "\n".join(parts)
+    return f'<svg id="{name}" viewBox="0 0 {max(width, 1)} {_HEIGHT:g}" preserveAspectRatio="none">\n{inside}\n</svg>'
+
+
+def _rect(index: int, block: Block, span: tuple[int, int], op: str, arena: int) -> str:
+    """Low addresses are at the bottom. The title is what a browser shows without scripts."""
+    scale = _HEIGHT / arena
+    first, last = span
+    kind = ' class="scratch"' if block.kind == "scratch" else f' fill="{_colour(op)}"'
+    title = f"{block.name} {block.type} {human(block.bytes)}, steps {first} to {last}"
+    return (
+        f'<rect data-block="{index}"{kind} x="{first}" width="{last - first + 1}" '
+        f'y="{_HEIGHT - (block.offset + block.bytes) * scale:.4f}" height="{block.bytes * scale:.4f}">'
+        f"<title>{escape(title)}</title></rect>"
+    )
+
+
+def _curve(live: Sequence[int], arena: int) -> str:
+    """Live bytes step by step."""
+    scale = _HEIGHT / max(arena, 1)
+    points = "".join(f"V{_HEIGHT - size * scale:.4f}H{step + 1}" for step, size in enumerate(live))
+    return f'<path d="M0 {_HEIGHT:g}{points}V{_HEIGHT:g}Z"/>'
+
+
+def _bound(plan: Plan, width: int) -> str:
+    y = _HEIGHT * (1 - plan.lower_bound / max(plan.arena_bytes, 1))
+    return f'<line x1="0" x2="{width}" y1="{y:.4f}" y2="{y:.4f}"><title>lower bound</title></line>'
+
+
+def _row(block: Block, span: tuple[int, int], total: int) -> str:
+    name = block.name if block.kind == "value" else f"working memory of {block.name}"
+    return (
+        f"<tr><td>{escape(name)}</td><td>{escape(block.type)}</td><td>{human(block.bytes)}</td>"
+        f"<td>{100 * block.bytes / total:.1f}%</td><td>{span[0]} to {span[1]}</td></tr>"
+    )
+
+
+def _colour(op: str) -> str:
+    """One colour for one operator, in every plan."""
+    code = zlib.crc32(op.encode())
+    return f"hsl({code % 360} {45 + code // 360 % 3 * 15}% {50 + code // 1080 % 3 * 8}%)"

@@ -1,0 +1,305 @@
+"""Profiling: what every step of a program costs, as a table by operator and as a trace for Perfetto or Chrome.
+
+    with gk.profile("trace.json") as profile:
+        exe.run(feeds)
+    print(profile)
+
+Format of the file: "Trace Event Format", Google, 2016 (the JSON object form); https://ui.perfetto.dev opens it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graphkit.errors import UnsupportedError, UsageError
+from graphkit.executor.lower.region import Region
+from graphkit.executor.memory.placement import has_fixed_size
+from graphkit.executor.report.plan import format_table, human
+from graphkit.executor.run import engine
+from graphkit.executor.run import program as programs
+from graphkit.executor.run.program import Program
+from graphkit.ir.atomic import write_whole
+
+# Where the rows of engine workers begin: thread ids of the system are smaller.
+_WORKER_ROWS = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """All steps of one operator; `seconds` leaves out those inside its regions."""
+
+    operator: str
+    kind: str  # "native" or "reference"
+    calls: int
+    seconds: float
+    share: float  # of all operators together
+    bytes: int  # of operands and results
+
+
+class _Step(NamedTuple):
+    """What is known of a step before it runs."""
+
+    operator: str
+    node: str
+    kind: str
+    implementation: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes: int
+    live_bytes: int | None  # of the arena; None inside a region, whose arena is part of another step's
+
+
+class _Run(NamedTuple):
+    program: Program
+    thread: int
+    start: int  # monotonic nanoseconds
+    end: int
+    events: Sequence[tuple[str, int, int]]
+
+
+class Profile:
+    """The runs that were recorded."""
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+        self._work: list[engine.Work] = []  # of dependency engines, filled by them
+        self._threads: dict[int, str] = {}
+        self._steps: dict[Program, dict[str, _Step]] = {}
+        self._lock = threading.Lock()
+        self._start = time.monotonic_ns()
+
+    def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
+        """Call `run`, and record what the native instance does meanwhile."""
+        if native is None:
+            raise UnsupportedError("profiling needs the native engine, which was not built here: pip install .")
+        native.trace(True)
+        start = time.monotonic_ns()
+        try:
+            return run()
+        finally:
+            end = time.monotonic_ns()
+            native.trace(False)
+            thread = threading.get_native_id()
+            with self._lock:
+                self._threads[thread] = threading.current_thread().name
+                self._runs.append(_Run(program, thread, start, end, native.events()))
+
+    # --- results ------------------------------------------------------------------------------------
+
+    @property
+    def operators(self) -> tuple[OperatorTime, ...]:
+        """Time by operator, the largest first."""
+        calls: dict[tuple[str, str], int] = {}
+        nanoseconds: dict[tuple[str, str], int] = {}
+        moved: dict[tuple[str, str], int] = {}
+        for run in self._runs:
+            steps = self._known(run.program)
+            for (name, _, _), own in zip(run.events, _own_times(run.events), strict=True):
+                step = steps.get(name) or _copy(name)
+                key = (step.operator, step.kind)
+                calls[key] = calls.get(key, 0) + 1
+                nanoseconds[key] = nanoseconds.get(key, 0) + own
+                moved[key] = moved.get(key, 0) + step.bytes
+        total = sum(nanoseconds.values()) or 1
+        found = [
+            OperatorTime(*key, calls[key], spent / 1e9, spent / total, moved[key]) for key, spent in nanoseconds.items()
+        ]
+        return tuple(sorted(found, key=lambda o: (-o.seconds, o.operator)))
+
+    @property
+    def seconds(self) -> float:
+        """Duration of all runs together."""
+        return sum(run.end - run.start for run in self._runs) / 1e9
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Head and rows of the table by operator."""
+        head = ["operator", "kernel", "calls", "ms", "share", "us per call", "bytes", "GB/s"]
+        rows = [
+            [
+                o.operator,
+                o.kind,
+                str(o.calls),
+                f"{o.seconds * 1e3:.3f}",
+                f"{o.share:.1%}",
+                f"{o.seconds / o.calls * 1e6:.2f}",
+                human(o.bytes),
+                f"{o.bytes / o.seconds / 1e9:.1f}" if o.seconds else "",
+            ]
+            for o in self.operators
+        ]
+        return head, rows
+
+    def __str__(self) -> str:
+        inside = sum(o.seconds for o in self.operators)
+        count = len(self._runs)
+        runs = f"{count} run{'' if count == 1 else 's'}"
+        summary = f"{runs}, {self.seconds * 1e3:.3f} ms, {inside * 1e3:.3f} ms of it in steps"
+        return f"{format_table(*self.table())}\n\n{summary}"
+
+    def trace(self) -> dict[str, Any]:
+        """The trace as plain data for JSON: a row for each thread, and the bytes that live in the arena."""
+        process = os.getpid()
+        events: list[dict[str, Any]] = [_named("process_name", process, 0, "graphkit")]
+        events += [_named("thread_name", process, thread, name) for thread, name in self._threads.items()]
+        for run in self._runs:
+            events += self._run_events(run, process)
+        for row in sorted({(w.engine, w.worker) for w in self._work}):
+            events.append(_named("thread_name", process, _row(*row), f"engine {row[0]}, worker {row[1]}"))
+        for w in self._work:
+            event = self._slice(w.operation, "engine", process, _row(w.engine, w.worker), w.start, w.end)
+            events.append(event)
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"producer": "graphkit"}}
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace."""
+        write_whole(Path(path), [json.dumps(self.trace()).encode()])
+
+    def _run_events(self, run: _Run, process: int) -> Iterator[dict[str, Any]]:
+        steps = self._known(run.program)
+        yield self._slice(f"run {run.program.graph.name}", "run", process, run.thread, run.start, run.end)
+        counter = {"name": f"arena of {run.program.graph.name}", "ph": "C", "pid": process, "id": str(run.thread)}
+        for name, start, end in run.events:
+            step = steps.get(name) or _copy(name)
+            event = self._slice(step.operator, step.kind, process, run.thread, start, end)
+            event["args"] = {
+                "node": step.node,
+                "implementation": step.implementation,
+                "inputs": step.inputs,
+                "outputs": step.outputs,
+                "bytes": step.bytes,
+            }
+            yield event
+            if step.live_bytes is not None:
+                yield {**counter, "ts": self._microseconds(start), "args": {"live bytes": step.live_bytes}}
+        yield {**counter, "ts": self._microseconds(run.end), "args": {"live bytes": 0}}
+
+    def _slice(self, name: str, category: str, process: int, thread: int, start: int, end: int) -> dict[str, Any]:
+        return {
+            "name": name, "cat": category, "ph": "X", "pid": process, "tid": thread,
+            "ts": self._microseconds(start), "dur": (end - start) / 1e3,
+        }  # fmt: skip
+
+    def _microseconds(self, time: int) -> float:
+        return (time - self._start) / 1e3
+
+    def _known(self, program: Program) -> dict[str, _Step]:
+        """The program's steps, and those of its regions, by the name that the native trace gives them."""
+        if program not in self._steps:
+            found: dict[str, _Step] = {}
+            _describe(program.region, "", {s.node: s.live_bytes for s in program.plan.steps}, found)
+            self._steps[program] = found
+        return self._steps[program]
+
+
+class _Recording:
+    """From run `skip` on, `runs` runs go into a profile, with what engines do meanwhile; then the trace is written."""
+
+    def __init__(self, made: Profile, path: str | Path | None, skip: int, runs: int | None):
+        self._profile, self._path, self._skip, self._runs = made, path, skip, runs
+        self._numbers = itertools.count()
+
+    def begin(self) -> None:
+        with _switch:
+            if programs.recorder is not None:
+                raise UsageError("a profile is being recorded already; one block at a time")
+            programs.recorder = self
+        if not self._skip:
+            engine.record(self._profile._work)
+
+    def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
+        number = next(self._numbers) - self._skip
+        if number < 0:
+            return run()
+        if number == 0 and self._skip:
+            engine.record(self._profile._work)
+        try:
+            return self._profile.run(program, native, run)
+        finally:
+            if number + 1 == self._runs:
+                self.end()
+
+    def end(self) -> None:
+        with _switch:
+            if programs.recorder is not self:
+                return
+            programs.recorder = None
+        engine.record(None)
+        if self._path is not None:
+            self._profile.save(self._path)
+
+
+_switch = threading.Lock()
+
+
+@contextlib.contextmanager
+def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None = None) -> Iterator[Profile]:
+    """Record every run of a compiled model, in any thread, and every operation of a dependency engine.
+
+    skip: how many runs pass before the first that is recorded; runs: how many are recorded, where not all. The trace is
+    written to `path` after the last of them, or at the end of the block, also when the block raises. Runs must not go
+    on beyond the block. Raises UsageError inside another such block, UnsupportedError for a run without the native
+    engine.
+    """
+    if skip < 0 or (runs is not None and runs < 1):
+        raise UsageError(f"skip={skip}, runs={runs}: expected a number of runs to leave out, and of those to record")
+    made = Profile()
+    recording = _Recording(made, path, skip, runs)
+    recording.begin()
+    try:
+        yield made
+    finally:
+        recording.end()
+
+
+def _describe(region: Region, prefix: str, live: Mapping[str, int] | None, found: dict[str, _Step]) -> None:
+    graph = region.graph
+    for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
+        name = graph.node_name(node)
+        values = [v for v in (*node.inputs, *node.outputs) if v is not None and v in region.placement.root]
+        found[prefix + name] = _Step(
+            f"{node.op.domain}.{node.op.name}" if node.op.domain else node.op.name,
+            prefix + name,
+            chosen.kind,
+            chosen.kernel.implementation if chosen.compiled else "",
+            tuple("" if v is None else str(v.type) for v in node.inputs),
+            tuple(str(v.type) for v in node.outputs),
+            sum(v.tensor.nbytes for v in values if has_fixed_size(v)),
+            None if live is None else live[name],
+        )
+        for part, inner in chosen.regions.items():
+            _describe(inner, f"{prefix}{name}/{part}/", None, found)
+
+
+def _copy(name: str) -> _Step:
+    """A step that is no node: it moves a result of a region to where that belongs, or makes room for it."""
+    return _Step("copy", name, "native", "", (), (), 0, None)
+
+
+def _own_times(events: Sequence[tuple[str, int, int]]) -> list[int]:
+    """Nanoseconds of each event without those inside it. An event comes after those that it holds."""
+    own: list[int] = []
+    open_: list[tuple[int, int]] = []  # (start, duration) of events that nothing later holds so far
+    for _, start, end in events:
+        inside = 0
+        while open_ and open_[-1][0] >= start:
+            inside += open_.pop()[1]
+        own.append(end - start - inside)
+        open_.append((start, end - start))
+    return own
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _row(engine_number: int, worker: int) -> int:
+    return _WORKER_ROWS + engine_number * 1000 + worker

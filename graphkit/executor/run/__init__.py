@@ -1,0 +1,1 @@
+"""Programs and sessions: specialised, fed, run, interrupted."""

@@ -1,0 +1,244 @@
+"""The dependency engine: work that runs beside the program, in an order that follows from what it reads and writes.
+
+    engine = Engine(workers=2)
+    batch, result = engine.variable("batch"), engine.variable("result")
+    engine.push(load, writes=[batch])                       # returns at once
+    engine.push(train, reads=[batch], writes=[result], priority=1)
+    engine.wait(result)                                     # raises what load or train raised
+
+Data loading, copies and communication go on here while the program computes: workers never own the team of threads
+that kernels share. The threads and the bookkeeping are native; the GIL is held only while a Python callable runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit import config
+from graphkit.errors import Cancelled, MissingDependency, RuntimeFailure, UsageError
+from graphkit.executor.devices.kernels import load_device, native_module
+
+# How long the end of the process waits for operations that are running; they are left behind then.
+EXIT_SECONDS = 5.0
+
+
+class Work(NamedTuple):
+    """Which worker of which engine ran an operation, and when, in monotonic nanoseconds."""
+
+    engine: int
+    worker: int
+    operation: str
+    start: int
+    end: int
+
+
+class Variable:
+    """Something that operations of one engine read and write: an array, a file, a connection.
+
+    Readers run at the same time, a writer alone, and all in the order in which they were pushed.
+    """
+
+    __slots__ = ("_native", "name")
+
+    def __init__(self, native: Any, name: str):
+        self._native = native
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Variable {self.name!r}>" if self.name else "<Variable>"
+
+
+class Engine:
+    """Runs operations on `workers` threads (default: GRAPHKIT_ENGINE_WORKERS).
+
+    An operation that raises makes what it writes unfit: operations that use such a variable, and were pushed before
+    somebody waited for it, do not run, and what they write is unfit in turn. The exception itself comes out of
+    `wait` for any of these variables, or else of `wait_all`; then the variable may be used again.
+
+    As a context manager it waits for everything at the end, or cancels when the block raises. Safe to use from several
+    threads. It does not follow a fork: in the child every call raises RuntimeFailure.
+    """
+
+    def __init__(self, workers: int | None = None):
+        workers = config.ENGINE_WORKERS.get() if workers is None else workers
+        if not 1 <= workers <= config.MOST_WORKERS:
+            raise UsageError(f"workers={workers}: expected a number from 1 to {config.MOST_WORKERS}")
+        load_device("cpu")
+        self._library: Any = native_module()
+        if self._library is None:
+            raise MissingDependency("the dependency engine is native, and graphkit was not built here: pip install .")
+        self._native: Any = self._library.Engine(workers)
+        # What operations raised, by number. It lies here because exceptions may refer to this object.
+        self._raised: dict[int, BaseException] = {}
+        self.number = next(_numbers)
+        if _recorded is not None:
+            self._native.trace(True)
+        _living.add(self)
+
+    def variable(self, name: str = "") -> Variable:
+        """A variable that nothing has touched yet. The name is for people."""
+        return Variable(self._native.variable(), name)
+
+    def push(
+        self,
+        function: Callable[[], Any],
+        *,
+        reads: Iterable[Variable] = (),
+        writes: Iterable[Variable] = (),
+        priority: int = 0,
+        name: str = "",
+    ) -> None:
+        """Run `function()` on a worker once all that was pushed before with these variables permits it.
+
+        Of the operations that could start, those of the highest priority start first, then the oldest. A variable that
+        is in `reads` and `writes` is written. Raises RuntimeFailure after `close`.
+        """
+        if not callable(function):
+            raise UsageError(f"an operation is a callable without arguments, not {type(function).__name__}")
+        label = name or getattr(function, "__qualname__", "") or type(function).__name__
+        self._call(self._native.push, label, function, self._raised, _handles(reads), _handles(writes), priority)
+
+    def push_kernel(
+        self,
+        kernel: Any,
+        inputs: Sequence[np.ndarray | None],
+        outputs: Sequence[np.ndarray | None],
+        *,
+        reads: Iterable[Variable] = (),
+        writes: Iterable[Variable] = (),
+        priority: int = 0,
+        name: str = "",
+    ) -> None:
+        """Run a native kernel of one thread on these arrays, without Python.
+
+        The arrays are checked here (TypeError, ValueError) and kept alive; nothing but `reads` and `writes` protects
+        their elements from others.
+        """
+        label = name or repr(kernel)
+        self._call(
+            self._native.push_kernel, label, kernel, inputs, outputs, _handles(reads), _handles(writes), priority
+        )
+
+    def wait(self, variable: Variable, *, exclusive: bool = False) -> None:
+        """Return when all that was pushed before has written `variable` and, with `exclusive`, read it.
+
+        Raises what made the variable unfit, if anything did. The GIL is free meanwhile, and signals are handled.
+        """
+        self._raise(self._call(self._native.wait, variable._native, exclusive))
+
+    def wait_all(self) -> None:
+        """Return when all that was pushed before is done.
+
+        Raises the exception of the oldest operation that failed, unless a wait has raised it before; all variables
+        may be used again.
+        """
+        self._raise(self._call(self._native.wait_all))
+
+    def cancel(self) -> None:
+        """Take back what has not started; a wait for what it should have written raises Cancelled."""
+        self._call(self._native.cancel)
+
+    def close(self, seconds: float = EXIT_SECONDS) -> bool:
+        """Cancel, accept nothing more, and wait for what is running; False if that takes longer than `seconds`.
+
+        What is running then ends by itself, and its worker with it. May be called again.
+        """
+        ended = bool(self._call(self._native.close, seconds))
+        if _recorded is not None:
+            self._hand_over(_recorded)
+        return ended
+
+    @property
+    def workers(self) -> int:
+        """Number of worker threads."""
+        return int(self._native.workers)
+
+    @property
+    def pending(self) -> int:
+        """Operations that were pushed and are not done."""
+        return int(self._call(lambda: self._native.pending))
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.wait_all()
+        finally:
+            self.close()
+
+    def __reduce__(self) -> Any:
+        raise UsageError("an Engine holds threads of this process and cannot be copied or pickled: make another one")
+
+    def _hand_over(self, recorded: list[Work]) -> None:
+        """Add what tracing has seen since the last call."""
+        for operation, worker, start, end in self._call(self._native.events):
+            recorded.append(Work(self.number, worker, operation, start, end))
+
+    def __repr__(self) -> str:
+        return f"<Engine of {self.workers} workers>"
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except self._library.Error as error:
+            raise RuntimeFailure(str(error)) from None
+
+    def _raise(self, failure: tuple[BaseException | int, str] | None) -> None:
+        if failure is None:
+            return
+        found, operation = failure
+        error = self._raised.get(found, MemoryError(operation)) if isinstance(found, int) else found
+        for number in self._native.released():
+            self._raised.pop(number, None)
+        if isinstance(error, self._library.Cancelled):
+            raise Cancelled(str(error))
+        if isinstance(error, self._library.Error):
+            raise RuntimeFailure(str(error)) from error
+        note = f"in operation {operation!r} of the engine"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise error
+
+
+def _handles(variables: Iterable[Variable]) -> list[Any]:
+    try:
+        return [variable._native for variable in variables]
+    except AttributeError:
+        raise UsageError("operations read and write variables that the engine made: engine.variable()") from None
+
+
+def record(into: list[Work] | None) -> None:
+    """From now on add the work of every engine to a list; None ends it."""
+    global _recorded
+    engines = list(_living)
+    for engine in engines:
+        engine._call(engine._native.trace, into is not None)
+        if _recorded is not None:
+            engine._hand_over(_recorded)
+    _recorded = into
+
+
+_recorded: list[Work] | None = None
+_numbers = itertools.count()
+_living: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Before the interpreter goes: no worker may need it any more."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    engines = list(_living)
+    for engine in engines:
+        engine.cancel()
+    for engine in engines:
+        engine.close(max(deadline - time.monotonic(), 0.0))

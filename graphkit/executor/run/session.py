@@ -1,0 +1,480 @@
+"""Executor: prepares a graph once, specialises it for each set of input shapes, and runs it.
+
+`prepare` is what does not depend on shapes. `specialise` binds dimensions, folds shape arithmetic, chooses
+kernels, orders the steps and lays out memory; the programs it makes are kept in a bounded LRU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from graphkit import config
+from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
+from graphkit.executor.devices.device import make_program
+from graphkit.executor.devices.kernels import VersionedArray, load_device, native_module, runs_whole
+from graphkit.executor.lower.prepacking import DerivedArray, hoist
+from graphkit.executor.lower.region import Settings
+from graphkit.executor.memory.errors import out_of_memory
+from graphkit.executor.memory.packing import PackedArrays
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.declared import Declared
+from graphkit.executor.run.feeds import check_finite, convert
+from graphkit.executor.run.interruption import Held
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.program import Program
+from graphkit.executor.run.selection import Repeat, RunInput, Selection, signature
+from graphkit.executor.run.states import States
+from graphkit.ir.declared import Declarations
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.passes.core.bind import bind
+from graphkit.passes.core.sweep import run_passes
+from graphkit.passes.layout.float16 import HALVES
+from graphkit.passes.pipeline import BOUND, inference_passes
+from graphkit.passes.simplify.cleanup import CLEANUP
+from graphkit.passes.training.randomness import bind_rng
+
+# Programs kept for input shapes seen before, the most recently used ones.
+PROGRAM_LIMIT = 16
+
+
+class ParameterArray:
+    """The current array of a parameter, as kernels see it."""
+
+    __slots__ = ("_name", "_store")
+
+    def __init__(self, store: ParamStore, name: str):
+        self._store = store
+        self._name = name
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._store[self._name]
+
+    @property
+    def version(self) -> int:
+        return self._store.version(self._name)
+
+
+class Executor:
+    """Runs a graph with the arrays of `params` on a device.
+
+    Inputs of role parameter and state are read from `params` by name (they may be fed as well); a run leaves their new
+    values there. It writes them over the old ones where it can: arrays of `params` that somebody else holds keep their
+    values, the others must not be read while it goes on, and after a run that fails some may be new. An input of role
+    rng is fed from `rng`, which then advances a step.
+    `optimize=False` skips the rewrites; fused kernels only round otherwise. `inplace` and `share` switch the two
+    techniques of the memory planner and change no bit. `precision="bf16"` rounds the operands and results of matrix
+    products, convolutions and their gradients to bfloat16 (each by a relative error of at most 2^-8; what stays as it
+    is, `graphkit.passes.layout.bfloat16` says) and sums in float32; `deterministic=True` gives the same bits for any
+    number of threads. `declared` are shapes that a file has for the graph's values: a false one is a
+    DeclarationWarning. `check_finite=True` raises InputError for NaN or infinity in fed data.
+    Runs of a graph without updates may go on concurrently in several threads; others take turns.
+
+    Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
+    lacks, MissingDependency when the installed package has no native part.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        params: ParamStore,
+        *,
+        device: str = "cpu",
+        threads: int | None = None,
+        seed: int | None = None,
+        optimize: bool = True,
+        inplace: bool = True,
+        share: bool = True,
+        deterministic: bool = False,
+        precision: str = "f32",
+        check_finite: bool = False,
+        declared: Declarations | None = None,
+    ):
+        threads = config.num_threads(threads)
+        load_device(device)
+        _check_precision(precision, optimize, device)
+        self.params = params
+        self._declared = Declared(graph, declared) if declared else None
+        self._settings = Settings(
+            device, threads, deterministic, inplace, share, optimize, declared
+        )
+        self._optimize = optimize
+        # Whether there are native kernels, which fused operators are made for.
+        self._compiled = device == "cpu" and native_module() is not None
+        self._check_finite = check_finite
+        self._rng = (config.SEED.get() if seed is None else seed, 0)
+        with _collector_paused():
+            self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
+            if optimize and self._compiled:
+                whole, halves = partial(runs_whole, device), _computed_in_float32()
+                self._graph = run_passes(self._graph, inference_passes(precision, whole, halves))
+        # The names by which inputs are known are those of the graph as it was given.
+        self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
+        for name, value in zip(self._input_names, self._graph.inputs, strict=True):
+            if value.role in ("parameter", "state") and name not in params:
+                raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
+        self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
+        self._packed = PackedArrays()
+        self._hoisted, self._derived = self._hoist() if optimize else (self._graph, {})
+        self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
+        self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
+        self._latest: Program | None = None
+        self._repeat: Repeat | None = None
+        self._lock = threading.RLock()
+        # One run at a time where states are written.
+        self._turn = threading.Lock()
+        self._states = States(params)
+
+    def _hoist(self) -> tuple[Graph, dict[str, DerivedArray]]:
+        written = {state for state, _ in self._graph.updates}
+        named = zip(self._input_names, self._graph.inputs, strict=True)
+        kept = {v: self._parameter_arrays[n] for n, v in named if n in self.params and v not in written}
+        return hoist(self._graph, kept)
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "an Executor holds memory and native code of this process and cannot be copied or pickled: copy or pickle "
+            "the Model, and compile() that"
+        )
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return self._graph.output_names
+
+    # --- running ------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        feeds: Mapping[str, Any],
+        outputs: Sequence[str] | None = None,
+        *,
+        out: Mapping[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name.
+
+        The arrays are fresh, or those of `out` (same dtype and shape, writable, apart from each other; they may be
+        fed arrays). Ctrl-C ends a run between two of its steps, or, once it writes over states, after all of them.
+        Raises InputError for a feed that does not fit, UsageError for an unknown output, TypeMismatch when fed shapes
+        contradict each other inside the graph, RuntimeFailure when a kernel fails.
+        """
+        if type(feeds) is not dict and not isinstance(feeds, Mapping):
+            raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
+        if outputs is None and out is None and (repeat := self._repeat) is not None:
+            arrays = repeat.inputs(feeds)
+            if arrays is not None:
+                with self._turn if repeat.selection.states else contextlib.nullcontext():
+                    return self._step(repeat.selection, repeat.program, arrays, feeds, {})
+        # Values derived from parameters do not follow a parameter that is fed.
+        selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
+        if not selection.graph.updates:
+            return self._run(selection, feeds, out or {})
+        with self._turn:
+            return self._run(selection, feeds, out or {})
+
+    def __call__(self, *arrays: Any) -> tuple[np.ndarray, ...]:
+        """Run on the data inputs by position; the outputs as a tuple."""
+        names = [n for n, v in zip(self._input_names, self._graph.inputs, strict=True) if v.role == "data"]
+        if len(arrays) != len(names):
+            raise InputError(f"{len(names)} inputs expected ({', '.join(names)}), {len(arrays)} given")
+        results = self.run(dict(zip(names, arrays, strict=True)))
+        return tuple(results.values())
+
+    def _run(self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        arrays = self._collect(selection, feeds)
+        program = self._specialise(selection, signature(selection, arrays, feeds), feeds, arrays)
+        if config.STRICT.get() and program.fallbacks:
+            listed = ", ".join(program.fallbacks)
+            raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
+        count = len(selection.states)
+        placed = program.placement.results
+        buffers: dict[int, np.ndarray] = {}
+        for name in out:
+            if name not in selection.outputs:
+                raise UsageError(f"no output {name!r}{did_you_mean(name, selection.outputs)}")
+            position = count + selection.outputs.index(name)
+            target = _checked_out(name, placed[position].value, out[name])
+            if placed[position].owned and target.flags.carray and not _overlaps(target, arrays):
+                buffers[position] = target
+        _check_apart(out)
+        if not out and not self._check_finite:
+            self._repeat = Repeat.of(self._selections.get((None, True)), selection, program, feeds, arrays)
+        named = self._step(selection, program, arrays, feeds, buffers)
+        for name, target in out.items():
+            in_place = count + selection.outputs.index(name) in buffers
+            named[name] = target if in_place else _delivered(name, named[name], target)
+        return named
+
+    def _step(
+        self,
+        selection: Selection,
+        program: Program,
+        arrays: list[Any],
+        fed: Container[str],
+        buffers: dict[int, np.ndarray],
+    ) -> dict[str, Any]:
+        """Run once and write the new values of states; outputs by name. `buffers` has memory for some of these."""
+        names = selection.states
+        if not names:
+            self._with_rng(selection, arrays)
+            named = dict(zip(selection.outputs, program.run(arrays, buffers), strict=True))
+            if self._declared is not None:
+                self._declared.after(named)
+            return named
+        with Held(lambda: (ask := program.interruptible) is not None and ask()):
+            rng = self._rng
+            self._with_rng(selection, arrays)
+            taken = self._states.take(names, program, arrays, fed)
+            try:
+                results = program.run(arrays, taken | buffers)
+            except BaseException:
+                self._states.restore(names, program, taken)
+                self._rng = rng
+                raise
+            named = dict(zip(selection.outputs, results[len(names) :], strict=True))
+            del results[len(names) :]
+            arrays.clear()
+            taken.clear()
+            self._states.commit(names, program, results)
+        if self._declared is not None:
+            self._declared.after(named)
+        return named
+
+    def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
+        """One array per graph input, converted and checked; None for those that nothing needs."""
+        arrays: list[Any] = []
+        found = 0
+        for spec in selection.inputs:
+            if spec.derived:
+                arrays.append(None)
+            elif spec.name in feeds:
+                found += 1
+                array = convert(spec.name, spec.value.type, feeds[spec.name])
+                if self._check_finite:
+                    check_finite(spec.name, array)
+                arrays.append(array)
+            elif spec.stored:
+                arrays.append(self.params[spec.name] if spec.needed else None)
+            elif spec.needed and spec.value.role != "rng":
+                self._missing(selection, feeds)
+            else:
+                arrays.append(None)
+        if found != len(feeds):
+            known = [spec.name for spec in selection.inputs if not spec.derived]
+            unknown = next(name for name in feeds if name not in known)
+            raise InputError(f"no input {unknown!r}{did_you_mean(unknown, known)}")
+        return arrays
+
+    def _missing(self, selection: Selection, feeds: Mapping[str, Any]) -> None:
+        known = [spec.name for spec in selection.inputs if not spec.derived]
+        missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
+        unknown = [name for name in feeds if name not in known]
+        if unknown:
+            raise InputError(f"no input {unknown[0]!r}{did_you_mean(unknown[0], [s.name for s in missing])}")
+        listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
+        raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
+
+    def _with_rng(self, selection: Selection, arrays: list[Any]) -> None:
+        """Put the generator's state where it was not fed; then the step advances."""
+        waiting = [i for i in selection.generators if arrays[i] is None]
+        if not waiting:
+            return
+        with self._lock:
+            seed, step = self._rng
+            self._rng = (seed, step + 1)
+        state = np.array([seed % (1 << 64), step], np.uint64)
+        for position in waiting:
+            arrays[position] = state
+
+    @property
+    def rng(self) -> tuple[int, int]:
+        """(seed, step) of the random generator; a run of a graph with random operators advances the step by one."""
+        return self._rng
+
+    @rng.setter
+    def rng(self, state: Sequence[int]) -> None:
+        seed, step = state
+        with self._lock:
+            self._rng = (int(seed), int(step))
+
+    # --- specialising -------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the program that was made last; for fixed input shapes it is there before the first run.
+
+        Raises UsageError when shapes are still unknown: run once, or call `specialise`.
+        """
+        if self._latest is None:
+            unknown = [
+                f"{spec.name!r} ({spec.value.type})"
+                for spec in self._select(None).inputs
+                if spec.value.role == "data" and spec.needed and not spec.sized
+            ]
+            if unknown:
+                listed = ", ".join(unknown)
+                raise UsageError(f"no plan before the shapes of {listed} are known; run once or call specialise()")
+            return self.specialise({})
+        return self._latest.plan
+
+    def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
+        """Make the program for the given shapes of inputs (others keep their declared ones) without running it."""
+        selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
+        known = [spec.name for spec in selection.inputs if not spec.derived]
+        for name in shapes:
+            if name not in known:
+                raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
+        arrays: list[Any] = []
+        stand_ins: dict[str, Any] = {}
+        for spec in selection.inputs:
+            if spec.stored and spec.name not in shapes:
+                arrays.append(None if spec.sized else self.params[spec.name])
+                continue
+            kind = spec.value.type
+            shape: Sequence[Any] | None = shapes.get(spec.name, kind.shape if isinstance(kind, TensorType) else ())
+            if spec.value.role == "rng" or not isinstance(kind, TensorType):
+                arrays.append(None)
+                continue
+            if shape is None or not all(isinstance(d, int) for d in shape):
+                if spec.needed:
+                    raise InputError(f"the shape of input {spec.name!r} ({kind}) is not given")
+                arrays.append(None)
+                continue
+            if any(d < 0 for d in shape):
+                raise InputError(f"input {spec.name!r} is {kind}; the shape {list(shape)} has a negative size")
+            # An array of this shape that takes no memory stands for the one to come.
+            with out_of_memory(selection.graph, f"input {spec.name!r} of shape {list(shape)}"):
+                array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
+            stand_ins[spec.name] = array
+            arrays.append(array)
+        return self._specialise(selection, signature(selection, arrays, stand_ins), stand_ins, arrays).plan
+
+    def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
+        names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        key = (names, derived)
+        found = self._selections.get(key)
+        if found is not None:
+            return found
+        graph = self._hoisted if derived else self._graph
+        if names is not None:
+            by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
+            for name in names:
+                if name not in by_name:
+                    raise UsageError(f"no output {name!r}{did_you_mean(name, by_name)}")
+            graph = graph.replace(outputs=[by_name[name] for name in names], output_names=names)
+        read = {v for node in graph.nodes for v in node.inputs} | {*graph.outputs, *(new for _, new in graph.updates)}
+        fixed: Mapping[str, VersionedArray] = {**self._parameter_arrays, **(self._derived if derived else {})}
+        inputs = []
+        for name, value in zip((*self._input_names, *self._derived), graph.inputs, strict=False):
+            stored = value.role in ("parameter", "state")
+            sized = isinstance(value.type, TensorType) and value.type.is_static
+            inputs.append(RunInput(name, value, value in read or names is None, stored, name in self._derived, sized))
+        name_of = {spec.value: spec.name for spec in inputs}
+        states = tuple(name_of[state] for state, _ in graph.updates)
+        made = Selection(graph, fixed, tuple(inputs), graph.output_names, states)
+        return self._selections.setdefault(key, made)
+
+    def _specialise(
+        self, selection: Selection, key: tuple[Any, ...], feeds: Mapping[str, Any], arrays: Sequence[Any]
+    ) -> Program:
+        with self._lock:
+            program = self._programs.get(key)
+            if program is None:
+                shapes = {
+                    selection.graph.name_of(spec.value): array.shape
+                    for spec, array in zip(selection.inputs, arrays, strict=True)
+                    if array is not None and isinstance(spec.value.type, TensorType) and not spec.sized
+                }
+                with _collector_paused():
+                    program = self._programs[key] = self._make_program(selection, shapes, feeds)
+                while len(self._programs) > PROGRAM_LIMIT:
+                    self._programs.popitem(last=False)
+            else:
+                self._programs.move_to_end(key)
+            self._latest = program
+            return program
+
+    def _make_program(self, selection: Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
+        graph = bind(selection.graph, shapes)
+        if self._declared is not None:
+            self._declared.before(shapes)
+        if self._optimize and graph is not selection.graph:
+            graph = run_passes(graph, (*CLEANUP, *BOUND) if self._compiled else CLEANUP)
+        fixed: dict[Value, VersionedArray] = {}
+        # What every run writes is not worth a packed copy.
+        written = {state for state, _ in graph.updates}
+        for spec, value in zip(selection.inputs, graph.inputs, strict=True):
+            if spec.stored and spec.name not in feeds and value not in written:
+                fixed[value] = selection.fixed[spec.name]
+        with out_of_memory(graph, "planning the run"):
+            made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
+        return made
+
+
+def _computed_in_float32() -> frozenset[DType]:
+    """The half floats that the processor does not multiply itself."""
+    native = native_module()
+    return HALVES - {DType.BFLOAT16} if native is not None and native.has_bfloat16() else HALVES
+
+
+def _check_precision(precision: str, optimize: bool, device: str) -> None:
+    if precision not in ("f32", "bf16"):
+        raise UsageError(f"precision {precision!r}: expected 'f32' or 'bf16'")
+    if precision == "f32":
+        return
+    if not optimize:
+        raise UsageError("precision 'bf16' is a rewrite of the graph, which optimize=False forbids")
+    if device != "cpu":
+        raise UnsupportedError(f"precision 'bf16' is not there on device {device!r}; use 'f32'")
+    native = native_module()
+    if native is None or not native.has_bfloat16():
+        raise UnsupportedError("precision 'bf16': this processor does not multiply matrices of bfloat16; use 'f32'")
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Without the cyclic collector: it would walk the many new, living nodes again and again, and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:
+    kind = value.tensor
+    if not isinstance(target, np.ndarray) or not target.flags.writeable:
+        raise InputError(f"out[{name!r}] is not a writable array")
+    if target.dtype != kind.dtype.numpy or (kind.is_static and target.shape != kind.static_shape):
+        raise InputError(f"output {name!r} is {kind}; out[{name!r}] is {target.dtype}{list(target.shape)}")
+    return target
+
+
+def _check_apart(out: Mapping[str, np.ndarray]) -> None:
+    for (one, a), (other, b) in itertools.combinations(out.items(), 2):
+        if np.may_share_memory(a, b) and np.shares_memory(a, b):
+            raise InputError(f"out[{one!r}] and out[{other!r}] share memory")
+
+
+def _delivered(name: str, result: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """`target` with the result copied into it."""
+    if result.shape != target.shape:
+        raise InputError(f"output {name!r} has shape {list(result.shape)}; out[{name!r}] has {list(target.shape)}")
+    np.copyto(target, result)
+    return target
+
+
+def _overlaps(target: np.ndarray, arrays: Sequence[Any]) -> bool:
+    return any(isinstance(a, np.ndarray) and np.may_share_memory(target, a) for a in arrays)

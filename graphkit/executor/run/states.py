@@ -1,0 +1,81 @@
+"""The memory of states: what a run writes their new values to, and what becomes of the old ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Container, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphkit.executor.memory.placement import Placement
+from graphkit.executor.run.ownership import LOCAL_REFERENCES
+from graphkit.executor.run.params import ParamStore
+
+
+class _Program(Protocol):
+    """What programs say about their states, by their order among the updates."""
+
+    placement: Placement
+    state_inputs: list[int]  # positions among the inputs
+    overwrites: list[bool]  # whether the new value may take the memory of the old one
+
+
+class States:
+    """The states of `params` that an executor writes; one run at a time.
+
+    A new value goes over the old one where program and owner permit it, else into the buffer of an older value that
+    nobody reads any more, or into a fresh one.
+    """
+
+    def __init__(self, params: ParamStore):
+        self._params = params
+        self._written: dict[str, np.ndarray] = {}
+        self._spares: dict[str, np.ndarray] = {}
+
+    def take(
+        self, names: Sequence[str], program: _Program, arrays: list[Any], fed: Container[str]
+    ) -> dict[int, np.ndarray]:
+        """Put the states that are not fed into `arrays`; return the memory that is there for new values."""
+        buffers: dict[int, np.ndarray] = {}
+        params = self._params
+        for position, name in enumerate(names):
+            at = program.state_inputs[position]
+            if program.overwrites[position]:
+                if name in fed:
+                    continue
+                arrays[at] = None  # it would count as somebody who holds the array
+                array = params.lend(name)
+                if array is None:
+                    arrays[at] = params[name]
+                else:
+                    arrays[at] = buffers[position] = array
+                continue
+            if name not in fed:
+                arrays[at] = params[name]
+            if program.placement.results[position].owned and name in self._spares:
+                buffers[position] = self._spares.pop(name)
+        return buffers
+
+    def restore(self, names: Sequence[str], program: _Program, buffers: dict[int, np.ndarray]) -> None:
+        """After a run that failed: what its steps have written over old values is there to stay."""
+        for position, array in buffers.items():
+            if position < len(names) and program.overwrites[position]:
+                self._params.adopt(names[position], array)
+
+    def commit(self, names: Sequence[str], program: _Program, new: list[Any]) -> None:
+        """Write the new values, which leave `new`."""
+        params = self._params
+        for position in reversed(range(len(names))):
+            name, array = names[position], new.pop()
+            params.adopt(name, array)
+            if program.overwrites[position]:
+                continue
+            previous = self._written.pop(name, None)
+            # Nobody outside holds the array or a view of it.
+            if previous is not None and sys.getrefcount(previous) <= LOCAL_REFERENCES:
+                previous.flags.writeable = True
+                self._spares[name] = previous
+            # Whoever holds a view refers to the array that owns the memory, so that only owners can be counted.
+            if array.base is None:
+                self._written[name] = array

@@ -1,0 +1,1 @@
+"""Images resampled, cropped and pooled by region."""

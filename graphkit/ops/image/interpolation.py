@@ -1,0 +1,243 @@
+"""Elements of images read between their positions, on arrays and on graph values: one text is reference and expansion.
+
+Along each axis a coordinate becomes a few taps, places inside the axis with weights. The result is the sum over all
+combinations of taps of the element at their places times their weights, so that its derivatives by the image and by
+the coordinates are those of the text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from graphkit.ir.dims import DimExpr
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType
+from graphkit.ops._base import F, as_value
+from graphkit.ops.pointwise import scalar_like
+
+# Coefficient of the cubic kernel of Keys (1981) that the standard fixes.
+_CUBIC = -0.75
+
+
+class ArrayImage:
+    """x: [N, C, *spatial] as an array."""
+
+    def __init__(self, xp: Any, x: Any):
+        self.xp = xp
+        self.sizes: tuple[Any, ...] = x.shape[2:]
+        self.rows = xp.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
+
+    def batch(self, rank: int) -> Any:
+        """0, 1, ... N - 1 as [N, 1, ...] of a rank."""
+        count = self.rows.shape[0] // max(int(np.prod(self.sizes)), 1)
+        return self.xp.arange(count, dtype=np.int64).reshape(-1, *(1,) * (rank - 1))
+
+    def length(self, axis: int, like: Any) -> Any:
+        """The size of a spatial axis as a number of the type of `like`."""
+        return like.dtype.type(self.sizes[axis])
+
+    def floor(self, at: Any) -> Any:
+        return self.xp.floor(at)
+
+    def round(self, at: Any) -> Any:
+        return self.xp.rint(at)
+
+    def clip(self, at: Any, low: Any, high: Any) -> Any:
+        return self.xp.clip(at, low, high)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        return self.xp.where(condition, a, b)
+
+    def both(self, a: Any, b: Any) -> Any:
+        return a & b
+
+    def ceil(self, at: Any) -> Any:
+        return self.xp.ceil(at)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return self.xp.maximum(a, b)
+
+    def largest(self, at: Any) -> Any:
+        """The largest element, as a count."""
+        return int(at.max())
+
+    def steps(self, count: Any, like: Any) -> Any:
+        """0, 1, ... count - 1 in the type of `like`."""
+        return self.xp.arange(count).astype(like.dtype)
+
+    def with_axes(self, at: Any, *axes: int) -> Any:
+        """With new axes of size 1 at the given places of the result."""
+        return self.xp.expand_dims(at, axes)
+
+    def join(self, *parts: Any) -> Any:
+        """Parts of the last axis, side by side."""
+        return self.xp.concatenate(parts, axis=-1)
+
+    def total(self, at: Any, *axes: int) -> Any:
+        return self.xp.sum(at, axis=axes)
+
+    def peak(self, at: Any, *axes: int) -> Any:
+        return self.xp.max(at, axis=axes)
+
+    def whole(self, at: Any) -> Any:
+        return at.astype(np.int64)
+
+    def take(self, index: Any) -> Any:
+        """Rows of channels at positions of the flat image: [*index, C]."""
+        return self.xp.take(self.rows, index, axis=0)
+
+    def weighted(self, rows: Any, weight: Any) -> Any:
+        return rows * weight.astype(rows.dtype)[..., None]
+
+
+class GraphImage:
+    """x: [N, C, *spatial] as a graph value of known rank."""
+
+    def __init__(self, x: Any):
+        self.x = x
+        self.sizes = tuple(_size(x, axis) for axis in range(2, x.rank))
+        last = F.transpose(x, perm=(0, *range(2, x.rank), 1))
+        flat = F.concat(np.array([-1], np.int64), F.shape(x, start=1, end=2), axis=0)
+        self.rows = F.reshape(last, flat)
+
+    def batch(self, rank: int) -> Any:
+        zero, one = np.array(0, np.int64), np.array(1, np.int64)
+        count = F.squeeze(F.shape(self.x, start=0, end=1), np.array([0]))
+        return F.unsqueeze(F.range(zero, count, one), np.arange(1, rank))
+
+    def length(self, axis: int, like: Any) -> Any:
+        size = self.sizes[axis]
+        return scalar_like(float(size), like) if isinstance(size, int) else F.cast(size, to=like.dtype)
+
+    def floor(self, at: Any) -> Any:
+        return F.floor(at)
+
+    def round(self, at: Any) -> Any:
+        return F.round(at)
+
+    def clip(self, at: Any, low: Any, high: Any) -> Any:
+        return F.clip(at, as_value(low, at), as_value(high, at))
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        like = a if isinstance(a, Value) else b
+        return F.where(condition, as_value(a, like), as_value(b, like))
+
+    def both(self, a: Any, b: Any) -> Any:
+        return F.and_(a, b)
+
+    def ceil(self, at: Any) -> Any:
+        return F.ceil(at)
+
+    def maximum(self, a: Any, b: Any) -> Any:
+        return F.max(a, as_value(b, a))
+
+    def largest(self, at: Any) -> Any:
+        return F.cast(F.reduce_max(at, keepdims=False), to=DType.INT64)
+
+    def steps(self, count: Any, like: Any) -> Any:
+        if isinstance(count, int):
+            return F.constant(value=np.arange(count).astype(like.dtype.numpy))
+        return F.cast(F.range(np.array(0, np.int64), count, np.array(1, np.int64)), to=like.dtype)
+
+    def with_axes(self, at: Any, *axes: int) -> Any:
+        return F.unsqueeze(at, np.array(axes, np.int64))
+
+    def join(self, *parts: Any) -> Any:
+        return F.concat(*parts, axis=-1)
+
+    def total(self, at: Any, *axes: int) -> Any:
+        return F.reduce_sum(at, np.array(axes, np.int64), keepdims=False)
+
+    def peak(self, at: Any, *axes: int) -> Any:
+        return F.reduce_max(at, np.array(axes, np.int64), keepdims=False)
+
+    def whole(self, at: Any) -> Any:
+        return F.cast(at, to=DType.INT64)
+
+    def take(self, index: Any) -> Any:
+        return F.gather(self.rows, index, axis=0)
+
+    def weighted(self, rows: Any, weight: Any) -> Any:
+        weight = weight if weight.dtype is rows.dtype else F.cast(weight, to=rows.dtype)
+        return F.mul(rows, F.unsqueeze(weight, np.array([-1], np.int64)))
+
+
+def _size(x: Any, axis: int) -> Any:
+    """The size of an axis: an int when static, else a 0-d int64 value."""
+    size = x.shape[axis]
+    return F.gather(F.shape(x), np.array(axis, np.int64)) if isinstance(size, DimExpr) else size
+
+
+# Where places beyond the axis are taken before they are clipped to it; None: they weigh nothing.
+Fold: TypeAlias = Callable[[Any], Any] | None
+
+
+class Tap(NamedTuple):
+    """Where along one axis elements are read, and with which weight (None: 1)."""
+
+    place: Any
+    weight: Any
+
+
+def linear_taps(image: Any, axis: int, at: Any, fold: Fold) -> list[Tap]:
+    """The two neighbours of each coordinate."""
+    low = image.floor(at)
+    rest = at - low
+    return [tap(image, axis, low, 1.0 - rest, fold), tap(image, axis, low + 1.0, rest, fold)]
+
+
+def cubic_taps(image: Any, axis: int, at: Any, fold: Fold) -> list[Tap]:
+    """The four nearest elements of each coordinate, weighted by the kernel of Keys."""
+    low = image.floor(at)
+    rest = at - low
+    weights = (_far(rest + 1.0), _near(rest), _near(1.0 - rest), _far(2.0 - rest))
+    return [tap(image, axis, low + float(i - 1), weight, fold) for i, weight in enumerate(weights)]
+
+
+def _near(t: Any) -> Any:
+    return ((_CUBIC + 2) * t - (_CUBIC + 3)) * t * t + 1.0
+
+
+def _far(t: Any) -> Any:
+    return ((_CUBIC * t - 5 * _CUBIC) * t + 8 * _CUBIC) * t - 4 * _CUBIC
+
+
+def unmoved(places: Any) -> Any:
+    """The fold under which places beyond the axis are its last element."""
+    return places
+
+
+def tap(image: Any, axis: int, at: Any, weight: Any, fold: Fold) -> Tap:
+    """The tap at whole-numbered coordinates."""
+    last = image.length(axis, at) - 1.0
+    if fold is None:
+        inside = image.both(at >= 0.0, at <= last)
+        weight = image.where(inside, at * 0.0 + 1.0 if weight is None else weight, 0.0)
+    else:
+        at = fold(at)
+    # NaN has a place too, so that only its weight is NaN.
+    return Tap(image.whole(image.where(at >= 0.0, image.clip(at, 0.0, last), 0.0)), weight)
+
+
+def terms(image: Any, batch: Any, taps: Sequence[Sequence[Tap]]) -> Iterator[Any]:
+    """The weighted elements, [*points, C], of every combination of one tap of each axis; places broadcast."""
+    for chosen in itertools.product(*taps):
+        index, weight = batch, None
+        for axis, (place, factor) in enumerate(chosen):
+            index = index * image.sizes[axis] + place
+            if factor is not None:
+                weight = factor if weight is None else weight * factor
+        rows = image.take(index)
+        yield rows if weight is None else image.weighted(rows, weight)
+
+
+def interpolated(image: Any, batch: Any, taps: Sequence[Sequence[Tap]]) -> Any:
+    """The sum of `terms`: [*points, C]."""
+    total = None
+    for term in terms(image, batch, taps):
+        total = term if total is None else total + term
+    return total

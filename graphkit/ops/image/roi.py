@@ -1,0 +1,347 @@
+"""Regions of interest: RoiAlign and MaxRoiPool, which pool them, and NonMaxSuppression, which chooses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Node
+from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._checks import fits
+from graphkit.ops.axes import INT64, i64
+from graphkit.ops.image.interpolation import ArrayImage, GraphImage, Tap, interpolated, linear_taps, terms, unmoved
+from graphkit.ops.nn.statistics import converted, wide_type
+
+_ROIS = np.array([[0.3, 0.2, 3.6, 4.1], [1.2, 1.7, 5.9, 3.8], [-1.6, 0.4, 9.3, 2.9]], np.float32)
+_IMAGES = i64(1, 0, 1)
+
+
+def _check_image(x: TensorType) -> tuple[Dim, Dim]:
+    """(batch size, channels) of images x: [N, C, H, W]."""
+    if x.shape is None:
+        return dims.fresh(), dims.fresh()
+    if len(x.shape) != 4:
+        raise TypeMismatch(f"{x} is not a batch of images [N, C, H, W]")
+    return x.shape[0], x.shape[1]
+
+
+def _roi_samples() -> tuple[Sample, ...]:
+    x = (2, 2, 5, 6)
+    return (
+        Sample(x, _ROIS, _IMAGES, output_height=2, output_width=3, sampling_ratio=2),
+        Sample(x, Rand((3, 4), 0.6, 4.2), _IMAGES, output_height=2, sampling_ratio=2),
+        Sample(x, _ROIS, _IMAGES, output_height=2, output_width=2),
+        Sample(
+            x,
+            _ROIS * 2,
+            _IMAGES,
+            output_height=3,
+            output_width=2,
+            spatial_scale=0.5,
+            coordinate_transformation_mode="output_half_pixel",
+        ),
+        Sample(x, _ROIS, _IMAGES, output_height=2, output_width=2, mode="max"),
+        # A region without area holds no samples.
+        Sample(x, np.array([[2.0, 2.0, 1.0, 1.0]], np.float32), i64(0), output_height=2, grad=False),
+        Sample(x, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), output_height=2, sampling_ratio=1),
+    )
+
+
+@op
+class RoiAlign(Op):
+    """Regions of images in bins of equal size, each the mean (or maximum) of interpolated samples. (He et al. 2017.)
+
+    x: [N, C, H, W]; rois: [R, 4] as x1, y1, x2, y2 times `spatial_scale`; batch_indices: [R], the image of each; the
+    result is [R, C, output_height, output_width]. A bin holds sampling_ratio samples along each axis, or as many as it
+    holds elements, rounded up. mode max takes the largest of the weighted elements that the samples are sums of.
+    """
+
+    coordinate_transformation_mode: str = "half_pixel"
+    mode: str = "avg"
+    output_height: int = 1
+    output_width: int = 1
+    sampling_ratio: int = 0
+    spatial_scale: float = 1.0
+    inputs = ("x", "rois", "batch_indices")
+    types = {"x": FLOATS, "rois": "x", "batch_indices": INT64}
+    onnx = Onnx("RoiAlign", since=22)
+    samples = staticmethod(_roi_samples)
+
+    def infer(self, x: TensorType, rois: TensorType, batch_indices: TensorType) -> TensorType:
+        if self.mode not in ("avg", "max"):
+            raise UsageError(f"RoiAlign: mode={self.mode!r} is not one of avg, max")
+        if self.coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
+            known = "half_pixel, output_half_pixel"
+            raise UsageError(f"RoiAlign: {self.coordinate_transformation_mode!r} is not one of {known}")
+        _, channels = _check_image(x)
+        if not fits(rois.shape, (dims.fresh(), 4)) or not fits(batch_indices.shape, (dims.fresh(),)):
+            raise TypeMismatch(f"regions {rois} of images {batch_indices} are not [R, 4] and [R]")
+        count = dims.fresh() if rois.shape is None else rois.shape[0]
+        if batch_indices.shape is not None:
+            if not dims.may_equal(count, batch_indices.shape[0]):
+                raise TypeMismatch(f"regions {rois} and their images {batch_indices} differ in number")
+            count = batch_indices.shape[0] if rois.shape is None else count
+        return TensorType(x.dtype, (count, channels, self.output_height, self.output_width))
+
+    def reference(self, xp: Any, x: Any, rois: Any, batch_indices: Any) -> Any:
+        if not rois.shape[0]:
+            return xp.zeros((0, x.shape[1], self.output_height, self.output_width), dtype=x.dtype)
+        if not 0 <= int(batch_indices.min()) <= int(batch_indices.max()) < x.shape[0]:
+            raise TypeMismatch(f"a region lies in an image outside [0, {x.shape[0] - 1}]")
+        pooled = self._pooled(ArrayImage(xp, x), [rois[:, i] for i in range(4)], batch_indices)
+        return xp.ascontiguousarray(xp.moveaxis(pooled, -1, 1))
+
+    def expand(self, x: Any, rois: Any, batch_indices: Any) -> Any:
+        if x.rank is None:
+            raise UnsupportedError(f"RoiAlign in standard operators needs an operand of known rank, not {x}")
+        wide = wide_type(x.dtype)
+        corners = converted(rois, wide)
+        columns = [F.gather(corners, np.array(i, np.int64), axis=1) for i in range(4)]
+        pooled = self._pooled(GraphImage(converted(x, wide)), columns, batch_indices)
+        return converted(F.transpose(pooled, perm=(0, 3, 1, 2)), x.dtype)
+
+    def _pooled(self, image: Any, corners: list[Any], batch: Any) -> Any:
+        """[R, output_height, output_width, C] from x1, y1, x2, y2, each [R]."""
+        x1, y1, x2, y2 = corners
+        rows = self._bins(image, 0, y1, y2, self.output_height)
+        columns = self._bins(image, 1, x1, x2, self.output_width)
+        # Samples are [R, output_height, output_width, rows in a bin, columns in a bin].
+        taps = [
+            [Tap(image.with_axes(t.place, *axes), image.with_axes(t.weight, *axes)) for t in each.taps]
+            for each, axes in ((rows, (2, 4)), (columns, (1, 3)))
+        ]
+        place = image.with_axes(batch, 1, 2, 3, 4)
+        if self.sampling_ratio > 0:
+            held, count = None, float(self.sampling_ratio**2)
+        else:
+            held = image.both(image.with_axes(rows.held, 2, 4), image.with_axes(columns.held, 1, 3))
+            held = image.with_axes(held, 5)
+            count = image.with_axes(image.maximum(rows.count * columns.count, 1.0), 1, 2, 3)
+        if self.mode == "avg":
+            total = interpolated(image, place, taps)
+            return image.total(total if held is None else image.where(held, total, 0.0), 3, 4) / count
+        largest = None
+        for term in terms(image, place, taps):
+            largest = term if largest is None else image.maximum(largest, term)
+        if held is None:
+            return image.peak(largest, 3, 4)
+        peak = image.peak(image.where(held, largest, -np.inf), 3, 4)
+        return image.where(peak <= -np.inf, 0.0, peak)
+
+    def _bins(self, image: Any, axis: int, first: Any, last: Any, bins: int) -> _Bins:
+        """The samples of all bins along one axis of regions from `first` to `last`."""
+        aligned = self.coordinate_transformation_mode == "half_pixel"
+        start = first * self.spatial_scale - (0.5 if aligned else 0.0)
+        length = (last - first) * self.spatial_scale
+        if not aligned:
+            length = image.maximum(length, 1.0)
+        size = length / float(bins)
+        held: Any = None
+        if self.sampling_ratio > 0:
+            count: Any = float(self.sampling_ratio)
+            number, spacing = image.steps(self.sampling_ratio, size), size / count
+        else:
+            count = image.maximum(image.ceil(size), 0.0)
+            present = image.maximum(count, 1.0)
+            number, spacing = image.steps(image.largest(present), size), size / present
+            held = number < image.with_axes(count, 1, 2)
+        edges = image.with_axes(image.steps(bins, size), 1) * image.with_axes(size, 1, 2)
+        at = image.with_axes(start, 1, 2) + edges + (number + 0.5) * image.with_axes(spacing, 1, 2)
+        extent = image.length(axis, at)
+        # A sample may lie up to one element beyond the border, where the border is repeated.
+        near = image.both(at >= -1.0, at <= extent)
+        taps = linear_taps(image, axis, image.clip(at, 0.0, extent - 1.0), unmoved)
+        return _Bins([Tap(t.place, image.where(near, t.weight, 0.0)) for t in taps], held, count)
+
+
+class _Bins(NamedTuple):
+    """Samples along one axis: their taps, [R, bins, samples], which of them each region has, how many these are."""
+
+    taps: list[Tap]
+    held: Any
+    count: Any
+
+
+def _max_roi_samples() -> tuple[Sample, ...]:
+    rois = np.array([[0, 0.2, 0.6, 3.7, 4.2], [1, 1.2, 1.9, 5.8, 3.2], [1, 4.0, 3.0, 12.0, 9.0]], np.float32)
+    doubled = np.array([1, 2, 2, 2, 2], np.float32)
+    return (
+        # Corners are rounded: differences do not see a derivative, which is 0.
+        Sample((2, 2, 5, 6), rois, pooled_shape=(2, 3), dtypes=FLOATS),
+        Sample((2, 2, 5, 6), rois * doubled, pooled_shape=(3, 2), spatial_scale=0.5, dtypes=FLOATS),
+        Sample((1, 2, 3, 3), np.array([[0, 5, 5, 7, 7]], np.float32), pooled_shape=(2, 2), dtypes=FLOATS),
+    )
+
+
+@op
+class MaxRoiPool(Op):
+    """Maxima over the bins of regions, whose corners and bins are rounded to elements. (Girshick 2015.)
+
+    x: [N, C, H, W]; rois: [R, 5] as image, x1, y1, x2, y2, corners times `spatial_scale` and included; the result is
+    [R, C, *pooled_shape], 0 for a bin outside the image. Where elements tie, the gradient is shared equally.
+    """
+
+    pooled_shape: tuple[int, ...]
+    spatial_scale: float = 1.0
+    inputs = ("x", "rois")
+    types = {"x": FLOATS, "rois": "x"}
+    composite = True
+    onnx = Onnx("MaxRoiPool", since=22)
+    samples = staticmethod(_max_roi_samples)
+
+    def infer(self, x: TensorType, rois: TensorType) -> TensorType:
+        if len(self.pooled_shape) != 2 or min(self.pooled_shape) < 1:
+            raise TypeMismatch(f"pooled_shape={self.pooled_shape} is not a height and a width")
+        _, channels = _check_image(x)
+        if not fits(rois.shape, (dims.fresh(), 5)):
+            raise TypeMismatch(f"regions {rois} are not [R, 5]")
+        count = dims.fresh() if rois.shape is None else rois.shape[0]
+        return TensorType(x.dtype, (count, channels, *self.pooled_shape))
+
+    def reference(self, xp: Any, x: Any, rois: Any) -> Any:
+        return self._pooled(ArrayImage(xp, x), x[rois[:, 0].astype(np.int64)], [rois[:, i] for i in range(1, 5)])
+
+    def expand(self, x: Any, rois: Any) -> Any:
+        if x.rank is None:
+            raise UnsupportedError(f"MaxRoiPool in standard operators needs an operand of known rank, not {x}")
+        wide = wide_type(x.dtype)
+        image, *corners = (F.gather(converted(rois, wide), np.array(i, np.int64), axis=1) for i in range(5))
+        chosen = F.gather(converted(x, wide), F.cast(image, to=DType.INT64), axis=0)
+        return converted(self._pooled(GraphImage(x), chosen, corners), x.dtype)
+
+    def _pooled(self, image: Any, chosen: Any, corners: list[Any]) -> Any:
+        """[R, C, *pooled_shape] from the image of each region, [R, C, H, W], and x1, y1, x2, y2, each [R]."""
+        x1, y1, x2, y2 = corners
+        y = chosen
+        for axis, (first, last) in enumerate(((y1, y2), (x1, x2))):
+            # The pooled axis goes to the end, which brings the next one to the place of this one.
+            bins = self._bins(image, axis, first, last)
+            masked = (image.where(image.with_axes(inside, 1, 3), y, -np.inf) for inside in bins)
+            y = image.join(*(image.with_axes(image.peak(each, 2), 3) for each in masked))
+        return image.where(y <= -np.inf, 0.0, y)
+
+    def _bins(self, image: Any, axis: int, first: Any, last: Any) -> Iterator[Any]:
+        """For each bin along one axis, which elements it has in each region: bool [R, size]."""
+        start, end = (_rounded(image, corner * self.spatial_scale) for corner in (first, last))
+        count = self.pooled_shape[axis]
+        size = image.maximum(end - start + 1.0, 1.0) / float(count)
+        place = image.steps(image.sizes[axis], size)
+        for number in range(count):
+            low = image.with_axes(start + image.floor(size * float(number)), 1)
+            high = image.with_axes(start + image.ceil(size * float(number + 1)), 1)
+            yield image.both(place >= low, place < high)
+
+
+def _rounded(image: Any, at: Any) -> Any:
+    """The nearest whole number, the outer one of two."""
+    return image.where(at >= 0.0, image.floor(at + 0.5), image.ceil(at - 0.5))
+
+
+def _nms_samples() -> tuple[Sample, ...]:
+    rng = np.random.default_rng(5)
+    corners = rng.uniform(0, 4, (2, 8, 2))
+    boxes = np.concatenate([corners, corners + rng.uniform(-3, 3, (2, 8, 2))], axis=-1).astype(np.float32)
+    centred = np.abs(boxes) + np.float32(0.1)
+    scores = rng.uniform(0, 1, (2, 3, 8)).astype(np.float32)
+    scores[:, 1, ::2] = 0.5
+    most, overlap, least = i64(3), np.array([0.3], np.float32), np.array([0.4], np.float32)
+    return (
+        Sample(boxes, scores, most, overlap, least),
+        Sample(boxes, scores, i64(8), overlap),
+        Sample(centred, scores, most, overlap, least, center_point_box=1),
+        Sample(boxes, scores, i64(0), overlap),
+        # onnx's evaluator needs all operands.
+        Sample(boxes, scores, i64(8), onnx=False),
+        Sample(boxes, scores, onnx=False),
+    )
+
+
+@op
+class NonMaxSuppression(Op):
+    """The boxes of each image and class, best first, of which none overlaps a better one by more than iou_threshold.
+
+    boxes: [N, B, 4] as y1, x1, y2, x2 of any two opposite corners, or with center_point_box=1 as x, y of the centre,
+    width, height; scores: [N, classes, B]. Of each class at most `max_output_boxes_per_class` (0 when absent) with
+    scores above `score_threshold` are taken; of equal scores the first box is the better. The result, int64
+    [selected, 3], holds image, class and box.
+    """
+
+    center_point_box: int = 0
+    inputs = ("boxes", "scores", "max_output_boxes_per_class?", "iou_threshold?", "score_threshold?")
+    outputs = ("selected_indices",)
+    types = {
+        "boxes": frozenset({DType.FLOAT32}),
+        "scores": frozenset({DType.FLOAT32}),
+        "max_output_boxes_per_class": INT64,
+        "iou_threshold": frozenset({DType.FLOAT32}),
+        "score_threshold": frozenset({DType.FLOAT32}),
+    }
+    onnx = Onnx("NonMaxSuppression", since=11)
+    samples = staticmethod(_nms_samples)
+
+    def infer(self, boxes: TensorType, scores: TensorType, *limits: TensorType | None) -> TensorType:
+        if self.center_point_box not in (0, 1):
+            raise UsageError(f"NonMaxSuppression: center_point_box={self.center_point_box} is neither 0 nor 1")
+        if not fits(boxes.shape, (dims.fresh(), dims.fresh(), 4)):
+            raise TypeMismatch(f"boxes {boxes} are not [N, B, 4]")
+        images, count = (dims.fresh(), dims.fresh()) if boxes.shape is None else boxes.shape[:2]
+        if not fits(scores.shape, (images, dims.fresh(), count)):
+            raise TypeMismatch(f"scores {scores} do not belong to boxes {boxes}")
+        return TensorType(DType.INT64, (dims.fresh(), 3))
+
+    def reference(
+        self, xp: Any, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None
+    ) -> Any:
+        limit = 0 if most is None else max(int(most.reshape(-1)[0]), 0)
+        threshold = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
+        low, high = self._corners(xp, boxes)
+        selected = []
+        for image, label in np.ndindex(*scores.shape[:2]):
+            score = scores[image, label]
+            # A detector's scores are mostly low: only those above the threshold are worth sorting.
+            above = xp.arange(score.shape[0]) if least is None else xp.nonzero(score > least.reshape(-1)[0])[0]
+            # Sorting the reversed scores and reversing the result keeps equal ones in their order.
+            order = above[above.shape[0] - 1 - xp.flip(xp.argsort(xp.flip(score[above]), kind="stable"))]
+            chosen = _greedy(xp, low[image][order], high[image][order], threshold, limit)
+            selected += [(image, label, box) for box in order[chosen].tolist()]
+        return xp.asarray(np.array(selected, np.int64).reshape(-1, 3))
+
+    def _corners(self, xp: Any, boxes: Any) -> tuple[Any, Any]:
+        """The lower and the upper corners, [N, B, 2]."""
+        first, second = boxes[..., :2], boxes[..., 2:]
+        if self.center_point_box:
+            return first - second / 2, first + second / 2
+        return xp.minimum(first, second), xp.maximum(first, second)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None
+
+
+def _greedy(xp: Any, low: Any, high: Any, threshold: float, limit: int) -> Any:
+    """Which of boxes, best first, overlap none of those before them: at most `limit` positions.
+
+    low, high: [B, 2], the corners. The overlap is the area shared by two boxes over that of their union.
+    """
+    y1, x1, y2, x2 = (xp.ascontiguousarray(c) for c in (low[:, 0], low[:, 1], high[:, 0], high[:, 1]))
+    area = (y2 - y1) * (x2 - x1)
+    alive = xp.ones(area.shape, dtype=bool)
+    chosen: list[int] = []
+    for box in range(area.shape[0]):
+        if len(chosen) >= limit:
+            break
+        if not alive[box]:
+            continue
+        chosen.append(box)
+        rest = slice(box + 1, None)
+        height = xp.minimum(y2[rest], y2[box]) - xp.maximum(y1[rest], y1[box])
+        width = xp.minimum(x2[rest], x2[box]) - xp.maximum(x1[rest], x1[box])
+        shared = xp.maximum(height, 0) * xp.maximum(width, 0)
+        # Boxes without area share none: 0 / 0 is above no threshold.
+        alive[rest] &= ~(shared / (area[rest] + area[box] - shared) > threshold)
+    return xp.asarray(chosen, dtype=np.int64)

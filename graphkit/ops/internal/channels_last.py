@@ -1,0 +1,155 @@
+"""Convolution and pooling of data with the channels last, [N, *spatial, C].
+
+Kernels read all channels of a position as one piece of memory there. The pass `channels_last` puts these operators into
+graphs for inference; each stands for the standard operator between two transpositions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir.types import FLOATS, TensorType
+from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, op
+from graphkit.ops.internal.fused import _EPILOGUES, FusedConv, _Epilogue
+from graphkit.ops.nn.conv import _GEOMETRIES, ConvTranspose, _Convolution
+from graphkit.ops.nn.pool import _POOLS, AveragePool, MaxPool, _AveragePool, _Pool
+
+
+def to_last(rank: int) -> tuple[int, ...]:
+    """The permutation from [N, C, *spatial] to [N, *spatial, C]."""
+    return (0, *range(2, rank), 1)
+
+
+def to_first(rank: int) -> tuple[int, ...]:
+    """The permutation from [N, *spatial, C] to [N, C, *spatial]."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _first(kind: TensorType | None) -> TensorType | None:
+    """The type of the same data with the channels in their standard place."""
+    if kind is None or kind.shape is None:
+        return kind
+    if len(kind.shape) < 3:
+        raise TypeMismatch(f"{kind} has no spatial axis")
+    return TensorType(kind.dtype, [kind.shape[i] for i in to_first(len(kind.shape))])
+
+
+def _last(kind: TensorType) -> TensorType:
+    return kind if kind.shape is None else TensorType(kind.dtype, [kind.shape[i] for i in to_last(len(kind.shape))])
+
+
+def _moved(xp: Any, x: Any, order: Any) -> Any:
+    return None if x is None else xp.ascontiguousarray(xp.transpose(x, order(x.ndim)))
+
+
+def _transposed(x: Any, order: Any) -> Any:
+    return None if x is None else F.transpose(x, perm=order(x.rank))
+
+
+def _shape_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape[i] for i in to_last(len(shape)))
+
+
+class _ChannelsLast(Op):
+    """The first result of the operator `standard()`, between transpositions."""
+
+    # Operands whose channels are last here.
+    moved: ClassVar[tuple[str, ...]] = ("x",)
+    # Whether the result has channels to be moved.
+    moves_result: ClassVar[bool] = True
+
+    def standard(self) -> Any:
+        """The operator on data in their standard place."""
+        raise NotImplementedError(f"{self.name}.standard")
+
+    def _placed(self, operands: Sequence[Any], move: Callable[[Any], Any]) -> list[Any]:
+        names = [name.rstrip("?") for name in self.inputs]
+        return [move(a) if n in self.moved else a for n, a in zip(names, operands, strict=False)]
+
+    def infer(self, *operands: TensorType | None) -> TensorType:
+        result = _only(self.standard().infer(*self._placed(operands, _first)))
+        return _last(result) if self.moves_result else result
+
+    def reference(self, xp: Any, *operands: Any) -> Any:
+        placed = self._placed(operands, lambda a: _moved(xp, a, to_first))
+        result = _only(self.standard().reference(xp, *placed))
+        return _moved(xp, result, to_last) if self.moves_result else result
+
+    def expand(self, *operands: Any) -> Any:
+        placed = self._placed(operands, lambda v: _transposed(v, to_first))
+        result = _only(apply(self.standard(), *placed))
+        return _transposed(result, to_last) if self.moves_result else result
+
+
+def _only(results: Any) -> Any:
+    return results[0] if isinstance(results, (list, tuple)) else results
+
+
+@op
+class ChannelsLastConv(_ChannelsLast, _Epilogue, _Convolution):
+    """FusedConv with x: [N, *spatial, C], residual and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
+
+    domain = DOMAIN
+    inputs = ("x", "w", "bias?", "residual?")
+    moved = ("x", "residual")
+    types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
+    inplace = ((3, 0),)
+    samples = (
+        *(Sample(_shape_last(x), w, **attrs) for x, w, attrs in _GEOMETRIES),
+        *(Sample((1, 5, 5, 3), (4, 3, 3, 3), (4,), **attrs) for attrs in _EPILOGUES),
+        Sample((2, 5, 5, 3), (4, 3, 3, 3), None, (2, 5, 5, 4), pads=(1, 1, 1, 1), activation="Tanh"),
+        Sample((2, 5, 5, 3), (4, 3, 1, 1), (4,), (2, 5, 5, 4), activation="Sigmoid", residual_last=True),
+        Sample((0, 5, 5, 3), (4, 3, 3, 3), (4,), activation="Relu"),
+    )
+
+    def standard(self) -> FusedConv:
+        return FusedConv(**self.related(), **self.epilogue())
+
+
+@op
+class ChannelsLastConvTranspose(_ChannelsLast, _Convolution):
+    """ConvTranspose with x: [N, *spatial, C], w: [C, M / group, *kernel] -> [N, *positions, M]."""
+
+    output_padding: tuple[int, ...] | None = None
+    output_shape: tuple[int, ...] | None = None
+    domain = DOMAIN
+    inputs = ("x", "w", "b?")
+    types = {"x": FLOATS, "w": "x", "b": "x"}
+    samples = (
+        Sample((2, 4, 5, 3), (3, 2, 3, 3), strides=(2, 2)),
+        Sample((1, 3, 4, 4), (4, 3, 2, 2), (6,), group=2, pads=(1, 0, 0, 1)),
+        Sample((1, 5, 2), (2, 3, 3), output_padding=(1,), strides=(2,)),
+    )
+
+    def standard(self) -> ConvTranspose:
+        return ConvTranspose(**self.related(), output_padding=self.output_padding, output_shape=self.output_shape)
+
+
+@op
+class ChannelsLastMaxPool(_ChannelsLast, _Pool):
+    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], without the positions of the maxima."""
+
+    domain = DOMAIN
+    inputs = ("x",)
+    samples = tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
+
+    def standard(self) -> MaxPool:
+        return MaxPool(**self.related())
+
+
+@op
+class ChannelsLastAveragePool(_ChannelsLast, _AveragePool):
+    """AveragePool of x: [N, *spatial, C] -> [N, *positions, C]."""
+
+    domain = DOMAIN
+    inputs = ("x",)
+    samples = tuple(
+        Sample(_shape_last(shape), **geometry, count_include_pad=flag)
+        for shape, geometry in _POOLS
+        for flag in (False, True)
+    )
+
+    def standard(self) -> AveragePool:
+        return AveragePool(**self.related())

@@ -1,0 +1,189 @@
+"""Batch normalisation in training of data with the channels last, with the residual and the activation behind it.
+
+The pass `channels_last` puts these operators into graphs that train, `fuse_batch_norm` absorbs what follows them.
+Statistics go from the forward operator to the gradient, which computes again where the activation let values through.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
+from graphkit.ir.types import FLOATS, TensorType
+from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
+from graphkit.ops._checks import fits
+from graphkit.ops.nn.statistics import check_vector, count_along, sum_over
+from graphkit.ops.pointwise import scalar_like
+
+_ACTIVATIONS = ("", "Relu", "Clip")
+
+
+class _ChannelsLastNorm(Op):
+    """y = activation((x - mean) * inv_std_dev * scale + b + residual).
+
+    `activation` is "", "Relu" or "Clip", which limits to [activation_alpha, activation_beta].
+    """
+
+    activation: str = ""
+    activation_alpha: float = 0.0
+    activation_beta: float = 0.0
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """What y is limited to."""
+        if self.activation not in _ACTIVATIONS:
+            raise UsageError(f"activation is one of {', '.join(map(repr, _ACTIVATIONS))}, not {self.activation!r}")
+        if self.activation == "Clip":
+            return self.activation_alpha, self.activation_beta
+        return (0.0 if self.activation else -math.inf), math.inf
+
+    def limited(self, y: Any) -> Any:
+        """The activation of y."""
+        if self.activation == "Clip":
+            return F.clip(y, *(scalar_like(bound, y) for bound in self.limits))
+        return F.relu(y) if self.activation else y
+
+    def passed(self, z: Any, g: Any) -> Any:
+        """The gradient g where the activation let z, its operand or result, through."""
+        zero = scalar_like(0.0, g)
+        if self.activation == "Clip":
+            low, high = (scalar_like(bound, z) for bound in self.limits)
+            return F.where(F.or_(F.less(z, low), F.greater(z, high)), zero, g)
+        return F.where(F.less_or_equal(z, zero), zero, g) if self.activation else g
+
+    def axes(self, x: Any) -> tuple[int, ...]:
+        """Those of the statistics; raises UnsupportedError."""
+        if x.rank is None:
+            raise UnsupportedError(f"{self.name} in standard operators needs an operand of known rank, not {x}")
+        return tuple(range(x.rank - 1))
+
+    def check(self, x: TensorType, *vectors: TensorType) -> None:
+        """Raises TypeMismatch where x has no channels last, or a vector does not have one element for each."""
+        if x.shape is None:
+            return
+        if len(x.shape) < 2:
+            raise TypeMismatch(f"{x} has no channels behind its batch axis")
+        for vector in vectors:
+            check_vector(vector, x.shape[-1], "a vector")
+
+
+@op
+class ChannelsLastBatchNorm(_ChannelsLastNorm):
+    """BatchNormalization of x: [N, *spatial, C] by its own statistics, also returned, and the running ones.
+
+    residual: x's shape. running = input * momentum + current * (1 - momentum), with the biased variance.
+    """
+
+    epsilon: float = 1e-5
+    momentum: float = 0.9
+    domain = DOMAIN
+    inputs = ("x", "scale", "b", "input_mean", "input_var", "residual?")
+    outputs = ("y", "running_mean", "running_var", "mean", "inv_std_dev")
+    types = {"x": FLOATS, "scale": "x", "b": "x", "input_mean": "x", "input_var": "x", "residual": "x"}
+    inplace = ((5, 0),)
+    samples = (
+        Sample((2, 3, 4, 5), (5,), (5,), (5,), Rand((5,), 0.5, 2.0)),
+        Sample((4, 3, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), activation="Relu", momentum=0.5, epsilon=0.0625),
+        Sample((2, 3, 3, 2), (2,), (2,), (2,), Rand((2,), 0.5, 2.0), (2, 3, 3, 2), activation="Relu"),
+        Sample(
+            (2, 3, 3, 2), (2,), (2,), (2,), Rand((2,), 0.5, 2.0),
+            activation="Clip", activation_alpha=-0.25, activation_beta=0.5,
+        ),
+    )  # fmt: skip
+
+    def infer(self, x: TensorType, *vectors: TensorType) -> Any:
+        residual = vectors[4] if len(vectors) > 4 else None
+        self.check(x, *vectors[:4])
+        if residual is not None and not fits(residual.shape, x.shape):
+            raise TypeMismatch(f"the residual {residual} does not fit {x}")
+        vector = TensorType(x.dtype, vectors[0].shape)
+        return TensorType(x.dtype, x.shape), vector, vector, vector, vector
+
+    def reference(self, xp: Any, x: Any, scale: Any, b: Any, mean: Any, var: Any, residual: Any = None) -> Any:
+        axes = tuple(range(x.ndim - 1))
+        current = xp.mean(x, axis=axes)
+        centred = x - current
+        spread = xp.mean(centred * centred, axis=axes)
+        r = 1.0 / xp.sqrt(spread + self.epsilon)
+        y = centred * (r * scale) + b
+        if residual is not None:
+            y = y + residual
+        keep = self.momentum
+        running = mean * keep + current * (1 - keep)
+        return xp.clip(y, *self.limits), running, var * keep + spread * (1 - keep), current, r
+
+    def expand(self, x: Any, scale: Any, b: Any, mean: Any, var: Any, residual: Any = None) -> Any:
+        axes = self.axes(x)
+        current = F.reduce_mean(x, np.asarray(axes), keepdims=False)
+        centred = F.sub(x, current)
+        spread = F.reduce_mean(F.mul(centred, centred), np.asarray(axes), keepdims=False)
+        r = F.reciprocal(F.sqrt(F.add(spread, scalar_like(self.epsilon, x))))
+        y = F.add(F.mul(centred, F.mul(r, scale)), b)
+        keep, take = scalar_like(self.momentum, x), scalar_like(1 - self.momentum, x)
+        running = (F.add(F.mul(old, keep), F.mul(new, take)) for old, new in ((mean, current), (var, spread)))
+        return self.limited(y if residual is None else F.add(y, residual)), *running, current, r
+
+
+@op
+class ChannelsLastBatchNormGrad(_ChannelsLastNorm):
+    """Gradient of ChannelsLastBatchNorm by x, scale, b and the residual, from its operands and statistics.
+
+    The gradient by y is dy + addend. `y` tells what the activation let through where a residual was added; without it
+    that is computed from x.
+    """
+
+    domain = DOMAIN
+    inputs = ("dy", "x", "scale", "b", "mean", "inv_std_dev", "y?", "addend?")
+    outputs = ("dx", "dscale", "db", "dresidual")
+    types = {"dy": FLOATS, **dict.fromkeys(("x", "scale", "b", "mean", "inv_std_dev", "y", "addend"), "dy")}
+    inplace = ((0, 0), (0, 3), (7, 0), (7, 3))
+    samples = (
+        Sample((2, 3, 4, 5), (2, 3, 4, 5), (5,), (5,), (5,), Rand((5,), 0.5, 2.0)),
+        Sample((4, 3, 3), (4, 3, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), activation="Relu"),
+        Sample((4, 2, 3), (4, 2, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), (4, 2, 3), activation="Relu"),
+        Sample((4, 2, 3), (4, 2, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), (4, 2, 3), (4, 2, 3), activation="Relu"),
+        Sample(
+            (4, 2, 3), (4, 2, 3), (3,), (3,), (3,), Rand((3,), 0.5, 2.0), None, (4, 2, 3),
+            activation="Clip", activation_alpha=-0.25, activation_beta=0.5,
+        ),
+    )  # fmt: skip
+
+    def infer(self, dy: TensorType, x: TensorType, *others: TensorType | None) -> Any:
+        self.check(x, *(v for v in others[:4] if v is not None))
+        for same in (dy, *others[4:]):
+            if same is not None and not fits(same.shape, x.shape):
+                raise TypeMismatch(f"{same} does not fit {x}")
+        scale: Any = others[0]
+        whole, vector = TensorType(x.dtype, x.shape), TensorType(x.dtype, scale.shape)
+        return whole, vector, vector, whole
+
+    def reference(
+        self, xp: Any, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None
+    ) -> Any:
+        low, high = self.limits
+        centred = x - mean
+        g = dy if addend is None else dy + addend
+        if self.activation:
+            z = centred * (r * scale) + b if y is None else y
+            passed = z > low if self.activation == "Relu" else (z >= low) & (z <= high)
+            g = xp.where(passed, g, xp.zeros_like(g))
+        axes = tuple(range(x.ndim - 1))
+        count = max(x.size // max(x.shape[-1], 1), 1)
+        total, slope = xp.sum(g, axis=axes), xp.sum(g * centred, axis=axes) * r
+        dx = (g - total / count - centred * (r * slope / count)) * (scale * r)
+        return dx, slope, total, g
+
+    def expand(self, dy: Any, x: Any, scale: Any, b: Any, mean: Any, r: Any, y: Any = None, addend: Any = None) -> Any:
+        axes = self.axes(x)
+        centred, factor = F.sub(x, mean), F.mul(r, scale)
+        z = F.add(F.mul(centred, factor), b) if y is None else y
+        g = self.passed(z, dy if addend is None else F.add(dy, addend))
+        share = F.reciprocal(count_along(x, axes))
+        total = sum_over(g, axes)
+        slope = F.mul(sum_over(F.mul(g, centred), axes), r)
+        tilt = F.mul(centred, F.mul(F.mul(r, slope), share))
+        dx = F.mul(F.sub(F.sub(g, F.mul(total, share)), tilt), factor)
+        return dx, slope, total, g

@@ -1,0 +1,355 @@
+"""Fused operators: what the passes for inference make of several standard operators, so that one kernel runs them.
+
+Each is defined by its `expand`, the standard operators that it stands for. Graphs from users do not contain them:
+they are made after differentiation, and expanded again on export.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.subgraph import inline
+from graphkit.ir.types import BOOLS, FLOATS, DType, TensorType, Type, broadcast_shapes
+from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, op
+from graphkit.ops._checks import fits
+from graphkit.ops.control.loop_state import output_types
+from graphkit.ops.evaluate import evaluate
+from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
+from graphkit.ops.nn.conv import Conv, _Convolution
+from graphkit.ops.pointwise import scalar_like
+
+# The operator that an activation stands for, from `activation_alpha` and `activation_beta`. Clip has its limits as
+# operands, and is treated apart.
+ACTIVATIONS: dict[str, Callable[[float, float], Op]] = {
+    "Relu": lambda alpha, beta: Relu(),
+    "LeakyRelu": lambda alpha, beta: LeakyRelu(alpha=alpha),
+    "Elu": lambda alpha, beta: Elu(alpha=alpha),
+    "Sigmoid": lambda alpha, beta: Sigmoid(),
+    "Tanh": lambda alpha, beta: Tanh(),
+    "HardSwish": lambda alpha, beta: HardSwish(),
+    "HardSigmoid": lambda alpha, beta: HardSigmoid(alpha=alpha, beta=beta),
+    "Clip": lambda alpha, beta: Clip(),
+    "Gelu": lambda alpha, beta: Gelu(),
+    "GeluTanh": lambda alpha, beta: Gelu(approximate="tanh"),
+    "Silu": lambda alpha, beta: Swish(alpha=1.0),
+}
+
+
+class _Epilogue(Op):
+    """What follows a product: y = activation(product + bias + residual), or with `residual_last`
+    y = activation(product + bias) + residual.
+
+    `activation` is "" or a key of ACTIVATIONS; `activation_alpha` and `activation_beta` are that operator's
+    attributes alpha and beta, and for Clip the limits (infinite where there is none). `residual` has y's shape.
+    """
+
+    activation: str = ""
+    activation_alpha: float = 0.0
+    activation_beta: float = 0.0
+    residual_last: bool = False
+
+    def epilogue(self) -> dict[str, Any]:
+        """The attributes of this class."""
+        return {k: getattr(self, k) for k in ("activation", "activation_alpha", "activation_beta", "residual_last")}
+
+    def _check_epilogue(self, y: TensorType, residual: TensorType | None) -> TensorType:
+        """y's type, with what the residual knows of its shape. Raises TypeMismatch, UsageError."""
+        if self.activation and self.activation not in ACTIVATIONS:
+            raise UsageError(f"activation is '' or one of {', '.join(ACTIVATIONS)}, not {self.activation!r}")
+        if residual is None:
+            return y
+        if not fits(residual.shape, y.shape):
+            raise TypeMismatch(f"the residual {residual} does not fit the result {y}")
+        return y if y.shape is not None else TensorType(y.dtype, residual.shape)
+
+    def _finish(self, xp: Any, y: Any, residual: Any) -> Any:
+        """The epilogue on arrays, `y` with its bias."""
+        if residual is not None and not self.residual_last:
+            y = y + residual
+        if self.activation == "Clip":
+            y = xp.clip(y, self.activation_alpha, self.activation_beta)
+        elif self.activation:
+            y = ACTIVATIONS[self.activation](self.activation_alpha, self.activation_beta).reference(xp, y)
+        return y + residual if residual is not None and self.residual_last else y
+
+    def _finished(self, y: Any, residual: Any) -> Any:
+        """The epilogue as graph, `y` with its bias."""
+        if residual is not None and not self.residual_last:
+            y = F.add(y, residual)
+        if self.activation == "Clip":
+            bounds = (self.activation_alpha, self.activation_beta)
+            y = F.clip(y, *(scalar_like(b, y) if math.isfinite(b) else None for b in bounds))
+        elif self.activation:
+            y = apply(ACTIVATIONS[self.activation](self.activation_alpha, self.activation_beta), y)
+        return F.add(y, residual) if residual is not None and self.residual_last else y
+
+
+_EPILOGUES: tuple[dict[str, Any], ...] = (
+    {"activation": "Relu"},
+    {"activation": "LeakyRelu", "activation_alpha": 0.25},
+    {"activation": "Elu", "activation_alpha": 0.5},
+    {"activation": "Sigmoid"},
+    {"activation": "Tanh"},
+    {"activation": "HardSwish"},
+    {"activation": "HardSigmoid", "activation_alpha": 0.25, "activation_beta": 0.5},
+    {"activation": "Clip", "activation_alpha": -0.5, "activation_beta": 1.5},
+    {"activation": "Clip", "activation_alpha": -math.inf, "activation_beta": 0.75},
+    {"activation": "Gelu"},
+    {"activation": "GeluTanh"},
+    {"activation": "Silu"},
+)
+
+
+@op
+class FusedConv(_Epilogue, _Convolution):
+    """Convolution with bias, residual and activation.
+
+    x: [N, C, *spatial], w: [M, C / group, *kernel], bias: [M], residual: [N, M, *positions] -> [N, M, *positions].
+    The attributes of Conv and those of _Epilogue.
+    """
+
+    domain = DOMAIN
+    inputs = ("x", "w", "bias?", "residual?")
+    types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
+    inplace = ((3, 0),)
+    samples = (
+        *(Sample((1, 3, 5, 5), (4, 3, 3, 3), (4,), **attrs) for attrs in _EPILOGUES),
+        Sample((2, 3, 5, 5), (4, 3, 3, 3), None, (2, 4, 5, 5), pads=(1, 1, 1, 1), activation="Tanh"),
+        Sample((2, 3, 5, 5), (4, 3, 1, 1), (4,), (2, 4, 5, 5), activation="Sigmoid", residual_last=True),
+        Sample((2, 4, 6, 5), (6, 2, 3, 3), (6,), (2, 6, 3, 3), group=2, strides=(2, 2), auto_pad="SAME_UPPER"),
+        Sample((2, 3, 7), (4, 3, 3), activation="Silu", dilations=(2,)),
+        Sample((0, 3, 5, 5), (4, 3, 3, 3), (4,), activation="Relu"),
+    )
+
+    def convolution(self) -> Conv:
+        """The convolution alone."""
+        return Conv(**self.related())
+
+    def infer(
+        self, x: TensorType, w: TensorType, bias: TensorType | None = None, residual: TensorType | None = None
+    ) -> TensorType:
+        return self._check_epilogue(self.convolution().infer(x, w, bias), residual)
+
+    def reference(self, xp: Any, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
+        return self._finish(xp, self.convolution().reference(xp, x, w, bias), residual)
+
+    def expand(self, x: Any, w: Any, bias: Any = None, residual: Any = None) -> Any:
+        return self._finished(F.conv(x, w, bias, **self.related()), residual)
+
+
+@op
+class FusedMatMul(_Epilogue):
+    """alpha * op(a) @ op(b) with bias, residual and activation; op exchanges the last two axes when transA (transB).
+
+    op(a): [..., m, k], op(b): [..., k, n], leading axes broadcast; bias: [n]; residual and result: [..., m, n].
+    """
+
+    transA: bool = False  # noqa: N815 (ONNX's names)
+    transB: bool = False  # noqa: N815
+    alpha: float = 1.0
+    domain = DOMAIN
+    inputs = ("a", "b", "bias?", "residual?")
+    types = {"a": FLOATS, "b": "a", "bias": "a", "residual": "a"}
+    inplace = ((3, 0),)
+    samples = (
+        *(Sample((2, 3), (3, 4), (4,), **attrs) for attrs in _EPILOGUES),
+        Sample((3, 2), (4, 3), None, (2, 4), transA=True, transB=True, alpha=0.5),
+        Sample((5, 2, 3), (3, 4), (4,), (5, 2, 4), activation="Tanh", residual_last=True),
+        Sample((5, 2, 3), (5, 4, 3), (4,), (5, 2, 4), transB=True, activation="Sigmoid"),
+        Sample((2, 1, 3, 2), (4, 3, 5), transA=True, alpha=-2.0),
+        Sample((0, 3), (3, 4), (4,), activation="Relu"),
+    )
+
+    def infer(
+        self, a: TensorType, b: TensorType, bias: TensorType | None = None, residual: TensorType | None = None
+    ) -> TensorType:
+        for operand in (a, b):
+            if operand.rank is not None and operand.rank < 2:
+                raise TypeMismatch(f"a fused matrix product takes matrices, not {operand}")
+        if a.shape is None or b.shape is None:
+            return self._check_epilogue(TensorType(a.dtype), residual)
+        left = (*a.shape[:-2], a.shape[-1], a.shape[-2]) if self.transA else a.shape
+        right = (*b.shape[:-2], b.shape[-1], b.shape[-2]) if self.transB else b.shape
+        if not dims.may_equal(left[-1], right[-2]):
+            raise TypeMismatch(f"the inner dimensions of {a} and {b} differ")
+        batch = broadcast_shapes([left[:-2], right[:-2]])
+        assert batch is not None
+        if bias is not None and not fits(bias.shape, (right[-1],)):
+            raise TypeMismatch(f"bias {bias} does not fit {right[-1]} columns")
+        return self._check_epilogue(TensorType(a.dtype, (*batch, left[-2], right[-1])), residual)
+
+    def reference(self, xp: Any, a: Any, b: Any, bias: Any = None, residual: Any = None) -> Any:
+        y = xp.matmul(xp.swapaxes(a, -1, -2) if self.transA else a, xp.swapaxes(b, -1, -2) if self.transB else b)
+        if self.alpha != 1.0:
+            y = y * xp.asarray(self.alpha, dtype=y.dtype)
+        return self._finish(xp, y if bias is None else y + bias, residual)
+
+    def expand(self, a: Any, b: Any, bias: Any = None, residual: Any = None) -> Any:
+        y = F.mat_mul(_exchanged(a) if self.transA else a, _exchanged(b) if self.transB else b)
+        if self.alpha != 1.0:
+            y = F.mul(y, scalar_like(self.alpha, y))
+        return self._finished(y if bias is None else F.add(y, bias), residual)
+
+
+def _exchanged(x: Any) -> Any:
+    """x with its last two axes exchanged."""
+    return F.transpose(x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
+
+
+_LAYOUTS = ("NHLD", "NLHD")
+
+
+@op
+class FusedAttention(Op):
+    """softmax(scale * q @ k^T + mask) @ v for each head. Vaswani et al. 2017, arXiv:1706.03762.
+
+    q: [N, H, L, D], k: [N, H, S, D], v: [N, H, S, Dv] -> [N, H, L, Dv]; with layout="NLHD" the operands are
+    [N, L, H, D] and so on, with output_layout="NLHD" the result is [N, L, H, Dv]. The mask broadcasts to [N, H, L, S]:
+    floats are added to the scores; where a boolean one is false, the score is replaced by `mask_value`. `causal`
+    hides from query i the keys after i + S - L, as if by scores of minus infinity.
+    """
+
+    scale: float = 1.0
+    causal: bool = False
+    mask_value: float = -math.inf
+    layout: str = "NHLD"
+    output_layout: str = "NHLD"
+    domain = DOMAIN
+    inputs = ("q", "k", "v", "mask?")
+    types = {"q": FLOATS, "k": "q", "v": "q", "mask": FLOATS | BOOLS}
+    samples = (
+        Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), scale=0.5),
+        Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), (2, 1, 1, 6), scale=0.5),
+        Sample((2, 4, 3, 5), (2, 6, 3, 5), (2, 6, 3, 2), (4, 6), layout="NLHD", output_layout="NLHD"),
+        Sample((2, 3, 4, 5), (2, 3, 4, 5), (2, 3, 4, 5), causal=True, output_layout="NLHD"),
+        Sample((1, 2, 2, 3), (1, 2, 5, 3), (1, 2, 5, 3), causal=True, scale=0.25),
+        Sample((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.tril(np.ones((3, 3), bool)), mask_value=-1e4),
+        Sample((1, 2, 2, 4), (1, 2, 3, 4), (1, 2, 3, 4), np.array([True, False, True])),
+    )
+
+    def infer(self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None) -> TensorType:
+        if self.layout not in _LAYOUTS or self.output_layout not in _LAYOUTS:
+            raise UsageError(f"layouts are {' and '.join(_LAYOUTS)}, not {self.layout!r} and {self.output_layout!r}")
+        if mask is not None and mask.dtype not in (q.dtype, DType.BOOL):
+            raise TypeMismatch(f"the mask {mask} has another element type than {q}")
+        batch, heads, rows, _ = q_shape = self._heads_first(q)
+        keys, values = self._heads_first(k), self._heads_first(v)
+        same = ((batch, keys[0]), (heads, keys[1]), (q_shape[3], keys[3]), *zip(keys[:3], values[:3], strict=True))
+        if not all(dims.may_equal(a, b) for a, b in same):
+            raise TypeMismatch(f"the shapes of {q}, {k} and {v} do not go together in layout {self.layout}")
+        if mask is not None and mask.shape is not None:
+            scores = (batch, heads, rows, keys[2])
+            joint = broadcast_shapes([scores, mask.shape])
+            if joint is None or not fits(joint, scores):
+                raise TypeMismatch(f"the mask {mask} does not broadcast to [{', '.join(map(str, scores))}]")
+        columns = values[3]
+        shape = (batch, heads, rows, columns) if self.output_layout == "NHLD" else (batch, rows, heads, columns)
+        return TensorType(q.dtype, shape)
+
+    def _heads_first(self, kind: TensorType) -> tuple[Dim, ...]:
+        if kind.shape is None:
+            return tuple(dims.fresh() for _ in range(4))
+        if len(kind.shape) != 4:
+            raise TypeMismatch(f"attention takes operands of four axes, not {kind}")
+        n, a, b, d = kind.shape
+        return (n, a, b, d) if self.layout == "NHLD" else (n, b, a, d)
+
+    def reference(self, xp: Any, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        if self.layout == "NLHD":
+            q, k, v = (xp.swapaxes(x, 1, 2) for x in (q, k, v))
+        scores = xp.matmul(q, xp.swapaxes(k, 2, 3)) * xp.asarray(self.scale, dtype=q.dtype)
+        if mask is not None and mask.dtype == bool:
+            scores = xp.where(mask, scores, xp.asarray(self.mask_value, dtype=q.dtype))
+        elif mask is not None:
+            scores = scores + mask
+        if self.causal:
+            rows, keys = scores.shape[2:]
+            hidden = xp.arange(keys)[None, :] > xp.arange(rows)[:, None] + (keys - rows)
+            scores = xp.where(hidden, xp.asarray(-xp.inf, dtype=q.dtype), scores)
+        if scores.size == 0:
+            weights = scores
+        else:
+            raised = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+            weights = raised / xp.sum(raised, axis=-1, keepdims=True)
+        y = xp.matmul(weights, v)
+        return xp.array(xp.swapaxes(y, 1, 2)) if self.output_layout == "NLHD" else y
+
+    def expand(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        if self.layout == "NLHD":
+            q, v = (F.transpose(x, perm=(0, 2, 1, 3)) for x in (q, v))
+        k = F.transpose(k, perm=(0, 1, 3, 2) if self.layout == "NHLD" else (0, 2, 3, 1))
+        scores = F.mat_mul(q, k)
+        if self.scale != 1.0:
+            scores = F.mul(scores, scalar_like(self.scale, scores))
+        if mask is not None and mask.dtype is DType.BOOL:
+            scores = F.where(mask, scores, scalar_like(self.mask_value, scores))
+        elif mask is not None:
+            scores = F.add(scores, mask)
+        if self.causal:
+            scores = F.where(_visible(scores), scores, scalar_like(-math.inf, scores))
+        y = F.mat_mul(F.softmax(scores, axis=-1), v)
+        return F.transpose(y, perm=(0, 2, 1, 3)) if self.output_layout == "NLHD" else y
+
+
+def _visible(scores: Any) -> Any:
+    """Which keys a causal query sees: boolean [L, S], true where key <= query + S - L."""
+    rows, keys = (F.squeeze(F.shape(scores, start=i, end=i + 1), np.array([0])) for i in (2, 3))
+    zero, one = (F.constant(value=np.array(i, np.int64)) for i in (0, 1))
+    last = F.unsqueeze(F.add(F.range(zero, rows, one), F.sub(keys, rows)), np.array([1]))
+    return F.less_or_equal(F.range(zero, keys, one), last)
+
+
+def _fused_samples() -> tuple[Sample, ...]:
+    def body(types: list[TensorType], build: Callable[..., list[Any]]) -> Graph:
+        inputs = [Value(t) for t in types]
+        return Graph(inputs, build(*inputs))
+
+    matrix, row, flags = (TensorType(t, s) for t, s in (("float32", (2, 3)), ("float32", (3,)), ("bool", (2, 1))))
+    x = np.array([[0.5, -1.0, 2.0], [0.25, -0.75, 1.5]], np.float32)
+    y = np.array([2.0, -1.0, 0.5], np.float32)
+    wave = body([matrix, row], lambda a, b: [F.tanh(F.add(F.mul(a, b), scalar_like(1.0, a)))])
+    pair = body([matrix, row], lambda a, b: (lambda s: [F.sigmoid(s), F.neg(F.exp(s))])(F.add(a, b)))
+    chosen = body([flags, matrix, row], lambda c, a, b: [F.where(c, a, F.mul(a, b)), F.greater(a, b)])
+    return (
+        Sample(x, y, body=wave),
+        Sample(x, y, body=pair),
+        Sample(np.array([[True], [False]]), x, y, body=chosen),
+        Sample(x[:0], y, body=wave),
+    )
+
+
+@op
+class Fused(Op):
+    """A region of pointwise operators run in one pass over memory.
+
+    The operands broadcast against each other; `body` has one input for each, and one or more outputs, all of the
+    shape of the operands' broadcast. It holds pointwise operators and 0-d constants. Which results may take an
+    operand's memory depends on the body: the kernel says so.
+    """
+
+    body: Graph
+    domain = DOMAIN
+    inputs = ("xs*",)
+    outputs = ("ys*",)
+    samples = staticmethod(_fused_samples)
+
+    def infer(self, *xs: Type) -> tuple[Type, ...]:
+        for node in self.body.nodes:
+            constant = node.op.name == "Constant" and all(v.tensor.static_shape == () for v in node.outputs)
+            if not constant and not getattr(node.op, "pointwise", False):
+                raise TypeMismatch(f"{node.describe()} in a fused region is not pointwise")
+        return output_types(self.body, xs)
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        return tuple(evaluate(self.body, xs, xp))
+
+    def expand(self, *xs: Any) -> Any:
+        return tuple(inline(self.body, xs))

@@ -1,0 +1,1 @@
+"""Matrices: products, factorisations, inverses, systems of equations."""

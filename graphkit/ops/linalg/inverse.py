@@ -1,0 +1,154 @@
+"""Inverses, determinants and linear systems of batches of square matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.ir.graph import Node
+from graphkit.ir.types import FLOATS, TensorType
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
+from graphkit.ops.axes import i64
+from graphkit.ops.linalg.elimination import signed_logarithm, solved
+from graphkit.ops.linalg.matrices import REALS, as_matrices, diagonal_mask, matrix_shape, product_type, transposed
+from graphkit.ops.pointwise import unbroadcast
+
+_DEFINITE = Rand((3, 3), definite=True)
+
+
+@op
+class Inverse(Op):
+    """The inverses of a: [..., n, n]. A singular matrix is an error at run time."""
+
+    domain = DOMAIN
+    inputs = ("a",)
+    types = {"a": FLOATS}
+    samples = (Sample(_DEFINITE, dtypes=REALS), Sample(Rand((2, 2, 2), definite=True), dtypes=REALS))
+
+    def infer(self, a: TensorType) -> TensorType:
+        return TensorType(a.dtype, matrix_shape(a, square=True))
+
+    def reference(self, xp: Any, a: Any) -> Any:
+        return xp.linalg.inv(a)
+
+    def expand(self, a: Any) -> Any:
+        return solved(a, F.cast(diagonal_mask(a), to=a.dtype))
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        other = transposed(node.output)
+        return F.neg(F.mat_mul(F.mat_mul(other, dy), other))
+
+
+@op
+class Det(Op):
+    """The determinants of x: [..., n, n]; the result has the batch's shape. Singular matrices have gradients, too."""
+
+    inputs = ("x",)
+    types = {"x": FLOATS}
+    onnx = Onnx("Det", since=22)
+    samples = (Sample((3, 3)), Sample((2, 2, 2)), Sample((1, 1)), Sample(np.zeros((2, 2), np.float32)))
+
+    def infer(self, x: TensorType) -> TensorType:
+        shape = matrix_shape(x, square=True)
+        return TensorType(x.dtype, None if shape is None else shape[:-2])
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return xp.linalg.det(x)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return as_matrices(dy) * F.cofactor(node.inputs[0])
+
+
+@op
+class Cofactor(Op):
+    """The matrix of cofactors, which is det(a) * a^-T where a has an inverse. a: [..., n, n].
+
+    By singular values: det(u) det(v) u diag(products of the others) v^T for a = u diag(s) v^T. Its gradient needs
+    invertible matrices.
+    """
+
+    domain = DOMAIN
+    inputs = ("a",)
+    types = {"a": FLOATS}
+    samples = (Sample(_DEFINITE, dtypes=REALS), Sample(Rand((2, 2, 2), definite=True), dtypes=REALS))
+
+    def infer(self, a: TensorType) -> TensorType:
+        return TensorType(a.dtype, matrix_shape(a, square=True))
+
+    def reference(self, xp: Any, a: Any) -> Any:
+        u, s, vh = xp.linalg.svd(a)
+        index = xp.arange(s.shape[-1])
+        others = xp.where(index[:, None] == index, xp.asarray(1, dtype=s.dtype), s[..., None, :])
+        turned = xp.asarray(xp.linalg.det(u) * xp.linalg.det(vh), dtype=a.dtype)
+        scale = xp.prod(others, axis=-1) * turned[..., None]
+        return xp.matmul(u * scale[..., None, :], vh)
+
+    def expand(self, a: Any) -> Any:
+        # Of invertible matrices; NaN for others.
+        return as_matrices(F.det(a)) * transposed(F.inverse(a))
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        y = node.output
+        inverse = transposed(F.inverse(node.inputs[0]))
+        along = F.reduce_sum(F.mul(dy, y), i64(-2, -1))
+        return inverse * along - F.mat_mul(F.mat_mul(inverse, transposed(dy)), y)
+
+
+@op
+class Slogdet(Op):
+    """The sign of the determinants of a [..., n, n], and the logarithm of their absolute values, without overflow.
+
+    A singular matrix gives 0 and -inf. No gradient flows through the sign.
+    """
+
+    domain = DOMAIN
+    inputs, outputs = ("a",), ("sign", "logabsdet")
+    types = {"a": REALS}
+    samples = (Sample((3, 3)), Sample(Rand((2, 2, 2), definite=True)))
+
+    def infer(self, a: TensorType) -> Any:
+        shape = matrix_shape(a, square=True)
+        result = TensorType(a.dtype, None if shape is None else shape[:-2])
+        return result, result
+
+    def reference(self, xp: Any, a: Any) -> Any:
+        sign, logarithm = xp.linalg.slogdet(a)
+        return sign, logarithm
+
+    def expand(self, a: Any) -> Any:
+        return signed_logarithm(a)
+
+    def grad(self, node: Node, _dsign: Any, dlog: Any) -> Any:
+        return None if dlog is None else as_matrices(dlog) * transposed(F.inverse(node.inputs[0]))
+
+
+@op
+class Solve(Op):
+    """The x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast. A singular a is an error at run time."""
+
+    domain = DOMAIN
+    inputs = ("a", "b")
+    types = {"a": REALS, "b": "a"}
+    samples = (
+        Sample(_DEFINITE, (3, 2)),
+        Sample(Rand((2, 3, 3), definite=True), (3, 1)),
+        Sample(_DEFINITE, (2, 3, 2)),
+    )
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        square, other = matrix_shape(a, square=True), matrix_shape(b)
+        if square is None or other is None:
+            return TensorType(a.dtype)
+        return product_type(a, b, (square[-1], square[-1]), (other[-2], other[-1]))
+
+    def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        return xp.linalg.solve(a, b)
+
+    def expand(self, a: Any, b: Any) -> Any:
+        return solved(a, b)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        a, b = node.operands
+        db = F.solve(transposed(a), dy)
+        return unbroadcast(F.neg(F.mat_mul(db, transposed(node.output))), a), unbroadcast(db, b)

@@ -1,0 +1,1 @@
+"""Numbers, element by element and summed up: arithmetic, functions, comparisons, reductions, randomness."""

@@ -1,0 +1,321 @@
+"""Arithmetic with broadcasting: + - * / ** mod, min, max, sum, mean, negation, absolute value, sign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Node
+from graphkit.ir.types import FLOATS, NUMERIC, SIGNED, TensorType, broadcast_shapes
+from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
+from graphkit.ops.pointwise import Binary, Unary, broadcast_known, operand_gradients, scalar_like, unbroadcast
+
+# Away from zero, where quotients, logarithms and their gradients are well conditioned.
+_POSITIVE = Rand((2, 3), 0.5, 2.0)
+
+
+@op
+class Add(Binary):
+    """a + b with broadcasting."""
+
+    onnx = Onnx("Add", since=14)
+    known = staticmethod(lambda a, b: a + b)
+
+    def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        return xp.add(a, b)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return operand_gradients(node, dy, dy)
+
+
+@op
+class Sub(Binary):
+    """a - b with broadcasting."""
+
+    onnx = Onnx("Sub", since=14)
+    known = staticmethod(lambda a, b: a - b)
+
+    def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        return xp.subtract(a, b)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return operand_gradients(node, dy, F.neg(dy))
+
+
+@op
+class Mul(Binary):
+    """a * b with broadcasting."""
+
+    onnx = Onnx("Mul", since=14)
+    known = staticmethod(lambda a, b: a * b)
+
+    def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        return xp.multiply(a, b)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        a, b = node.inputs
+        return operand_gradients(node, F.mul(dy, b), F.mul(dy, a))
+
+
+def _quotient(a: Dim, b: Dim) -> Dim | None:
+    # Integers divide towards zero; for dimensions, which are not negative, that is the floor.
+    if b == 0:
+        return None
+    if isinstance(a, DimExpr) or isinstance(b, DimExpr):
+        negative = isinstance(b, int) and b < 0
+        return 0 - dims.floordiv(a, 0 - b) if negative else dims.floordiv(a, b)
+    size = abs(a) // abs(b)
+    return size if (a < 0) == (b < 0) else -size
+
+
+def _remainder(a: Dim, b: Dim) -> Dim | None:
+    return None if b == 0 else dims.mod(a, b)
+
+
+def _c_remainder(a: Dim, b: Dim) -> Dim | None:
+    if isinstance(a, DimExpr) or isinstance(b, DimExpr) or b == 0:
+        return None
+    size = abs(a) % abs(b)
+    return -size if a < 0 else size
+
+
+def _refuse_zero(divisor: Any) -> None:
+    """Raise RuntimeFailure when an integer divisor is zero: no integer is its quotient."""
+    if not bool(divisor.all()):
+        raise RuntimeFailure("integer division by zero")
+
+
+@op
+class Div(Binary):
+    """a / b with broadcasting; integers divide towards zero, and a divisor 0 is RuntimeFailure."""
+
+    onnx = Onnx("Div", since=14)
+    known = staticmethod(_quotient)
+    samples = (Sample((2, 3), _POSITIVE), Sample((2, 3), Rand((3,), 1.0, 5.0)), Sample((2, 3), Rand((), -3.0, -1.0)))
+
+    def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        if a.dtype.kind in "iu":
+            _refuse_zero(b)
+            quotient = xp.floor_divide(a, b)
+            return (
+                quotient + ((quotient < 0) & (quotient * b != a)).astype(a.dtype) if a.dtype.kind == "i" else quotient
+            )
+        return xp.divide(a, b)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        _, b = node.inputs
+        da = F.div(dy, b)
+        return operand_gradients(node, da, F.neg(F.mul(da, F.div(*node.inputs))))
+
+
+@op
+class Pow(Binary):
+    """a ** b with broadcasting; the result has a's dtype, b may have another.
+
+    Of integers, a negative exponent gives the reciprocal, towards zero; RuntimeFailure for that of 0.
+    """
+
+    types = {"a": NUMERIC, "b": NUMERIC}
+    inplace = ((0, 0),)
+    onnx = Onnx("Pow", since=15)
+    samples = (Sample(_POSITIVE, (2, 3)), Sample(_POSITIVE, np.array(3.0)), Sample((2, 3), np.array([2.0]), grad=True))
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        return TensorType(a.dtype, broadcast_shapes([a.shape, b.shape]))
+
+    def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        if a.dtype.kind in "iu" and b.dtype.kind == "i" and b.dtype.kind != "u":
+            if not (b < 0).any():
+                return xp.power(a, b)
+            _refuse_zero((a != 0) | (b >= 0))
+            # Below zero, only 1 and -1 have a reciprocal that is not a fraction.
+            odd = (b & 1) != 0
+            reciprocal = xp.where(a == 1, 1, xp.where(a == -1, xp.where(odd, -1, 1), 0) if a.dtype.kind == "i" else 0)
+            return xp.where(b < 0, reciprocal, xp.power(a, xp.where(b < 0, 0, b))).astype(a.dtype)
+        return xp.power(a, b)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        a, b = node.operands
+        exponent = b if b.dtype is a.dtype else F.cast(b, to=a.dtype)
+        zero, one = scalar_like(0.0, a), scalar_like(1.0, a)
+        # a**0 is 1 everywhere: its slope is 0, also at a == 0, where the formula would be 0 times infinity.
+        below = F.where(F.equal(exponent, zero), zero, F.sub(exponent, one))
+        da = F.mul(dy, F.mul(exponent, F.pow(a, below)))
+        if not b.dtype.is_float or (b.node is not None and b.node.op.name == "Constant"):
+            return operand_gradients(node, da, None)
+        # d/db is a**b log a; at a == 0 the limit for b > 0 is 0.
+        log_a = F.where(F.equal(a, zero), zero, F.log(F.where(F.equal(a, zero), one, a)))
+        return operand_gradients(node, da, F.cast(F.mul(dy, F.mul(F.pow(a, b), log_a)), to=b.dtype))
+
+
+@op
+class Mod(Binary):
+    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod`, of a's sign, as C.
+
+    An integer divisor 0 is RuntimeFailure.
+    """
+
+    fmod: bool = False
+    onnx = Onnx("Mod", since=28)
+    samples = (
+        Sample((2, 3), _POSITIVE, fmod=True),
+        Sample((2, 3), Rand((2, 1), -2.0, -0.5), dtypes=FLOATS),
+        Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8])),
+        Sample(np.array([[-4, 7, 5], [4, -7, 8]]), np.array([2, -3, 8]), fmod=True),
+    )
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        known = broadcast_known(_c_remainder if self.fmod else _remainder, [a, b])
+        return TensorType(a.dtype, broadcast_shapes([a.shape, b.shape]), known)
+
+    def reference(self, xp: Any, a: Any, b: Any) -> Any:
+        if a.dtype.kind in "iu":
+            _refuse_zero(b)
+        return xp.fmod(a, b) if self.fmod else xp.mod(a, b)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        a, b = node.inputs
+        quotient = F.div(F.sub(a, F.mod(a, b, fmod=self.fmod)), b)
+        return operand_gradients(node, dy, F.neg(F.mul(dy, F.round(quotient))))
+
+
+@op
+class Neg(Unary):
+    """-x."""
+
+    types = {"x": FLOATS | SIGNED}
+    onnx = Onnx("Neg", since=13)
+
+    def infer(self, x: TensorType) -> TensorType:
+        known = broadcast_known(lambda v: 0 - v, [x])
+        return TensorType(x.dtype, x.shape, known) if known else super().infer(x)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return xp.negative(x)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return F.neg(dy)
+
+
+@op
+class Abs(Unary):
+    """|x|; the gradient at 0 is 0."""
+
+    types = {"x": NUMERIC}
+    onnx = Onnx("Abs", since=13)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return xp.abs(x)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return F.mul(dy, F.sign(node.inputs[0]))
+
+
+@op
+class Sign(Unary):
+    """-1, 0 or 1 by the sign of x; its gradient is zero everywhere."""
+
+    types = {"x": NUMERIC}
+    onnx = Onnx("Sign", since=13)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return xp.sign(x)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None
+
+
+class _Variadic(Op):
+    """An elementwise reduction over any number of operands, with broadcasting."""
+
+    inputs = ("xs*",)
+    types = {"xs": FLOATS}
+    pointwise = True
+    inplace = ((0, 0),)
+    samples = (Sample((2, 3)), Sample((2, 3), (2, 3)), Sample((2, 3), (3,), (2, 1)))
+    known: ClassVar[Callable[..., Dim] | None] = None
+
+    def infer(self, *xs: TensorType) -> TensorType:
+        rule = type(self).known
+        value = None if rule is None else broadcast_known(rule, xs)
+        return TensorType(xs[0].dtype, broadcast_shapes([x.shape for x in xs]), value)
+
+
+@op
+class Sum(_Variadic):
+    """Sum of the operands with broadcasting."""
+
+    onnx = Onnx("Sum", since=13)
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        total = xs[0]
+        for x in xs[1:]:
+            total = xp.add(total, x)
+        return xp.array(total) if len(xs) == 1 else total
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return operand_gradients(node, *[dy] * len(node.inputs))
+
+
+@op
+class Mean(_Variadic):
+    """Mean of the operands with broadcasting."""
+
+    onnx = Onnx("Mean", since=13)
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        total = xs[0]
+        for x in xs[1:]:
+            total = xp.add(total, x)
+        return total / xp.asarray(len(xs), dtype=total.dtype)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        share = F.div(dy, scalar_like(float(len(node.inputs)), dy))
+        return operand_gradients(node, *[share] * len(node.inputs))
+
+
+class _Extreme(_Variadic):
+    """Elementwise maximum or minimum; where operands tie, the gradient is shared equally."""
+
+    types = {"xs": NUMERIC}
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        y = node.output
+        if len(node.inputs) == 1:
+            return (dy,)
+        hits = [F.cast(F.equal(x, y), to=y.dtype) for x in node.inputs]
+        share = F.div(dy, F.sum(*hits))
+        return tuple(unbroadcast(F.mul(share, hit), x) for hit, x in zip(hits, node.inputs, strict=True))
+
+
+@op
+class Max(_Extreme):
+    """Elementwise maximum with broadcasting; NaN wins."""
+
+    onnx = Onnx("Max", since=13)
+    known = staticmethod(dims.dim_max)
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        result = xp.array(xs[0])
+        for x in xs[1:]:
+            result = xp.maximum(result, x)
+        return result
+
+
+@op
+class Min(_Extreme):
+    """Elementwise minimum with broadcasting; NaN wins."""
+
+    onnx = Onnx("Min", since=13)
+    known = staticmethod(dims.dim_min)
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        result = xp.array(xs[0])
+        for x in xs[1:]:
+            result = xp.minimum(result, x)
+        return result

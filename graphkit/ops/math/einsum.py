@@ -1,0 +1,215 @@
+"""Einsum, and its reading as transpositions, reductions and matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.types import FLOATS, NUMERIC, SIGNED, DType, TensorType
+from graphkit.ops._base import F, Onnx, Op, Sample, op
+from graphkit.ops.axes import fresh_shape, i64
+from graphkit.ops.pointwise import scalar_like
+
+_PRODUCTS = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
+_ELLIPSIS = "..."
+
+
+class _Equation(NamedTuple):
+    """The terms of the operands and of the result: tuples of letters and at most one ellipsis each."""
+
+    terms: tuple[tuple[str, ...], ...]
+    result: tuple[str, ...]
+
+
+def _term(text: str, equation: str) -> tuple[str, ...]:
+    before, ellipsis, after = text.partition(_ELLIPSIS)
+    letters = before + after
+    if letters and not (letters.isascii() and letters.isalpha()):
+        raise UsageError(f"the equation {equation!r} has a term {text!r} that is not made of letters and one '...'")
+    return (*before, *((_ELLIPSIS,) if ellipsis else ()), *after)
+
+
+def _parsed(equation: str) -> _Equation:
+    text = equation.replace(" ", "")
+    left, arrow, right = text.partition("->")
+    terms = tuple(_term(t, equation) for t in left.split(","))
+    letters = [c for t in terms for c in t if c != _ELLIPSIS]
+    broadcast = any(_ELLIPSIS in t for t in terms)
+    if not arrow:
+        once = sorted(c for c in set(letters) if letters.count(c) == 1)
+        return _Equation(terms, ((_ELLIPSIS,) if broadcast else ()) + tuple(once))
+    result = _term(right, equation)
+    unknown = [c for c in result if c != _ELLIPSIS and c not in letters]
+    if unknown or len(set(result)) != len(result) or (_ELLIPSIS in result) is not broadcast:
+        raise UsageError(
+            f"the result of {equation!r} names letters of the operands, each once, and '...' when an operand has it"
+        )
+    return _Equation(terms, result)
+
+
+def _axes(term: Sequence[str], rank: int) -> tuple[str, ...]:
+    """One label per axis; those of an ellipsis are counted from its end, where operands are aligned."""
+    named = len(term) - (_ELLIPSIS in term)
+    if rank < named or (rank > named and _ELLIPSIS not in term):
+        raise TypeMismatch(f"an operand of rank {rank} does not fit the term {''.join(term)!r}")
+    extra = tuple(f".{i}" for i in range(rank - named, 0, -1))
+    return tuple(label for c in term for label in (extra if c == _ELLIPSIS else (c,)))
+
+
+class _Factor(NamedTuple):
+    """A value whose axes have labels."""
+
+    value: Any
+    labels: tuple[str, ...]
+
+
+@op
+class Einsum(Op):
+    """Sum of products by Einstein's convention: a letter for each axis of each operand, "ij,jk->ik".
+
+    Letters that the result lacks are summed over; a repeated one in a term is a diagonal. "..." stands for axes that
+    broadcast. Without "->" the result has those axes, then the letters that occur once, in order. Integers wrap.
+    """
+
+    equation: str
+    inputs = ("xs*",)
+    types = {"xs": NUMERIC}
+    onnx = Onnx("Einsum", since=28)
+    composite = True
+    samples = (
+        Sample((2, 3), (3, 4), equation="ij,jk->ik"),
+        Sample((2, 3), (3, 4), equation="ij, jk", dtypes=FLOATS | {DType.INT32}),
+        Sample((5, 2, 3), (5, 3, 4), equation="bij,bjk->bik", dtypes=FLOATS),
+        Sample((5, 2, 3), (1, 3, 4), equation="...ij,...jk->...ik", dtypes=FLOATS),
+        Sample((2, 3), equation="ij->ji", dtypes=FLOATS | {DType.INT64}),
+        Sample((2, 3), equation="ij->i", dtypes=FLOATS),
+        Sample((2, 3), equation="ij->", dtypes=FLOATS),
+        Sample((3, 3), equation="ii->i", dtypes=FLOATS),
+        Sample((3, 3), equation="ii", dtypes=FLOATS),
+        Sample((2, 3, 3), equation="...ii->...i", dtypes=FLOATS),
+        Sample((2,), (3,), equation="i,j->ji", dtypes=FLOATS),
+        Sample((2, 3), (2, 3), equation="ij,ij->ij", dtypes=FLOATS),
+        Sample((3,), (3,), equation="i,i", dtypes=FLOATS | {DType.INT8, DType.UINT8}),
+        Sample((2, 3, 4, 5), (2, 4, 6, 5), equation="bchw,bhkw->bckw", dtypes=FLOATS),
+        Sample((2, 3, 4), (3, 4, 5), equation="abc,bcd->ad", dtypes=FLOATS),
+        Sample((2, 3), (3, 4), (4, 2), equation="ij,jk,kl->li", dtypes=FLOATS),
+        Sample((2, 3, 4), (5, 4), equation="bij,kj->bk", dtypes=FLOATS),
+        Sample((), (2,), equation=",i->i", dtypes=FLOATS),
+        Sample((0, 3), (3, 2), equation="ij,jk->ik", dtypes=FLOATS),
+        Sample((2, 0), (0, 3), equation="ij,jk->ik", dtypes=FLOATS),
+    )
+
+    def infer(self, *xs: TensorType) -> TensorType:
+        terms, result = _parsed(self.equation)
+        if len(terms) != len(xs):
+            raise TypeMismatch(f"{self.equation!r} has {len(terms)} terms for {len(xs)} operands")
+        if any(x.dtype is not xs[0].dtype for x in xs):
+            raise TypeMismatch(f"the operands differ in element type: {', '.join(map(str, xs))}")
+        sizes: dict[str, Dim] = {}
+        for term, x in zip(terms, xs, strict=True):
+            if x.shape is None:
+                if _ELLIPSIS in term:
+                    return TensorType(xs[0].dtype)
+                x = TensorType(x.dtype, fresh_shape(len(term)))
+            for label, size in zip(_axes(term, len(x.known_shape)), x.known_shape, strict=True):
+                known = sizes.get(label)
+                if label.startswith("."):
+                    sizes[label] = size if known is None else dims.broadcast(known, size)
+                elif known is not None and not dims.may_equal(known, size):
+                    raise TypeMismatch(f"the axes {label!r} of {self.equation!r} have {known} and {size} elements")
+                elif known is None or dims.is_static(size):
+                    sizes[label] = size
+        extra = sum(label.startswith(".") for label in sizes)
+        rank = len(result) + (extra - 1 if _ELLIPSIS in result else 0)
+        return TensorType(xs[0].dtype, [sizes[label] for label in _axes(result, rank)])
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        return xp.einsum(self.equation.replace(" ", ""), *xs)
+
+    def expand(self, *xs: Any) -> Any:
+        dtype = xs[0].dtype
+        if any(x.rank is None for x in xs):
+            raise UnsupportedError(f"Einsum {self.equation!r} in matrix products needs operands of known rank")
+        # Sums modulo 2**32 are the narrow integers' sums, too.
+        work = dtype if dtype in _PRODUCTS else DType.INT32 if dtype in SIGNED else DType.UINT32
+        terms, result = _parsed(self.equation)
+        factors = [
+            _diagonal(_Factor(x if work is dtype else F.cast(x, to=work), _axes(term, x.rank)))
+            for term, x in zip(terms, xs, strict=True)
+        ]
+        broadcast = max((sum(label.startswith(".") for label in f.labels) for f in factors), default=0)
+        wanted = _axes(result, len(result) + (broadcast - 1 if _ELLIPSIS in result else 0))
+        total = factors[0]
+        for position, factor in enumerate(factors[1:], 1):
+            kept = {*wanted, *(label for later in factors[position + 1 :] for label in later.labels)}
+            total = _product(_summed(total, {*kept, *factor.labels}), _summed(factor, {*kept, *total.labels}), kept)
+        value = _ordered(_summed(total, set(wanted)), wanted)
+        return F.identity(value) if work is dtype else F.cast(value, to=dtype)
+
+
+def _summed(x: _Factor, kept: set[str]) -> _Factor:
+    """Without the axes that nothing else has."""
+    axes = [i for i, label in enumerate(x.labels) if label not in kept]
+    if not axes:
+        return x
+    return _Factor(
+        F.reduce_sum(x.value, i64(*axes), keepdims=False), tuple(label for label in x.labels if label in kept)
+    )
+
+
+def _ordered(x: _Factor, labels: Sequence[str]) -> Any:
+    """The value with its axes in the order of `labels`."""
+    perm = [x.labels.index(label) for label in labels]
+    return x.value if perm == list(range(len(perm))) else F.transpose(x.value, perm=perm)
+
+
+def _diagonal(x: _Factor) -> _Factor:
+    """One axis for each label: of a repeated one, the elements with equal indices."""
+    while (repeated := next((label for label in x.labels if x.labels.count(label) > 1), None)) is not None:
+        first = x.labels.index(repeated)
+        second = x.labels.index(repeated, first + 1)
+        size = F.squeeze(F.shape(x.value)[first : first + 1])
+        index = F.range(np.int64(0), size, np.int64(1))
+        column, row = (F.unsqueeze(index, i64(*_others(len(x.labels), axis))) for axis in (first, second))
+        chosen = F.where(F.equal(column, row), x.value, scalar_like(0, x.value))
+        labels = (*x.labels[:second], *x.labels[second + 1 :])
+        x = _Factor(F.reduce_sum(chosen, i64(second), keepdims=False), labels)
+    return x
+
+
+def _others(rank: int, axis: int) -> list[int]:
+    return [i for i in range(rank) if i != axis]
+
+
+def _product(a: _Factor, b: _Factor, kept: set[str]) -> _Factor:
+    """The product, summed over the labels of both that are not kept."""
+    contracted = [label for label in a.labels if label in b.labels and label not in kept]
+    batch = [label for label in a.labels if label in b.labels and label in kept]
+    rows = [label for label in a.labels if label not in b.labels]
+    columns = [label for label in b.labels if label not in a.labels]
+    joint = (*batch, *rows, *columns)
+    if not contracted:
+        left = F.unsqueeze(_ordered(a, [*batch, *rows]), i64(*range(len(batch) + len(rows), len(joint))))
+        right = F.unsqueeze(_ordered(b, [*batch, *columns]), i64(*range(len(batch), len(batch) + len(rows))))
+        return _Factor(F.mul(left, right), joint)
+    left, row_sizes, _ = _matrices(_ordered(a, [*batch, *rows, *contracted]), len(batch), len(rows))
+    right, _, column_sizes = _matrices(_ordered(b, [*batch, *contracted, *columns]), len(batch), len(contracted))
+    y = F.mat_mul(left, right)
+    if len(rows) != 1 or len(columns) != 1:
+        y = F.reshape(y, F.concat(F.shape(y)[: len(batch)], row_sizes, column_sizes, axis=0), allowzero=True)
+    return _Factor(y, joint)
+
+
+def _matrices(x: Any, batch: int, rows: int) -> tuple[Any, Any, Any]:
+    """Matrices whose rows are the `rows` axes after the batch, whose columns are the rest, and the sizes of both."""
+    sizes = F.shape(x)
+    row_sizes, column_sizes = sizes[batch : batch + rows], sizes[batch + rows :]
+    if rows != 1 or x.rank - batch - rows != 1:
+        merged = (F.reduce_prod(s, i64(0), keepdims=True) for s in (row_sizes, column_sizes))
+        x = F.reshape(x, F.concat(sizes[:batch], *merged, axis=0), allowzero=True)
+    return x, row_sizes, column_sizes

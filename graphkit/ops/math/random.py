@@ -1,0 +1,339 @@
+"""Random operators. Every draw is a pure function of (seed, step), the node's stream and the element's index.
+
+`rng` is a uint64[2] tensor (seed, step), one graph input for all random nodes (see passes/training/randomness.py). A
+node without it draws from the bits of its `seed` attribute (0 when absent) at step 0. `rng` and `stream` have no
+counterpart in ONNX, whose generators are unspecified.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
+from graphkit.ir import dims
+from graphkit.ir.graph import Node
+from graphkit.ir.types import FLOATS, INDICES, NUMERIC, DType, TensorType, dtype_of
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
+from graphkit.ops._checks import fits
+from graphkit.ops.math import philox as _philox
+from graphkit.ops.pointwise import scalar_like
+
+_RNG = np.array([0x123456789ABCDEF0, 7], np.uint64)
+_HIDDEN = ("rng", "stream")
+_UINT64 = frozenset({DType.UINT64})
+
+
+class RandomOp(Op):
+    """A node that draws. `stream` tells the nodes of one graph apart."""
+
+    stream: int = 0
+    random = True
+    types: ClassVar[Any] = {"rng": _UINT64}
+
+    def check_rng(self, rng: TensorType | None) -> None:
+        if rng is not None and not fits(rng.shape, (2,)):
+            raise TypeMismatch(f"rng must be uint64[2], not {rng}")
+        if not 0 <= self.stream < _philox.FOLD_STREAM:
+            raise UsageError(f"stream {self.stream} is outside [0, {_philox.FOLD_STREAM})")
+
+    def state(self, xp: Any, rng: Any) -> Any:
+        """The uint64[2] state to draw from: `rng`, else the seed attribute's bits at step 0."""
+        if rng is not None:
+            return rng
+        seed = getattr(self, "seed", None)
+        if isinstance(seed, float):
+            seed = int.from_bytes(struct.pack("<f", seed), "little")
+        return xp.asarray(np.array([(seed or 0) & (2**64 - 1), 0], np.uint64))
+
+
+def _bits(dtype: DType) -> int:
+    return 53 if dtype is DType.FLOAT64 else 24
+
+
+class _Uniform(RandomOp):
+    """low + (high - low) * u, u in [0, 1) with 24 bits (53 for float64), rounded once to the result's dtype."""
+
+    low: float = 0.0
+    high: float = 1.0
+    seed: float | None = None
+
+    def draw(self, xp: Any, rng: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+        u = _philox.uniform(xp, self.state(xp, rng), self.stream, shape, _bits(dtype))
+        return self.low + (self.high - self.low) * u
+
+
+class _Normal(RandomOp):
+    """mean + scale * z, z standard normal by Box-Muller in float64, rounded once to the result's dtype."""
+
+    mean: float = 0.0
+    scale: float = 1.0
+    seed: float | None = None
+
+    def draw(self, xp: Any, rng: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+        z = _philox.normal(xp, self.state(xp, rng), self.stream, shape, _bits(dtype))
+        return self.mean + self.scale * z
+
+
+class _OfShape(RandomOp):
+    """Fills the shape given as an attribute."""
+
+    shape: tuple[int, ...]
+    dtype: DType = DType.FLOAT32
+    inputs = ("rng?",)
+
+    def infer(self, rng: TensorType | None = None) -> TensorType:
+        self.check_rng(rng)
+        if self.dtype not in FLOATS:
+            raise TypeMismatch(f"dtype is a float type, not {self.dtype}")
+        if any(d < 0 for d in self.shape):
+            raise TypeMismatch(f"shape {list(self.shape)} has a negative dimension")
+        return TensorType(self.dtype, self.shape)
+
+    def reference(self, xp: Any, rng: Any = None) -> Any:
+        return self.draw(xp, rng, self.shape, self.dtype)  # type: ignore[attr-defined]
+
+
+class _LikeTensor(RandomOp):
+    """Fills the shape of `x`, with x's dtype unless `dtype` is given. No gradient flows to x."""
+
+    dtype: DType | None = None
+    inputs = ("x", "rng?")
+    shape_only = ("x",)
+
+    def infer(self, x: TensorType, rng: TensorType | None = None) -> TensorType:
+        self.check_rng(rng)
+        dtype = self.dtype or x.dtype
+        if dtype not in FLOATS:
+            raise TypeMismatch(f"the result has a float type, not {dtype}")
+        return TensorType(dtype, x.shape)
+
+    def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
+        return self.draw(xp, rng, x.shape, self.dtype or dtype_of(x.dtype))  # type: ignore[attr-defined]
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None
+
+
+# onnx=False throughout: the standard leaves the generator open, so no two implementations draw alike.
+@op
+class RandomUniform(_OfShape, _Uniform):
+    """Uniform on [low, high), of a given shape. Rounding to a half float may reach `high`."""
+
+    onnx = Onnx("RandomUniform", since=22, hidden=_HIDDEN)
+    samples = (
+        Sample(shape=(2, 3), onnx=False),
+        Sample(_RNG, shape=(5,), low=-2.0, high=3.0, stream=4, onnx=False),
+        Sample(_RNG, shape=(3,), dtype="float64", onnx=False),
+        Sample(_RNG, shape=(3,), dtype="float16", onnx=False),
+        Sample(shape=(), seed=1.5, onnx=False),
+        Sample(shape=(0, 3), onnx=False),
+    )
+
+
+@op
+class RandomNormal(_OfShape, _Normal):
+    """Normal with the given mean and standard deviation `scale`, of a given shape."""
+
+    onnx = Onnx("RandomNormal", since=22, hidden=_HIDDEN)
+    samples = (
+        Sample(shape=(2, 3), onnx=False),
+        Sample(_RNG, shape=(5,), mean=-2.0, scale=3.0, stream=4, onnx=False),
+        Sample(_RNG, shape=(3,), dtype="float64", onnx=False),
+        Sample(_RNG, shape=(3,), dtype="bfloat16", onnx=False),
+        Sample(shape=(), seed=1.5, onnx=False),
+        Sample(shape=(0, 3), onnx=False),
+    )
+
+
+@op
+class RandomUniformLike(_LikeTensor, _Uniform):
+    """Uniform on [low, high), of the shape of x. Rounding to a half float may reach `high`."""
+
+    onnx = Onnx("RandomUniformLike", since=22, hidden=_HIDDEN)
+    samples = (
+        Sample((2, 3), dtypes=FLOATS, onnx=False),
+        Sample((5,), _RNG, low=-2.0, high=3.0, dtype="float64", stream=1, onnx=False),
+        Sample(np.arange(4), dtype="float32", seed=2.0, onnx=False),
+    )
+
+
+@op
+class RandomNormalLike(_LikeTensor, _Normal):
+    """Normal with the given mean and standard deviation `scale`, of the shape of x."""
+
+    onnx = Onnx("RandomNormalLike", since=22, hidden=_HIDDEN)
+    samples = (
+        Sample((2, 3), dtypes=FLOATS, onnx=False),
+        Sample((5,), _RNG, mean=-2.0, scale=3.0, dtype="float64", stream=1, onnx=False),
+        Sample(np.arange(4), dtype="float32", seed=2.0, onnx=False),
+    )
+
+
+@op
+class Bernoulli(RandomOp):
+    """1 with probability x, else 0, for each element. x: float probabilities; the result has x's dtype or `dtype`.
+
+    The draw is a step function of x, so no gradient flows.
+    """
+
+    dtype: DType | None = None
+    seed: float | None = None
+    inputs = ("x", "rng?")
+    types = {"x": FLOATS, "rng": _UINT64}
+    onnx = Onnx("Bernoulli", since=22, hidden=_HIDDEN)
+    samples = (
+        Sample(Rand((2, 3), 0.0), onnx=False),
+        Sample(Rand((5,), 0.0), _RNG, dtype="bool", stream=2, onnx=False),
+        Sample(Rand((0, 3), 0.0), dtype="int32", seed=3.0, onnx=False),
+        Sample(np.array([0.0, 1.0, 0.0, 1.0], np.float32), _RNG, onnx=False),
+    )
+
+    def infer(self, x: TensorType, rng: TensorType | None = None) -> TensorType:
+        self.check_rng(rng)
+        dtype = self.dtype or x.dtype
+        if dtype not in NUMERIC and dtype is not DType.BOOL:
+            raise TypeMismatch(f"dtype is a number type or bool, not {dtype}")
+        return TensorType(dtype, x.shape)
+
+    def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
+        u = _philox.uniform(xp, self.state(xp, rng), self.stream, x.shape, _bits(dtype_of(x.dtype)))
+        return u < x
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None
+
+
+@op
+class Multinomial(RandomOp):
+    """For each row, `sample_size` classes drawn with probabilities softmax(x). x: float [batch, classes].
+
+    The result is int32 or int64 [batch, sample_size]: by inversion of the distribution, one uniform number each. It
+    is a step function of x, so no gradient flows.
+    """
+
+    dtype: DType = DType.INT32
+    sample_size: int = 1
+    seed: float | None = None
+    inputs = ("x", "rng?")
+    types = {"x": FLOATS, "rng": _UINT64}
+    onnx = Onnx("Multinomial", since=22, hidden=_HIDDEN)
+    samples = (
+        Sample((2, 3), onnx=False),
+        Sample((2, 4), _RNG, sample_size=5, dtype="int64", stream=3, onnx=False),
+        Sample((0, 3), seed=2.0, sample_size=2, onnx=False),
+        Sample(np.array([[-np.inf, 0.0, -np.inf]], np.float32), _RNG, sample_size=3, onnx=False),
+    )
+
+    def infer(self, x: TensorType, rng: TensorType | None = None) -> TensorType:
+        self.check_rng(rng)
+        if self.dtype not in INDICES or self.sample_size < 0:
+            raise TypeMismatch(f"the result is int32 or int64, of some samples, not {self.dtype}[{self.sample_size}]")
+        if x.rank not in (None, 2):
+            raise TypeMismatch(f"Multinomial takes [batch, classes], not {x}")
+        batch = dims.fresh() if x.shape is None else x.shape[0]
+        return TensorType(self.dtype, (batch, self.sample_size))
+
+    def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
+        shape = (x.shape[0], self.sample_size)
+        u = _philox.uniform(xp, self.state(xp, rng), self.stream, shape, _bits(dtype_of(x.dtype)))
+        weights = xp.exp(x.astype(xp.float64) - xp.max(x, axis=1, keepdims=True))
+        total = xp.cumsum(weights, axis=1)
+        return xp.sum(total[:, None, :] <= (u * total[:, -1:])[:, :, None], axis=2)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None
+
+
+@op
+class Dropout(RandomOp):
+    """In training, zero each element with probability `ratio` and divide the others by 1 - ratio; else the identity.
+
+    data: float tensor; ratio: float scalar in [0, 1], 0.5 when absent; training_mode: bool scalar, false when
+    absent. Outputs: y of data's type, and the bool mask of the elements that are kept. Srivastava et al. 2014.
+    """
+
+    seed: int | None = None
+    inputs = ("data", "ratio?", "training_mode?", "rng?")
+    outputs = ("y", "mask")
+    types = {"data": FLOATS, "ratio": FLOATS, "training_mode": frozenset({DType.BOOL}), "rng": _UINT64}
+    onnx = Onnx("Dropout", since=22, hidden=_HIDDEN)
+    inplace = ((0, 0),)
+    samples = (
+        Sample((2, 3)),
+        Sample((2, 3), np.array(0.25, np.float32)),
+        Sample((2, 3), np.array(0.25, np.float32), np.array(False)),
+        Sample((4, 5), np.array(0.25, np.float32), np.array(True), _RNG, stream=3, onnx=False),
+        Sample((4, 5), None, np.array(True), seed=5, onnx=False),
+        Sample((2, 3), np.array(0.0, np.float32), np.array(True), _RNG),
+        Sample((2, 3), np.array(1.0, np.float32), np.array(True), _RNG, onnx=False),
+        Sample((0, 3), np.array(0.5, np.float32), np.array(True), _RNG),
+    )
+
+    def infer(
+        self,
+        data: TensorType,
+        ratio: TensorType | None = None,
+        training_mode: TensorType | None = None,
+        rng: TensorType | None = None,
+    ) -> tuple[TensorType, TensorType]:
+        self.check_rng(rng)
+        for name, scalar in (("ratio", ratio), ("training_mode", training_mode)):
+            if scalar is not None and not (fits(scalar.shape, ()) or fits(scalar.shape, (1,))):
+                raise TypeMismatch(f"{name} must be a scalar, not {scalar}")
+        return TensorType(data.dtype, data.shape), TensorType(DType.BOOL, data.shape)
+
+    def reference(self, xp: Any, data: Any, ratio: Any = None, training_mode: Any = None, rng: Any = None) -> Any:
+        training = training_mode is not None and bool(training_mode.reshape(()))
+        rate = 0.5 if ratio is None else float(ratio.reshape(()))
+        if not training:
+            return xp.array(data), xp.ones(data.shape, dtype=bool)
+        if not 0 <= rate <= 1:
+            raise RuntimeFailure(f"ratio {rate} is outside [0, 1]")
+        kept = _philox.uniform(xp, self.state(xp, rng), self.stream, data.shape, 24) >= rate
+        scale = 0.0 if rate == 1 else 1.0 / (1.0 - rate)
+        return xp.where(kept, data * scale, 0).astype(data.dtype), kept
+
+    def grad(self, node: Node, dy: Any, _dmask: Any) -> Any:
+        _, ratio, training_mode, _ = self.named_inputs(node.inputs).values()
+        mask = node.outputs[1]
+        others = (None,) * (len(node.inputs) - 1)
+        training = (False,) if training_mode is None else training_mode.tensor.constants
+        if training is not None and not training[0]:
+            return (dy, *others)
+        scale = self._scale(ratio, dy)
+        if training is None:
+            # Outside training the mask is all true.
+            scale = F.where(training_mode, scale, scalar_like(1.0, dy))
+        return (F.where(mask, dy * scale, scalar_like(0.0, dy)), *others)
+
+    @staticmethod
+    def _scale(ratio: Any, dy: Any) -> Any:
+        """1 / (1 - ratio) as a scalar of dy's dtype; 0 for a ratio of 1."""
+        if ratio is None:
+            return scalar_like(2.0, dy)
+        rate = ratio if ratio.dtype is dy.dtype else F.cast(ratio, to=dy.dtype)
+        if rate.rank != 0:
+            rate = F.reshape(rate, np.zeros(0, np.int64))
+        one, zero = scalar_like(1.0, dy), scalar_like(0.0, dy)
+        kept = one - rate
+        nothing = F.equal(kept, zero)
+        return F.where(nothing, zero, one / F.where(nothing, one, kept))
+
+
+@op
+class RngFoldIn(Op):
+    """Another (seed, step) for each `index`, an integer scalar in [0, 2**32): what a loop's iteration draws from."""
+
+    domain = DOMAIN
+    inputs = ("rng", "index")
+    types = {"rng": _UINT64, "index": INDICES}
+    samples = (Sample(_RNG, np.array(0)), Sample(_RNG, np.array(3, np.int32)))
+
+    def infer(self, rng: TensorType, index: TensorType) -> TensorType:
+        return TensorType(DType.UINT64, (2,))
+
+    def reference(self, xp: Any, rng: Any, index: Any) -> Any:
+        return _philox.fold_in(xp, rng, index)

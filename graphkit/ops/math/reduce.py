@@ -1,0 +1,430 @@
+"""Reductions over axes, and their gradients.
+
+All share the standard's conventions: `axes` is an int64 vector (absent or empty: every axis, or none at all with
+`noop_with_empty_axes`), `keepdims` leaves dimensions of 1. A composite reduction over no axes still applies its
+elementwise steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphkit.errors import MissingGradient
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import BOOLS, FLOATS, DType, TensorType
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, op
+from graphkit.ops.axes import INT64, contiguous, fresh_shape, i64, length_of, normal_axes, reshape_like, zeros_like
+from graphkit.ops.known_elements import known_array
+from graphkit.ops.pointwise import scalar_like
+
+_SUMMABLE = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
+
+
+def _uses(x: Callable[[tuple[int, ...]], Any]) -> tuple[Sample, ...]:
+    """Every attribute and edge, with operands made by `x`."""
+    return (
+        Sample(x((2, 3)), i64(1)),
+        Sample(x((2, 3, 2)), i64(0, -1), keepdims=False),
+        Sample(x((2, 3))),
+        Sample(x((2, 3)), keepdims=False),
+        Sample(x((2, 3)), i64(-2), keepdims=False),
+        Sample(x((2, 3)), np.zeros(0, np.int64)),
+        Sample(x((2, 3)), np.zeros(0, np.int64), noop_with_empty_axes=True),
+        Sample(x((2, 3)), noop_with_empty_axes=True, keepdims=False),
+        Sample(x(())),
+        Sample(x((0, 3)), i64(1)),
+    )
+
+
+def _normal(shape: tuple[int, ...]) -> Any:
+    return shape
+
+
+def _positive(shape: tuple[int, ...]) -> Any:
+    return Rand(shape, 0.5, 2.0)
+
+
+_EMPTY = Sample((2, 0), i64(1), keepdims=False)
+# Over no elements the result is infinite: its derivatives are limits of nothing.
+_EMPTY_INFINITE = Sample((2, 0), i64(1), keepdims=False, grad=False)
+
+
+class _Reduction(Op):
+    """A reduction of x over axes."""
+
+    keepdims: bool = True
+    noop_with_empty_axes: bool = False
+    inputs = ("x", "axes?")
+    types = {"x": _SUMMABLE, "axes": INT64}
+    samples = (*_uses(_normal), _EMPTY)
+    # The rule for a list of known elements, where shape arithmetic uses the operator.
+    known: ClassVar[Any] = None
+
+    def infer(self, x: TensorType, axes: TensorType | None = None) -> TensorType:
+        count = 0 if axes is None else length_of(axes)
+        given = () if axes is None else axes.constants
+        if given == () or count == 0:
+            if self.noop_with_empty_axes:
+                return TensorType(x.dtype, x.shape, self._known_result(x, (), x.rank))
+            if not self.keepdims:
+                return TensorType(x.dtype, (), self._known_result(x, None, x.rank))
+            given = None if x.shape is None else tuple(range(len(x.shape)))
+        if x.shape is None:
+            return TensorType(x.dtype, None)
+        rank = len(x.shape)
+        if given is None:
+            if not self.keepdims:
+                return TensorType(x.dtype, None if count is None else fresh_shape(rank - count))
+            return TensorType(x.dtype, fresh_shape(rank))
+        reduced = normal_axes(given, rank)
+        if self.keepdims:
+            shape = [1 if axis in reduced else d for axis, d in enumerate(x.shape)]
+        else:
+            shape = [d for axis, d in enumerate(x.shape) if axis not in reduced]
+        return TensorType(x.dtype, shape, self._known_result(x, reduced, rank))
+
+    def _known_result(self, x: TensorType, axes: tuple[int, ...] | None, rank: int | None) -> tuple[Dim, ...] | None:
+        """Known elements when everything is reduced to one."""
+        rule, source = type(self).known, known_array(x)
+        if rule is None or source is None or (axes is not None and len(axes) != rank):
+            return None
+        result = rule(source.reshape(-1).tolist())
+        return None if result is None else (result,)
+
+    def axes_of(self, x: Any, axes: Any) -> tuple[int, ...]:
+        """The concrete axes of a run, counted from the front."""
+        if axes is None or axes.size == 0:
+            return () if self.noop_with_empty_axes else tuple(range(x.ndim))
+        return normal_axes(axes.tolist(), x.ndim)
+
+    def reference(self, xp: Any, x: Any, axes: Any = None) -> Any:
+        return self.reduced(xp, x, self.axes_of(x, axes))
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        """The reduction of an array over concrete axes."""
+        raise NotImplementedError(f"{self.name}.reduced")
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        x = node.inputs[0]
+        assert x is not None
+        return (self.slope(node, x, self.kept(node, dy)), None)[: len(node.inputs)]
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        """x's gradient from the result's, which has (or broadcasts like) the shape with kept dimensions."""
+        raise NotImplementedError(f"{self.name}.slope")
+
+    def kept(self, node: Node, y: Any) -> Any:
+        """A tensor of the result's shape with its reduced axes put back as dimensions of 1."""
+        axes = node.inputs[1] if len(node.inputs) > 1 else None
+        return y if self.keepdims or axes is None else F.unsqueeze(y, axes)
+
+    def like_this(self, function: str, node: Node, x: Any) -> Any:
+        """Another reduction of x over the same axes, with dimensions kept."""
+        axes = node.inputs[1:]
+        return getattr(F, function)(x, *axes, keepdims=True, noop_with_empty_axes=self.noop_with_empty_axes)
+
+
+def _spread(dy: Any, x: Value) -> Any:
+    """dy broadcast to x's shape."""
+    return F.expand(dy, F.shape(x))
+
+
+@op
+class ReduceSum(_Reduction):
+    """Sum over axes; 0 over no elements."""
+
+    onnx = Onnx("ReduceSum", since=13)
+    known = staticmethod(lambda values: sum(values))
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        return xp.sum(x, axis=axes, keepdims=self.keepdims)
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        return _spread(dy, x)
+
+
+@op
+class ReduceMean(_Reduction):
+    """Mean over axes; integers divide towards zero; NaN over no elements."""
+
+    onnx = Onnx("ReduceMean", since=18)
+    samples = _uses(_normal)
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        count = int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64))
+        total = xp.sum(x, axis=axes, keepdims=self.keepdims)
+        if x.dtype.kind not in "iu":
+            return total / xp.asarray(count, dtype=total.dtype)
+        quotient = xp.floor_divide(total, count)
+        return quotient + (quotient * count != total) * (quotient < 0)
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        return _spread(F.mul(dy, self._share(node, x)), x)
+
+    def _share(self, node: Node, x: Value) -> Any:
+        """1 / the number of elements behind each result."""
+        axes = node.inputs[1].tensor.constants if len(node.inputs) > 1 and node.inputs[1] is not None else ()
+        if x.shape is not None and axes is not None:
+            every = not axes and not self.noop_with_empty_axes
+            sizes = x.shape if every else [x.shape[axis] for axis in axes]
+            count = dims.product(sizes)
+            if dims.is_static(count):
+                return scalar_like(1.0 / count if count else float("inf"), x)
+        # In float32 at least: a size need not fit a half float, its reciprocal does.
+        wide = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
+        ratio = F.div(F.cast(F.size(node.output), to=wide), F.cast(F.size(x), to=wide))
+        return ratio if x.dtype is wide else F.cast(ratio, to=x.dtype)
+
+
+class _ReduceExtreme(_Reduction):
+    """The largest or smallest element; where elements tie, the gradient is shared equally."""
+
+    types = {"x": _SUMMABLE | {DType.INT8, DType.UINT8} | BOOLS, "axes": INT64}
+    samples = (
+        *_uses(_normal),
+        _EMPTY_INFINITE,
+        Sample(np.array([[True, False], [False, False]]), i64(1)),
+        Sample(np.array([[3, -1], [4, 4]], np.int8), i64(0), keepdims=False),
+        Sample(np.zeros((0, 2), np.int32), i64(0)),
+    )
+
+    @staticmethod
+    def worst(dtype: np.dtype) -> Any:
+        """The result over no elements."""
+        raise NotImplementedError
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        hit = F.cast(F.equal(x, self.kept(node, node.output)), to=x.dtype)
+        return F.mul(F.div(dy, self.like_this("reduce_sum", node, hit)), hit)
+
+
+def _extreme_over(xp: Any, function: Any, worst: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+    if all(x.shape[axis] for axis in axes):
+        return function(x, axis=axes, keepdims=keepdims)
+    shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes]
+    return xp.full(tuple(shape), worst, dtype=x.dtype)
+
+
+@op
+class ReduceMax(_ReduceExtreme):
+    """Maximum over axes; -inf (or the dtype's least value) over no elements; NaN wins."""
+
+    onnx = Onnx("ReduceMax", since=20)
+    known = staticmethod(lambda values: dims.dim_max(*values) if values else None)
+
+    @staticmethod
+    def worst(dtype: np.dtype) -> Any:
+        return False if dtype.kind == "b" else -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        return _extreme_over(xp, xp.amax, self.worst(x.dtype), x, axes, self.keepdims)
+
+
+@op
+class ReduceMin(_ReduceExtreme):
+    """Minimum over axes; inf (or the dtype's largest value) over no elements; NaN wins."""
+
+    onnx = Onnx("ReduceMin", since=20)
+    known = staticmethod(lambda values: dims.dim_min(*values) if values else None)
+
+    @staticmethod
+    def worst(dtype: np.dtype) -> Any:
+        return True if dtype.kind == "b" else np.inf if dtype.kind == "f" else np.iinfo(dtype).max
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        return _extreme_over(xp, xp.amin, self.worst(x.dtype), x, axes, self.keepdims)
+
+
+@op
+class ReduceL1(_Reduction):
+    """Sum of absolute values."""
+
+    onnx = Onnx("ReduceL1", since=18)
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        return xp.sum(xp.abs(x), axis=axes, keepdims=self.keepdims)
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        return F.mul(dy, F.sign(x))
+
+
+@op
+class ReduceL2(_Reduction):
+    """Square root of the sum of squares; the gradient where it is 0 is 0."""
+
+    onnx = Onnx("ReduceL2", since=18)
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        return xp.sqrt(xp.sum(xp.multiply(x, x), axis=axes, keepdims=self.keepdims))
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        y = self.kept(node, node.output)
+        norm = F.where(F.equal(y, scalar_like(0.0, x)), scalar_like(1.0, x), y)
+        return F.mul(F.div(dy, norm), x)
+
+
+@op
+class ReduceSumSquare(_Reduction):
+    """Sum of squares."""
+
+    onnx = Onnx("ReduceSumSquare", since=18)
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        return xp.sum(xp.multiply(x, x), axis=axes, keepdims=self.keepdims)
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        return F.mul(F.mul(dy, scalar_like(2.0, x)), x)
+
+
+@op
+class ReduceLogSum(_Reduction):
+    """Logarithm of the sum; -inf over no elements."""
+
+    types = {"x": FLOATS, "axes": INT64}
+    onnx = Onnx("ReduceLogSum", since=28)
+    samples = (*_uses(_positive), _EMPTY_INFINITE)
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        return xp.log(xp.sum(x, axis=axes, keepdims=self.keepdims))
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        return _spread(F.div(dy, self.like_this("reduce_sum", node, x)), x)
+
+
+@op
+class ReduceLogSumExp(_Reduction):
+    """Logarithm of the sum of exponentials, computed without overflow; -inf over no elements."""
+
+    types = {"x": FLOATS, "axes": INT64}
+    onnx = Onnx("ReduceLogSumExp", since=28)
+    samples = (
+        *_uses(_normal),
+        _EMPTY_INFINITE,
+        # Not differentiable at infinity; onnx's evaluator gives NaN where every element is -inf.
+        Sample(np.array([[-np.inf, 200.0], [np.inf, 1.0]], np.float32), i64(1), grad=False),
+        Sample(np.array([[-np.inf, -np.inf]], np.float32), i64(1), grad=False, onnx=False),
+    )
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        largest = _extreme_over(xp, xp.amax, -np.inf, x, axes, True)
+        largest = xp.where(xp.isfinite(largest), largest, xp.zeros_like(largest))
+        result = xp.log(xp.sum(xp.exp(x - largest), axis=axes, keepdims=True)) + largest
+        return result if self.keepdims else xp.squeeze(result, axis=axes)
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        # Where every element is -inf the result is too, and each element's share is 0 rather than NaN.
+        y = self.kept(node, node.output)
+        finite = F.where(F.equal(y, scalar_like(float("-inf"), x)), scalar_like(0.0, x), y)
+        return F.mul(dy, F.exp(F.sub(x, finite)))
+
+
+_ZEROS = (
+    # One zero, several zeros, none.
+    Sample(np.array([[2.0, 0.0, -3.0], [0.0, 4.0, 0.0], [1.5, -2.0, 0.5]]), i64(1)),
+    Sample(np.array([[[2.0, 0.0], [3.0, 4.0]], [[1.5, 2.0], [0.5, 3.0]]]), i64(0, 2), keepdims=False),
+)
+
+
+@op
+class ReduceProd(_Reduction):
+    """Product over axes; 1 over no elements."""
+
+    onnx = Onnx("ReduceProd", since=18)
+    known = staticmethod(dims.product)
+    samples = (*_uses(_normal), _EMPTY, *_ZEROS)
+
+    def reduced(self, xp: Any, x: Any, axes: tuple[int, ...]) -> Any:
+        return xp.prod(x, axis=axes, keepdims=self.keepdims)
+
+    def slope(self, node: Node, x: Value, dy: Any) -> Any:
+        axes = node.inputs[1:]
+        return F.mul(dy, F.product_of_others(x, *axes, noop_with_empty_axes=self.noop_with_empty_axes))
+
+
+def _last(xp: Any, x: Any, axes: tuple[int, ...]) -> tuple[Any, tuple[int, ...], tuple[int, ...]]:
+    """x with `axes` flattened into one last axis; the order of axes and the shape from which that was done."""
+    order = (*(i for i in range(x.ndim) if i not in axes), *axes)
+    turned = xp.transpose(x, order)
+    return turned.reshape((*turned.shape[: x.ndim - len(axes)], -1)), order, turned.shape
+
+
+@op
+class ProductOfOthers(Op):
+    """For each element the product of all the others that a reduction over `axes` multiplies it with.
+
+    The slope of ReduceProd: it has x's shape, and is right where elements are 0.
+    """
+
+    noop_with_empty_axes: bool = False
+    domain = DOMAIN
+    inputs = ("x", "axes?")
+    types = {"x": FLOATS, "axes": INT64}
+    samples = tuple(
+        Sample(*sample.inputs, **{k: v for k, v in sample.attrs.items() if k != "keepdims"})
+        for sample in (*_uses(_normal), *_ZEROS)
+    )
+
+    def infer(self, x: TensorType, axes: TensorType | None = None) -> TensorType:
+        return TensorType(x.dtype, x.shape)
+
+    def reference(self, xp: Any, x: Any, axes: Any = None) -> Any:
+        if axes is None or axes.size == 0:
+            where = () if self.noop_with_empty_axes else tuple(range(x.ndim))
+        else:
+            where = normal_axes(axes.tolist(), x.ndim)
+        if x.size == 0 or not where:
+            return xp.ones_like(x)
+        rows, order, shape = _last(xp, x, where)
+        one = xp.ones_like(rows[..., :1])
+        before = xp.cumprod(xp.concatenate((one, rows[..., :-1]), axis=-1), axis=-1)
+        after = xp.cumprod(xp.concatenate((one, rows[..., :0:-1]), axis=-1), axis=-1)
+        others = xp.multiply(before, xp.flip(after, axis=-1)).reshape(shape)
+        return contiguous(xp, xp.transpose(others, [order.index(i) for i in range(x.ndim)]))
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        """The product of all but two elements, from the matrix of all pairs: n * n elements for n multiplied ones."""
+        x = node.inputs[0]
+        assert x is not None
+        where = self._static_axes(node)
+        if not where:
+            return (zeros_like(x), None)[: len(node.inputs)]
+        rank, kept = len(x.shape or ()), len(x.shape or ()) - len(where)
+        order = (*(i for i in range(rank) if i not in where), *where)
+        turned, slopes = (F.transpose(v, perm=order) for v in (x, dy))
+        rows_shape = F.concat(F.shape(turned, end=kept), F.reduce_prod(F.shape(turned, start=kept)), axis=0)
+        rows, slopes = (F.reshape(v, rows_shape, allowzero=True) for v in (turned, slopes))
+        number = F.range(np.int64(0), F.squeeze(F.shape(rows, start=-1), i64(0)), np.int64(1))
+        other = F.not_(F.equal(F.unsqueeze(number, i64(1)), F.unsqueeze(number, i64(0))))
+        pairs = F.where(other, F.unsqueeze(rows, i64(-2)), scalar_like(1.0, x))
+        terms = F.where(other, F.product_of_others(pairs, i64(-1)), scalar_like(0.0, x))
+        total = F.reduce_sum(F.mul(terms, F.unsqueeze(slopes, i64(-1))), i64(-2), keepdims=False)
+        result = F.transpose(reshape_like(total, turned), perm=[order.index(i) for i in range(rank)])
+        return (result, None)[: len(node.inputs)]
+
+    def _static_axes(self, node: Node) -> tuple[int, ...]:
+        x, *axes = (None if v is None else v.tensor for v in node.inputs)
+        known = () if not axes or axes[0] is None else axes[0].constants
+        if x is None or x.shape is None or known is None:
+            raise MissingGradient(f"{node.describe()}: the second derivative of ReduceProd needs known axes and rank")
+        if not known:
+            return () if self.noop_with_empty_axes else tuple(range(len(x.shape)))
+        return normal_axes(known, len(x.shape))
+
+    def expand(self, x: Any, axes: Any = None) -> Any:
+        # Without zeros: the whole product divided by the element. With one: only the zero's own is not 0.
+        operands = (x,) if axes is None else (x, axes)
+        zero, one = scalar_like(0.0, x), scalar_like(1.0, x)
+
+        def over(function: str, value: Any) -> Any:
+            return getattr(F, function)(value, *operands[1:], noop_with_empty_axes=self.noop_with_empty_axes)
+
+        is_zero = F.equal(x, zero)
+        filled = F.where(is_zero, one, x)
+        product = over("reduce_prod", filled)
+        others_zero = F.sub(over("reduce_sum", F.cast(is_zero, to=x.dtype)), F.cast(is_zero, to=x.dtype))
+        return F.where(F.equal(others_zero, zero), F.div(product, filled), zero)

@@ -1,0 +1,387 @@
+"""Scaled dot-product attention and rotary position embeddings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure, TypeMismatch, UnsupportedError, UsageError
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, DType, TensorType
+from graphkit.ops._base import F, Onnx, Op, Sample, op
+from graphkit.ops._checks import fits
+from graphkit.ops.axes import INT64, i64
+from graphkit.ops.nn.statistics import converted
+from graphkit.ops.pointwise import scalar_like
+
+_POSITIONS = np.array([[2, 0, 1], [3, 3, 2]])
+_MASK = np.array([[True, False, True, True], [False, False, False, False], [True, True, False, False]])
+_RAW, _CAPPED, _BIASED, _WEIGHTS = range(4)
+
+
+def needs_ranks(name: str, *operands: Any) -> None:
+    """Raise UnsupportedError for an operand of unknown rank, on which an expansion depends."""
+    for operand in operands:
+        if operand is not None and operand.rank is None:
+            raise UnsupportedError(f"{name} in other operators needs operands of known rank, not {operand}")
+
+
+def split_heads(x: Any, heads: int) -> Any:
+    """[B, L, heads * D] -> [B, L, heads, D]."""
+    sizes = F.shape(x)
+    return F.reshape(x, F.concat(sizes[:2], i64(heads), F.div(sizes[2:], i64(heads)), axis=0), allowzero=True)
+
+
+def merge_heads(x: Any) -> Any:
+    """[B, L, H, D] -> [B, L, H * D]."""
+    sizes = F.shape(x)
+    return F.reshape(x, F.concat(sizes[:2], F.mul(sizes[2:3], sizes[3:]), axis=0), allowzero=True)
+
+
+@op
+class RotaryEmbedding(Op):
+    """Rotates pairs of elements of each head by angles that depend on the position. Su et al. 2021, arXiv:2104.09864.
+
+    x: [B, H, L, D], or [B, L, H * D] with num_heads. cos_cache, sin_cache: [positions, D / 2] with position_ids
+    [B, L], else [B, L, D / 2]. Only the first `rotary_embedding_dim` elements are rotated (0: all). Pairs are
+    (i, i + D / 2), or neighbours when interleaved.
+    """
+
+    interleaved: bool = False
+    num_heads: int | None = None
+    rotary_embedding_dim: int = 0
+    inputs = ("x", "cos_cache", "sin_cache", "position_ids?")
+    types = {"x": FLOATS, "cos_cache": "x", "sin_cache": "x", "position_ids": INT64}
+    onnx = Onnx("RotaryEmbedding", since=23)
+    composite = True
+    samples = (
+        Sample((2, 2, 3, 4), (5, 2), (5, 2), _POSITIONS),
+        Sample((2, 2, 3, 4), (2, 3, 2), (2, 3, 2)),
+        Sample((2, 3, 8), (5, 2), (5, 2), _POSITIONS, num_heads=2),
+        Sample((2, 2, 3, 6), (5, 2), (5, 2), _POSITIONS, rotary_embedding_dim=4),
+        Sample((2, 2, 3, 4), (5, 2), (5, 2), _POSITIONS, interleaved=True),
+        Sample((2, 3, 12), (2, 3, 2), (2, 3, 2), num_heads=2, rotary_embedding_dim=4, interleaved=True),
+    )
+
+    def infer(
+        self, x: TensorType, cos_cache: TensorType, sin_cache: TensorType, position_ids: TensorType | None = None
+    ) -> TensorType:
+        if x.rank not in (None, 3, 4) or (x.rank == 3 and not self.num_heads):
+            raise TypeMismatch(f"{x} is neither [B, H, L, D] nor [B, L, H * D] with num_heads={self.num_heads}")
+        if cos_cache.rank not in (None, 3 if position_ids is None else 2) or not fits(cos_cache.shape, sin_cache.shape):
+            raise TypeMismatch(f"the caches {cos_cache} and {sin_cache} do not fit x {x} and positions {position_ids}")
+        if x.shape is not None and cos_cache.shape is not None:
+            head: Dim = self.rotary_embedding_dim
+            if not head:
+                head = x.shape[-1] if x.rank == 4 else dims.floordiv(x.shape[-1], self.num_heads or 1)
+            if not dims.may_equal(head, 2 * cos_cache.shape[-1]):
+                raise TypeMismatch(f"the caches {cos_cache} hold half of the {head} elements that are rotated")
+        return TensorType(x.dtype, x.shape)
+
+    def reference(self, xp: Any, x: Any, cos_cache: Any, sin_cache: Any, position_ids: Any = None) -> Any:
+        heads = x.reshape(*x.shape[:2], self.num_heads, -1) if x.ndim == 3 else x
+        axis = 2 if x.ndim == 3 else 1
+        cos, sin = (
+            xp.expand_dims(c if position_ids is None else c[position_ids], axis) for c in (cos_cache, sin_cache)
+        )
+        half = cos.shape[-1]
+        places = (
+            (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if self.interleaved else (slice(half), slice(half, 2 * half))
+        )
+        a, b = (heads[..., place] for place in places)
+        y = xp.array(heads, order="C")
+        y[..., places[0]] = cos * a - sin * b
+        y[..., places[1]] = sin * a + cos * b
+        return y.reshape(x.shape)
+
+    def expand(self, x: Any, cos_cache: Any, sin_cache: Any, position_ids: Any = None) -> Any:
+        needs_ranks(self.name, x)
+        heads, axis = (split_heads(x, self.num_heads or 1), 2) if x.rank == 3 else (x, 1)
+        cos, sin = (
+            F.unsqueeze(c if position_ids is None else F.gather(c, position_ids, axis=0), i64(axis))
+            for c in (cos_cache, sin_cache)
+        )
+        half = F.shape(cos)[3:]
+        twice = F.add(half, half)
+        zero, last = i64(0), i64(-1)
+        if self.interleaved:
+            rotated = heads if not self.rotary_embedding_dim else F.slice(heads, zero, twice, last)
+            pairs = F.reshape(rotated, F.concat(F.shape(heads)[:3], half, i64(2), axis=0), allowzero=True)
+            a, b = (F.gather(pairs, np.int64(i), axis=4) for i in (0, 1))
+        else:
+            a, b = F.slice(heads, zero, half, last), F.slice(heads, half, twice, last)
+        real, imaginary = cos * a - sin * b, sin * a + cos * b
+        if self.interleaved:
+            joined = F.concat(F.unsqueeze(real, last), F.unsqueeze(imaginary, last), axis=-1)
+            parts = [F.reshape(joined, F.concat(F.shape(heads)[:3], twice, axis=0), allowzero=True)]
+        else:
+            parts = [real, imaginary]
+        if self.rotary_embedding_dim:
+            parts.append(F.slice(heads, twice, i64(np.iinfo(np.int64).max), last))
+        y = F.concat(*parts, axis=-1) if len(parts) > 1 else parts[0]
+        return merge_heads(y) if x.rank == 3 else y
+
+
+@op
+class Attention(Op):
+    """softmax(scale * Q K^T + bias) V for each head. Vaswani et al. 2017, arXiv:1706.03762.
+
+    q: [B, H, L, D], k, v: [B, G, S, D], [B, G, S, E] (or [B, L, H * D], [B, S, G * D], [B, S, G * E] with q_num_heads
+    and kv_num_heads); H is a multiple of G, whose heads serve H / G queries each. The past, if any, comes before k
+    and v; T keys in all. attn_mask: what is added to the scores, or a boolean mask (true: attend), broadcastable to
+    [B, H, L, T], its last axis filled up with -inf or false. nonpad_kv_seqlen: [B], how many keys are valid.
+
+    Query i stands at key i + offset: the length of the past, or valid keys - L. is_causal: no later keys; windows: at
+    most so many keys to the left and right (-1: all). softcap c > 0: c * tanh(scores / c). A query that may attend to
+    no key gives 0. Outputs: y as q, with E; present_key, present_value [B, G, T, D or E]; qk_matmul_output [B, H, L,
+    T]: the scores (mode 0), after softcap (1), with the mask (2), after softmax (3).
+    """
+
+    is_causal: bool = False
+    kv_num_heads: int | None = None
+    left_window_size: int = -1
+    q_num_heads: int | None = None
+    qk_matmul_output_mode: int = 0
+    right_window_size: int = -1
+    scale: float | None = None
+    softcap: float = 0.0
+    softmax_precision: DType | None = None
+    inputs = ("q", "k", "v", "attn_mask?", "past_key?", "past_value?", "nonpad_kv_seqlen?")
+    outputs = ("y", "present_key", "present_value", "qk_matmul_output")
+    types = {
+        "q": FLOATS,
+        "k": "q",
+        "v": FLOATS,
+        "attn_mask": NUMERIC | BOOLS,
+        "past_key": "q",
+        "past_value": "v",
+        "nonpad_kv_seqlen": INT64,
+    }
+    onnx = Onnx("Attention", since=25)
+    composite = True
+    samples = (
+        Sample((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3)),
+        Sample((2, 3, 8), (2, 5, 8), (2, 5, 6), q_num_heads=2, kv_num_heads=2, is_causal=True, scale=0.5),
+        Sample(
+            (2, 4, 3, 4), (2, 2, 4, 4), (2, 2, 4, 4), (3, 4), dtypes=FLOATS, softcap=0.75, qk_matmul_output_mode=1
+        ),
+        Sample((1, 3, 8), (1, 4, 4), (1, 4, 6), _MASK, q_num_heads=4, kv_num_heads=2, qk_matmul_output_mode=3),
+        Sample((2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 4), None, (2, 2, 2, 4), (2, 2, 2, 4), is_causal=True),
+        Sample(
+            (2, 2, 3, 4), (2, 2, 6, 4), (2, 2, 6, 4), (2, 1, 3, 5), None, None, np.array([4, 3]),
+            dtypes=FLOATS, is_causal=True,
+        ),
+        # grad=False: the scores of mode 2 are infinite.
+        Sample((1, 2, 3, 4), (1, 2, 4, 4), (1, 2, 4, 4), _MASK, qk_matmul_output_mode=2, grad=False),
+        Sample((1, 1, 4, 2), (1, 1, 6, 2), (1, 1, 6, 2), left_window_size=1, right_window_size=2),
+        Sample(
+            (1, 2, 4, 2), (1, 2, 4, 2), (1, 2, 4, 2), left_window_size=1, is_causal=True, softmax_precision="float64"
+        ),
+    )  # fmt: skip
+
+    def infer(self, q: TensorType, k: TensorType, v: TensorType, *others: TensorType | None) -> Any:
+        _, past_key, past_value, nonpad = (*others, None, None, None, None)[:4]
+        if not 0 <= self.qk_matmul_output_mode <= _WEIGHTS:
+            raise UsageError(f"qk_matmul_output_mode is 0, 1, 2 or 3, not {self.qk_matmul_output_mode}")
+        if (past_key is None) is not (past_value is None) or (past_key is not None and nonpad is not None):
+            raise TypeMismatch("past_key and past_value go together, without nonpad_kv_seqlen")
+        ranks = {x.rank for x in (q, k, v)} - {None}
+        if len(ranks) > 1 or not ranks <= {3, 4} or (3 in ranks and not (self.q_num_heads and self.kv_num_heads)):
+            raise TypeMismatch(f"q, k, v have four axes, or three with q_num_heads and kv_num_heads: {q}, {k}, {v}")
+        if any(x.shape is None for x in (q, k, v)):
+            return TensorType(q.dtype), TensorType(k.dtype), TensorType(v.dtype), TensorType(q.dtype)
+        flat = 3 in ranks
+        queries = _four(q, self.q_num_heads) if flat else q.known_shape
+        keys, values = (_four(x, self.kv_num_heads) if flat else x.known_shape for x in (k, v))
+        same = ((queries[0], keys[0]), (queries[3], keys[3]), (keys[1], values[1]), (keys[2], values[2]))
+        if not all(dims.may_equal(a, b) for a, b in same):
+            raise TypeMismatch(f"batch, head size or number of keys of {q}, {k} and {v} differ")
+        if dims.is_static(queries[1]) and dims.is_static(keys[1]) and queries[1] % keys[1]:
+            raise TypeMismatch(f"{queries[1]} heads of queries are not a multiple of {keys[1]} heads of keys")
+        total = keys[2]
+        if past_key is not None:
+            past = dims.fresh() if past_key.shape is None else past_key.shape[2]
+            total = past + total
+        shape = (*queries[:3], values[3])
+        if flat:
+            shape = (queries[0], queries[2], queries[1] * values[3])
+        return (
+            TensorType(q.dtype, shape),
+            TensorType(k.dtype, (*keys[:2], total, keys[3])),
+            TensorType(v.dtype, (*values[:2], total, values[3])),
+            TensorType(q.dtype, (*queries[:3], total)),
+        )
+
+    @property
+    def _windowed(self) -> bool:
+        return self.left_window_size >= 0 or self.right_window_size >= 0
+
+    def _visible(self, rows: Any, columns: Any, less_equal: Any) -> list[Any]:
+        """Where position and window let a query attend to a key; `less_equal` compares."""
+        found = [less_equal(columns, rows)] if self.is_causal else []
+        if self.left_window_size >= 0:
+            found.append(less_equal(rows - columns, self.left_window_size))
+        if self.right_window_size >= 0:
+            found.append(less_equal(columns - rows, self.right_window_size))
+        return found
+
+    # --- on arrays -----------------------------------------------------------------------------
+
+    def reference(
+        self,
+        xp: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        attn_mask: Any = None,
+        past_key: Any = None,
+        past_value: Any = None,
+        nonpad: Any = None,
+    ) -> Any:
+        flat = q.ndim == 3
+        if flat:
+            heads = (self.q_num_heads, self.kv_num_heads, self.kv_num_heads)
+            q, k, v = (
+                xp.transpose(x.reshape(*x.shape[:2], n, -1), (0, 2, 1, 3))
+                for x, n in zip((q, k, v), heads, strict=True)
+            )
+        if past_key is not None:
+            k, v = xp.concatenate((past_key, k), axis=2), xp.concatenate((past_value, v), axis=2)
+        if q.shape[1] % k.shape[1]:
+            raise RuntimeFailure(f"{q.shape[1]} heads of queries are not a multiple of {k.shape[1]} heads of keys")
+        groups = q.shape[1] // k.shape[1]
+        every_k, every_v = (xp.repeat(x, groups, axis=1) for x in (k, v))
+        root = math.sqrt(1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale)
+        raw = xp.matmul(q * root, xp.swapaxes(every_k * root, 2, 3)).astype(q.dtype)
+        capped = xp.tanh(raw / self.softcap) * self.softcap if self.softcap > 0 else raw
+        bias = self._bias(xp, q, k, attn_mask, 0 if past_key is None else past_key.shape[2], nonpad)
+        biased = xp.where(bias == -np.inf, -np.inf, capped + bias).astype(q.dtype)
+        scores = biased if self.softmax_precision is None else biased.astype(self.softmax_precision.numpy)
+        dead = xp.max(bias, axis=-1, keepdims=True) == -np.inf
+        scores = xp.where(dead, 0, scores)
+        powers = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
+        weights = xp.where(dead, 0, powers / xp.sum(powers, axis=-1, keepdims=True)).astype(q.dtype)
+        y = xp.matmul(weights, every_v)
+        if flat:
+            y = xp.transpose(y, (0, 2, 1, 3)).reshape(y.shape[0], y.shape[2], -1)
+        return y, k, v, (raw, capped, biased, weights)[self.qk_matmul_output_mode]
+
+    def _bias(self, xp: Any, q: Any, k: Any, mask: Any, past: int, nonpad: Any) -> Any:
+        """What is added to the scores, -inf where a query may not attend."""
+        length, total = q.shape[2], k.shape[2]
+        bias = xp.zeros((length, total), dtype=q.dtype)
+        if mask is not None:
+            hidden = -np.inf if mask.dtype != bool else False
+            missing = [(0, 0)] * (mask.ndim - 1) + [(0, max(total - mask.shape[-1], 0))]
+            mask = xp.pad(mask.astype(q.dtype) if mask.dtype != bool else mask, missing, constant_values=hidden)
+            bias = bias + (xp.where(mask, 0, -np.inf) if mask.dtype == bool else mask)
+        columns, valid = xp.arange(total), None if nonpad is None else nonpad.reshape(-1, 1, 1, 1)
+        rows = xp.arange(length)[:, None] + (past if valid is None else valid - length)
+        visible = self._visible(rows, columns, xp.less_equal)
+        if valid is not None:
+            visible.append(columns < valid)
+        for part in visible:
+            bias = xp.where(part, bias, -np.inf)
+        return bias
+
+    # --- in the graph --------------------------------------------------------------------------
+
+    def expand(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        attn_mask: Any = None,
+        past_key: Any = None,
+        past_value: Any = None,
+        nonpad: Any = None,
+    ) -> Any:
+        needs_ranks(self.name, q, k, v, attn_mask)
+        flat = q.rank == 3
+        if flat:
+            heads = (self.q_num_heads or 1, self.kv_num_heads or 1, self.kv_num_heads or 1)
+            q, k, v = (F.transpose(split_heads(x, n), perm=(0, 2, 1, 3)) for x, n in zip((q, k, v), heads, strict=True))
+        if past_key is not None:
+            k, v = F.concat(past_key, k, axis=2), F.concat(past_value, v, axis=2)
+        grouped = q.tensor.shape is None or k.tensor.shape is None or q.tensor.shape[1] != k.tensor.shape[1]
+        if self.scale is not None:
+            root = scalar_like(math.sqrt(self.scale), q)
+        elif dims.is_static(q.tensor.known_shape[3]):
+            root = scalar_like(q.tensor.known_shape[3] ** -0.25, q)
+        else:
+            root = F.pow(F.cast(F.shape(q)[3:], to=q.dtype), scalar_like(-0.25, q))
+        raw = _grouped_product(q * root, F.transpose(k * root, perm=(0, 1, 3, 2)), grouped)
+        capped = F.tanh(raw / self.softcap) * self.softcap if self.softcap > 0 else raw
+        added, visible = self._masks(q, k, attn_mask, past_key, nonpad)
+        biased = capped if added is None else capped + added
+        if visible is not None:
+            biased = F.where(visible, biased, scalar_like(-np.inf, q))
+        precision = self.softmax_precision or q.dtype
+        weights = biased
+        alive = None
+        if attn_mask is not None or nonpad is not None or self._windowed:
+            alive = _any(visible, added, q)
+            weights = F.where(alive, weights, scalar_like(0.0, q))
+        weights = converted(F.softmax(converted(weights, precision), axis=-1), q.dtype)
+        if alive is not None:
+            weights = F.where(alive, weights, scalar_like(0.0, q))
+        y = converted(_grouped_product(converted(weights, v.dtype), v, grouped), q.dtype)
+        if flat:
+            y = merge_heads(F.transpose(y, perm=(0, 2, 1, 3)))
+        shown = (raw, capped, biased, weights)[self.qk_matmul_output_mode]
+        return (y, *(F.identity(x) for x in (k, v, shown)))
+
+    def _masks(self, q: Any, k: Any, mask: Any, past_key: Any, nonpad: Any) -> tuple[Any, Any]:
+        """What is added to the scores, and where a query may attend to a key; None: nothing, everywhere."""
+        length, total = F.shape(q)[2:3], F.shape(k)[2:3]
+        added, visible = None, []
+        if mask is not None:
+            boolean = mask.dtype is DType.BOOL
+            mask = mask if boolean else converted(mask, q.dtype)
+            if mask.shape is None or mask.shape[-1] != k.tensor.known_shape[2]:
+                missing = F.sub(total, F.shape(mask)[-1:])
+                hidden = np.array(False) if boolean else scalar_like(-np.inf, q)
+                mask = F.pad(mask, F.concat(i64(0), missing, axis=0), hidden, i64(-1))
+            added, visible = (None, [mask]) if boolean else (mask, [])
+        if self.is_causal or self._windowed or nonpad is not None:
+            zero, one = np.int64(0), np.int64(1)
+            columns = F.range(zero, F.squeeze(total), one)
+            rows = F.unsqueeze(F.range(zero, F.squeeze(length), one), i64(1))
+            if nonpad is not None:
+                valid = F.reshape(nonpad, i64(-1, 1, 1, 1))
+                rows = F.add(rows, F.sub(valid, length))
+                visible.append(F.less(columns, valid))
+            elif past_key is not None:
+                rows = F.add(rows, F.shape(past_key)[2:3])
+            visible += self._visible(rows, columns, F.less_or_equal)
+        joint = None
+        for part in visible:
+            joint = part if joint is None else F.and_(joint, part)
+        return added, joint
+
+
+def _four(x: TensorType, heads: int | None) -> tuple[Dim, ...]:
+    """[B, L, H * D] as [B, H, L, D]."""
+    batch, length, hidden = x.known_shape
+    return batch, heads or 1, length, dims.floordiv(hidden, heads or 1)
+
+
+def _grouped_product(a: Any, b: Any, grouped: bool) -> Any:
+    """a [B, H, L, m] @ b [B, G, m, n] -> [B, H, L, n], where each of the G matrices serves H / G neighbours."""
+    if not grouped:
+        return F.mat_mul(a, b)
+    sizes, groups = F.shape(a), F.shape(b)[1:2]
+    split = F.concat(sizes[:1], groups, F.div(sizes[1:2], groups), sizes[2:], axis=0)
+    y = F.mat_mul(F.reshape(a, split, allowzero=True), F.unsqueeze(b, i64(2)))
+    return F.reshape(y, F.concat(sizes[:3], F.shape(b)[3:], axis=0), allowzero=True)
+
+
+def _any(visible: Any, added: Any, q: Any) -> Any:
+    """Whether a query may attend to any key: bool with a last axis of 1."""
+    if added is not None:
+        hidden = F.less_or_equal(added, scalar_like(-np.inf, q))  # NaN is not
+        visible = F.not_(hidden) if visible is None else F.and_(visible, F.not_(hidden))
+    return F.cast(F.reduce_max(F.cast(visible, to=DType.INT32), i64(-1)), to=DType.BOOL)

@@ -1,0 +1,1 @@
+"""Recurrent layers: their cells, their walk over time, and their gradients."""

@@ -1,0 +1,1 @@
+"""Tensors made, cut, joined, reordered and indexed; shapes as data."""

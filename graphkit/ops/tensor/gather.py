@@ -1,0 +1,202 @@
+"""Elements taken by index: Gather, GatherElements, GatherND, and the gradient of Gather."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Node
+from graphkit.ir.types import ANY, FLOATS, INDICES, TensorType
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
+from graphkit.ops.axes import INT64, flat_positions, i64, normal_axis, scatter_flat, shape_text, zeros_like
+from graphkit.ops.known_elements import index_array, known_array, moved
+
+_SAMPLES: tuple[tuple[tuple[int, ...], np.ndarray, int], ...] = (
+    ((4, 3), i64(0, 2, 2, -1), 0),
+    ((4, 3), np.array([[0, 2], [1, 1]]), 1),
+    ((2, 3, 4), np.array(1), -2),
+    ((2, 3, 4), np.array([[1, -3]], np.int32), 1),
+    ((5,), np.zeros((2, 0), np.int64), 0),
+    ((3, 0), i64(0, 2), 0),
+)
+
+
+@op
+class Gather(Op):
+    """Slices of x along `axis` at the given indices (negative ones count from the back).
+
+    x: [*a, n, *b]; indices: any shape, in [-n, n - 1]; the result is [*a, *indices, *b].
+    """
+
+    axis: int = 0
+    inputs = ("x", "indices")
+    types = {"x": ANY, "indices": INDICES}
+    onnx = Onnx("Gather", since=13)
+    samples = tuple(Sample(shape, indices, axis=axis) for shape, indices, axis in _SAMPLES)
+
+    def infer(self, x: TensorType, indices: TensorType) -> TensorType:
+        if x.shape is None or indices.shape is None:
+            return TensorType(x.dtype, None)
+        axis = normal_axis(self.axis, len(x.shape))
+        size = x.shape[axis]
+        if indices.constants is not None and dims.is_static(size):
+            for index in indices.constants:
+                if not -size <= index < size:
+                    raise TypeMismatch(f"index {index} is outside axis {axis} of {shape_text(x.shape)}")
+        shape = [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]]
+        return TensorType(x.dtype, shape, moved(self.reference, known_array(x), index_array(indices)))
+
+    def reference(self, xp: Any, x: Any, indices: Any) -> Any:
+        return xp.asarray(xp.take(x, indices, axis=self.axis), dtype=x.dtype)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        x, indices = node.inputs
+        return F.gather_grad(dy, x, indices, axis=self.axis), None
+
+
+@op
+class GatherGrad(Op):
+    """Zeros of x's shape with each slice of dy added at its index: the transpose of Gather. Only x's shape is read."""
+
+    axis: int = 0
+    domain = DOMAIN
+    inputs = ("dy", "x", "indices")
+    types = {"dy": FLOATS, "x": ANY, "indices": INDICES}
+    shape_only = ("x",)
+    samples = tuple(
+        Sample(np.take(np.empty(shape), indices, axis=axis).shape, shape, indices, axis=axis)
+        for shape, indices, axis in _SAMPLES
+    )
+
+    def infer(self, dy: TensorType, x: TensorType, indices: TensorType) -> TensorType:
+        return TensorType(dy.dtype, x.shape)
+
+    def reference(self, xp: Any, dy: Any, x: Any, indices: Any) -> Any:
+        axis = self.axis % x.ndim
+        result = xp.zeros(x.shape, dtype=dy.dtype)
+        xp.scatter_add(result, (*(slice(None),) * axis, indices), dy)
+        return result
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return F.gather(dy, node.inputs[2], axis=self.axis), None, None
+
+    def expand(self, dy: Any, x: Any, indices: Any) -> Any:
+        if self.axis == 0 or x.rank == 1:
+            index = indices if indices.dtype in INT64 else F.cast(indices, to="int64")
+            zeros = F.constant_of_shape(F.shape(x), value=np.zeros(1, dy.dtype.numpy))
+            return F.scatter_nd(zeros, F.unsqueeze(index, i64(-1)), dy, reduction="add")
+        return scatter_flat(dy, F.gather(flat_positions(x), indices, axis=self.axis), x)
+
+
+def along_axis(xp: Any, shape: tuple[int, ...], indices: Any, axis: int) -> tuple[Any, ...]:
+    """The numpy index that takes x[..., indices, ...] elementwise along `axis`; negative indices count from the back.
+
+    Raises TypeMismatch for an index outside the axis.
+    """
+    size = shape[axis]
+    if indices.size and (int(indices.min()) < -size or int(indices.max()) >= size):
+        raise TypeMismatch(f"an index is outside axis {axis} of {list(shape)}")
+    index = []
+    for other, n in enumerate(indices.shape):
+        grid = xp.arange(n).reshape((n,) + (1,) * (indices.ndim - other - 1))
+        index.append(xp.where(indices < 0, indices + size, indices) if other == axis else grid)
+    return tuple(index)
+
+
+@op
+class GatherElements(Op):
+    """y[i, j, ...] = x with `axis` at indices[i, j, ...]: the result has the shape of `indices`, which has x's rank."""
+
+    axis: int = 0
+    inputs = ("x", "indices")
+    types = {"x": ANY, "indices": INDICES}
+    onnx = Onnx("GatherElements", since=13)
+    samples = (
+        Sample((3, 3), np.array([[1, 2, 0], [2, 0, -3]])),
+        Sample((2, 2), np.array([[0, 0], [1, -1]]), axis=1),
+        Sample((2, 3, 2), np.array([[[1], [-1], [0]], [[1], [-2], [0]]], np.int32), axis=2),
+        # onnx's evaluator compares the wrong dimensions for a negative axis.
+        Sample((2, 3, 2), np.array([[[1], [-1], [0]], [[1], [-2], [0]]], np.int32), axis=-1, onnx=False),
+        Sample((3, 2), np.zeros((0, 2), np.int64)),
+    )
+
+    def infer(self, x: TensorType, indices: TensorType) -> TensorType:
+        if x.shape is not None:
+            normal_axis(self.axis, len(x.shape))
+            if indices.shape is not None and len(indices.shape) != len(x.shape):
+                raise TypeMismatch(f"indices {shape_text(indices.shape)} and x {shape_text(x.shape)} differ in rank")
+        return TensorType(x.dtype, indices.shape, moved(self.reference, known_array(x), index_array(indices)))
+
+    def reference(self, xp: Any, x: Any, indices: Any) -> Any:
+        return x[along_axis(xp, x.shape, indices, self.axis % x.ndim)]
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        x, indices = node.inputs
+        assert x is not None
+        return F.scatter_elements(zeros_like(x), indices, dy, axis=self.axis, reduction="add"), None
+
+
+def nd_index(xp: Any, shape: tuple[int, ...], indices: Any, batch_dims: int = 0) -> tuple[Any, ...]:
+    """The numpy index of tuples kept in the last axis of `indices`, after `batch_dims` axes shared with x."""
+    depth = indices.shape[-1]
+    if indices.size:
+        for k in range(depth):
+            size, part = shape[batch_dims + k], indices[..., k]
+            if int(part.min()) < -size or int(part.max()) >= size:
+                raise TypeMismatch(f"an index is outside axis {batch_dims + k} of {list(shape)}")
+    lead = indices.ndim - 1
+    batch = [xp.arange(indices.shape[i]).reshape((-1,) + (1,) * (lead - i - 1)) for i in range(batch_dims)]
+    return (*batch, *(indices[..., k] for k in range(depth)))
+
+
+@op
+class GatherND(Op):
+    """Slices of x at index tuples. x: [*batch, *a, *b]; indices: [*batch, *c, len(a)]; the result is [*batch, *c, *b].
+
+    `batch_dims` leading axes are shared.
+    """
+
+    batch_dims: int = 0
+    inputs = ("x", "indices")
+    types = {"x": ANY, "indices": INT64}
+    onnx = Onnx("GatherND", since=13)
+    samples = (
+        Sample((2, 2), np.array([[0, 0], [1, -1]])),
+        Sample((2, 3), np.array([[1], [0], [1]])),
+        Sample((2, 2, 3), np.array([[[0, 1]], [[1, 0]]])),
+        Sample((2, 2, 3), np.array([[1], [0]]), batch_dims=1),
+        Sample((2, 3, 4), np.array([[[0, 1], [2, -1]], [[1, 1], [0, 0]]]), batch_dims=1),
+        Sample((2, 2, 3), np.array([[[2], [0]], [[1], [1]]]), batch_dims=2),
+        Sample((3,), np.zeros((0, 1), np.int64)),
+    )
+
+    def infer(self, x: TensorType, indices: TensorType) -> TensorType:
+        if x.shape is None or indices.shape is None:
+            return TensorType(x.dtype, None)
+        if not indices.shape or self.batch_dims >= min(len(indices.shape), len(x.shape)):
+            raise TypeMismatch(f"{self.batch_dims} batch axes with x {shape_text(x.shape)}, indices {indices}")
+        depth = indices.shape[-1]
+        if not dims.is_static(depth):
+            return TensorType(x.dtype, None)
+        start = self.batch_dims + depth
+        if start > len(x.shape):
+            raise TypeMismatch(f"{depth} indices into {shape_text(x.shape)} after {self.batch_dims} batch axes")
+        for a, b in zip(x.shape[: self.batch_dims], indices.shape, strict=False):
+            if not dims.may_equal(a, b):
+                raise TypeMismatch(f"batch axes of x {shape_text(x.shape)} and indices {indices} differ")
+        shape: list[Dim] = [*indices.shape[:-1], *x.shape[start:]]
+        return TensorType(x.dtype, shape, moved(self.reference, known_array(x), index_array(indices)))
+
+    def reference(self, xp: Any, x: Any, indices: Any) -> Any:
+        return xp.asarray(x[nd_index(xp, x.shape, indices, self.batch_dims)], dtype=x.dtype)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        x, indices = node.inputs
+        assert x is not None
+        if self.batch_dims == 0:
+            return F.scatter_nd(zeros_like(x), indices, dy, reduction="add"), None
+        return scatter_flat(dy, F.gather_nd(flat_positions(x), indices, batch_dims=self.batch_dims), x), None

@@ -1,0 +1,1 @@
+"""Passes over If, Loop and Scan, and recurrent layers."""

@@ -1,0 +1,254 @@
+"""Loops in blocks of iterations, so that differentiating them takes memory for sqrt(T) iterations in place of T.
+
+A Scan of T iterations becomes a Scan over blocks of k iterations, marked `recompute`, around a Scan inside a block:
+the gradient keeps the states at the borders of blocks (T / k of them) and computes one block at a time again (k
+iterations), as in Chen et al., "Training deep nets with sublinear memory cost", 2016. What T leaves over after whole
+blocks is a Scan of its own. A Loop becomes a Loop of Loops in the same way, with its trips decided as before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.subgraph import inline
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
+from graphkit.ops.axes import i64, normal_axis
+from graphkit.ops.control.loop_state import without_value
+from graphkit.passes.core.sweep import rewrite
+
+Block: TypeAlias = int | Literal["sqrt"]
+
+
+def block_loops(graph: Graph, block: Block) -> Graph:
+    """Put the iterations of every Scan and Loop of `graph` (not of subgraphs) into blocks. Linear.
+
+    block: iterations in a block; "sqrt": about sqrt(T), for loops whose number of iterations T is known. Loops that
+    are marked `recompute` already stay, and Loops with scan outputs, whose blocks would differ in length. Raises
+    UsageError, naming the node, for "sqrt" where T is not known.
+    """
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        op: Any = node.op
+        if op.domain or op.name not in ("Scan", "Loop") or op.recompute:
+            return None
+        rebuilt = node.rebuilt(operands)
+        states = len(node.inputs) - 2 - op.captures
+        return None if op.name == "Loop" and len(node.outputs) > states else in_blocks(rebuilt, block)
+
+    return rewrite(graph, rule)
+
+
+def in_blocks(node: Node, block: Block) -> Sequence[Value]:
+    """The results of a Scan, or of a Loop without scan outputs, computed block by block."""
+    if block != "sqrt" and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
+        raise UsageError(f"{node.describe()}: a block has a positive number of iterations or 'sqrt', not {block!r}")
+    trips = _scan_trips(node) if node.op.name == "Scan" else _loop_trips(node)
+    if block == "sqrt":
+        if not isinstance(trips, int):
+            raise UsageError(
+                f"{node.describe()}: the number of iterations is not known, so that blocks of its square root are not "
+                "either; give the number of iterations in a block"
+            )
+        block = _near_sqrt(trips)
+    if block == 1:
+        op: Any = node.op
+        return Node(op.replace(recompute=True), node.inputs, node.name, node.meta).outputs
+    if isinstance(trips, int) and block >= trips:
+        return node.outputs
+    return _blocked_scan(node, block, trips) if node.op.name == "Scan" else _blocked_loop(node, block)
+
+
+def _near_sqrt(trips: int) -> int:
+    """The divisor of `trips` nearest to its square root, if one is within a factor of 2; the square root otherwise."""
+    root = math.sqrt(trips)
+    near = [k for k in range(max(math.ceil(root / 2), 1), int(2 * root) + 1) if trips % k == 0]
+    return min(near, key=lambda k: abs(math.log(k / root))) if near else max(math.ceil(root), 1)
+
+
+def _scan_trips(node: Node) -> Dim | None:
+    op: Any = node.op
+    first = len(node.inputs) - op.captures - op.num_scan_inputs
+    axes = op.scan_input_axes or (0,) * op.num_scan_inputs
+    sizes = [
+        v.tensor.shape[a]
+        for v, a in zip(node.inputs[first:], axes, strict=False)
+        if v is not None and v.tensor.shape is not None
+    ]
+    return next((n for n in sizes if isinstance(n, int)), sizes[0] if sizes else None)
+
+
+def _loop_trips(node: Node) -> Dim | None:
+    limit = node.inputs[0]
+    return None if limit is None or limit.tensor.value is None else limit.tensor.value[0]
+
+
+# --- Scan -----------------------------------------------------------------------------------------
+
+
+class _Along(NamedTuple):
+    """How a scan operand, or a scan output, is laid out: the axis of the iterations, and whether they go backwards."""
+
+    axis: int
+    backwards: int
+
+    @staticmethod
+    def of(values: Sequence[Value], axes: Sequence[int] | None, directions: Sequence[int] | None) -> list[_Along]:
+        none = (0,) * len(values)
+        given = zip(values, axes or none, directions or none, strict=True)
+        return [_Along(normal_axis(axis, v.rank or 1), direction) for v, axis, direction in given]
+
+    def divided(self, x: Value, border: Value) -> tuple[Value, Value]:
+        """What the first `border` iterations read, and what the others do."""
+        length = _size(x, self.axis)
+        sizes = [border, F.sub(length, border)]
+        parts = F.split(x, F.concat(*sizes[:: -1 if self.backwards else 1], axis=0), axis=self.axis)
+        return (parts[1], parts[0]) if self.backwards else (parts[0], parts[1])
+
+    def united(self, first: Value, others: Value) -> Value:
+        parts = (others, first) if self.backwards else (first, others)
+        whole: Value = F.concat(*parts, axis=self.axis)
+        return whole
+
+    def in_blocks(self, x: Value, blocks: Value, block: int) -> Value:
+        """[..., blocks * block, ...] as [..., blocks, block, ...]."""
+        return _reshaped(x, self.axis, self.axis + 1, [blocks, F.constant(value=i64(block))])
+
+    def joined(self, x: Value) -> Value:
+        """The inverse of `in_blocks`."""
+        count = F.mul(_size(x, self.axis), _size(x, self.axis + 1))
+        return _reshaped(x, self.axis, self.axis + 2, [count])
+
+
+def _check_ranks(node: Node) -> None:
+    """Raises UsageError, naming the node, where the rank of something scanned is not known."""
+    op: Any = node.op
+    states = len(node.inputs) - op.num_scan_inputs - op.captures
+    for value in (*node.inputs[states : states + op.num_scan_inputs], *node.outputs[states:]):
+        if value is not None and value.rank is None:
+            raise UsageError(f"{node.describe()}: blocks of iterations need {value.name or 'a result'} of known rank")
+
+
+def _blocked_scan(node: Node, block: int, trips: Dim | None) -> list[Value]:
+    """Whole blocks in the order of iterations, then the rest."""
+    _check_ranks(node)
+    op: Any = node.op
+    values = [v for v in node.inputs if v is not None]
+    states = len(values) - op.num_scan_inputs - op.captures
+    results = node.outputs[states:]
+    start, captured = values[:states], values[states + op.num_scan_inputs :]
+    inputs = values[states : states + op.num_scan_inputs]
+    if any(v.rank is None for v in (*inputs, *results)):
+        raise UsageError(f"{node.describe()}: an operand or a result of unknown rank cannot be split into blocks")
+    read = _Along.of(inputs, op.scan_input_axes, op.scan_input_directions)
+    written = _Along.of(results, op.scan_output_axes, op.scan_output_directions)
+    op = op.replace(scan_input_axes=[p.axis for p in read], scan_output_axes=[p.axis for p in written])
+    rest: Sequence[Value] = ()
+    if isinstance(trips, int):
+        blocks = F.constant(value=i64(trips // block))
+    else:
+        # The last block counts as rest: ONNX Runtime refuses to scan nothing.
+        before_last = F.max(F.sub(_size(inputs[0], read[0].axis), i64(1)), i64(0))
+        blocks = F.div(before_last, i64(block))
+    if not isinstance(trips, int) or trips % block:
+        border = F.mul(blocks, i64(block))
+        divided = [p.divided(x, border) for p, x in zip(read, inputs, strict=True)]
+        inputs, rest = [a for a, _ in divided], [b for _, b in divided]
+    folded = [p.in_blocks(x, blocks, block) for p, x in zip(read, inputs, strict=True)]
+    found = _over_blocks(node, op, [*start, *folded, *captured], read)
+    final, stacked = found[:states], [p.joined(y) for p, y in zip(written, found[states:], strict=True)]
+    if rest:
+        last = Node(op, [*final, *rest, *captured], _named(node, "rest"), node.meta).outputs
+        final = last[:states]
+        stacked = [p.united(a, b) for p, a, b in zip(written, stacked, last[states:], strict=True)]
+    return [*final, *stacked]
+
+
+def _over_blocks(node: Node, op: Any, values: Sequence[Value], read: Sequence[_Along]) -> tuple[Value, ...]:
+    """The Scan over blocks around `op`, which scans one block. Both count along the same axes, the outer one first."""
+    states = len(values) - op.num_scan_inputs - op.captures
+    inside = [_inside(v) for v in values]
+    for i, along in enumerate(read, states):
+        kind = values[i].tensor
+        assert kind.shape is not None, "in_blocks gives a known rank"
+        shape = [d for axis, d in enumerate(kind.shape) if axis != along.axis]
+        inside[i] = Value(TensorType(kind.dtype, shape), f"{values[i].name}_block" if values[i].name else "")
+    body = Graph(inside, Node(op, inside, node.name, node.meta).outputs, name="block")
+    outer = op.replace(body=body, recompute=True)
+    return Node(outer, values, _named(node, "blocks"), node.meta).outputs
+
+
+# --- Loop -----------------------------------------------------------------------------------------
+
+
+def _blocked_loop(node: Node, block: int) -> Sequence[Value]:
+    """Iteration b of the outer Loop runs min(block, m - b * block) iterations, or until the condition falls."""
+    op: Any = node.op
+    limit, condition, *values = node.inputs
+    given = [v for v in values if v is not None]
+    states = len(given) - op.captures
+    captured = given[states:] if limit is None else [*given[states:], limit]
+    number, going = _copies(op.body.inputs[:2])
+    before, inside = [_inside(v) for v in given[:states]], [_inside(v) for v in captured]
+    done = F.mul(F.reshape(number, i64()), np.int64(block))
+    trips = F.constant(value=np.int64(block))
+    if limit is not None:
+        trips = F.min(trips, F.sub(F.reshape(inside[-1], i64()), done))
+    again, *after = _one_block(node, trips, going, [*before, *inside[: op.captures], done], states)
+    body = Graph([number, going, *before, *inside], [again, *after], name="block")
+    blocks = None
+    if limit is not None:
+        blocks = F.div(F.add(F.reshape(limit, i64()), np.int64(block - 1)), np.int64(block))
+    outer = op.replace(body=body, captures=len(captured), recompute=True)
+    return Node(outer, [blocks, condition, *given[:states], *captured], _named(node, "blocks"), node.meta).outputs
+
+
+def _one_block(node: Node, trips: Value, going: Value, values: Sequence[Value], states: int) -> Sequence[Value]:
+    """(condition, *states) after at most `trips` iterations; the last of `values` is the number of those before."""
+    op: Any = node.op
+    number, entered = _copies(op.body.inputs[:2])
+    inside = [_inside(v) for v in values]
+    again = _inside(going)
+    offset = F.add(number, F.reshape(inside[-1], F.shape(number)))
+    results = inline(op.body, [offset, entered, *inside[:-1]])
+    body = Graph([number, entered, *inside[:states], again, *inside[states:]], [*results, results[0]], name="iteration")
+    inner = op.replace(body=body, captures=op.captures + 1)
+    found = Node(inner, [trips, None, *values[:states], going, *values[states:]], node.name, node.meta).outputs
+    return [found[states], *found[:states]]
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _inside(value: Value) -> Value:
+    """An input of a subgraph that stands for a value around it."""
+    return Value(without_value(value.type), value.name)
+
+
+def _copies(values: Sequence[Value]) -> list[Value]:
+    return [Value(v.type, v.name) for v in values]
+
+
+def _named(node: Node, what: str) -> str:
+    return f"{node.name}_{what}" if node.name else ""
+
+
+def _size(x: Value, axis: int) -> Any:
+    return F.shape(x, start=axis, end=axis + 1)
+
+
+def _reshaped(x: Value, first: int, last: int, sizes: Sequence[Value]) -> Value:
+    """x with its axes from `first` up to `last` (excluded) replaced by axes of `sizes`."""
+    assert x.rank is not None
+    around = [F.shape(x, start=0, end=first)] if first else []
+    behind = [F.shape(x, start=last, end=x.rank)] if last < x.rank else []
+    parts = [*around, *sizes, *behind]
+    y: Value = F.reshape(x, parts[0] if len(parts) == 1 else F.concat(*parts, axis=0), allowzero=True)
+    return y

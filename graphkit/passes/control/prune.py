@@ -1,0 +1,109 @@
+"""Control flow without what nothing reads: results, states that only serve themselves, operands.
+
+Differentiation leaves such: a forward loop that backward runs again for what it saved also has its own results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.passes.core.sweep import is_control, rewrite, use_counts
+
+
+def prune_control(graph: Graph) -> Graph:
+    """Drop unread results of If, Loop and Scan, and what is computed for them alone, in subgraphs too. Linear.
+
+    The condition of a Loop stays, and one scan input of a Scan, for they decide how often the body runs.
+    """
+    if not any(is_control(node) for node in graph.nodes):
+        return graph
+    counts = use_counts(graph)
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if not is_control(node):
+            return None
+        read = [i for i, v in enumerate(node.outputs) if counts[v]]
+        pruned, kept = (_pruned_if if node.op.name == "If" else _pruned_loop)(node, operands, read)
+        results = dict(zip(kept, pruned.outputs, strict=True))
+        # Any value serves for a result that nothing reads.
+        return [results.get(i, old) for i, old in enumerate(node.outputs)]
+
+    return rewrite(graph, rule)
+
+
+def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
+    op: Any = node.op
+    read = read or [0]
+    then, other = (prune_control(_with_outputs(g, read)) for g in (op.then_branch, op.else_branch))
+    captures = sorted(_inputs_read(then, other))
+    if len(read) == len(node.outputs) and len(captures) == len(operands) - 1:
+        same = then is op.then_branch and other is op.else_branch
+        return node.rebuilt(operands, None if same else op.replace(then_branch=then, else_branch=other)), read
+    then, other = (_with_inputs(g, captures) for g in (then, other))
+    given = [operands[0], *(operands[1 + k] for k in captures)]
+    return _made(node, op.replace(then_branch=then, else_branch=other), given, read), read
+
+
+def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
+    op: Any = node.op
+    loop = op.name == "Loop"
+    lead, first, scanned = (2, 1, 0) if loop else (0, 0, op.num_scan_inputs)
+    given = operands
+    operands = [*operands, *[None] * (lead - len(operands))]  # absent operands at the end are not there
+    count = len(operands) - lead - scanned - op.captures
+    stacks = [i for i in read if i >= count]
+    states = _live_states(op.body, lead, first, count, [i for i in read if i < count], stacks)
+    if not states and not stacks:
+        states = [0] if count else []
+        stacks = [] if count else [0]
+    kept = [*states, *stacks]
+    body = prune_control(_with_outputs(op.body, [*range(first), *(first + i for i in kept)]))
+    used = _inputs_read(body)
+    slices = [k for k in range(lead + count, lead + count + scanned) if k in used] or [lead + count][:scanned]
+    captures = [k for k in range(lead + count + scanned, len(operands)) if k in used]
+    inputs = [*range(lead), *(lead + i for i in states), *slices, *captures]
+    if len(kept) == len(node.outputs) and len(inputs) == len(operands):
+        return node.rebuilt(given, None if body is op.body else op.replace(body=body)), kept
+    changes: dict[str, Any] = {"body": _with_inputs(body, inputs), "captures": len(captures)}
+    if not loop:
+        changes["num_scan_inputs"] = len(slices)
+        for kind, chosen, offset in (("input", slices, lead + count), ("output", stacks, count)):
+            for what in ("axes", "directions"):
+                along = getattr(op, f"scan_{kind}_{what}")
+                changes[f"scan_{kind}_{what}"] = None if along is None else [along[k - offset] for k in chosen]
+    return _made(node, op.replace(**changes), [operands[k] for k in inputs], kept), kept
+
+
+def _live_states(body: Graph, lead: int, first: int, count: int, read: list[int], stacks: list[int]) -> list[int]:
+    """The states that are read after the loop, or that decide what is."""
+    live = set(read)
+    while True:
+        wanted = [*body.outputs[:first], *(body.outputs[first + i] for i in (*sorted(live), *stacks))]
+        used = {*wanted, *(v for n in topological(wanted) for v in n.operands)}
+        more = {i for i in range(count) if body.inputs[lead + i] in used} - live
+        if not more:
+            return sorted(live)
+        live |= more
+
+
+def _inputs_read(*graphs: Graph) -> set[int]:
+    """The positions of the inputs that a graph reads, or returns."""
+    found: set[int] = set()
+    for graph in graphs:
+        used = {*graph.outputs, *(v for node in graph.nodes for v in node.operands)}
+        found.update(k for k, v in enumerate(graph.inputs) if v in used)
+    return found
+
+
+def _with_outputs(graph: Graph, chosen: list[int]) -> Graph:
+    return graph if len(chosen) == len(graph.outputs) else graph.replace(outputs=[graph.outputs[i] for i in chosen])
+
+
+def _with_inputs(graph: Graph, chosen: list[int]) -> Graph:
+    return graph if len(chosen) == len(graph.inputs) else graph.replace(inputs=[graph.inputs[i] for i in chosen])
+
+
+def _made(node: Node, op: Any, operands: list[Value | None], kept: list[int]) -> Node:
+    return Node(op, operands, node.name, node.meta, output_names=[node.outputs[i].name for i in kept])

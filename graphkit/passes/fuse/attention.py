@@ -1,0 +1,228 @@
+"""Attention: softmax(scale * Q K^T + mask) V as one operator, with the transposes around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
+from graphkit.ops import DOMAIN, F
+from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops.tensor.shape import Squeeze
+from graphkit.passes.core.match import first, ints, is_op, orders, permutation, producer, same_type, scalar, scaled
+from graphkit.passes.core.sweep import Readers, fuse, fused_node
+from graphkit.passes.simplify.fold import array_of
+
+# Scores this far below others have no weight in float32, as if they were minus infinity.
+_NONE = -1e8
+_SWAP = (0, 2, 1, 3)
+# Scales and transposes on one operand.
+_PEELED = 6
+
+
+def fuse_attention(graph: Graph) -> Graph:
+    """Make FusedAttention of the two products and what is between them, when nothing else reads it.
+
+    Operands have three or four axes, the last two those of the products. The scale may be at the scores or at either
+    factor; the mask is a term, or the condition of a Where. A transposition of all three operands, or of the result,
+    becomes a layout; a constant lower-triangular mask becomes `causal`. Linear.
+    """
+    return fuse(graph, _rule, needs=("Softmax", "FusedAttention"))
+
+
+def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+    if is_op(node, "MatMul"):
+        return _attention(node, readers)
+    if is_op(node, "Transpose"):
+        return _output_layout(node, readers)
+    if is_op(node, "FusedAttention", domain=DOMAIN):
+        return _causal(node)
+    return None
+
+
+class _Scores(NamedTuple):
+    """Q K^T before the softmax: its node, whether the second factor is K, the scale, and a mask that it adds."""
+
+    product: Node
+    untransposed: bool
+    scale: float
+    mask: Value | None
+
+
+class _Operand(NamedTuple):
+    """A factor without scale and transposition: `source` transposed by `perm` is the factor divided by `scale`."""
+
+    source: Value
+    scale: float
+    perm: tuple[int, ...]
+
+
+def _attention(node: Node, readers: Readers) -> Sequence[Value] | None:
+    weights, v = node.operands
+    softmax = producer(weights, "Softmax")
+    rank = node.output.rank
+    if softmax is None or rank not in (3, 4) or weights.rank != rank or v.rank != rank:
+        return None
+    op: Any = softmax.op
+    if op.axis not in (-1, rank - 1) or not readers.sole(softmax.output) or weights.dtype is not DType.FLOAT32:
+        return None
+    masked = _masked(first(softmax), readers)
+    if masked is None:
+        return None
+    found, mask, mask_value = masked
+    q, k = (_peeled(x) for x in found.product.operands[:2])
+    if len(q.perm) != rank or len(k.perm) != rank:
+        return None
+    value = _Operand(v, 1.0, tuple(range(rank)))
+    transpose = producer(v, "Transpose")
+    if transpose is not None:
+        value = _Operand(first(transpose), 1.0, permutation(transpose) or value.perm)
+    if not found.untransposed:
+        k = k._replace(perm=(*k.perm[:-2], k.perm[-1], k.perm[-2]))
+    layout, operands = _arranged((q, k, value), rank)
+    if not _go_together(operands, layout):
+        return None
+    if mask is not None and rank == 3 and mask.rank == 3:
+        mask = F.unsqueeze(mask, ints(0))
+    attention = FusedAttention(scale=q.scale * k.scale * found.scale, mask_value=mask_value, layout=layout)
+    result = fused_node(attention, (*operands, mask), (found.product, node))
+    assert result.node is not None
+    result = (_causal(result.node) or (result,))[0]
+    return (result if rank == 4 else _without_batch(result, node),)
+
+
+def _without_batch(result: Value, node: Node) -> Value:
+    """The result of attention on operands of three axes."""
+    names = [node.output.name]
+    return Node(Squeeze(), (result, _axis(0)), output_names=names).output
+
+
+def _axis(axis: int) -> Value:
+    value: Value = F.constant(value=ints(axis))
+    return value
+
+
+def _arranged(operands: Sequence[_Operand], rank: int) -> tuple[str, list[Value]]:
+    """The layout and the operands in it: with four axes, and transposed where their layouts differ."""
+    swap = _SWAP if rank == 4 else (1, 0, 2)
+    layout = "NLHD" if all(o.perm == swap for o in operands) else "NHLD"
+    arranged = []
+    for source, _, perm in operands:
+        x = source if layout == "NLHD" or perm == tuple(range(rank)) else F.transpose(source, perm=perm)
+        arranged.append(x if rank == 4 else F.unsqueeze(x, ints(0)))
+    return layout, arranged
+
+
+def _go_together(operands: Sequence[Value], layout: str) -> bool:
+    """Whether batch and heads are provably the same: attention broadcasts neither."""
+    heads = 1 if layout == "NHLD" else 2
+    shapes = [v.tensor.shape for v in operands]
+    return all(s is not None for s in shapes) and len({(s[0], s[heads]) for s in shapes if s is not None}) == 1
+
+
+def _masked(value: Value, readers: Readers) -> tuple[_Scores, Value | None, float] | None:
+    """What a softmax is taken of: scores, a mask, and what a boolean one puts in place of a score."""
+    node = value.node
+    if node is None or not readers.sole(value):
+        return None
+    plain, mask, mask_value = value, None, -np.inf
+    if is_op(node, "Add"):
+        for a, b in orders(node):
+            if _scores(a, readers) is not None and b.dtype is a.dtype:
+                plain, mask = a, b
+                break
+    elif is_op(node, "Where"):
+        condition, a, b = node.operands
+        kept, hidden = scalar(b), scalar(a)
+        if kept is not None:
+            plain, mask, mask_value = a, condition, kept
+        elif hidden is not None:
+            plain, mask, mask_value = b, F.not_(condition), hidden
+    found = _scores(plain, readers)
+    # A mask that is larger than the scores would broadcast them.
+    if found is None or not same_type(plain, value) or (mask is not None and found.mask is not None):
+        return None
+    return found, found.mask if mask is None else mask, mask_value
+
+
+def _scores(value: Value, readers: Readers) -> _Scores | None:
+    scale = 1.0
+    factor = None if value.node is None or not readers.sole(value) else scaled(value.node)
+    if factor is not None:
+        value, scale = factor
+    if value.node is None or not readers.sole(value):
+        return None
+    if is_op(value.node, "MatMul"):
+        return _Scores(value.node, False, scale, None)
+    op: Any = value.node.op
+    if not is_op(value.node, "FusedMatMul", domain=DOMAIN) or op.transA or op.activation:
+        return None
+    _, _, bias, mask = (*value.node.inputs, None, None)[:4]
+    if bias is not None or (mask is not None and scale != 1.0):
+        return None
+    return _Scores(value.node, op.transB, scale * op.alpha, mask)
+
+
+def _peeled(value: Value) -> _Operand:
+    """A factor of Q K^T without constant scales and transposes."""
+    scale = 1.0
+    perm = tuple(range(value.rank or 0))
+    for _ in range(_PEELED):
+        node = value.node
+        if node is None:
+            break
+        factor = scaled(node)
+        inner = permutation(node) if is_op(node, "Transpose") else None
+        if factor is not None:
+            value, scale = factor[0], scale * factor[1]
+        elif inner is not None:
+            value, perm = first(node), tuple(inner[axis] for axis in perm)
+        else:
+            break
+    return _Operand(value, scale, perm)
+
+
+# --- around it ------------------------------------------------------------------------------------
+
+
+def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
+    """A transposition of the result."""
+    value, perm = first(node), permutation(node)
+    squeeze = producer(value, "Squeeze") if perm == (1, 0, 2) else None
+    if squeeze is not None:
+        attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN) if readers.sole(value) else None
+    else:
+        attention = producer(value, "FusedAttention", domain=DOMAIN) if perm == _SWAP else None
+    op: Any = None if attention is None else attention.op
+    if attention is None or op.output_layout != "NHLD" or not readers.sole(attention.output):
+        return None
+    if squeeze is None:
+        return (fused_node(op.replace(output_layout="NLHD"), attention.inputs, (attention, node)),)
+    moved = fused_node(op.replace(output_layout="NLHD"), attention.inputs, (attention,))
+    return (_without_batch(moved, node),)
+
+
+def _causal(node: Node) -> Sequence[Value] | None:
+    """A constant mask that hides exactly the keys behind a query."""
+    op: Any = node.op
+    mask = None if len(node.inputs) < 4 else node.inputs[3]
+    array = None if mask is None else array_of(mask)
+    if array is None or op.causal or array.ndim < 2 or array.size != array.shape[-1] * array.shape[-2]:
+        return None
+    rows, keys = array.shape[-2:]
+    axes = (2, 2) if op.layout == "NHLD" else (1, 1)
+    lengths = tuple(v.tensor.known_shape[axis] for v, axis in zip(node.operands[:2], axes, strict=True))
+    if lengths != (rows, keys) or keys < rows:
+        return None
+    visible = np.tri(rows, keys, keys - rows, dtype=bool)
+    flat = array.reshape(rows, keys)
+    if array.dtype == bool:
+        hides = bool((flat == visible).all()) and op.mask_value <= _NONE
+    else:
+        hides = bool((flat[visible] == 0).all() and (flat[~visible] <= _NONE).all())
+    if not hides:
+        return None
+    return (fused_node(op.replace(causal=True, mask_value=-np.inf), node.inputs[:3], (node,)),)

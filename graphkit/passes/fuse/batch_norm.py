@@ -1,0 +1,228 @@
+"""Batch normalisation in training with what follows it: the sum with a residual, the activation; and their gradients.
+
+One kernel then reads and writes each array once where a chain of operators would do so several times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import DOMAIN, F
+from graphkit.passes.core.match import first, is_op, orders, same_type, scalar
+from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
+from graphkit.passes.fuse.epilogue import activation_of
+
+
+@dataclass
+class _Fusion:
+    """What the normalisation `node` becomes. `result` is the value whose place its output takes."""
+
+    node: Node
+    result: Value
+    residual: Value | None = None
+    activation: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Gradient:
+    """The gradient node `node`, made in place of `source`, its first operand, which it returns as well.
+
+    The operand is the sum of `terms` (one or two) where the activation of `mask` let values through.
+    """
+
+    node: Node
+    source: Value
+    terms: Sequence[Value]
+    mask: _Fusion | None = None
+
+
+def fuse_batch_norm(graph: Graph) -> Graph:
+    """Let ChannelsLastBatchNorm absorb what follows it, and its gradient what comes before. Linear."""
+    return _Plan(graph).result() if any(_is_norm(node) or node.op.subgraphs() for node in graph.nodes) else graph
+
+
+def _is_norm(node: Node) -> bool:
+    return is_op(node, "ChannelsLastBatchNorm", domain=DOMAIN) and not node.op.attributes()["activation"]
+
+
+class _Plan:
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._readers = readers_of(graph)
+        self._place = {node: i for i, node in enumerate(graph.nodes)}
+        self._results = {*graph.outputs, *(new for _, new in graph.updates)}
+        gradients: dict[Value, list[Node]] = {}
+        for node in graph.nodes:
+            if is_op(node, "ChannelsLastBatchNormGrad", domain=DOMAIN):
+                gradients.setdefault(node.operands[4], []).append(node)
+        self._fusions: dict[Node, _Fusion] = {}
+        self._ends: dict[Node, Value] = {}  # nodes that became part of a fusion, by the value that replaces them
+        self._sources: dict[Node, _Gradient] = {}  # by the node of their source
+        for node in graph.nodes:
+            if _is_norm(node):
+                self._consider(node, gradients.get(node.outputs[3], []))
+        self._gradients = {g.node: g for g in self._sources.values()}
+        self._built: dict[Value, Value] = {v: v for v in graph.inputs}
+        self._made: dict[Node, Sequence[Value]] = {}  # fused gradients
+
+    def _sole_reader(self, value: Value, *ignored: Node) -> Node | None:
+        if value in self._results:
+            return None
+        readers = [r for r in self._readers.get(value, []) if r not in ignored]
+        return readers[0] if len(readers) == 1 else None
+
+    # --- what fits --------------------------------------------------------------------------------
+
+    def _consider(self, node: Node, gradients: Sequence[Node]) -> None:
+        y = node.outputs[0]
+        fusion = self._with_limits(node, gradients) or self._with_residual(node) or self._with_relu(node, y, None)
+        if fusion is not None and fusion.result.node is not None:
+            self._fusions[node] = fusion
+        for gradient in gradients:
+            found = self._gradient(gradient, fusion)
+            if found is not None and found.source.node is not None and found.source.node not in self._sources:
+                self._sources[found.source.node] = found
+
+    def _with_relu(self, node: Node, y: Value, residual: Value | None) -> _Fusion | None:
+        reader = self._sole_reader(y)
+        if reader is None or not is_op(reader, "Relu"):
+            return None
+        self._ends[reader] = y
+        return _Fusion(node, reader.output, residual, {"activation": "Relu"})
+
+    def _with_residual(self, node: Node) -> _Fusion | None:
+        y = node.outputs[0]
+        add = self._sole_reader(y)
+        if add is None or not is_op(add, "Add") or add in self._ends:
+            return None
+        other = next((b for a, b in orders(add) if a is y), y)
+        if other is y or not same_type(y, other) or not self._is_there(other, node):
+            return None
+        self._ends[add] = y
+        return self._with_relu(node, add.output, other) or _Fusion(node, add.output, other)
+
+    def _is_there(self, value: Value, node: Node) -> bool:
+        """Whether the value is computed before the node."""
+        return value.node is None or self._place[value.node] < self._place[node]
+
+    def _with_limits(self, node: Node, gradients: Sequence[Node]) -> _Fusion | None:
+        """Clip between constants, whose gradient asks again which values lie outside."""
+        y = node.outputs[0]
+        readers = self._readers.get(y, [])
+        clips = [r for r in readers if is_op(r, "Clip") and first(r) is y]
+        if y in self._results or len(clips) != 1:
+            return None
+        activation = activation_of(clips[0])
+        if activation is None or not math.isfinite(activation["activation_alpha"] + activation["activation_beta"]):
+            return None
+        fusion = _Fusion(node, clips[0].output, None, activation)
+        beside = [r for r in readers if r is not clips[0]]
+        if beside:
+            masked = [m for g in gradients if (m := self._masked(first(g), fusion)) is not None]
+            if len(masked) != 1 or not self._only_for(beside, masked[0]):
+                return None
+        self._ends[clips[0]] = y
+        return fusion
+
+    def _only_for(self, comparisons: Sequence[Node], mask: Node) -> bool:
+        """Whether nothing but the operand of `mask` reads the comparisons."""
+        joint = first(mask).node
+        return joint is not None and all(
+            c is joint or self._sole_reader(c.output) is joint for c in comparisons
+        ) and self._sole_reader(joint.output) is mask  # fmt: skip
+
+    # --- gradients --------------------------------------------------------------------------------
+
+    def _masked(self, value: Value, fusion: _Fusion) -> Node | None:
+        """The Where that leaves of a gradient what the activation let through, when that is what `value` is."""
+        where = value.node
+        if where is None or not is_op(where, "Where"):
+            return None
+        condition, dropped, _ = where.operands
+        test = condition.node
+        if test is None or scalar(dropped) != 0.0:
+            return None
+        if fusion.activation["activation"] == "Relu":
+            stops = is_op(test, "LessOrEqual") and first(test) is fusion.result and scalar(test.operands[1]) == 0.0
+            return where if stops else None
+        if not is_op(test, "Or"):
+            return None
+        limits = {"Less": fusion.activation["activation_alpha"], "Greater": fusion.activation["activation_beta"]}
+        for operand in test.operands:
+            side = operand.node
+            if side is None or not is_op(side, *limits) or first(side) is not fusion.node.outputs[0]:
+                return None
+            if scalar(side.operands[1]) != limits.pop(side.op.name):
+                return None
+        return where
+
+    def _gradient(self, node: Node, fusion: _Fusion | None) -> _Gradient | None:
+        dy = first(node)
+        if fusion is not None and fusion.activation:
+            where = self._masked(dy, fusion)
+            if where is None:
+                return None
+            passed = where.operands[2]
+            terms = self._terms(passed) if self._sole_reader(passed) is where else None
+            return _Gradient(node, dy, terms or (passed,), fusion)
+        terms = self._terms(dy)
+        return None if terms is None else _Gradient(node, dy, terms)
+
+    def _terms(self, value: Value) -> Sequence[Value] | None:
+        """The two values whose sum this is."""
+        node = value.node
+        if node is None or not is_op(node, "Sum", "Add") or len(node.operands) != 2 or node in self._ends:
+            return None
+        return node.operands if all(same_type(v, value) for v in node.operands) else None
+
+    # --- the new graph ----------------------------------------------------------------------------
+
+    def result(self) -> Graph:
+        return rewrite(self._graph, self._rule)
+
+    def _rule(self, node: Node, operands: list[Value | None]) -> Sequence[Value]:
+        results = self._replaced(node, operands)
+        self._built.update(zip(node.outputs, results, strict=True))
+        return results
+
+    def _replaced(self, node: Node, operands: list[Value | None]) -> Sequence[Value]:
+        if node in self._fusions:
+            return self._fused(self._fusions[node])
+        if node in self._ends:
+            return (self._built[self._ends[node]],)
+        if node in self._gradients:
+            return self._made[node]
+        if node in self._sources:
+            gradient = self._sources[node]
+            self._made[gradient.node] = self._fused_gradient(gradient)
+            return (self._made[gradient.node][3],)
+        return map_bodies(node, operands, fuse_batch_norm).outputs
+
+    def _fused(self, fusion: _Fusion) -> Sequence[Value]:
+        node = fusion.node
+        operands = [self._built[v] for v in node.operands]
+        if fusion.residual is not None:
+            operands.append(self._built[fusion.residual])
+        names = [fusion.result.name, *(v.name for v in node.outputs[1:])]
+        op: Any = node.op
+        return Node(op.replace(**fusion.activation), operands, node.name, node.meta, output_names=names).outputs
+
+    def _fused_gradient(self, gradient: _Gradient) -> Sequence[Value]:
+        node, mask = gradient.node, gradient.mask
+        _, x, *vectors = node.operands
+        dy, *addend = (self._built[v] for v in gradient.terms)
+        if not same_type(first(node), gradient.terms[0]):
+            dy = F.expand(dy, F.shape(self._built[x]))
+        from_y = mask is not None and mask.residual is not None
+        y = self._built[mask.result] if mask is not None and from_y else None
+        op: Any = node.op
+        made = op.replace(**(mask.activation if mask is not None else {}))
+        operands: list[Value | None] = [dy, self._built[x], *(self._built[v] for v in vectors)]
+        if y is not None or addend:
+            operands += [y, *addend]
+        names = [*(v.name for v in node.outputs[:3]), gradient.source.name]
+        return Node(made, operands, node.name, node.meta, output_names=names).outputs

@@ -1,0 +1,43 @@
+"""Convolutions with what follows them: bias, activation, residual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import DOMAIN, F
+from graphkit.ops.internal.fused import FusedConv
+from graphkit.passes.core.match import ints, producer, vector_of
+from graphkit.passes.core.sweep import Readers, fuse
+from graphkit.passes.fuse.epilogue import Product, absorb, is_single
+
+
+def fuse_conv(graph: Graph) -> Graph:
+    """Make FusedConv of a Conv and the nodes behind it that are its only readers, one after the other.
+
+    Those are the sum with one number per channel, an activation (see FusedConv), and the sum with a tensor of the
+    result's shape. Linear.
+    """
+
+    def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+        return absorb(node, readers, _form, _bias)
+
+    return fuse(graph, rule, needs=("Conv", "FusedConv"))
+
+
+def _form(value: Value) -> Product | None:
+    node = producer(value, "FusedConv", domain=DOMAIN)
+    if node is not None:
+        return Product(node.op, (*node.inputs, None, None)[:4], node)
+    node = producer(value, "Conv")
+    if node is None or not is_single(value):
+        return None
+    return Product(FusedConv(**node.op.related()), (*node.inputs, None, None)[:4], node)  # type: ignore[attr-defined]
+
+
+def _bias(product: Product, value: Value) -> Value | None:
+    """The bias [M] that adding `value` to each position is."""
+    rank, channels = product.node.output.rank, product.node.output.tensor.known_shape[1]
+    if rank is None or not isinstance(channels, int) or not vector_of(value, channels, 1, rank):
+        return None
+    return value if value.rank == 1 else F.reshape(value, ints(channels))

@@ -1,0 +1,179 @@
+"""Batch normalisation at inference, and other factors and shifts per channel, into the weights of what is before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
+from graphkit.ops import F
+from graphkit.ops.math.arithmetic import Add
+from graphkit.ops.pointwise import scalar_like
+from graphkit.passes.core.match import FixedValues, first, ints, is_op, orders, producer, same_type, vector_of
+from graphkit.passes.core.sweep import Readers, fuse, fused_node
+from graphkit.passes.simplify.fold import array_of
+
+# In half precision the factors would lose digits that the operator's own formula keeps.
+_DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64})
+
+# Operators that move elements and change none.
+_VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten")
+
+# A product's new output from its new weights and bias.
+_Rebuild = Callable[[Value, Value | None, Node], Value]
+
+
+def fold_batch_norm(graph: Graph) -> Graph:
+    """Multiply the weights and shift the bias of a Conv, ConvTranspose, Gemm or matrix product with bias by what its
+    only reader, a BatchNormalization or a Mul with one number per channel or for all, does to each channel.
+
+    Everything but the data must be constant or a parameter: the new weights are nodes on parameters alone. Other
+    BatchNormalizations of such statistics become a product and a sum, which run with their pointwise neighbours.
+    Nodes that update their statistics stay. Linear.
+    """
+    fixed = FixedValues(graph)
+
+    def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+        if is_op(node, "BatchNormalization"):
+            return _batch_norm(node, readers, fixed)
+        if is_op(node, "Mul"):
+            return _factor(node, readers, fixed)
+        return None
+
+    return fuse(graph, rule, needs=("BatchNormalization", "Mul"))
+
+
+class _Product(NamedTuple):
+    """A product of data with fixed weights, whose channels are places of `axis` of the result."""
+
+    channels: int
+    axis: int
+    weights: Value
+    weight_axis: int
+    bias: Value | None
+    rebuild: _Rebuild
+
+
+def _batch_norm(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
+    op: Any = node.op
+    x, scale, shift, mean, var = (v for v in node.inputs if v is not None)
+    vectors = (scale, shift, mean, var)
+    channels = scale.shape[0] if scale.rank == 1 and scale.shape is not None else None
+    same = all(v.type == scale.type and v.dtype is x.dtype for v in vectors)
+    if op.training_mode or not isinstance(channels, int) or not same or x.rank is None or x.rank < 2:
+        return None
+    if x.dtype not in _DTYPES:
+        return None
+    if not all(v in fixed for v in vectors):
+        return None
+    factor = F.div(scale, F.sqrt(F.add(var, scalar_like(op.epsilon, var))))
+    product = _product(x, readers, fixed)
+    if product is not None and (product.axis, product.channels) == (1, channels):
+        centred = mean if product.bias is None else F.sub(mean, product.bias)
+        return (product.rebuild(_scaled(product, factor), F.sub(shift, F.mul(centred, factor)), node),)
+    column = ints(channels, *(1 for _ in range(x.rank - 2)))
+    scaled = F.mul(x, F.reshape(factor, column), name=node.name)
+    rest = F.reshape(F.sub(shift, F.mul(mean, factor)), column)
+    return (Node(Add(), (scaled, rest), node.name, node.meta, output_names=[node.outputs[0].name]).output,)
+
+
+def _factor(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
+    """A fixed factor per channel."""
+    for y, vector in orders(node):
+        if y.node is None or y.rank is None or not same_type(y, node.output) or vector not in fixed:
+            continue
+        if vector.shape is not None and all(d == 1 for d in vector.shape):
+            found = None if array_of(vector) is not None else _uniform(node, y, vector, readers, fixed)
+            if found is not None:
+                return found
+            continue
+        product = _product(y, readers, fixed)
+        if product is None or not vector_of(vector, product.channels, product.axis, y.rank):
+            continue
+        factor = F.reshape(vector, ints(product.channels)) if vector.rank != 1 else vector
+        bias = None if product.bias is None else F.mul(product.bias, factor)
+        return (product.rebuild(_scaled(product, factor), bias, node),)
+    return None
+
+
+def _uniform(node: Node, y: Value, factor: Value, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
+    """One fixed factor for all elements, whatever views and transposes of the product it multiplies.
+
+    A constant one stays where it is: attention and products have an attribute for it.
+    """
+    views = []
+    while (view := producer(y, *_VIEWS)) is not None and readers.sole(y):
+        views.append(view)
+        y = first(view)
+    product = _product(y, readers, fixed)
+    if product is None or y.node is None:
+        return None
+    number = F.reshape(factor, ints(1))
+    bias = None if product.bias is None else F.mul(product.bias, number)
+    result = product.rebuild(F.mul(product.weights, number), bias, y.node)
+    for view in reversed(views):
+        result = view.rebuilt([result, *view.inputs[1:]]).output
+    if not views:
+        return (result,)
+    assert result.node is not None
+    names = [node.output.name]
+    return Node(result.node.op, result.node.inputs, result.node.name, result.node.meta, output_names=names).outputs
+
+
+def _scaled(product: _Product, factor: Value) -> Value:
+    rank = product.weights.rank
+    assert rank is not None
+    column = [product.channels if axis == product.weight_axis else 1 for axis in range(product.weight_axis, rank)]
+    return F.mul(product.weights, F.reshape(factor, ints(*column)))
+
+
+def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | None:
+    """The product that computes `value`, which nothing else reads."""
+    node = value.node
+    if node is None or not readers.sole(value):
+        return None
+    if is_op(node, "Add"):
+        return _product_with_bias(node, readers, fixed)
+    if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return None
+    op: Any = node.op
+    weights = node.inputs[1]
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if weights is None or weights.rank is None or weights not in fixed or (bias is not None and bias not in fixed):
+        return None
+    last = value.rank - 1 if value.rank is not None else 0
+    if op.name == "Conv":
+        place, axis = 0, 1
+    elif op.name == "ConvTranspose":
+        place, axis = 1, 1
+        if op.group != 1:
+            return None
+    elif op.name == "Gemm":
+        place, axis = (0 if op.transB else 1), 1
+        if op.beta != 1 or (bias is not None and (bias.rank != 1 or bias.shape != value.tensor.known_shape[1:])):
+            return None
+    else:
+        place, axis = 1, last
+        if weights.rank != 2 or first(node).rank in (None, 1):
+            return None
+    channels = weights.tensor.known_shape[place]
+    if not isinstance(channels, int):
+        return None
+
+    def rebuild(new_weights: Value, new_bias: Value | None, root: Node) -> Value:
+        if op.name == "MatMul" and new_bias is not None:
+            y = Node(op, (first(node), new_weights), node.name, node.meta).output
+            return fused_node(Add(), (y, new_bias), (root,))
+        return fused_node(op, (first(node), new_weights, new_bias), (node, root))
+
+    return _Product(channels, axis, weights, place, bias, rebuild)
+
+
+def _product_with_bias(node: Node, readers: Readers, fixed: FixedValues) -> _Product | None:
+    """A MatMul and the sum with a fixed vector."""
+    for y, bias in orders(node):
+        product = _product(y, readers, fixed) if producer(y, "MatMul") is not None else None
+        if product is not None and bias.shape == (product.channels,) and bias in fixed:
+            return product._replace(bias=bias)
+    return None

@@ -1,0 +1,61 @@
+"""A loss and its gradient in one pass over the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops._base import DOMAIN
+from graphkit.ops.nn.loss import SoftmaxCrossEntropyWithGrad
+from graphkit.passes.core.match import is_op, producer
+from graphkit.passes.core.sweep import is_constant, rewrite, use_counts
+
+
+def fuse_loss_grad(graph: Graph) -> Graph:
+    """Make SoftmaxCrossEntropyWithGrad of a loss and its gradient.
+
+    Both are of rows; nothing else reads the log-probabilities, and the gradient of the loss is a constant. Linear.
+    """
+    counts = use_counts(graph)
+    gradients: dict[Node, Node] = {}  # of a loss
+    for node in graph.nodes:
+        if is_op(node, "SoftmaxCrossEntropyGrad", domain=DOMAIN):
+            loss = producer(node.inputs[1], "SoftmaxCrossEntropyLoss")
+            if loss is not None and counts[loss.outputs[1]] == 1 and _belongs(loss, node):
+                gradients[loss] = node
+    made: dict[Node, Value] = {}  # dscores, by the node of the gradient
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if node in made:
+            return (made[node],)
+        gradient = gradients.get(node)
+        if gradient is None:
+            return None
+        op: Any = node.op
+        fused = SoftmaxCrossEntropyWithGrad(ignore_index=op.ignore_index, reduction=op.reduction)
+        scores, labels, *weights = operands
+        names = [node.outputs[0].name, gradient.output.name]
+        both = Node(fused, [scores, labels, gradient.inputs[0], *weights], node.name, node.meta, output_names=names)
+        made[gradient] = both.outputs[1]
+        # In the place of the log-probabilities stands their gradient: who alone read them is replaced as well.
+        return both.outputs
+
+    return rewrite(graph, rule) if gradients else graph
+
+
+def _belongs(loss: Node, gradient: Node) -> bool:
+    """Whether the gradient is that of the loss, for a constant, and both are of rows."""
+    a: Any = loss.op
+    b: Any = gradient.op
+    dloss = gradient.inputs[0]
+    return (
+        loss.inputs[0] is not None
+        and loss.inputs[0].rank == 2
+        and a.reduction == b.reduction != "none"
+        and a.ignore_index == b.ignore_index
+        and (*loss.inputs[1:], None)[:2] == (*gradient.inputs[2:], None)[:2]
+        and dloss is not None
+        and dloss.node is not None
+        and is_constant(dloss.node)
+    )

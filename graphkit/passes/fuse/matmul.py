@@ -1,0 +1,180 @@
+"""Matrix products with the transposes and factors before them, and with what follows: bias, activation, residual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import DOMAIN, F
+from graphkit.ops.internal.fused import FusedMatMul
+from graphkit.passes.core.match import first, ints, is_op, permutation, producer, same_type, scaled, vector_of
+from graphkit.passes.core.sweep import Readers, fuse, fused_node
+from graphkit.passes.fuse.epilogue import Product, absorb, is_single
+
+
+def fuse_matmul(graph: Graph) -> Graph:
+    """Make FusedMatMul of a MatMul or Gemm and its neighbours.
+
+    Before it: transposes of the last two axes, constant factors. Behind it, as its only readers: the transpose of a
+    matrix, a constant factor, the sum with a vector, an activation (see FusedMatMul), the sum with a tensor of the
+    result's shape. A product of rows that were flattened before and are unflattened behind takes them as they were.
+    Linear.
+    """
+    return fuse(graph, _rule, needs=("MatMul", "Gemm", "FusedMatMul"))
+
+
+def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+    if is_op(node, "MatMul", "Gemm"):
+        return _operands(node, readers)
+    if is_op(node, "Reshape"):
+        return _unflattened(node, readers)
+    if is_op(node, "Transpose"):
+        return _transposed(node, readers)
+    if is_op(node, "Mul", "Div"):
+        found = _factor(node, readers)
+        if found is not None:
+            return found
+    return absorb(node, readers, _form, _bias)
+
+
+def _form(value: Value) -> Product | None:
+    node = producer(value, "FusedMatMul", domain=DOMAIN)
+    if node is not None:
+        return Product(node.op, (*node.inputs, None, None)[:4], node)
+    if not is_single(value):
+        return None
+    node = producer(value, "MatMul")
+    if node is not None:
+        matrices = all(v.rank not in (None, 1) for v in node.operands)
+        return Product(FusedMatMul(), (*node.inputs, None, None), node) if matrices else None
+    node = producer(value, "Gemm")
+    return None if node is None else _gemm_form(node)
+
+
+def _gemm_form(node: Node) -> Product | None:
+    """A Gemm whose third operand is a bias, a residual or nothing."""
+    op: Any = node.op
+    fused = FusedMatMul(transA=op.transA, transB=op.transB, alpha=op.alpha)
+    a, b, c = (*node.inputs, None)[:3]
+    if c is None or op.beta == 0:
+        return Product(fused, (a, b, None, None), node)
+    if op.beta != 1:
+        return None
+    if same_type(c, node.output):
+        return Product(fused, (a, b, None, c), node)
+    bias = _vector(c, node.output)
+    return None if bias is None else Product(fused, (a, b, bias, None), node)
+
+
+def _bias(product: Product, value: Value) -> Value | None:
+    return _vector(value, product.node.output)
+
+
+def _vector(value: Value, y: Value) -> Value | None:
+    """`value` as a vector of y's last axis, when it broadcasts to y as one."""
+    rank = y.rank
+    columns = None if y.shape is None else y.shape[-1]
+    if rank is None:
+        return None
+    if value.rank == 1 and value.shape == (columns,):
+        return value
+    if isinstance(columns, int) and vector_of(value, columns, rank - 1, rank):
+        return F.reshape(value, ints(columns))
+    return None
+
+
+# --- before the product ---------------------------------------------------------------------------
+
+
+def _operands(node: Node, readers: Readers) -> Sequence[Value] | None:
+    """A product of transposed or scaled operands takes them as they were before."""
+    product = _form(node.output)
+    if product is None:
+        return None
+    changes: dict[str, Any] = {}
+    operands = list(product.operands)
+    alpha = product.op.alpha
+    for position, flag in ((0, "transA"), (1, "transB")):
+        value, transposed = operands[position], getattr(product.op, flag)
+        assert value is not None
+        # Scaling the result instead saves a pass over the operand; that of a weight is not done at every run.
+        while value.node is not None:
+            source = _exchanged(value.node)
+            factor = scaled(value.node) if readers.sole(value) and is_single(value) else None
+            if source is not None:
+                value, transposed = source, not transposed
+            elif factor is not None and product.bias is None and product.residual is None:
+                value, alpha = factor[0], alpha * factor[1]
+            else:
+                break
+        operands[position] = value
+        changes[flag] = transposed
+    if operands == list(product.operands):
+        return None
+    return (fused_node(product.op.replace(alpha=alpha, **changes), operands, (node,)),)
+
+
+def _exchanged(node: Node) -> Value | None:
+    """The operand of a Transpose that exchanges the last two axes."""
+    perm = permutation(node) if is_op(node, "Transpose") else None
+    rank = 0 if perm is None else len(perm)
+    if perm is None or rank < 2 or perm != (*range(rank - 2), rank - 1, rank - 2):
+        return None
+    return first(node)
+
+
+# --- behind it ------------------------------------------------------------------------------------
+
+
+def _transposed(node: Node, readers: Readers) -> Sequence[Value] | None:
+    """Transpose(a b) of matrices is the product of b transposed and a transposed."""
+    x = _exchanged(node)
+    product = _form(x) if x is not None and x.rank == 2 and readers.sole(x) else None
+    if product is None or not product.open or product.bias is not None or product.residual is not None:
+        return None
+    op, (a, b) = product.op, product.operands[:2]
+    return (fused_node(op.replace(transA=not op.transB, transB=not op.transA), (b, a), (product.node, node)),)
+
+
+def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
+    found = scaled(node)
+    if found is None or found[0].node is None or not readers.sole(found[0]):
+        return None
+    product = _form(found[0])
+    if product is None or not product.open or product.bias is not None:
+        return None
+    return (product.node_with(node, alpha=product.op.alpha * found[1]),)
+
+
+def _unflattened(node: Node, readers: Readers) -> Sequence[Value] | None:
+    """Reshape(product(x, b)) that keeps the columns is a product of reshaped rows: what follows fits their shape."""
+    y, x = node.output, first(node)
+    product = _form(x) if x.node is not None and readers.sole(x) else None
+    if product is None or product.residual is not None or product.op.transA or x.rank != 2:
+        return None
+    left, right = product.operands[:2]
+    flattening = producer(left, "Reshape", "Flatten")
+    if left is None or right is None or right.rank != 2 or flattening is None or not readers.sole(left):
+        return None
+    if y.shape is None or len(y.shape) < 3 or y.shape[-1] != x.tensor.known_shape[-1]:
+        return None
+    rows = _rows(first(flattening), (*y.shape[:-1], left.tensor.known_shape[-1]), node)
+    if rows is None:
+        return None
+    return (fused_node(product.op, (rows, *product.operands[1:]), (product.node, node)),)
+
+
+def _rows(source: Value, shape: tuple[Dim, ...], node: Node) -> Value | None:
+    """`source` in the given shape, which has the leading dimensions that `node` reshapes to."""
+    if source.shape == shape:
+        return source
+    target = node.inputs[1]
+    known = None if target is None else target.tensor.value
+    # A 0 in the target copies a dimension of another operand; -1 stands for what the operand's size leaves.
+    if target is None or known is None or 0 in known or isinstance(shape[-1], DimExpr):
+        return None
+    leading = F.slice(target, ints(0), ints(len(shape) - 1), ints(0))
+    rows: Value = F.reshape(source, F.concat(leading, ints(shape[-1]), axis=0))
+    return rows if rows.shape == shape else None

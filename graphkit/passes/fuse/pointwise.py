@@ -1,0 +1,131 @@
+"""Regions of pointwise nodes as one operator, which runs them block by block in one pass over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops.internal.fused import Fused
+from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.match import FixedValues
+from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
+from graphkit.passes.simplify.fold import array_of
+
+# A region's intermediate results share one cache: nodes, and operands that are read at once.
+NODE_LIMIT = 64
+OPERAND_LIMIT = 24
+
+
+@dataclass
+class _Region:
+    """Nodes in topological order, from the last back; only the last one, the root, is read from outside."""
+
+    root: Node
+    members: list[Node] = field(default_factory=list)
+    operands: set[Value] = field(default_factory=set)
+
+
+def fuse_pointwise(graph: Graph, *, nested: bool = False) -> Graph:
+    """Make Fused of each maximal region of pointwise nodes that all have the shape of the region's result.
+
+    A node belongs to the region of its readers when all of them are in one. Nodes that depend on parameters alone
+    stay, as they do not run every time, and so does a node that would be alone. Linear.
+    """
+    regions = _regions(graph, nested)
+    built: dict[Value, Value] = {}
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+        built.update(zip(node.operands, _present(operands), strict=True))
+        region = regions.get(node)
+        if region is not None and region.root is node and len(region.members) > 1:
+            return (_fused(region, built),)
+        # The other members of a region are rebuilt for those who read their shapes.
+        return map_bodies(node, operands, lambda inner: fuse_pointwise(inner, nested=True)).outputs
+
+    return rewrite(graph, rule)
+
+
+def _present(operands: Sequence[Value | None]) -> list[Value]:
+    return [v for v in operands if v is not None]
+
+
+def _regions(graph: Graph, nested: bool) -> dict[Node, _Region]:
+    readers = readers_of(graph, nested=nested)
+    results = {*graph.outputs, *(new for _, new in graph.updates)}
+    fixed = FixedValues(graph)
+    found: dict[Node, _Region] = {}
+    for node in reversed(graph.nodes):
+        if not _is_pointwise(node) or node.output in fixed:
+            continue
+        region = None if node.output in results else _common(node, readers.get(node.output, []), found)
+        if region is None or not _fits(node, region):
+            region = _Region(node)
+        found[node] = region
+        region.members.append(node)
+        region.operands.discard(node.output)
+        region.operands.update(v for v in node.operands if array_of(v) is None or v.tensor.size != 1)
+    return found
+
+
+def _is_pointwise(node: Node) -> bool:
+    if not getattr(node.op, "pointwise", False) or len(node.outputs) != 1:
+        return False
+    # Elements that inference knows are shape arithmetic: constants as soon as dimensions are bound.
+    return getattr(node.output.type, "value", None) is None and all(
+        isinstance(v.type, TensorType) and v.type.shape is not None and v.type.dtype is not DType.STRING
+        for v in (*node.operands, node.output)
+    )
+
+
+def _common(node: Node, readers: Sequence[Node], found: dict[Node, _Region]) -> _Region | None:
+    """The one region that all readers of the node are in."""
+    regions = [found.get(reader) for reader in readers]
+    return regions[0] if regions and all(r is regions[0] for r in regions) else None
+
+
+def _fits(node: Node, region: _Region) -> bool:
+    """Whether the region may take the node: every element is computed once, and there is room."""
+    if node.output.tensor.shape != region.root.output.tensor.shape or len(region.members) >= NODE_LIMIT:
+        return False
+    return len(region.operands | set(node.operands)) - 1 <= OPERAND_LIMIT
+
+
+def _fused(region: _Region, built: dict[Value, Value]) -> Value:
+    """The Fused node of a region; `built` has the values of the new graph."""
+    root = region.root
+    try:
+        body, operands = _body(region, built, embed=True)
+        fits = body.outputs[0].type == root.output.type
+    except TypeMismatch:  # an operator that broadcasts one operand to the other, which was embedded
+        fits = False
+    if not fits:
+        # The result has axes that only the constants have.
+        body, operands = _body(region, built, embed=False)
+    meta: dict[str, Any] = {k: v for node in reversed(region.members) for k, v in node.meta.items()}
+    return Node(Fused(body=body), operands, root.name, meta, output_names=[root.output.name]).output
+
+
+def _body(region: _Region, built: dict[Value, Value], embed: bool) -> tuple[Graph, list[Value]]:
+    """The region as a graph, and its operands. With `embed`, constants of one element are 0-d constants inside."""
+    inner: dict[Value, Value] = {}
+    inputs: list[Value] = []
+    operands: list[Value] = []
+    for node in reversed(region.members):
+        for value in node.operands:
+            if value in inner:
+                continue
+            array = array_of(value)
+            if array is not None and array.size == 1 and (embed or array.ndim == 0):
+                constant = Constant(value=Tensor(array.reshape(())))
+                inner[value] = Node(constant, (), output_names=[value.name]).output
+                continue
+            operands.append(built[value])
+            inputs.append(Value(built[value].type, value.name))
+            inner[value] = inputs[-1]
+        inner[node.output] = node.rebuilt([None if v is None else inner[v] for v in node.inputs]).output
+    return Graph(inputs, [inner[region.root.output]], name=region.root.name), operands

@@ -1,0 +1,31 @@
+"""Formulas that are operators with gradients of their own, found before a graph is differentiated."""
+
+from __future__ import annotations
+
+from graphkit.ir.graph import Graph
+from graphkit.passes.core.sweep import Pass, operators, run_passes
+from graphkit.passes.fuse.gelu import fuse_gelu
+from graphkit.passes.fuse.layer_norm import fuse_layer_norm
+from graphkit.passes.fuse.softmax import fuse_softmax
+from graphkit.passes.simplify.cleanup import CLEANUP
+
+# Numbers in formulas may be computed from constants.
+_FORMULAS: tuple[tuple[str, Pass], ...] = (
+    *CLEANUP,
+    ("fuse_layer_norm", fuse_layer_norm),
+    ("fuse_gelu", fuse_gelu),
+    ("fuse_softmax", fuse_softmax),
+)
+# Of these operators each formula has one.
+_NEEDS = frozenset({"Erf", "Tanh", "ReduceMean", "ReduceMax", "Log"})
+
+
+def recognise(graph: Graph) -> Graph:
+    """LayerNormalization, Gelu, Softmax and LogSoftmax in place of the nodes that files of older opsets have for them.
+
+    The gradients of these operators keep less than those of their formulas, and have kernels of their own. The result
+    is made of standard operators. Linear.
+    """
+    if _NEEDS.isdisjoint(operators(graph)):
+        return graph
+    return run_passes(graph, _FORMULAS).replace(output_names=graph.output_names)

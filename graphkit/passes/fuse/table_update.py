@@ -1,0 +1,65 @@
+"""Optimizer updates of tables with gradients by rows, in place of gradients that are zero nearly everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import DOMAIN
+from graphkit.ops.optim.table_update import TableUpdate
+from graphkit.ops.optim.updates import Update
+from graphkit.passes.core.match import producer
+from graphkit.passes.core.sweep import rewrite, use_counts
+
+_GRADIENT = 1  # the position of the gradient among an update's operands
+
+
+def fuse_table_update(graph: Graph) -> Graph:
+    """Make TableUpdate of each elementwise update with a GatherGrad along axis 0 that nobody else reads. Linear."""
+    counts = use_counts(graph)
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if not isinstance(node.op, Update) or not node.op.elementwise:
+            return None
+        gradient = node.inputs[_GRADIENT]
+        gather = producer(gradient, "GatherGrad", domain=DOMAIN)
+        if gradient is None or gather is None or counts[gradient] != 1 or not _is_table(node, gather):
+            return None
+        made = producer(operands[_GRADIENT], "GatherGrad", domain=DOMAIN)
+        assert made is not None
+        types = [None if v is None else v.type for v in node.inputs]
+        inputs = [None if t is None else Value(t) for t in types]
+        op: Any = node.op
+        results = op.expand(*inputs)
+        others = [i for i, v in enumerate(inputs) if v is not None and i != _GRADIENT]
+        body = Graph(
+            [inputs[i] for i in (_GRADIENT, *others)],  # type: ignore[misc]
+            results if isinstance(results, tuple) else (results,),
+        )
+        rows, _, indices = made.inputs
+        names = [v.name for v in node.outputs]
+        return Node(
+            TableUpdate(body=body), [rows, indices, *(operands[i] for i in others)], node.name, node.meta,
+            output_names=names,
+        ).outputs  # fmt: skip
+
+    return rewrite(graph, rule)
+
+
+def _is_table(node: Node, gather: Node) -> bool:
+    """Whether the update is one of float32 along axis 0, of arrays of one known shape, not empty, and scalars."""
+    op: Any = gather.op
+    table = gather.output.tensor
+    return (
+        table.dtype is DType.FLOAT32
+        and table.is_static
+        and bool(table.nbytes)
+        and bool(table.rank)
+        and op.axis % table.rank == 0
+        and all(
+            isinstance(v.type, TensorType) and (v.type.shape == () or v.type == table)
+            for v in (*node.operands, *node.outputs)
+        )
+    )

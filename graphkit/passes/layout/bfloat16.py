@@ -1,0 +1,67 @@
+"""Matrix work in bfloat16: products, convolutions and their gradients read and write it, and sum in float32.
+
+All else stays float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType
+from graphkit.ops import DOMAIN, F
+from graphkit.passes.core.sweep import map_bodies, read_positions, rewrite
+
+_PRODUCTS = {
+    ("", "MatMul"),
+    ("", "Gemm"),
+    ("", "Conv"),
+    ("", "ConvTranspose"),
+    (DOMAIN, "FusedMatMul"),
+    (DOMAIN, "FusedConv"),
+    (DOMAIN, "ChannelsLastConv"),
+    (DOMAIN, "ChannelsLastConvTranspose"),
+    (DOMAIN, "ConvGradInput"),
+    (DOMAIN, "ChannelsLastConvGradInput"),
+    (DOMAIN, "ConvGradWeight"),
+    (DOMAIN, "ChannelsLastConvGradWeight"),
+}
+
+
+def to_bfloat16(graph: Graph) -> Graph:
+    """Round the operands and the result of every float32 product to bfloat16.
+
+    A value rounded so has a relative error of at most 2^-8. Casts that meet each other vanish in `simplify`, so that
+    products which follow each other hand bfloat16 on. The gradient of a convolution's weights is not rounded: it has
+    the type of the weights, of which it reads the shape alone. Convolutions with one filter for each channel that have
+    nothing fused behind them, and their gradients, are bound by memory and stay as they are. Linear.
+    """
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if (node.op.domain, node.op.name) not in _PRODUCTS:
+            return map_bodies(node, operands, to_bfloat16).outputs
+        if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):
+            return None
+        rounded = list(operands)
+        for i in read_positions(node):
+            rounded[i] = F.cast(operands[i], to="bfloat16")
+        y = node.rebuilt(rounded).output
+        if y.dtype is DType.FLOAT32:
+            return (y,)
+        wide: Value = F.cast(y, to="float32")
+        y.name, wide.name = "", y.name
+        return (wide,)
+
+    return rewrite(graph, rule)
+
+
+def _is_bare_depthwise(node: Node) -> bool:
+    op: Any = node.op
+    group = getattr(op, "group", 1)
+    w = node.operands[2 if op.name.endswith("GradWeight") else 1]
+    if group == 1 or w.shape is None or w.shape[:2] != (group, 1):
+        return False
+    return op.name.endswith(("GradInput", "GradWeight")) or (
+        len(node.operands) == 2 and not getattr(op, "activation", "")
+    )

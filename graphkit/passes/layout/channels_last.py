@@ -1,0 +1,446 @@
+"""Layout assignment: convolutional parts of a graph, and their gradients, work on [N, *spatial, C].
+
+Vectors of channels are contiguous there, so that convolutions, pools and what is pointwise between them need no other
+layout, and two convolutions never have a conversion between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.ir import context
+from graphkit.ir.collector import uncollected
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import DOMAIN, F, Op
+from graphkit.ops.internal.channels_last import (
+    ChannelsLastAveragePool,
+    ChannelsLastConv,
+    ChannelsLastConvTranspose,
+    ChannelsLastMaxPool,
+    to_first,
+    to_last,
+)
+from graphkit.ops.internal.channels_last_gradient import (
+    ChannelsLastAveragePoolGrad,
+    ChannelsLastConvGradInput,
+    ChannelsLastConvGradWeight,
+    ChannelsLastMaxPoolGrad,
+    ChannelsLastMaxPoolTaps,
+)
+from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
+from graphkit.passes.core.match import first, ints, is_op, permutation, producer
+from graphkit.passes.core.sweep import map_bodies, use_counts
+from graphkit.passes.simplify.fold import array_of
+
+_CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight")
+# Elements of a window that one byte counts, as the kernels do.
+_MOST_TAPS = 256
+
+_REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
+
+
+def channels_last(graph: Graph) -> Graph:
+    """Put the channels last from each convolution on, as far as operators permit; transpose at the borders.
+
+    Float32 convolutions of known rank and their gradients begin such a part; pools, batch normalisation, pointwise
+    operators, concatenations, reductions, resizing and the like carry it on, as do their gradients. Linear.
+    """
+    if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
+        return _Sweep(graph).result()
+    return graph
+
+
+class _Sweep:
+    """Builds the new graph. A value of the old one is known in it in the standard order, with channels last, or both.
+
+    `home` holds the values whose nodes work on channels that are last.
+    """
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._uses = use_counts(graph)
+        self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
+        self._last: dict[Value, Value] = {}
+        self._home: set[Value] = set()
+        # Of what gradients read: MaxPool (its operator, the numbers of the taps) by its indices, and the normalisations
+        # of a value.
+        self._gradients_read = _read_by_pool_gradients(graph)
+        self._pools: dict[Value, tuple[Any, Value]] = {}
+        self._norms: dict[Value, list[_Norm]] = {}
+
+    @uncollected
+    def result(self) -> Graph:
+        graph = self._graph
+        with context.detached():
+            for node in graph.nodes:
+                if not self._converted(node):
+                    self._keep(node)
+            outputs = [self._in_order(v) for v in graph.outputs]
+            updates = [(state, self._in_order(new)) for state, new in graph.updates]
+        return Graph(
+            graph.inputs, outputs, updates, graph.name, output_names=graph.output_names, meta=graph.meta
+        )  # fmt: skip
+
+    def _keep(self, node: Node) -> None:
+        operands = [None if v is None else self._in_order(v) for v in node.inputs]
+        kept = map_bodies(node, operands, channels_last)
+        self._standard.update(zip(node.outputs, kept.outputs, strict=True))
+
+    def _in_order(self, value: Value) -> Value:
+        """The value as the old graph has it."""
+        if value not in self._standard:
+            moved = self._last[value]
+            self._standard[value] = _transposed(moved, to_first(_rank(moved)), value.name)
+        return self._standard[value]
+
+    def _moved(self, value: Value) -> Value:
+        """The value with its channels last."""
+        if value not in self._last:
+            spread = producer(value, "Expand")
+            if spread is not None and _names_all_sizes(spread):
+                # Before it is spread there is less to transpose.
+                sizes = F.gather(self._in_order(spread.operands[1]), ints(*to_last(_rank(value))))
+                self._last[value] = F.expand(self._moved(first(spread)), sizes)
+            else:
+                self._last[value] = _transposed(self._standard[value], to_last(_rank(value)))
+        return self._last[value]
+
+    def _converted(self, node: Node) -> bool:
+        """Whether the node now works on channels that are last."""
+        if not isinstance(node.op, Op) or node.op.subgraphs() or any(_unranked(v) for v in node.operands):
+            return False
+        results: Sequence[Value] | None = None
+        if node.op.name in _CONVOLUTIONS and node.op.domain in ("", DOMAIN):
+            results = self._convolution(node)
+        elif any(v in self._home for v in node.inputs):
+            rule = {"": _RULES, DOMAIN: _GRADIENTS}.get(node.op.domain, {}).get(node.op.name)
+            if node.op.name == "Transpose" and not node.op.domain:
+                return self._transpose(node)
+            if node.op.name == "After" and node.op.domain == DOMAIN:
+                return self._after(node)
+            if node.op.pointwise and len(node.outputs) == 1:
+                results = self._pointwise(node)
+            elif rule is not None and (node.op.domain or node.inputs[0] in self._home):
+                results = rule(self, node, node.op)
+        if results is None:
+            return False
+        for old, new in zip(node.outputs, results, strict=False):
+            self._last[old] = new
+            self._home.add(old)
+        return True
+
+    def _node(self, node: Node, op: Op, operands: Sequence[Value | None]) -> Sequence[Value]:
+        names = [v.name for v in node.outputs]
+        return Node(op, operands, node.name, node.meta, output_names=names).outputs
+
+    def _convolution(self, node: Node) -> Sequence[Value] | None:
+        x, w = node.operands[:2]
+        if x.dtype is not DType.FLOAT32 or x.rank is None or w.rank != x.rank or not 3 <= x.rank <= 5:
+            return None
+        op: Any = node.op
+        if op.name == "ConvGradInput":
+            return self._conv_grad_input(node, op)
+        if op.name == "ConvGradWeight":
+            return self._conv_grad_weight(node, op)
+        if op.name == "ConvTranspose":
+            fields = {"output_padding": op.output_padding, "output_shape": op.output_shape}
+            made: Op = ChannelsLastConvTranspose(**op.related(), **fields)
+        else:
+            made = ChannelsLastConv(**op.related(), **(op.epilogue() if op.name == "FusedConv" else {}))
+        places = [self._moved, self._in_order, self._in_order, self._moved]
+        operands = [None if v is None else place(v) for v, place in zip(node.inputs, places, strict=False)]
+        return self._node(node, made, operands)
+
+    def _pointwise(self, node: Node) -> Sequence[Value] | None:
+        rank = max(_rank(v) for v in node.inputs if v in self._home)
+        operands: list[Value | None] = []
+        for value in node.inputs:
+            if value is None or value.rank == 0:
+                operands.append(None if value is None else self._in_order(value))
+            elif value.rank == rank:
+                operands.append(self._moved(value))
+            elif value.rank is not None and value.rank < rank:
+                aligned = F.unsqueeze(self._in_order(value), ints(*range(rank - value.rank)))
+                operands.append(_transposed(aligned, to_last(rank)))
+            else:
+                return None
+        return self._node(node, node.op, operands)  # type: ignore[arg-type]
+
+    def _transpose(self, node: Node) -> bool:
+        """One permutation from where the channels are last; none when that is what was asked for."""
+        (x,) = node.operands
+        order = permutation(node)
+        if order is None:
+            return False
+        placed = to_last(_rank(x))
+        joint = tuple(placed.index(axis) for axis in order)
+        self._standard[node.output] = _transposed(self._last[x], joint, node.output.name)
+        return True
+
+    def _after(self, node: Node) -> bool:
+        """Nothing is read of the token: it stays as it is."""
+        x, token = node.operands
+        seen = self._last[token] if token in self._home else self._in_order(token)
+        if x in self._home:
+            self._last[node.output] = self._node(node, node.op, [self._last[x], seen])[0]  # type: ignore[arg-type]
+            self._home.add(node.output)
+        else:
+            self._standard[node.output] = self._node(node, node.op, [self._in_order(x), seen])[0]  # type: ignore[arg-type]
+        return True
+
+    # --- operators that see axes ------------------------------------------------------------------
+
+    def _pool(self, node: Node, op: Any) -> Sequence[Value] | None:
+        if any(self._uses[v] for v in node.outputs[1:]):
+            return self._pool_with_taps(node, op)
+        made = ChannelsLastMaxPool if op.name == "MaxPool" else ChannelsLastAveragePool
+        fields = {k: v for k, v in op.related().items() if k in made.fields}
+        return self._node(node, made(**fields), [self._moved(node.operands[0])])
+
+    def _global_pool(self, node: Node, op: Any) -> Sequence[Value]:
+        x = self._moved(node.operands[0])
+        reduce = F.reduce_mean if op.name == "GlobalAveragePool" else F.reduce_max
+        return [reduce(x, ints(*range(1, _rank(x) - 1)), keepdims=True, name=node.name)]
+
+    def _along_axis(self, node: Node, op: Any) -> Sequence[Value] | None:
+        """Operators with an attribute `axis`, all of whose data operands have one rank."""
+        rank = _rank(node.operands[0])
+        if op.name == "Split":
+            operands = [self._moved(node.operands[0]), *(self._in_order(v) for v in node.operands[1:])]
+        elif any(v.rank != rank for v in node.operands):
+            return None
+        else:
+            operands = [self._moved(v) for v in node.operands]
+        return self._node(node, op.replace(axis=_place(op.axis, rank)), operands)
+
+    def _reduction(self, node: Node, op: Any) -> Sequence[Value] | None:
+        x = node.operands[0]
+        axes = () if len(node.operands) < 2 else node.operands[1].tensor.constants
+        rank = _rank(x)
+        if axes == () and not op.noop_with_empty_axes:
+            axes = tuple(range(rank))
+        if not axes:
+            return None
+        wanted = {int(a) % rank for a in axes}
+        operands = [self._moved(x), F.constant(value=ints(*sorted(_place(a, rank) for a in wanted)))]
+        if not op.keepdims:
+            # Without the channels, or without all spatial axes, the others are in their standard order.
+            if 1 not in wanted and not wanted >= set(range(2, rank)):
+                return None
+            results = self._node(node, op, operands)
+            self._standard[node.output] = results[0]
+            return ()
+        return self._node(node, op, operands)
+
+    def _batch_norm(self, node: Node, op: Any) -> Sequence[Value] | None:
+        if op.training_mode:
+            return self._trained_batch_norm(node, op)
+        if any(self._uses[v] for v in node.outputs[1:]):
+            return None
+        scale, bias, mean, variance = (self._in_order(v) for v in node.operands[1:])
+        factor = F.div(scale, F.sqrt(F.add(variance, float(op.epsilon))))
+        return [F.add(F.mul(self._moved(node.operands[0]), factor), F.sub(bias, F.mul(mean, factor)), name=node.name)]
+
+    def _shape(self, node: Node, op: Any) -> Sequence[Value]:
+        x = self._moved(node.operands[0])
+        wanted = to_first(_rank(x))[op.start : op.end]
+        self._standard[node.output] = F.gather(F.shape(x), ints(*wanted), name=node.name)
+        return ()
+
+    def _resize(self, node: Node, op: Any) -> Sequence[Value] | None:
+        x, *settings = node.inputs
+        assert x is not None
+        rank = _rank(x)
+        if op.axes is not None or (settings and settings[0] is not None and settings[0].tensor.shape != (0,)):
+            return None
+        operands: list[Value | None] = [self._moved(x), None]
+        for value in settings[1:]:
+            array = None if value is None else array_of(self._in_order(value))
+            if value is not None and (array is None or array.size not in (0, rank)):
+                return None
+            given = array is not None and array.size == rank
+            operands.append(F.constant(value=array[list(to_last(rank))]) if given and array is not None else None)
+        return self._node(node, op, operands)
+
+    def _with_axes(self, node: Node, op: Any) -> Sequence[Value] | None:
+        """Slice and Pad: only the operand that lists axes changes."""
+        position = 3
+        x, *others = node.inputs
+        assert x is not None
+        assert others[0] is not None
+        rank = _rank(x)
+        listed = node.inputs[position] if len(node.inputs) > position else None
+        if listed is not None:
+            axes = listed.tensor.constants
+        else:
+            length = others[0].tensor.known_shape[0] if others[0].rank == 1 else None
+            count = length if op.name == "Slice" or not isinstance(length, int) else length // 2
+            axes = tuple(range(count)) if isinstance(count, int) else None
+        if axes is None:
+            return None
+        kind = np.int32 if listed is not None and listed.dtype is DType.INT32 else others[0].dtype.numpy
+        placed = np.array([_place(int(a), rank) for a in axes], kind if op.name == "Slice" else np.int64)
+        operands = [self._moved(x), *(None if v is None else self._in_order(v) for v in others)]
+        operands += [None] * (position + 1 - len(operands))
+        operands[position] = F.constant(value=placed)
+        return self._node(node, op, operands)
+
+    # --- training ---------------------------------------------------------------------------------
+
+    def _conv_grad_input(self, node: Node, op: Any) -> Sequence[Value]:
+        dy, w, x = node.operands
+        made = ChannelsLastConvGradInput(**op.related())
+        return self._node(node, made, [self._moved(dy), self._in_order(w), self._moved(x)])
+
+    def _conv_grad_weight(self, node: Node, op: Any) -> Sequence[Value]:
+        x, dy, w = node.operands
+        made = ChannelsLastConvGradWeight(**op.related())
+        (dw,) = self._node(node, made, [self._moved(x), self._moved(dy), self._in_order(w)])
+        self._standard[node.output] = dw
+        return ()
+
+    def _trained_batch_norm(self, node: Node, op: Any) -> Sequence[Value] | None:
+        x, *vectors = node.operands
+        if any(v.dtype is not DType.FLOAT32 for v in node.operands):
+            return None
+        made = ChannelsLastBatchNorm(epsilon=op.epsilon, momentum=op.momentum)
+        operands = [self._moved(x), *(self._in_order(v) for v in vectors)]
+        names = [v.name for v in node.outputs]
+        y, running_mean, running_var, *statistics = Node(
+            made, operands, node.name, node.meta, output_names=[*names, "", ""]
+        ).outputs
+        self._standard.update(zip(node.outputs[1:], (running_mean, running_var), strict=True))
+        self._norms.setdefault(x, []).append(_Norm(op.epsilon, vectors[0], (*operands[:3], *statistics)))
+        return [y]
+
+    def _batch_norm_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+        dy, x, scale = node.operands
+        known = [n.operands for n in self._norms.get(x, ()) if n.epsilon == op.epsilon and n.scale is scale]
+        if not known and (x not in self._home or x.dtype is not DType.FLOAT32):
+            return None
+        operands = known[0] if known else self._with_statistics(self._last[x], self._in_order(scale), op.epsilon)
+        names = [*(v.name for v in node.outputs), ""]
+        made = Node(ChannelsLastBatchNormGrad(), [self._moved(dy), *operands], node.name, node.meta, output_names=names)
+        self._standard.update(zip(node.outputs[1:], made.outputs[1:3], strict=True))
+        return [made.outputs[0]]
+
+    def _with_statistics(self, x: Value, scale: Value, epsilon: float) -> tuple[Value, ...]:
+        """The operands of a gradient behind dy, where no normalisation of x has its statistics."""
+        axes = ints(*range(_rank(x) - 1))
+        mean = F.reduce_mean(x, axes, keepdims=False)
+        centred = F.sub(x, mean)
+        spread = F.reduce_mean(F.mul(centred, centred), axes, keepdims=False)
+        # Of b nothing is read where there is no activation: a vector of the right size stands for it.
+        return x, scale, scale, mean, F.reciprocal(F.sqrt(F.add(spread, epsilon)))
+
+    def _pool_with_taps(self, node: Node, op: Any) -> Sequence[Value] | None:
+        """MaxPool whose indices only its gradients read."""
+        indices = node.outputs[1] if len(node.outputs) > 1 else None
+        if op.name != "MaxPool" or indices is None or indices not in self._gradients_read or op.storage_order:
+            return None
+        if math.prod(op.kernel_shape) > _MOST_TAPS:
+            return None
+        fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolTaps.fields}
+        operands = [self._moved(node.operands[0])]
+        made = Node(ChannelsLastMaxPoolTaps(**fields), operands, node.name, node.meta,
+                    output_names=[node.outputs[0].name, ""])  # fmt: skip
+        self._pools[indices] = (ChannelsLastMaxPoolGrad(**fields), made.outputs[1])
+        return [made.outputs[0]]
+
+    def _max_pool_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+        dy, indices, x = node.operands
+        if indices not in self._pools:
+            return None
+        made, taps = self._pools[indices]
+        return self._node(node, made, [self._moved(dy), taps, self._moved(x)])
+
+    def _reduce_to_shape(self, node: Node, op: Any) -> Sequence[Value] | None:
+        x, like = node.operands
+        if x not in self._home or like.rank != _rank(x):
+            return None
+        return self._node(node, op, [self._moved(x), self._moved(like)])
+
+    def _average_pool_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+        dy, x = node.operands
+        if x not in self._home:
+            return None
+        return self._node(node, ChannelsLastAveragePoolGrad(**op.related()), [self._moved(dy), self._moved(x)])
+
+
+class _Norm(NamedTuple):
+    """A batch normalisation in training: its scale in the old graph; x, scale, b, mean and deviation in the new."""
+
+    epsilon: float
+    scale: Value
+    operands: tuple[Value, ...]
+
+
+_Rule = Callable[[_Sweep, Node, Any], Sequence[Value] | None]
+
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("MaxPool", "AveragePool"), _Sweep._pool),
+    **dict.fromkeys(("GlobalMaxPool", "GlobalAveragePool"), _Sweep._global_pool),
+    **dict.fromkeys(("Concat", "Split", "Softmax", "LogSoftmax"), _Sweep._along_axis),
+    **dict.fromkeys(_REDUCTIONS, _Sweep._reduction),
+    **dict.fromkeys(("Slice", "Pad"), _Sweep._with_axes),
+    "BatchNormalization": _Sweep._batch_norm,
+    "Resize": _Sweep._resize,
+    "Shape": _Sweep._shape,
+}
+
+# Of graphkit's own operators; whichever operand has its channels last.
+_GRADIENTS: dict[str, _Rule] = {
+    "BatchNormGrad": _Sweep._batch_norm_grad,
+    "MaxPoolGrad": _Sweep._max_pool_grad,
+    "AveragePoolGrad": _Sweep._average_pool_grad,
+    "ReduceToShapeOf": _Sweep._reduce_to_shape,
+}
+
+
+def _names_all_sizes(expand: Node) -> bool:
+    """Whether operand, target shape and result of an Expand have one rank."""
+    x, target = expand.operands
+    return x.rank is not None and x.rank == expand.output.rank and target.tensor.shape == (x.rank,)
+
+
+def _read_by_pool_gradients(graph: Graph) -> set[Value]:
+    """The values that nothing reads but gradients of the MaxPool that made them, as its indices."""
+    found: set[Value] = set()
+    elsewhere = {*graph.outputs, *(new for _, new in graph.updates)}
+    for node in graph.nodes:
+        pool = producer(node.operands[1], "MaxPool") if is_op(node, "MaxPoolGrad", domain=DOMAIN) else None
+        if pool is not None and first(pool) is node.operands[2]:
+            found.add(node.operands[1])
+            elsewhere.update((node.operands[0], node.operands[2]))
+        else:
+            elsewhere.update(node.operands)
+    return found - elsewhere
+
+
+def _unranked(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.shape is None
+
+
+def _rank(value: Value) -> int:
+    rank = value.rank
+    assert rank is not None
+    return rank
+
+
+def _place(axis: int, rank: int) -> int:
+    """Where an axis is when the channels are last."""
+    return to_last(rank).index(axis % rank)
+
+
+def _transposed(value: Value, order: Sequence[int], name: str = "") -> Value:
+    if tuple(order) == tuple(range(len(order))):
+        return value
+    transposed: Value = F.transpose(value, perm=order)
+    if name:
+        transposed.name = name
+    return transposed

@@ -1,0 +1,63 @@
+"""Transposed convolutions without strides are convolutions: with the kernel reversed and the padding complemented."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import F
+from graphkit.ops.nn.conv import Conv
+from graphkit.passes.core.match import ints
+from graphkit.passes.core.sweep import map_bodies, rewrite
+
+_ALL_THE_WAY = np.iinfo(np.int64).min
+
+
+def unstride_transposed(graph: Graph) -> Graph:
+    """Make a Conv of each ConvTranspose whose strides are 1 and whose padding the kernel covers. Linear.
+
+    The reversed weights depend on the weights alone: an executor computes them once.
+    """
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        rebuilt = map_bodies(node, operands, unstride_transposed)
+        if rebuilt.op.domain or rebuilt.op.name != "ConvTranspose":
+            return rebuilt.outputs
+        return _as_convolution(rebuilt) or rebuilt.outputs
+
+    return rewrite(graph, rule)
+
+
+def _as_convolution(node: Node) -> Sequence[Value] | None:
+    op: Any = node.op
+    x, w, *bias = node.inputs
+    assert x is not None
+    assert w is not None
+    if x.rank is None or w.shape is None or not all(isinstance(d, int) for d in w.shape):
+        return None
+    if op.output_shape is not None or op.checked_auto_pad() != "NOTSET" or set(op.strides or (1,)) != {1}:
+        return None
+    geometry = op.geometry(x.tensor.known_shape, w.shape)
+    reach = [d * (k - 1) for d, k in zip(geometry.dilations, w.shape[2:], strict=True)]
+    pads = [r - p for side in (geometry.begin, geometry.end) for r, p in zip(reach, side, strict=True)]
+    if any(p < 0 for p in pads):
+        return None
+    made = Conv(group=op.group, dilations=geometry.dilations, pads=pads)
+    operands = [x, _reversed(w, op.group), *bias]
+    names = [v.name for v in node.outputs]
+    return Node(made, operands, node.name, node.meta, output_names=names).outputs
+
+
+def _reversed(w: Value, group: int) -> Value:
+    """[C, M / group, *kernel] -> [M, C / group, *kernel], every kernel axis from its end to its beginning."""
+    channels, per_group, *kernel = w.tensor.static_shape
+    axes = np.arange(2, 2 + len(kernel))
+    step = np.full(len(kernel), -1)
+    flipped = F.slice(w, step, np.full(len(kernel), _ALL_THE_WAY), axes, step)
+    split = F.reshape(flipped, ints(group, channels // group, per_group, *kernel))
+    swapped = F.transpose(split, perm=(0, 2, 1, *range(3, 3 + len(kernel))))
+    made: Value = F.reshape(swapped, ints(group * per_group, channels // group, *kernel))
+    return made

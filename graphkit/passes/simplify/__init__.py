@@ -1,0 +1,1 @@
+"""Passes that leave fewer or simpler nodes."""

@@ -1,0 +1,33 @@
+"""Common subexpressions: two nodes with equal operators and the same operands become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.ir.graph import Graph, Node, Operator, Value
+from graphkit.passes.core.sweep import map_subgraphs, rewrite
+from graphkit.passes.training.randomness import is_undetermined
+
+
+def is_random(op: Operator) -> bool:
+    """Whether the operator, or a node of one of its subgraphs, draws random numbers."""
+    if getattr(op, "random", False):
+        return True
+    return any(is_random(node.op) for graph in op.subgraphs().values() for node in graph.nodes)
+
+
+def cse(graph: Graph) -> Graph:
+    """Merge equal nodes. Constants are equal by their bytes (large ones by identity). Linear.
+
+    Random nodes are equal when they draw from one state with one stream; those without a state stay apart.
+    """
+    seen: dict[tuple[Any, ...], Node] = {}
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+        rebuilt = map_subgraphs(node, operands, cse)
+        if is_undetermined(rebuilt):
+            return rebuilt.outputs
+        return seen.setdefault((rebuilt.op, rebuilt.inputs), rebuilt).outputs
+
+    return rewrite(graph, rule)

@@ -1,0 +1,106 @@
+"""Constant folding: what depends on constants only, or has a known integer value, becomes a Constant.
+
+An If whose condition is constant becomes its branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.errors import GraphkitError
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.subgraph import inline
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import TensorType
+from graphkit.ops.evaluate import run_node
+from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.sweep import Pass, map_subgraphs, rewrite
+from graphkit.passes.simplify.cse import is_random
+
+# A folded result may be larger than its operands only up to this many bytes: files should not grow by folding.
+SIZE_LIMIT = 1 << 20
+
+
+def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
+    """Evaluate nodes of constant operands by reference, and write known integer values as Constants.
+
+    Random operators, loops, and results that are larger than `size_limit` bytes and than their operands stay. A
+    node whose evaluation fails stays as well: it fails when it runs, if it ever does. Linear.
+    """
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+        node = map_branches(node, operands, lambda inner: fold(inner, size_limit))
+        branch = _chosen_branch(node)
+        if branch is not None:
+            return inline(branch, [v for v in node.inputs[1:] if v is not None])
+        if isinstance(node.op, Constant) or is_random(node.op):
+            return node.outputs
+        known = [_known_array(v) for v in node.outputs]
+        if any(a is None for a in known) and _foldable(node, size_limit):
+            try:
+                known = list(run_node(node, [None if v is None else array_of(v) for v in node.inputs]))
+            except GraphkitError:
+                return node.outputs
+            if sum(a.nbytes for a in known if a is not None) > _bound(node, size_limit):
+                return node.outputs
+        return [
+            v if a is None else Node(Constant(value=Tensor(a)), (), node.name, node.meta, output_names=[v.name]).output
+            for v, a in zip(node.outputs, known, strict=True)
+        ]
+
+    return rewrite(graph, rule)
+
+
+def map_branches(node: Node, operands: Sequence[Value | None], transform: Pass) -> Node:
+    """`map_subgraphs`, but for subgraphs only whose declared input types hold whenever they run.
+
+    These are the branches of an If. What a loop carries may change its shape from one iteration to the next, so
+    that a rewrite which relies on types has no business in a body.
+    """
+    if _is_if(node):
+        return map_subgraphs(node, operands, transform)
+    return node.rebuilt(operands)
+
+
+def _is_if(node: Node) -> bool:
+    return node.op.name == "If" and not node.op.domain
+
+
+def _chosen_branch(node: Node) -> Graph | None:
+    """The branch of an If whose condition is known."""
+    if not _is_if(node) or node.inputs[0] is None:
+        return None
+    condition = node.inputs[0].tensor.constants
+    if condition is None:
+        return None
+    return node.op.subgraphs()["then_branch" if condition[0] else "else_branch"]
+
+
+def array_of(value: Value) -> np.ndarray | None:
+    """The array of a Constant node's output; None for any other value."""
+    if value.node is None or not isinstance(value.node.op, Constant):
+        return None
+    array: np.ndarray = value.node.op.value.array
+    return array
+
+
+def _known_array(value: Value) -> np.ndarray | None:
+    """The elements that inference knows, when all of them are integers."""
+    kind = value.type
+    if not isinstance(kind, TensorType) or not kind.is_static or kind.constants is None:
+        return None
+    return np.array(kind.constants, dtype=kind.dtype.numpy).reshape(kind.static_shape)
+
+
+def _bound(node: Node, size_limit: int) -> int:
+    return max(size_limit, sum(a.nbytes for v in node.inputs if v is not None and (a := array_of(v)) is not None))
+
+
+def _foldable(node: Node, size_limit: int) -> bool:
+    if node.op.subgraphs() or any(v is not None and array_of(v) is None for v in node.inputs):
+        return False
+    if not all(isinstance(v.type, TensorType) for v in node.outputs):
+        return False
+    return sum(v.tensor.nbytes for v in node.outputs if v.tensor.is_static) <= _bound(node, size_limit)

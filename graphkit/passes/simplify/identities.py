@@ -1,0 +1,202 @@
+"""Removal of nodes that provably give one of their operands back, and of chains of reshapes and transposes.
+
+One small rule per operator; a rule gets the node on its new operands and returns the values that replace its
+outputs, or None. Equal symbolic dimensions count as proof, dimensions that may be equal do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import DOMAIN
+from graphkit.passes.core.sweep import rewrite
+from graphkit.passes.simplify.fold import array_of, map_branches
+
+Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
+
+# Operators that keep the elements in order: a reshape of one is a reshape of its operand.
+_RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+
+# Types that hold every value of another one.
+_WIDER = {
+    DType.BFLOAT16: (DType.FLOAT32, DType.FLOAT64),
+    DType.FLOAT16: (DType.FLOAT32, DType.FLOAT64),
+    DType.FLOAT32: (DType.FLOAT64,),
+    DType.BOOL: (DType.UINT8, DType.INT8, DType.INT32, DType.INT64),
+    DType.INT32: (DType.INT64, DType.FLOAT64),
+}
+
+# How many of them a reshape looks through; shorter chains have been merged already when it gets its turn.
+_CHAIN = 8
+
+_rules: dict[tuple[str, str], Simplification] = {}
+
+
+def simplify(graph: Graph) -> Graph:
+    """Apply every rule in one sweep, in the branches of an If as well. Linear."""
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+        rebuilt = map_branches(node, operands, simplify)
+        found = _rules.get((rebuilt.op.domain, rebuilt.op.name))
+        return (found(rebuilt) if found else None) or rebuilt.outputs
+
+    return rewrite(graph, rule)
+
+
+def _rule(*names: str, domain: str = "") -> Callable[[Simplification], Simplification]:
+    def install(function: Simplification) -> Simplification:
+        _rules.update({(domain, name): function for name in names})
+        return function
+
+    return install
+
+
+def _first(node: Node) -> Value:
+    value = node.inputs[0]
+    assert value is not None
+    return value
+
+
+@_rule("Identity")
+def _identity(node: Node) -> Sequence[Value] | None:
+    return (_first(node),)
+
+
+@_rule("StopGradient", "StraightThrough", domain=DOMAIN)
+def _differentiated(node: Node) -> Sequence[Value] | None:
+    """Marks that only differentiation reads, and graphs are differentiated before they are simplified."""
+    value = node.inputs[-1]
+    assert value is not None
+    return (value,)
+
+
+@_rule("CastLike", "Expand", "Squeeze", "Unsqueeze", "Flatten", "Tile")
+def _same_type(node: Node) -> Sequence[Value] | None:
+    """Operators that change nothing when element type and shape stay."""
+    x = _first(node)
+    return (x,) if _equal_shapes(x, node.output) else None
+
+
+@_rule("ReduceToShapeOf", domain=DOMAIN)
+def _reduce_to_shape(node: Node) -> Sequence[Value] | None:
+    """The sum that known shapes say it is; nothing when they are equal."""
+    same = _same_type(node)
+    if same is not None or not all(v.tensor.is_static for v in node.operands):
+        return same
+    operator: Any = node.op
+    return (operator.expand(*node.operands),)
+
+
+@_rule("Cast")
+def _cast(node: Node) -> Sequence[Value] | None:
+    """A cast back from a wider type that holds every value."""
+    same = _same_type(node)
+    if same is not None:
+        return same
+    x = _first(node)
+    if x.node is None or x.node.op.name != "Cast" or x.node.op.domain:
+        return None
+    source = _first(x.node)
+    return (source,) if _equal_shapes(source, node.output) and x.dtype in _WIDER.get(source.dtype, ()) else None
+
+
+@_rule("Reshape")
+def _reshape(node: Node) -> Sequence[Value] | None:
+    source = _first(node)
+    for _ in range(_CHAIN):
+        if _equal_shapes(source, node.output):
+            return (source,)
+        if source.node is None or source.node.op.domain or source.node.op.name not in _RESHAPES:
+            break
+        source = _first(source.node)
+    # A zero copies the dimension of the operand, so that it says something else about another operand.
+    target = node.inputs[1].tensor.constants if node.inputs[1] is not None else None
+    if source is node.inputs[0] or target is None or 0 in target:
+        return None
+    return node.rebuilt([source, *node.inputs[1:]]).outputs
+
+
+@_rule("Transpose")
+def _transpose(node: Node) -> Sequence[Value] | None:
+    x = _first(node)
+    outer = _permutation(node)
+    if outer is None:
+        return None
+    if x.node is not None and x.node.op.name == "Transpose" and x.node.op.domain == "":
+        inner = _permutation(x.node)
+        if inner is not None:
+            x, outer = _first(x.node), tuple(inner[axis] for axis in outer)
+    if outer == tuple(range(len(outer))):
+        return (x,)
+    if x is node.inputs[0]:
+        return None
+    operator: Any = node.op
+    return node.rebuilt([x], operator.replace(perm=outer)).outputs
+
+
+def _permutation(node: Node) -> tuple[int, ...] | None:
+    operator: Any = node.op
+    rank = _first(node).rank
+    if rank is None:
+        return None
+    return tuple(range(rank))[::-1] if operator.perm is None else tuple(operator.perm)
+
+
+@_rule("Dropout")
+def _dropout(node: Node) -> Sequence[Value] | None:
+    """Without training, y is x; the mask stays for whoever reads it."""
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    training = None if mode is None else array_of(mode)
+    if mode is not None and (training is None or bool(training)):
+        return None
+    return (_first(node), *node.outputs[1:])
+
+
+@_rule("Concat", "Sum", "Max", "Min", "Mean")
+def _single_operand(node: Node) -> Sequence[Value] | None:
+    return (_first(node),) if len(node.inputs) == 1 else None
+
+
+@_rule("Pad")
+def _pad(node: Node) -> Sequence[Value] | None:
+    pads = array_of(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    return (_first(node),) if pads is not None and not pads.any() else None
+
+
+@_rule("Slice")
+def _slice(node: Node) -> Sequence[Value] | None:
+    """A slice that keeps every size and steps forward by one keeps everything."""
+    x = _first(node)
+    steps = node.inputs[4] if len(node.inputs) > 4 else None
+    strides = (1,) if steps is None else steps.tensor.constants
+    forward = strides is not None and all(s == 1 for s in strides)
+    return (x,) if forward and _equal_shapes(x, node.output) else None
+
+
+@_rule("Where")
+def _where(node: Node) -> Sequence[Value] | None:
+    """A constant condition that is the same everywhere chooses one operand."""
+    condition, *choices = node.operands
+    array = array_of(condition)
+    if array is None or array.size == 0 or array.min() != array.max():
+        return None
+    chosen = choices[0 if array.flat[0] else 1]
+    return (chosen,) if _equal_shapes(chosen, node.output) else None
+
+
+@_rule("And", "Or")
+def _logical(node: Node) -> Sequence[Value] | None:
+    """A constant that is true everywhere under And, false everywhere under Or."""
+    for x, other in (node.operands, node.operands[::-1]):
+        array = array_of(other)
+        if array is not None and array.size == 1 and bool(array.all()) is (node.op.name == "And"):
+            return (x,) if _equal_shapes(x, node.output) else None
+    return None
+
+
+def _equal_shapes(x: Value, y: Value) -> bool:
+    """Whether both are tensors of one element type and provably one shape."""
+    return isinstance(x.type, TensorType) and x.type.shape is not None and x.type == y.type

@@ -1,0 +1,66 @@
+"""Reshapes: chains become one with a constant target, transposes that move no element become reshapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkit.ir.dims import DimExpr
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.tensor import Tensor
+from graphkit.ops.tensor.constants import Constant
+from graphkit.ops.tensor.shape import Reshape
+from graphkit.passes.core.match import first, ints, is_op, permutation, producer, same_type
+from graphkit.passes.core.sweep import Readers, fuse
+
+_RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+def eliminate_reshape(graph: Graph) -> Graph:
+    """One Reshape, or none, for each chain of Reshape, Flatten, Squeeze, Unsqueeze, and Transpose of axes of size 1.
+
+    A target computed from shapes becomes a constant where at most one dimension of the result is not known. Linear.
+    """
+
+    def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+        if not is_op(node, *_RESHAPES) and not _keeps_order(node):
+            return None
+        source = first(node)
+        # What a chain has before it is one reshape already.
+        before = producer(source, *_RESHAPES)
+        if before is not None:
+            source = first(before)
+        if same_type(source, node.output):
+            return (source,)
+        target = _target(node.output)
+        if target is None:
+            return None
+        if before is None and is_op(node, *_RESHAPES):
+            given = node.inputs[1].tensor.constants if is_op(node, "Reshape") and node.inputs[1] is not None else ()
+            if given is not None:
+                return None
+        shape = Node(Constant(value=Tensor(ints(*target))), ()).output
+        made = Node(Reshape(), (source, shape), node.name, node.meta, output_names=[node.output.name])
+        # Inference may know less of a dimension that the operand's size decides.
+        return made.outputs if same_type(made.output, node.output) else None
+
+    return fuse(graph, rule, needs=("Transpose", *_RESHAPES))
+
+
+def _keeps_order(node: Node) -> bool:
+    """Whether a Transpose leaves the axes of more than one element in their order."""
+    perm = permutation(node) if is_op(node, "Transpose") else None
+    if perm is None:
+        return False
+    shape = first(node).tensor.known_shape
+    moved = [axis for axis in perm if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
+def _target(value: Value) -> list[int] | None:
+    """The operand by which Reshape makes the value's shape of any operand of its size."""
+    shape = value.tensor.shape
+    if shape is None:
+        return None
+    target = [-1 if isinstance(d, DimExpr) else d for d in shape]
+    # 0 in a target copies a dimension; -1 needs the product of the others.
+    return target if target.count(-1) <= 1 and 0 not in target else None

@@ -1,0 +1,107 @@
+"""Transposes: merged, cancelled, and moved behind pointwise nodes, where they meet others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import F
+from graphkit.ops.tensor.layout import Transpose
+from graphkit.passes.core.match import first, ints, is_op, permutation, producer
+from graphkit.passes.core.sweep import Readers, fuse
+
+
+def eliminate_transpose(graph: Graph) -> Graph:
+    """Let pointwise nodes work on what their operands were before a transpose, and transpose the result.
+
+    All operands must be transposed alike, nothing else may read them as they are, and others must be scalars, or
+    vectors along the last axis. A transpose of a transpose becomes one, or none; one that exchanges the last two axes
+    of a tensor whose other axes were flattened for it takes the tensor as it was. Linear.
+    """
+    return fuse(graph, _rule, needs=("Transpose",))
+
+
+def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+    if is_op(node, "Transpose"):
+        return _merged(node)
+    if is_op(node, "Reshape"):
+        return _unflattened(node)
+    if getattr(node.op, "pointwise", False) and len(node.outputs) == 1:
+        return _moved(node, readers)
+    return None
+
+
+def _merged(node: Node) -> Sequence[Value] | None:
+    outer, inner = permutation(node), producer(node.inputs[0], "Transpose")
+    before = None if inner is None else permutation(inner)
+    if inner is None or before is None or outer is None:
+        return None
+    joint = tuple(before[axis] for axis in outer)
+    if joint == tuple(range(len(joint))):
+        return (first(inner),)
+    return _transposed(first(inner), joint, node)
+
+
+def _unflattened(node: Node) -> Sequence[Value] | None:
+    """Reshape(Transpose(Reshape(x))) where only the axes before the last two are flattened and unflattened."""
+    exchange = producer(node.inputs[0], "Transpose")
+    flattening = None if exchange is None else producer(exchange.inputs[0], "Reshape")
+    if exchange is None or flattening is None or permutation(exchange) != (0, 2, 1):
+        return None
+    x = first(flattening)
+    shape, flat, result = (v.tensor.shape for v in (x, flattening.output, node.output))
+    if shape is None or flat is None or result is None or len(shape) < 3 or shape[-2:] != flat[-2:]:
+        return None
+    if result != (*shape[:-2], shape[-1], shape[-2]):
+        return None
+    lead = len(shape) - 2
+    return _merged_into(x, (*range(lead), lead + 1, lead), node, exchange.name)
+
+
+def _merged_into(x: Value, perm: Sequence[int], like: Node, name: str) -> Sequence[Value]:
+    """x transposed, in one go with a Transpose that makes it."""
+    inner = producer(x, "Transpose")
+    before = None if inner is None else permutation(inner)
+    if inner is None or before is None:
+        return _transposed(x, perm, like, name)
+    return _transposed(first(inner), tuple(before[axis] for axis in perm), like, name)
+
+
+def _transposed(x: Value, perm: Sequence[int], like: Node, name: str = "") -> Sequence[Value]:
+    """x transposed, in place of the output of `like`."""
+    names = [v.name for v in like.outputs]
+    return Node(Transpose(perm=perm), (x,), name or like.name, like.meta, output_names=names).outputs
+
+
+def _moved(node: Node, readers: Readers) -> Sequence[Value] | None:
+    perm: tuple[int, ...] | None = None
+    transpose: Node | None = None
+    for value in node.operands:
+        found = producer(value, "Transpose")
+        if found is None:
+            continue
+        its = permutation(found)
+        if its is None or not readers.sole(value) or perm not in (None, its):
+            return None
+        perm, transpose = its, found
+    if perm is None or transpose is None or node.output.rank != len(perm):
+        return None
+    sources = [None if v is None else _before(v, perm, node) for v in node.inputs]
+    if any(v is not None and source is None for v, source in zip(node.inputs, sources, strict=True)):
+        return None
+    moved = Node(node.op, sources, node.name, node.meta)
+    return _transposed(moved.output, perm, node, transpose.name)
+
+
+def _before(value: Value, perm: tuple[int, ...], node: Node) -> Value | None:
+    """What broadcasts to the result before the transpose as `value` does behind it."""
+    found = producer(value, "Transpose")
+    if found is not None:
+        return first(found)
+    if value.shape in ((), (1,)):
+        return value
+    if value.rank != 1 or node.op.name == "Clip":
+        return None
+    behind = len(perm) - 1 - perm[-1]
+    column: Value = F.unsqueeze(value, ints(*range(1, 1 + behind))) if behind else value
+    return column

@@ -1,0 +1,1 @@
+"""Passes that prepare a graph for training, or for what follows it."""

@@ -1,0 +1,178 @@
+"""The graph transformation behind recomputation: backward nodes read copies of forward values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from graphkit.errors import UsageError
+from graphkit.ir import context
+from graphkit.ir.collector import uncollected
+from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ops import F
+from graphkit.ops.internal.guard import FiniteGuard
+from graphkit.passes.core.sweep import elements_read, read_positions
+from graphkit.passes.training.randomness import is_undetermined
+
+
+def mirrored(graph: Graph, segments: Sequence[frozenset[Node]], kept: frozenset[Value] = frozenset()) -> Graph:
+    """`graph` with the segments' values computed again for the backward part, those in `kept` excepted.
+
+    The forward part is what the graph's outputs depend on; the updates need the backward part beside it. `segments`
+    are disjoint parts of the forward nodes, in their order. A segment's nodes are repeated when the gradient has come
+    back to it: what they read of other segments is passed through After, with a gradient that depends on later
+    parts alone as the token. A segment that no gradient comes back to is kept. Linear.
+    """
+    return _Mirror(graph, segments, kept).result()
+
+
+@dataclass
+class _Part:
+    """A segment: where it ends in the graph's order, which of its values the backward part reads, and the gradient that
+    it waits for."""
+
+    nodes: frozenset[Node]
+    end: int
+    wanted: dict[Value, None] = field(default_factory=dict)
+    token: Value | None = None
+    # The copies of its values, when they are made.
+    copies: dict[Value, Value] | None = None
+
+
+class _Mirror:
+    def __init__(self, graph: Graph, segments: Sequence[frozenset[Node]], kept: frozenset[Value]):
+        self._graph = graph
+        self._forward = set(topological(graph.outputs))
+        self._kept = kept
+        self._place = {node: i for i, node in enumerate(graph.nodes)}
+        self._parts = [_Part(nodes, max(map(self._place.__getitem__, nodes))) for nodes in segments]
+        self._part_of = {node: i for i, part in enumerate(self._parts) for node in part.nodes}
+        self._backward = [node for node in graph.nodes if node not in self._forward]
+        self._table: dict[Value, Value] = {}
+        self._find_tokens()
+
+    def _segment(self, value: Value) -> int | None:
+        """The segment that a value of the forward part is copied with; None when it is kept."""
+        return None if value.node is None or value in self._kept else self._part_of.get(value.node)
+
+    def _find_tokens(self) -> None:
+        """Fill in `wanted` and `token` of the parts.
+
+        Of a node of the backward part, `earliest` is the first segment whose copies it depends on, and `latest` the
+        place of the last forward node that it depends on by the backward part. Gradients come back from the last
+        segment to the first: one with a later `earliest` than a segment cannot depend on that segment's copies, and
+        one with a `latest` behind the segment has come back to it.
+        """
+        earliest: dict[Node, float] = {}
+        latest: dict[Node, int] = {}
+        for node in self._backward:
+            # What a guard lets through is no gradient, although it waits for the loss.
+            guards = isinstance(node.op, FiniteGuard)
+            before = [v.node for v in node.operands[: 1 if guards else None] if v.node in earliest]
+            first = min((earliest[n] for n in before), default=math.inf)
+            last = max((latest[n] for n in before), default=-1)
+            for value in elements_read(node):
+                if value.node in self._forward and not guards:
+                    last = max(last, self._place[value.node])  # type: ignore[index]
+                if (segment := self._segment(value)) is not None:
+                    self._parts[segment].wanted[value] = None
+                    first = first if guards else min(first, segment)
+            earliest[node], latest[node] = first, last
+        best = [(-1, -1)] * len(self._parts)
+        for node in self._backward:
+            if earliest[node] == math.inf:
+                continue
+            segment = int(earliest[node])
+            part = self._parts[segment]
+            for value in node.operands:
+                if value.node not in latest or earliest[value.node] <= segment or latest[value.node] <= part.end:
+                    continue
+                rank = (latest[value.node], self._place[value.node])
+                if rank > best[segment]:
+                    best[segment], part.token = rank, value
+
+    @uncollected
+    def result(self) -> Graph:
+        with context.detached():
+            for node in self._ordered():
+                read = set(read_positions(node))
+                operands = [
+                    None if v is None else self._copy(v) if i in read else self._table.get(v, v)
+                    for i, v in enumerate(node.inputs)
+                ]
+                self._table.update(zip(node.outputs, node.rebuilt(operands).outputs, strict=True))
+        updates = [(state, self._table.get(new, new)) for state, new in self._graph.updates]
+        return self._graph.replace(updates=updates, output_names=self._graph.output_names)
+
+    def _ordered(self) -> list[Node]:
+        """The backward nodes, each after its operands and after the gradients that its copies wait for."""
+        order: list[Node] = []
+        done: dict[Node, bool] = {}
+        backward = set(self._backward)
+        for root in self._backward:
+            stack = [root]
+            while stack:
+                node = stack[-1]
+                if node not in done:
+                    done[node] = False
+                    stack += [n for n in self._before(node) if n in backward and n not in done]
+                    if stack[-1] is not node:
+                        continue
+                stack.pop()
+                if not done[node]:
+                    done[node] = True
+                    order.append(node)
+        return order
+
+    def _before(self, node: Node) -> list[Node]:
+        found = [v.node for v in node.operands if v.node is not None]
+        for value in elements_read(node):
+            segment = self._segment(value)
+            token = None if segment is None else self._parts[segment].token
+            if token is not None and token.node is not None:
+                found.append(token.node)
+        return found
+
+    def _copy(self, value: Value) -> Value:
+        """What a backward node reads in the place of `value`."""
+        segment = self._segment(value)
+        if segment is None or self._parts[segment].token is None:
+            return self._table.get(value, value)
+        part = self._parts[segment]
+        if part.copies is None:
+            part.copies = self._copies(part, segment)
+        return part.copies[value]
+
+    def _copies(self, part: _Part, segment: int) -> dict[Value, Value]:
+        assert part.token is not None
+        token = self._table.get(part.token, part.token)
+        copies: dict[Value, Value] = {}
+        delayed: dict[Value, Value] = {}
+        for node in self._closure(part, segment):
+            if is_undetermined(node):
+                raise UsageError(
+                    f"{node.describe()} would draw other numbers when it is computed again: bind_rng first"
+                )
+            operands = [None if v is None else copies.get(v, v) for v in node.inputs]
+            if not any(v in copies for v in node.operands):
+                # One operand that waits is enough for a node to wait.
+                at = next(i for i, v in enumerate(operands) if v is not None)
+                waiting = operands[at]
+                assert waiting is not None
+                if waiting not in delayed:
+                    delayed[waiting] = F.after(waiting, token)
+                operands[at] = delayed[waiting]
+            copies.update(zip(node.outputs, node.rebuilt(operands).outputs, strict=True))
+        return copies
+
+    def _closure(self, part: _Part, segment: int) -> list[Node]:
+        """The nodes of a segment that its wanted values take, in forward order."""
+        found: set[Node] = set()
+        pending = [v.node for v in part.wanted if v.node is not None]
+        while pending:
+            node = pending.pop()
+            if node not in found:
+                found.add(node)
+                pending += [v.node for v in node.operands if v.node is not None and self._segment(v) == segment]
+        return sorted(found, key=self._place.__getitem__)

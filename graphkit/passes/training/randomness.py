@@ -1,0 +1,160 @@
+"""Give every random node the graph's one random state and a stream number of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F
+from graphkit.passes.core.sweep import rewrite
+
+RNG_TYPE = TensorType(DType.UINT64, (2,))
+
+
+def bind_rng(graph: Graph) -> Graph:
+    """Append one input `rng` (role "rng", uint64[2] = (seed, step)) and connect all random nodes to it.
+
+    Each gets a distinct stream number, in topological order, subgraphs included. The bodies of Loop and Scan draw
+    from a state derived from `rng` and the iteration, so that no two iterations draw alike. Nodes that have a
+    state already keep it and their stream; a graph without any other random node is returned as it is. Raises
+    UnsupportedError for a random node inside an operator whose subgraphs cannot be given a capture.
+    """
+    if not _has_unbound(graph):
+        return graph
+    existing = next((v for v in graph.inputs if v.role == "rng"), None)
+    rng = Value(RNG_TYPE, "rng", role="rng") if existing is None else existing
+    streams = itertools.count(1 + max(_bound_streams(graph), default=-1))
+    return _bind(graph, rng, streams, extra=(rng,) if existing is None else ())
+
+
+def bind_nested(graph: Graph) -> Graph:
+    """`bind_rng` where a subgraph draws, so that what it computes can be computed again; other graphs as they are."""
+    nested = (inner for node in graph.nodes for g in node.op.subgraphs().values() for inner in _nodes(g))
+    return bind_rng(graph) if any(map(_draws_anew, nested)) else graph
+
+
+def _unbound(node: Node) -> bool:
+    position = _rng_position(node)
+    return position is not None and (len(node.inputs) <= position or node.inputs[position] is None)
+
+
+def is_undetermined(node: Node) -> bool:
+    """Whether the node, or one in its subgraphs, draws without a state: computed again, it gives other numbers."""
+    return _draws_anew(node) or any(_draws_anew(n) for g in node.op.subgraphs().values() for n in _nodes(g))
+
+
+def _draws_anew(node: Node) -> bool:
+    """Whether the node draws, and has no state. A Dropout does in training only."""
+    if node.op.name == "Dropout" and not node.op.domain:
+        mode = node.inputs[2] if len(node.inputs) > 2 else None
+        if mode is None or mode.tensor.constants == (0,):
+            return False
+    return _unbound(node)
+
+
+def _rng_position(node: Node) -> int | None:
+    """Where a random operator takes its state; None for other operators."""
+    operator: Any = node.op
+    if not getattr(operator, "random", False):
+        return None
+    names = [formal.name for formal in operator.formals]
+    if "rng" not in names:
+        raise UnsupportedError(f"{node.describe()}: a random operator needs an input called 'rng'")
+    return names.index("rng")
+
+
+def _nodes(graph: Graph) -> Iterator[Node]:
+    for node in graph.nodes:
+        yield node
+        for inner in node.op.subgraphs().values():
+            yield from _nodes(inner)
+
+
+def _has_unbound(graph: Graph) -> bool:
+    return any(_unbound(node) for node in _nodes(graph))
+
+
+def _bound_streams(graph: Graph) -> Iterator[int]:
+    for node in _nodes(graph):
+        if _rng_position(node) is not None and not _unbound(node):
+            yield node.op.stream  # type: ignore[attr-defined]
+
+
+def _bind(graph: Graph, state: Value, streams: Iterator[int], extra: Sequence[Value]) -> Graph:
+    """Connect the random nodes to `state`; `extra` inputs are appended."""
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if _unbound(node):
+            position = _rng_position(node)
+            assert position is not None
+            operands = [*operands, *[None] * (position + 1 - len(operands))]
+            operands[position] = state
+            return _again(node, node.op.replace(stream=next(streams)), operands)  # type: ignore[attr-defined]
+        if any(_has_unbound(inner) for inner in node.op.subgraphs().values()):
+            binder = _BINDERS.get((node.op.domain, node.op.name))
+            if binder is None:
+                raise UnsupportedError(f"{node.describe()}: a random node inside this operator has no random state")
+            return binder(node, operands, state, streams)
+        return None
+
+    return rewrite(graph, rule, extra_inputs=extra)
+
+
+def _again(node: Node, operator: Any, operands: Sequence[Value | None], names: Sequence[str] = ()) -> Sequence[Value]:
+    names = names or [v.name for v in node.outputs]
+    return Node(operator, operands, node.name, node.meta, output_names=names).outputs
+
+
+def _capture() -> Value:
+    return Value(RNG_TYPE, "rng")
+
+
+def _bind_if(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
+    operator: Any = node.op
+    branches = {}
+    for key, branch in operator.subgraphs().items():
+        inner = _capture()
+        branches[key] = _bind(branch, inner, streams, extra=(inner,))
+    return _again(node, operator.replace(**branches), [*operands, state])
+
+
+def _bind_loop(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
+    operator: Any = node.op
+    inner = _capture()
+    derived = F.rng_fold_in(inner, operator.body.inputs[0])
+    body = _bind(operator.body, derived, streams, extra=(inner,))
+    operands = [*operands, *[None] * (2 - len(operands)), state]
+    return _again(node, operator.replace(body=body, captures=operator.captures + 1), operands)
+
+
+def _bind_scan(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
+    # A Scan's body does not see the iteration: the state carries a counter, after what it carried before.
+    operator: Any = node.op
+    body: Graph = operator.body
+    states = len(node.inputs) - operator.num_scan_inputs - operator.captures
+    inner, counter = _capture(), Value(TensorType(DType.INT64, ()), "iteration")
+    following = F.add(counter, F.constant(value=np.array(1, np.int64)))
+    bound = _bind(body, F.rng_fold_in(inner, counter), streams, extra=(counter, inner))
+    own = bound.inputs[: len(body.inputs)]
+    bound = bound.replace(
+        inputs=[*own[:states], counter, *own[states:], inner],
+        outputs=[*bound.outputs[:states], following, *bound.outputs[states:]],
+    )
+    start = F.constant(value=np.array(0, np.int64))
+    names = [v.name for v in node.outputs]
+    outputs = _again(
+        node,
+        operator.replace(body=bound, captures=operator.captures + 1),
+        [*operands[:states], start, *operands[states:], state],
+        [*names[:states], "", *names[states:]],
+    )
+    return [*outputs[:states], *outputs[states + 1 :]]
+
+
+_BINDERS = {("", "If"): _bind_if, ("", "Loop"): _bind_loop, ("", "Scan"): _bind_scan}

@@ -1,0 +1,206 @@
+"""Recomputation: the backward pass computes activations again in place of keeping them.
+
+After Chen et al., 2016, "Training deep nets with sublinear memory cost". The forward part of a training step is cut
+into segments where few bytes cross. What crosses a cut is kept; what else the backward pass reads of a segment is
+computed again from that, once the gradient has come back to the segment. Random nodes draw the same numbers again:
+they are bound to their streams before (see `bind_rng`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphkit.ir import dims
+from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops.internal.guard import FiniteGuard
+from graphkit.passes.core.sweep import elements_read
+from graphkit.passes.training.mirror import mirrored
+
+# What stands for a dimension of unknown size where activations are compared.
+NOMINAL_SIZE = 16
+# Values below this part of all that is kept are not worth computing again.
+_SMALL = 1 / 4096
+_THRESHOLDS = 24
+
+MARK = "recompute"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of the forward nodes: the bytes that recomputing it saves, and the arithmetic that it costs."""
+
+    nodes: frozenset[Node]
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The forward part of `graph`, cut; `kept` are values that are read across cuts, or too small to matter."""
+
+    graph: Graph
+    parts: tuple[Segment, ...]
+    kept: frozenset[Value]
+
+    def worth(self) -> list[int]:
+        """The segments, those first that save most bytes for their arithmetic."""
+        return sorted(range(len(self.parts)), key=lambda i: -self.parts[i].bytes / (1 + self.parts[i].flops))
+
+    def apply(self, chosen: Sequence[int] | None = None) -> Graph:
+        """The graph that computes the chosen segments (by default all) again for its backward part."""
+        parts = range(len(self.parts)) if chosen is None else sorted(chosen)
+        return mirrored(self.graph, [self.parts[i].nodes for i in parts], self.kept)
+
+
+def recompute_sqrt(graph: Graph, sizes: Mapping[str, int] | None = None) -> Segments:
+    """Cut so that what crosses cuts and the largest segment together take fewest bytes.
+
+    That is about the square root of the whole for a chain of equal layers. `graph` is a training step whose first
+    outputs are the forward part, with its equal nodes merged; `sizes` are of dimension names. Linear.
+    """
+    return _Forward(graph, sizes or {}).cut()
+
+
+def recompute_marked(graph: Graph) -> Graph:
+    """Nodes with the attribute recompute=True are computed again (`gk.attr_scope(recompute=True)`)."""
+    forward = _Forward(graph, {})
+    runs: list[list[Node]] = []
+    for marked, run in itertools.groupby(forward.nodes, lambda n: _is_true(n.meta.get(MARK))):
+        if marked:
+            runs.append(list(run))
+    return mirrored(graph, [frozenset(run) for run in runs]) if runs else graph
+
+
+def _is_true(text: str | None) -> bool:
+    return text is not None and text.lower() in ("1", "true", "yes")
+
+
+@dataclass
+class _Life:
+    """Bytes of a forward value with its views: where it is made, where the forward part reads it last."""
+
+    bytes: int
+    made: int
+    last: int
+    needed: bool = False
+
+
+class _Forward:
+    """The nodes that the outputs of a training step depend on, and what the others read of them."""
+
+    def __init__(self, graph: Graph, sizes: Mapping[str, int]):
+        self.graph = graph
+        self.nodes = [n for n in topological(graph.outputs) if n.inputs]
+        self._sizes = sizes
+        self._root: dict[Value, Value] = {}
+        self._lives: dict[Value, _Life] = {}
+        for position, node in enumerate(self.nodes):
+            self._add(position, node)
+        inside = set(self.nodes)
+        for node in graph.nodes:
+            # A guard reads the loss, an output, which is there anyway.
+            if node not in inside and not isinstance(node.op, FiniteGuard):
+                for value in elements_read(node):
+                    if (root := self._root.get(value)) is not None:
+                        self._lives[root].needed = True
+
+    def _add(self, position: int, node: Node) -> None:
+        for value in elements_read(node):
+            if (root := self._root.get(value)) is not None:
+                self._lives[root].last = position
+        viewed = {output: node.inputs[operand] for operand, output in getattr(node.op, "views", ())}
+        for index, value in enumerate(node.outputs):
+            source = viewed.get(index)
+            if source is not None and source in self._root:
+                self._root[value] = self._root[source]
+            elif source is None:
+                self._root[value] = value
+                self._lives[value] = _Life(self._bytes(value), position, position)
+
+    def _bytes(self, value: Value) -> int:
+        if not isinstance(value.type, TensorType) or value.type.shape is None or value.type.dtype is DType.STRING:
+            return 0
+        return math.prod(self._dim(d) for d in value.type.shape) * value.type.dtype.itemsize
+
+    def _dim(self, dim: dims.Dim) -> int:
+        if dims.is_static(dim):
+            return dim
+        return max(0, dims.evaluate(dim, {s: self._sizes.get(s, NOMINAL_SIZE) for s in dim.symbols}))
+
+    def cut(self) -> Segments:
+        lives = self._lives
+        needed = [0] * len(self.nodes)
+        crossing = [0] * (len(self.nodes) + 1)
+        for life in lives.values():
+            needed[life.made] += life.bytes if life.needed else 0
+            crossing[life.made] += life.bytes
+            crossing[life.last] -= life.bytes
+        crossing = list(itertools.accumulate(crossing))
+        total = sum(needed)
+        trials = {tuple(_cuts(needed, crossing, total / math.sqrt(2) ** i)) for i in range(1, _THRESHOLDS)}
+        cuts = min(trials, key=lambda c: (self._estimate(c, needed), c))
+        small = total * _SMALL
+        kept = {v for v, life in lives.items() if life.bytes <= small or _crosses(life, cuts)}
+        return Segments(self.graph, tuple(self._parts(cuts, kept)), frozenset(kept | self._views(kept)))
+
+    def _views(self, kept: set[Value]) -> set[Value]:
+        return {value for value, root in self._root.items() if root in kept}
+
+    def _estimate(self, cuts: Sequence[int], needed: Sequence[int]) -> int:
+        """Bytes that cross cuts, and the most that a segment adds when it is computed again."""
+        across = 0
+        inside = [0] * (len(cuts) + 1)
+        for life in self._lives.values():
+            if _crosses(life, cuts):
+                across += life.bytes
+            elif life.needed:
+                inside[bisect.bisect_left(cuts, life.made)] += life.bytes
+        return across + max(inside)
+
+    def _parts(self, cuts: Sequence[int], kept: set[Value]) -> Iterator[Segment]:
+        # The gradient comes back to the last segment at once: nothing is gained there.
+        for begin, end in itertools.pairwise((0, *(c + 1 for c in cuts))):
+            nodes = self.nodes[begin:end]
+            made = [v for n in nodes for v in n.outputs if v in self._lives and v not in kept]
+            saved = sum(self._lives[v].bytes for v in made if self._lives[v].needed)
+            if saved:
+                yield Segment(frozenset(nodes), saved, sum(self._flops(n) for n in nodes))
+
+    def _flops(self, node: Node) -> int:
+        """Arithmetic of matrix products and convolutions, two for each multiply-add; one per element elsewhere."""
+        elements = sum(self._bytes(v) // v.dtype.itemsize for v in node.outputs if isinstance(v.type, TensorType))
+        if node.op.name in _PRODUCTS and len(node.inputs) > 1:
+            weight = node.inputs[1]
+            assert weight is not None
+            shape = weight.shape or ()
+            if len(shape) >= 2:
+                inner = shape[1:] if node.op.name == "Conv" else shape[-2:-1]
+                return 2 * elements * math.prod(self._dim(d) for d in inner)
+        return elements
+
+
+_PRODUCTS = frozenset({"Conv", "MatMul", "Gemm"})
+
+
+def _crosses(life: _Life, cuts: Sequence[int]) -> bool:
+    """Whether a cut lies between where a value is made and where it is last read."""
+    at = bisect.bisect_left(cuts, life.made)
+    return at < len(cuts) and cuts[at] < life.last
+
+
+def _cuts(needed: Sequence[int], crossing: Sequence[int], most: float) -> Iterator[int]:
+    """Positions after which to cut: each where fewest bytes cross, in the second half of `most` bytes kept."""
+    held, best = 0, None
+    for position, size in enumerate(needed):
+        held += size
+        if 2 * held >= most and (best is None or crossing[position] <= crossing[best]):
+            best = position
+        if held >= most and best is not None and position + 1 < len(needed):
+            yield best
+            held = sum(needed[best + 1 : position + 1])
+            best = None

@@ -1,0 +1,186 @@
+"""One tensor for each role: exporters merge equal tensors, which training has to tell apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.passes.core.captures import add_captures, captured
+from graphkit.passes.core.sweep import is_control, rewrite
+from graphkit.passes.training.to_training import is_batch_norm
+
+_STATISTICS = {3: "running_mean", 4: "running_var"}
+# Operands that configure an operator rather than being learned, by position.
+SETTINGS: Mapping[str, frozenset[int]] = {
+    "Clip": frozenset({1, 2}),
+    "Dropout": frozenset({1}),
+    "OneHot": frozenset({2}),
+    "Pad": frozenset({2}),
+    "QuantizeLinear": frozenset({1}),
+    "DequantizeLinear": frozenset({1}),
+    "Range": frozenset({0, 1, 2}),
+    "Resize": frozenset({1, 2}),
+    "NonMaxSuppression": frozenset({3, 4}),
+    "Upsample": frozenset({1}),
+}
+# Roles that several readers share. A running statistic is its node's alone: its role is (node, position).
+_LEARNED, _SETTING = "learned", "setting"
+
+
+def separate_roles(graph: Graph) -> tuple[Graph, dict[str, str]]:
+    """The graph with a copy of each stored tensor for each role that it has, and the tensor's name by the copy's.
+
+    Roles are: learned (all layers that share it go on sharing it), a running statistic of one BatchNormalization, a
+    setting (a bound of Clip, a ratio of Dropout, ...). A tensor stays what it is in the first of these that it has; the
+    copies are inputs at the end, of role "state", named after the node and what they are there. Copies that Identity
+    nodes make are seen through, as are captures of If, Loop and Scan. Linear in nodes.
+    """
+    stored = {v: v for v in graph.inputs if v.role in ("parameter", "state")}
+    uses: dict[Value, dict[Hashable, str]] = {}
+    seen_through = False
+    for use in _uses(graph, stored):
+        uses.setdefault(use.origin, {}).setdefault(use.role, use.name)
+        seen_through = seen_through or (use.is_statistic and not use.direct)
+    copies: dict[tuple[Value, Hashable], Value] = {}
+    sources: dict[Value, Value] = {}
+    unlearned: dict[Value, Value] = {}
+    names = Names(graph.input_names)
+    for origin, found in uses.items():
+        for role in _beside_the_first(origin, list(found)):
+            name = names.take(found[role] or f"{graph.name_of(origin)}_{_suffix(role)}")
+            copies[origin, role] = Value(origin.type, name, role="state")
+            sources[copies[origin, role]] = origin
+        if origin.role == "parameter" and _LEARNED not in found and any(isinstance(role, tuple) for role in found):
+            unlearned[origin] = origin.like(role="state", name=graph.name_of(origin))
+    if not copies and not seen_through and not unlearned:
+        return graph, {}
+    result = _separated(graph, stored, copies, list(copies.values()), unlearned)
+    return result, {result.name_of(copy): graph.name_of(origin) for copy, origin in sources.items()}
+
+
+class _Use(NamedTuple):
+    """An operand that is a stored tensor: its role there, and the name that a copy would have.
+
+    direct: no Identity lies between.
+    """
+
+    origin: Value
+    role: Hashable
+    name: str = ""
+    direct: bool = True
+
+    @property
+    def is_statistic(self) -> bool:
+        return isinstance(self.role, tuple)
+
+
+def _beside_the_first(origin: Value, roles: Sequence[Hashable]) -> list[Hashable]:
+    """The roles that get a copy. Who reads a state that is only updated elsewhere wants to see the updates."""
+    statistics = [r for r in roles if r not in (_LEARNED, _SETTING)]
+    if origin.role == "state" and statistics:
+        return statistics[1:]
+    if not statistics and _LEARNED not in roles:
+        return []
+    first = _LEARNED if _LEARNED in roles else statistics[0]
+    return [r for r in roles if r != first]
+
+
+def _suffix(role: Hashable) -> str:
+    return _STATISTICS[role[1]] if isinstance(role, tuple) else _SETTING
+
+
+def _role(node: Node, position: int) -> Hashable:
+    if is_batch_norm(node) and position in _STATISTICS:
+        return node, position
+    setting = not node.op.domain and position in SETTINGS.get(node.op.name, ())
+    return _SETTING if setting else _LEARNED
+
+
+def _uses(graph: Graph, table: Mapping[Value, Value]) -> Iterator[_Use]:
+    """Every use of a stored tensor; `table` has the one that an input stands for.
+
+    Names are those that Identity nodes gave to the copies, else made of the name of the node.
+    """
+    table = dict(table)
+    named: dict[Value, str] = {}
+    for node in graph.nodes:
+        if _is_identity(node) and node.inputs[0] in table:
+            table[node.output] = table[node.inputs[0]]
+            named[node.output] = node.output.name
+            continue
+        if is_control(node):
+            for body in node.op.subgraphs().values():
+                yield from _uses(body, {inner: table[outer] for outer, inner in captured(node, body) if outer in table})
+        for position, value in enumerate(node.inputs):
+            # What is captured is used where a body reads it.
+            if value in table and not _is_capture(node, position):
+                role = _role(node, position)
+                own = f"{node.name}.{_suffix(role)}" if node.name and role != _LEARNED else ""
+                yield _Use(table[value], role, named.get(value, "") or own, value not in named)
+    for value in graph.outputs:
+        if value in table:
+            yield _Use(table[value], _LEARNED)
+
+
+def _is_identity(node: Node) -> bool:
+    return node.op.name == "Identity" and not node.op.domain
+
+
+def _is_capture(node: Node, position: int) -> bool:
+    if not is_control(node):
+        return False
+    op: Any = node.op
+    return position > 0 if node.op.name == "If" else position >= len(node.inputs) - op.captures
+
+
+def _separated(
+    graph: Graph,
+    stored: Mapping[Value, Value],
+    copies: Mapping[tuple[Value, Hashable], Value],
+    added: Sequence[Value],
+    replaced: Mapping[Value, Value] | None = None,
+) -> Graph:
+    """The graph with `added` at the end of its inputs, each use on its copy; `replaced` inputs are others.
+
+    `stored` has the origins that values stand for, `copies` what stands here for the copy of an origin in a role.
+    """
+    table, inputs = dict(stored), dict(replaced or {})
+    here = {origin: inputs.get(v, v) for v, origin in stored.items()}
+
+    def placed(old: Value | None, new: Value | None, role: Hashable) -> Value | None:
+        if old not in table:
+            return new
+        # A statistic is updated: what is read is the stored tensor itself, not what an Identity gives.
+        return copies.get((table[old], role), here[table[old]] if isinstance(role, tuple) else new)
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if _is_identity(node) and node.inputs[0] in table:
+            table[node.output] = table[node.inputs[0]]
+            return None
+        if is_control(node):
+            return _in_bodies(node, operands, table, copies)
+        placing = enumerate(zip(node.inputs, operands, strict=True))
+        return node.rebuilt([placed(old, new, _role(node, i)) for i, (old, new) in placing]).outputs
+
+    return rewrite(graph, rule, inputs=inputs, extra_inputs=added)
+
+
+def _in_bodies(
+    node: Node,
+    operands: list[Value | None],
+    table: Mapping[Value, Value],
+    copies: Mapping[tuple[Value, Hashable], Value],
+) -> Sequence[Value]:
+    """The node with the uses in its bodies on copies that they capture."""
+    origins = {
+        key: {inner: table[outer] for outer, inner in captured(node, body) if outer in table}
+        for key, body in node.op.subgraphs().items()
+    }
+    read = {(use.origin, use.role) for key, body in node.op.subgraphs().items() for use in _uses(body, origins[key])}
+    wanted = [key for key in copies if key in read]
+    bodies = {}
+    for key, body in node.op.subgraphs().items():
+        inner = {k: Value(copies[k].type, copies[k].name) for k in wanted}
+        bodies[key] = _separated(body, origins[key], inner, list(inner.values()))
+    return add_captures(node, operands, bodies, [copies[k] for k in wanted]).outputs

@@ -1,0 +1,134 @@
+"""Switch a graph between inference and training: BatchNormalization statistics, Dropout, in subgraphs as well."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import InvalidModel
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import F, Op
+from graphkit.passes.core.captures import captured, drop_unused_captures, lift_updates, nested_nodes
+from graphkit.passes.core.sweep import is_control, rewrite
+
+
+def to_training(graph: Graph, frozen: Collection[Value] = ()) -> Graph:
+    """BatchNormalization normalises by its batch and updates its running statistics; Dropout drops.
+
+    Running statistics that are graph inputs (role "state") get an entry in `updates`; those that an If, Loop or Scan
+    captures become results of it, so that a loop updates them in every iteration and a branch when it is taken. A
+    BatchNormalization whose statistics are computed inside the graph, or whose scale and offset are both in `frozen`,
+    has its inference form. Raises InvalidModel when two nodes update one statistic.
+    """
+    return _in_training(graph, set(graph.inputs), set(frozen))
+
+
+def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Value]) -> Graph:
+    """The graph in training mode; statistics are updated where they are in `stored`, its inputs that outlive a run."""
+    updates: dict[Value, Value] = {}
+    known = {state for state, _ in graph.updates}
+
+    def record(node: Node, pairs: Sequence[tuple[Value, Value]]) -> None:
+        for state, new in pairs:
+            if state in updates:
+                raise InvalidModel(f"{node.describe()}: the statistic {state} is updated by another node already")
+            if state not in known:
+                updates[state] = new
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        operator: Any = node.op
+        if is_batch_norm(node):
+            scale, offset, mean, var = node.inputs[1:5]
+            if scale in frozen and offset in frozen:
+                return _inference_norm(node, operator, operands) if operator.training_mode else None
+            if mean is None or var is None or mean not in stored or var not in stored:
+                return None
+            training = operator if operator.training_mode else operator.replace(training_mode=True)
+            trained = Node(training, operands, node.name, node.meta, output_names=[v.name for v in node.outputs])
+            record(node, [(mean, trained.outputs[1]), (var, trained.outputs[2])])
+            return trained.outputs[: len(node.outputs)]
+        if is_dropout(node):
+            return _dropout(node, operator, operands, training=True)
+        if bodies := _bodies_with_modes(node):
+            for key, body in bodies.items():
+                pairs = captured(node, body)
+                bodies[key] = _in_training(
+                    body, {i for o, i in pairs if o in stored}, {i for o, i in pairs if o in frozen}
+                )
+            outputs, lifted = lift_updates(node, operands, bodies)
+            record(node, lifted)
+            return outputs
+        return None
+
+    trained = rewrite(graph, rule)
+    return trained.replace(updates=[*trained.updates, *updates.items()]) if updates else trained
+
+
+def to_inference(graph: Graph) -> Graph:
+    """BatchNormalization uses its running statistics, Dropout passes through; updates are dropped.
+
+    An `rng` input that nothing reads any more is dropped too.
+    """
+    names = graph.output_names
+    plain = _in_inference(graph.replace(updates=()))
+    read = {v for node in plain.nodes for v in node.inputs} | set(plain.outputs)
+    kept = [v for v in plain.inputs if v.role != "rng" or v in read]
+    return plain.replace(inputs=kept, output_names=names)
+
+
+def _in_inference(graph: Graph) -> Graph:
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        operator: Any = node.op
+        if is_batch_norm(node) and operator.training_mode:
+            return _inference_norm(node, operator, operands)
+        if is_dropout(node):
+            return _dropout(node, operator, operands[:3], training=False)
+        if bodies := _bodies_with_modes(node):
+            plain = {key: _in_inference(body) for key, body in bodies.items()}
+            return drop_unused_captures(node, operands, plain).outputs
+        return None
+
+    return rewrite(graph, rule)
+
+
+def is_in_training(graph: Graph) -> bool:
+    """Whether a BatchNormalization is in training mode, or a Dropout may be; in subgraphs as well."""
+    return any(
+        (is_batch_norm(node) and node.op.training_mode)  # type: ignore[attr-defined]
+        or (is_dropout(node) and len(node.inputs) > 2 and _may_be_true(node.inputs[2]))
+        for node in nested_nodes(graph)
+    )
+
+
+def _bodies_with_modes(node: Node) -> dict[str, Graph]:
+    """The subgraphs of a node of control flow when there is something in them to switch, else none."""
+    bodies: Mapping[str, Graph] = node.op.subgraphs() if is_control(node) else {}
+    switched = any(is_batch_norm(n) or is_dropout(n) for body in bodies.values() for n in nested_nodes(body))
+    return dict(bodies) if switched else {}
+
+
+def is_batch_norm(node: Node) -> bool:
+    return node.op.name == "BatchNormalization" and not node.op.domain
+
+
+def is_dropout(node: Node) -> bool:
+    return node.op.name == "Dropout" and not node.op.domain
+
+
+def _may_be_true(mode: Value | None) -> bool:
+    return mode is not None and mode.tensor.constants != (0,)
+
+
+def _inference_norm(node: Node, operator: Op, operands: list[Value | None]) -> Sequence[Value]:
+    inference = operator.replace(training_mode=False)
+    y = Node(inference, operands, node.name, node.meta, output_names=[node.outputs[0].name]).output
+    return [y, *(v for v in operands[3:5] if v is not None)]
+
+
+def _dropout(node: Node, operator: Op, operands: list[Value | None], training: bool) -> Sequence[Value]:
+    data, ratio, _, *rng = [*operands, None, None][: max(3, len(operands))]
+    mode = F.constant(value=np.asarray(training))
+    names = [v.name for v in node.outputs]
+    return Node(operator, [data, ratio, mode, *rng], node.name, node.meta, output_names=names).outputs

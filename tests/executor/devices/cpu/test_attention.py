@@ -1,0 +1,171 @@
+"""Fused attention against plain attention in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphkit.checks.samples import all_cases
+from graphkit.executor.devices.cpu import native
+from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.ir.types import DType
+from graphkit.ops import registry
+from graphkit.ops._base import DOMAIN
+from graphkit.ops.evaluate import run_node
+
+
+def plain(q, k, v, mask=None, scale=1.0, hidden_score=0.0, causal=False):
+    """[N, H, L, D] operands; NaN where a row sees nothing."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    scores = q @ k.swapaxes(2, 3) * scale
+    if mask is not None:
+        scores = np.where(mask, scores, hidden_score) if mask.dtype == bool else scores + mask.astype(np.float64)
+    if causal:
+        rows, keys = scores.shape[2:]
+        scores = np.where(np.arange(keys) > np.arange(rows)[:, None] + (keys - rows), -np.inf, scores)
+    with np.errstate(all="ignore"):
+        raised = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+        return raised / raised.sum(axis=-1, keepdims=True) @ v
+
+
+def operands(batch, heads, rows, keys, depth, value_depth, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = ((batch, heads, rows, depth), (batch, heads, keys, depth), (batch, heads, keys, value_depth))
+    return [rng.standard_normal(shape, dtype=np.float32) for shape in shapes]
+
+
+def run(q, k, v, mask=None, heads_last=False, output_heads_last=False, threads=1, **options):
+    arrays = [np.ascontiguousarray(x.swapaxes(1, 2)) if heads_last else x for x in (q, k, v)]
+    n, h, rows = q.shape[:3]
+    y = np.full((n, rows, h, v.shape[3]) if output_heads_last else (n, h, rows, v.shape[3]), 77, np.float32)
+    kernel = native.Attention(
+        *(x.shape for x in arrays),
+        None if mask is None else mask.shape,
+        mask is not None and mask.dtype == bool,
+        heads_last=heads_last,
+        output_heads_last=output_heads_last,
+        threads=threads,
+        **options,
+    )
+    kernel([*arrays, mask], [y])
+    return y.swapaxes(1, 2) if output_heads_last else y
+
+
+SIZES = [
+    (1, 1, 1, 1, 1, 1),
+    (2, 3, 5, 7, 3, 2),
+    (1, 2, 16, 96, 64, 64),
+    (2, 2, 33, 97, 13, 17),
+    (1, 3, 70, 205, 32, 40),
+    (3, 1, 128, 128, 64, 64),
+    (1, 2, 1, 300, 16, 16),
+    (0, 2, 4, 4, 8, 8),
+    (1, 2, 0, 4, 8, 8),
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("heads_last", "output_heads_last"), [(False, False), (True, False), (False, True), (True, True)]
+)
+def test_sizes_and_layouts(size, causal, heads_last, output_heads_last, isa):
+    q, k, v = operands(*size)
+    options = {"scale": 1 / np.sqrt(size[4]), "causal": causal}
+    got = run(q, k, v, heads_last=heads_last, output_heads_last=output_heads_last, **options)
+    np.testing.assert_allclose(got, plain(q, k, v, **options), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_do_not_change_a_bit(threads, isa):
+    q, k, v = operands(2, 3, 90, 150, 24, 24)
+    mask = np.random.default_rng(1).standard_normal((90, 150), dtype=np.float32)
+    alone = run(q, k, v, mask, causal=True)
+    assert alone.tobytes() == run(q, k, v, mask, causal=True, threads=threads).tobytes()
+
+
+MASKS = [
+    (37, 101),
+    (1, 101),
+    (37, 1),
+    (101,),
+    (2, 1, 1, 101),
+    (1, 3, 1, 101),
+    (2, 3, 37, 101),
+    (3, 37, 101),
+    (),
+    (1, 1),
+]
+
+
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+def test_added_masks(shape, causal, isa):
+    q, k, v = operands(2, 3, 37, 101, 20, 12)
+    rng = np.random.default_rng(2)
+    mask = rng.standard_normal(shape).astype(np.float32)
+    mask = np.where(rng.random(shape) < 0.2, np.float32(-1e9), mask) if mask.size > 37 else mask
+    options = {"scale": 0.25, "causal": causal}
+    np.testing.assert_allclose(run(q, k, v, mask, **options), plain(q, k, v, mask, **options), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+@pytest.mark.parametrize("hidden_score", [-1e4, -np.inf])
+def test_boolean_masks(shape, hidden_score, isa):
+    q, k, v = operands(2, 3, 37, 101, 20, 12)
+    mask = np.asarray(np.random.default_rng(3).random(shape) < 0.7)
+    options = {"scale": 0.25, "hidden_score": hidden_score}
+    got = run(q, k, v, mask, **options)
+    np.testing.assert_allclose(got, plain(q, k, v, mask, **options), rtol=1e-5, atol=2e-6)
+
+
+def test_keys_that_are_hidden_block_by_block(isa):
+    # The first blocks of keys are hidden from some rows, the last ones from others, all from row 3.
+    q, k, v = operands(1, 1, 8, 400, 16, 16)
+    mask = np.ones((8, 400), bool)
+    mask[0, :399], mask[1, 1:], mask[2, 90:300], mask[3] = False, False, False, False
+    got = run(q, k, v, mask, hidden_score=-np.inf)
+    np.testing.assert_allclose(got, plain(q, k, v, mask, hidden_score=-np.inf), rtol=1e-5, atol=2e-6)
+    assert np.isnan(got[0, 0, 3]).all()
+    assert not np.isnan(got[0, 0, [0, 1, 2, 4]]).any()
+
+
+def test_rows_that_see_no_key(isa):
+    q, k, v = operands(1, 2, 40, 10, 8, 8)
+    got = run(q, k, v, causal=True)
+    assert np.isnan(got[:, :, :30]).all()
+    np.testing.assert_allclose(got[:, :, 30:], plain(q, k, v, causal=True)[:, :, 30:], rtol=1e-5, atol=2e-6)
+
+
+def test_large_scores_do_not_overflow(isa):
+    q, k, v = operands(1, 2, 20, 250, 8, 8)
+    np.testing.assert_allclose(run(q * 100, k, v), plain(q * 100, k, v), rtol=2e-3, atol=2e-4)
+
+
+def test_nan_spreads_over_its_row_only(isa):
+    q, k, v = operands(1, 1, 20, 30, 8, 8)
+    q[0, 0, 7, 3] = np.nan
+    got = run(q, k, v)
+    assert np.isnan(got[0, 0, 7]).all()
+    others = [i for i in range(20) if i != 7]
+    np.testing.assert_allclose(got[0, 0, others], plain(q, k, v)[0, 0, others], rtol=1e-5, atol=2e-6)
+
+
+def test_shapes_that_do_not_go_together():
+    with pytest.raises(native.Error, match="do not go together"):
+        native.Attention([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4])
+    with pytest.raises(native.Error, match="four axes"):
+        native.Attention([2, 3, 4], [2, 3, 4], [2, 3, 4])
+    with pytest.raises(native.Error, match="does not broadcast"):
+        native.Attention([1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4], [5, 3])
+
+
+def test_the_fused_operator_runs_natively(isa):
+    pytest.importorskip("graphkit.ops.internal.fused")
+    cases = [case for case in all_cases(registry.get(DOMAIN, "FusedAttention")) if case.dtype is DType.FLOAT32]
+    assert len(cases) > 5
+    for case in cases:
+        node = case.graph().outputs[0].node
+        y = np.full(node.output.tensor.static_shape, 77, np.float32)
+        make_kernel("cpu", node, KernelContext(threads=2))(case.arrays, [y])
+        np.testing.assert_allclose(y, run_node(node, case.arrays)[0], rtol=1e-5, atol=2e-6, err_msg=case.name)

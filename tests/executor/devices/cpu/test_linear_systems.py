@@ -1,0 +1,125 @@
+"""Native linear algebra against the operators' references, which call LAPACK."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.errors import RuntimeFailure
+from graphkit.executor.devices.cpu import native
+from graphkit.ops.linalg.factorization import Potrf
+from graphkit.ops.linalg.inverse import Det, Inverse, Slogdet, Solve
+from graphkit.ops.linalg.triangular import Trsm
+from graphkit.ops.xp import numpy_xp
+
+TOLERANCES = {"float32": 2e-3, "float64": 1e-9}
+SIZES = [1, 2, 7, 33, 60]
+
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def matrices(n, dtype, batch=(3,)):
+    """Well conditioned, with pivots that have to be looked for."""
+    rng = np.random.default_rng(n)
+    q, _ = np.linalg.qr(rng.standard_normal((*batch, n, n)))
+    return (q * rng.uniform(0.5, 2.0, n)).astype(dtype)
+
+
+def definite(n, dtype, batch=(3,)):
+    x = matrices(n, "float64", batch)
+    return (x @ np.swapaxes(x, -1, -2) + np.eye(n)).astype(dtype)
+
+
+def close(found, expected):
+    tolerance = TOLERANCES[str(found.dtype)]
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("n", SIZES)
+def test_elimination(n, dtype):
+    a = matrices(n, dtype)
+    y = np.empty_like(a)
+    native.Elimination("inverse", a.shape, None, dtype, 2)([a], [y])
+    close(y, Inverse().reference(numpy_xp, a))
+    det, sign, logarithm = (np.full(3, np.nan, dtype) for _ in range(3))
+    native.Elimination("det", a.shape, None, dtype, 2)([a], [det])
+    close(det, Det().reference(numpy_xp, a))
+    kernel = native.Elimination("slogdet", a.shape, None, dtype, 2)
+    kernel([a], [sign, logarithm])
+    for found, expected in zip((sign, logarithm), Slogdet().reference(numpy_xp, a), strict=True):
+        close(found, expected)
+    kernel([a], [None, logarithm])
+    kernel([a], [sign, None])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(
+    ("left", "right"), [((), ()), ((3,), ()), ((), (2, 3)), ((2, 1), (1, 3)), ((3,), (2, 1)), ((0,), ())]
+)
+def test_batches_broadcast(left, right, dtype):
+    a, b = matrices(6, dtype, left), matrices(6, dtype, right)[..., :2].copy()
+    expected = Solve().reference(numpy_xp, a, b)
+    x = np.full(expected.shape, np.nan, dtype)
+    native.Elimination("solve", a.shape, b.shape, dtype, 2)([a, b], [x])
+    close(x, expected)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("n", SIZES)
+def test_cholesky(n, lower, dtype):
+    a = definite(n, dtype)
+    y = np.full_like(a, np.nan)
+    native.Cholesky(a.shape, lower, dtype, 2)([a], [y])
+    close(y, Potrf(lower=lower).reference(numpy_xp, a))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("lower", [True, False])
+@pytest.mark.parametrize("rightside", [True, False])
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_triangular_systems(n, transpose, rightside, lower, dtype):
+    a = definite(n, dtype)
+    b = np.random.default_rng(1).standard_normal((2, 1, 4, n) if rightside else (2, 1, n, 4)).astype(dtype)
+    attrs = dict(transpose=transpose, rightside=rightside, lower=lower, alpha=-1.5)
+    expected = Trsm(**attrs).reference(numpy_xp, a, b)
+    x = np.full(expected.shape, np.nan, dtype)
+    native.TriangularSystem(a.shape, b.shape, **attrs, dtype=dtype, threads=2)([a, b], [x])
+    close(x, expected)
+
+
+def test_singular_matrices():
+    a = np.array([[1.0, 2.0], [2.0, 4.0]])
+    results = [np.full((), np.nan), np.full((), np.nan)]
+    native.Elimination("det", (2, 2), None, "float64")([a], results[:1])
+    assert results[0] == 0
+    native.Elimination("slogdet", (2, 2), None, "float64")([a], results)
+    assert results[0] == 0
+    assert results[1] == -np.inf
+    with pytest.raises(native.Error, match="singular"):
+        native.Elimination("inverse", (2, 2), None, "float64")([a], [np.empty((2, 2))])
+    with pytest.raises(native.Error, match="positive definite"):
+        native.Cholesky((2, 2), True, "float64")([-a], [np.empty((2, 2))])
+    with pytest.raises(native.Error, match="zero on its diagonal"):
+        native.TriangularSystem(
+            (2, 2), (2, 1), transpose=False, rightside=False, lower=True, alpha=1.0, dtype="float64"
+        )([np.zeros((2, 2)), np.ones((2, 1))], [np.empty((2, 1))])
+
+
+def test_programs_take_them_for_small_matrices_only():
+    kinds = {}
+    for n in (8, 200):
+        a = gk.input("a", [n, n])
+        executor = gk.Model({"y": gk.linalg.trsm(gk.linalg.potrf(a), a)}).compile()
+        kinds[n] = {step.kernel for step in executor.plan.steps}
+        x = definite(n, "float32", ())
+        close(executor.run({"a": x})["y"], np.linalg.cholesky(x.astype("f8")).T.astype("f4"))
+    assert kinds == {8: {"native"}, 200: {"reference"}}
+    with pytest.raises(RuntimeFailure, match="root"):
+        gk.Model({"y": gk.linalg.potrf(gk.input("a", [2, 2]), name="root")}).compile().run(
+            {"a": -np.eye(2, dtype=np.float32)}
+        )

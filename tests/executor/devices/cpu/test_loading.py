@@ -1,0 +1,92 @@
+"""Finding the extension and oneDNN: what happens where one of them is not there."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphkit
+from graphkit.executor.devices.cpu import _base as cpu
+
+PACKAGE = Path(graphkit.__file__).parent
+
+
+# Finders of editable installs come before sys.path: keep only Python's own.
+PLAIN_FINDERS = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if f.__module__.startswith('_frozen')]\n"
+
+
+def python(code: str, *, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess:
+    """Run `code` in a fresh interpreter; with `path`, that folder is searched before everything installed."""
+    if path is not None:
+        code = PLAIN_FINDERS + f"sys.path.insert(0, {str(path)!r})\n" + code
+    return subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def unbuilt(tmp_path: Path) -> Path:
+    """A source tree: graphkit's Python files without the extension."""
+    root = tmp_path / "tree"
+    for source in PACKAGE.rglob("*.py"):
+        target = root / "graphkit" / source.relative_to(PACKAGE)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(source.read_bytes())
+    return root
+
+
+def test_loads_from_any_folder(tmp_path):
+    code = "import graphkit.executor.devices.cpu as cpu, graphkit.cli, graphkit.models; print(cpu.native.version)"
+    result = python(code, cwd=tmp_path)
+    assert result.stdout.strip() == graphkit.__version__, result.stderr
+
+
+def test_installed_graphkit_without_its_extension_is_an_error(unbuilt, tmp_path):
+    code = "from graphkit.executor.devices.kernels import load_device; load_device('cpu')"
+    result = python(code, cwd=tmp_path, path=unbuilt)
+    assert result.returncode != 0
+    assert "MissingDependency: graphkit is installed without its native extension" in result.stderr
+    assert str(unbuilt) in result.stderr
+
+
+def test_importing_kernels_without_the_extension_names_it(unbuilt, tmp_path):
+    result = python("import graphkit.executor.devices.cpu", cwd=tmp_path, path=unbuilt)
+    assert "ModuleNotFoundError: No module named 'graphkit._native'" in result.stderr
+
+
+def test_graphkit_itself_does_not_load_the_extension(tmp_path):
+    code = "import graphkit, sys; print(sorted(m for m in sys.modules if 'native' in m or 'dnnl' in m))"
+    assert python(code, cwd=tmp_path).stdout.strip() == "[]"
+
+
+@pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
+def test_onednn_is_found_through_package_metadata():
+    found = Path(cpu._onednn_library(ImportError("libdnnl.so.3: cannot open shared object file")))
+    assert found.name == "libdnnl.so.3"
+    assert found.exists()
+
+
+@pytest.mark.skipif(not cpu.native.has_onednn(), reason="built without oneDNN")
+def test_extension_loads_where_its_rpath_leads_nowhere(tmp_path):
+    """As in a `pip install --target` tree: the extension and oneDNN's library are not where they usually are."""
+    place = tmp_path / "deeper" / "graphkit"
+    place.mkdir(parents=True)
+    extension = Path(cpu.native.__file__)
+    (place / extension.name).write_bytes(extension.read_bytes())
+    code = (
+        "import graphkit\n" + PLAIN_FINDERS + f"graphkit.__path__ = [{str(place)!r}, *graphkit.__path__]\n"
+        "import graphkit.executor.devices.cpu as cpu\n"
+        "print(cpu.native.__file__)\n"
+    )
+    result = python(code, cwd=tmp_path)
+    assert result.stdout.strip() == str(place / extension.name), result.stderr
+
+
+def test_missing_onednn_says_what_to_install(monkeypatch):
+    def nothing(name: str):
+        raise cpu.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(cpu.importlib.metadata, "files", nothing)
+    with pytest.raises(cpu.MissingDependency, match="pip install --force-reinstall onednn-cpu-gomp"):
+        cpu._onednn_library(ImportError("libdnnl.so.3"))

@@ -1,0 +1,341 @@
+"""Convolution by our own code, by Winograd's algorithm and by the definition, against float64 and ONNX Runtime."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
+
+from graphkit.executor.devices.cpu import native
+from graphkit.executor.memory.packing import aligned_bytes
+from graphkit.ops.nn.conv import Conv, ConvGradInput
+from graphkit.ops.xp import numpy_xp
+
+pytestmark = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+
+
+def last(x: np.ndarray) -> np.ndarray:
+    """[N, C, H, W] as [N, H, W, C]."""
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
+
+
+@dataclass
+class Example:
+    """One convolution of [N, C, H, W] with random operands, none of whose sizes fills vectors or tiles if it can."""
+
+    x_shape: tuple[int, ...]
+    filters: int
+    attributes: dict[str, Any] = field(default_factory=dict)
+    kernel: tuple[int, int] = (3, 3)
+    seed: int = 5
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.x = rng.standard_normal(self.x_shape, dtype=np.float32)
+        self.w = rng.standard_normal((self.filters, self.x_shape[1], *self.kernel), dtype=np.float32)
+        self.bias = rng.standard_normal(self.filters, dtype=np.float32)
+        g = Conv(**self.attributes).geometry(self.x.shape, self.w.shape)
+        self.window = native.Window(g.strides, g.dilations, g.begin, g.end)
+
+    def product(self) -> np.ndarray:
+        """The result in float64, [N, M, H, W]."""
+        return Conv(**self.attributes).reference(numpy_xp, self.x.astype(np.float64), self.w.astype(np.float64))
+
+    def make(self, y: tuple[int, ...], method: str, **options: Any) -> Any:
+        chosen = getattr(native.TiledMethod, method)
+        return native.TiledConvolution(self.x.shape, self.w.shape, y, self.window, chosen, **options)
+
+
+def run(kernel: Any, shape: tuple[int, ...], x: np.ndarray, w: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
+    """The kernel's result, [N, H, W, M] of such a shape, for x [N, C, H, W] and plain weights."""
+    if kernel.packed_inputs:
+        packed = aligned_bytes(kernel.packed_bytes(1))
+        kernel.pack(1, w, packed)
+        w = packed
+    y = np.full(shape, np.nan, np.float32)
+    kernel([last(x), w, *others], [y])
+    return y
+
+
+def check(got: np.ndarray, expected: np.ndarray, scale: float) -> None:
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * scale)
+
+
+def pads(*sizes: int) -> dict[str, Any]:
+    return {"pads": sizes}
+
+
+WINOGRAD = [
+    Example((1, 16, 8, 8), 16, pads(1, 1, 1, 1)),
+    Example((2, 20, 13, 17), 37, pads(1, 1, 1, 1)),
+    Example((1, 100, 20, 9), 33, pads(0, 2, 1, 0)),
+    Example((3, 17, 9, 11), 16, pads(2, 2, 2, 2)),
+    Example((1, 130, 3, 3), 70),
+    Example((1, 5, 4, 40), 3, pads(5, 4, 3, 2)),
+    Example((2, 24, 15, 16), 40, dict(dilations=(2, 3), pads=(2, 3, 2, 3))),
+    Example((1, 16, 9, 9), 16, dict(dilations=(6, 6), pads=(6, 6, 6, 6))),
+]
+DIRECT = [
+    *WINOGRAD[1:4],
+    Example((2, 20, 13, 17), 37, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
+    Example((1, 70, 9, 10), 33, dict(strides=(2, 1), dilations=(1, 2), pads=(0, 1, 2, 3))),
+    Example((1, 3, 12, 12), 8, dict(strides=(3, 2), pads=(2, 2, 2, 2)), kernel=(5, 4)),
+    Example((2, 33, 6, 5), 20, kernel=(1, 1)),
+]
+ALL = [("winograd", e) for e in WINOGRAD] + [("direct", e) for e in DIRECT]
+
+
+def name(value: Any) -> str:
+    return str((value.x_shape, value.filters, value.attributes)) if isinstance(value, Example) else str(value)
+
+
+ACTIVATIONS: dict[str, tuple[tuple[float, float], Any]] = {
+    "": ((0, 0), lambda v: v),
+    "relu": ((0, 0), lambda v: np.maximum(v, 0)),
+    "clip": ((-1, 2), lambda v: np.clip(v, -1, 2)),
+    "swish": ((1, 0), lambda v: v / (1 + np.exp(-v))),
+}
+
+
+@pytest.mark.parametrize(("method", "e"), ALL, ids=name)
+def test_results(isa, method, e):
+    product = e.product()
+    scale = np.abs(product).max()
+    plain = last(product + e.bias[:, None, None])
+    for threads, packs in itertools.product((1, 2, 5), (False, True)):
+        kernel = e.make(product.shape, method, bias=True, pack_weights=packs, threads=threads)
+        assert kernel.implementation == f"{method}:{isa}"
+        check(run(kernel, plain.shape, e.x, e.w, e.bias), plain, scale)
+
+
+@pytest.mark.parametrize("residual_last", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("method", "e"), [("winograd", WINOGRAD[1]), ("direct", DIRECT[3])], ids=name)
+def test_what_follows(isa, method, e, activation, residual_last):
+    product = last(e.product())
+    (alpha, beta), function = ACTIVATIONS[activation]
+    residual = np.random.default_rng(1).standard_normal(product.shape, dtype=np.float32)
+    epilogue = native.Epilogue(activation, alpha, beta, residual=True, residual_last=residual_last)
+    y = np.moveaxis(product, -1, 1).shape
+    kernel = e.make(y, method, bias=True, epilogue=epilogue, pack_weights=True, threads=2)
+    expected = function(product + e.bias) + residual if residual_last else function(product + e.bias + residual)
+    got = run(kernel, product.shape, e.x, e.w, e.bias, residual)
+    check(got, expected, np.abs(product).max())
+    assert kernel.inplace == [(3, 0)]
+    packed = aligned_bytes(kernel.packed_bytes(1))
+    kernel.pack(1, e.w, packed)
+    kernel([last(e.x), packed, e.bias, residual], [residual])
+    np.testing.assert_array_equal(residual, got)
+
+
+def test_a_slope_below_zero(isa):
+    e = WINOGRAD[2]
+    product = e.product()
+    kernel = e.make(product.shape, "winograd", epilogue=native.Epilogue("relu", 0.25))
+    expected = last(np.where(product < 0, 0.25 * product, product))
+    check(run(kernel, expected.shape, e.x, e.w, None), expected, np.abs(product).max())
+
+
+@pytest.mark.parametrize("e", [e for e in WINOGRAD if min(e.attributes.get("pads", (0,))) <= 2], ids=name)
+def test_gradient_in_x(isa, e):
+    y = e.product().shape
+    dy = np.random.default_rng(2).standard_normal(y, dtype=np.float32)
+    expected = last(
+        ConvGradInput(**e.attributes).reference(
+            numpy_xp, dy.astype(np.float64), e.w.astype(np.float64), e.x.astype(np.float64)
+        )
+    )
+    for packs in (False, True):
+        kernel = native.TiledConvolution(
+            y, e.w.shape, e.x.shape, e.window, native.TiledMethod.winograd, transposed=True, pack_weights=packs
+        )
+        check(run(kernel, expected.shape, dy, e.w), expected, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("method", ["winograd", "direct"])
+def test_threads_do_not_change_bits(isa, method):
+    e = Example((2, 40, 18, 22), 100, pads(1, 1, 1, 1))
+    y = (2, 100, 18, 22)
+    kernels = [e.make(y, method, threads=threads) for threads in (1, 2, 3, 7, 64)]
+    results = [run(kernel, (2, 18, 22, 100), e.x, e.w, None) for kernel in kernels]
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+# --- numbers that are not finite, or far apart --------------------------------------------------------
+
+
+def inside_sum(e: Example) -> np.ndarray:
+    """The product in float64, channels last, without terms of padding."""
+    x, w = last(e.x).astype(np.float64), e.w.astype(np.float64)
+    _, filters, height, width = Conv(**e.attributes).reference(numpy_xp, np.zeros(e.x.shape), np.zeros(w.shape)).shape
+    top, left = e.attributes["pads"][:2]
+    stride = e.attributes.get("strides", (1, 1))[0]
+    y = np.zeros((x.shape[0], height, width, filters))
+    for i, j, h, v in itertools.product(range(3), range(3), range(height), range(width)):
+        row, column = h * stride + i - top, v * stride + j - left
+        if 0 <= row < x.shape[1] and 0 <= column < x.shape[2]:
+            with np.errstate(invalid="ignore"):
+                y[:, h, v] += (x[:, row, column, None, :] * w[None, :, :, i, j]).sum(-1)
+    return y
+
+
+def spoiled(seed: int, stride: int) -> Example:
+    """An example with up to three numbers, in x or w, that are not finite or large."""
+    rng = np.random.default_rng(seed)
+    sizes = (1, int(rng.integers(16, 80)), 9, 11)
+    attributes = dict(pads=tuple(int(p) for p in rng.integers(0, 3, 4)), strides=(stride, stride))
+    e = Example(sizes, int(rng.integers(16, 50)), attributes, seed=seed)
+    for _ in range(int(rng.integers(1, 4))):
+        array = e.x if rng.random() < 0.6 else e.w
+        place = tuple(int(rng.integers(0, size)) for size in array.shape)
+        array[place] = rng.choice([np.nan, np.inf, -np.inf, 1e30, -1e30, 1e9, -9999.0, 1e-42])
+    return e
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(("method", "stride"), [("winograd", 1), ("direct", 2)])
+def test_not_finite_and_huge(isa, method, stride, seed):
+    e = spoiled(seed, stride)
+    expected = inside_sum(e)
+    kernel = e.make(np.moveaxis(expected, -1, 1).shape, method, pack_weights=seed % 2 == 0, threads=2)
+    got = run(kernel, expected.shape, e.x, e.w, None)
+    for kind in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(kind(got), kind(expected))
+    # The largest element that a result's window has, times the largest of its filter.
+    finite_x = np.where(np.isfinite(e.x), np.abs(e.x), 0).max(axis=1)
+    ones = Example((1, 1, 9, 11), 1, e.attributes)
+    ones.x[0] = finite_x
+    largest = np.zeros(expected.shape[:3])
+    for i, j in itertools.product(range(3), range(3)):
+        ones.w[:] = 0
+        ones.w[0, 0, i, j] = 1
+        largest = np.maximum(largest, last(ones.product())[..., 0])
+    filters = np.where(np.isfinite(e.w), np.abs(e.w), 0).max(axis=(1, 2, 3))
+    bound = 256 * 2e-6 * largest[..., None] * filters
+    sound = np.isfinite(expected)
+    assert (np.abs(got[sound] - expected[sound]) <= bound[sound]).all()
+
+
+@pytest.mark.parametrize("huge", [np.nan, np.inf, -3.4e38, -9999.0])
+def test_neighbours_of_an_element_do_not_see_it(isa, huge):
+    e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
+    e.x[0, :, 5, 6] = huge
+    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    e.x[0, :, 5, 6] = 0
+    near = np.zeros((12, 12), bool)
+    near[4:7, 5:8] = True
+    np.testing.assert_allclose(got[0][~near], last(e.product())[0][~near], rtol=0, atol=2e-4)
+    assert not (np.abs(got[0][near]) < 100).all()
+
+
+@pytest.mark.parametrize("place", [(5, 6), (4, 4), (0, 0), (11, 3)])
+def test_nan_among_zeros(isa, place):
+    e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
+    e.x[:] = 0
+    e.x[0, 7][place] = np.nan
+    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    rows, columns = (np.abs(np.arange(12) - at) <= 1 for at in place)
+    reached = rows[:, None] & columns
+    assert np.isnan(got[0][reached]).all()
+    assert (got[0][~reached] == 0).all()
+
+
+def test_windows_of_zeros_give_zero(isa):
+    e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
+    e.x[0, :, :, :6] = 0
+    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    assert (got[0, :, :5] == 0).all()
+    np.testing.assert_allclose(got, last(e.product()), rtol=0, atol=1e-4)
+
+
+# --- errors of sums, and which method -----------------------------------------------------------------
+
+
+def onnx_runtime(e: Example) -> np.ndarray:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], **e.attributes)
+    graph = helper.make_graph(
+        [node],
+        "conv",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, e.x.shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(e.w, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": e.x})[0])
+
+
+@pytest.mark.parametrize(
+    "e",
+    [
+        Example((1, 64, 28, 28), 64, pads(1, 1, 1, 1)),
+        Example((1, 256, 14, 14), 256, pads(1, 1, 1, 1)),
+        Example((1, 512, 7, 7), 512, pads(1, 1, 1, 1)),
+        Example((1, 64, 28, 28), 128, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
+        Example((1, 256, 14, 14), 512, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
+        Example((1, 128, 17, 17), 128, dict(dilations=(4, 4), pads=(4, 4, 4, 4))),
+    ],
+    ids=name,
+)
+@pytest.mark.parametrize("positive", [False, True])
+def test_errors_of_sums_are_like_those_of_onnx_runtime(e, positive):
+    """Root mean squares, relative to the results: 0.9 to 1.2 times; one chain of all products has 2 to 5 times."""
+    e = replace(e)
+    if positive:
+        e.x = np.maximum(e.x, 0)
+    truth = e.product()
+    method = native.TiledConvolution.method(e.x.shape, e.w.shape, truth.shape, e.window, constant=True)
+    assert method is not None
+    got = run(e.make(truth.shape, method.name, pack_weights=True), last(truth).shape, e.x, e.w, None)
+
+    def error(y: np.ndarray) -> float:
+        return float(np.sqrt(((y - truth) ** 2).mean() / (truth**2).mean()))
+
+    assert error(np.moveaxis(got, -1, 1)) <= 1.2 * error(onnx_runtime(e))
+
+
+def chosen(x: tuple[int, ...], filters: int, constant: bool = True, kernel: int = 3, **attributes: Any) -> str | None:
+    e = Example(x, filters, {"pads": (kernel // 2,) * 4, **attributes}, kernel=(kernel, kernel))
+    method = native.TiledConvolution.method(e.x.shape, e.w.shape, e.product().shape, e.window, constant=constant)
+    return None if method is None else method.name
+
+
+def test_which_method():
+    assert chosen((1, 64, 28, 28), 64) == "winograd"
+    assert chosen((1, 64, 28, 28), 64, dilations=(2, 2), pads=(2, 2, 2, 2)) == "winograd"
+    assert chosen((1, 64, 28, 28), 64, strides=(2, 2)) == "direct"
+    assert chosen((8, 64, 14, 14), 64, constant=False) == "winograd"
+    # Transformations that weigh too much: of few channels, of a few results, of weights for a few.
+    assert chosen((1, 3, 28, 28), 64) is None
+    assert chosen((1, 16, 28, 28), 16) is None
+    assert chosen((1, 64, 2, 2), 64) is None
+    assert chosen((1, 64, 7, 7), 64, constant=False) is None
+    # Short sums, and other windows.
+    assert chosen((1, 32, 28, 28), 64, strides=(2, 2)) is None
+    assert chosen((1, 64, 12, 12), 64, kernel=5) is None
+
+
+def test_what_is_refused():
+    e = WINOGRAD[0]
+    y = (1, 16, 8, 8)
+    with pytest.raises(native.Unsupported, match="not by the method winograd"):
+        native.TiledConvolution(
+            y, e.w.shape, (1, 16, 4, 4), native.Window((2, 2), (1, 1), (1, 1), (1, 1)), native.TiledMethod.winograd
+        )
+    with pytest.raises(native.Error, match="spatial dimension 1 does not fit"):
+        e.make((1, 16, 8, 9), "direct")
+    with pytest.raises(native.Error, match="batch or channels"):
+        e.make((1, 17, 8, 8), "winograd")
+    with pytest.raises(native.Unsupported):
+        native.TiledConvolution(
+            y, e.w.shape, y, e.window, native.TiledMethod.winograd, transposed=True, epilogue=native.Epilogue("relu")
+        )

@@ -1,0 +1,148 @@
+"""The CUDA device where there is one, and everywhere what is said where there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit import cli
+from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
+from graphkit.checks.verify import compare
+from graphkit.errors import GraphkitError, MissingDependency, UnsupportedError
+from graphkit.executor.devices import cuda
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.types import TensorType
+from graphkit.ops import registry
+from graphkit.ops.xp import SHARED
+
+
+def why_not() -> str:
+    """Why there is no card, or nothing."""
+    try:
+        cuda.load()
+    except GraphkitError as error:
+        return str(error)
+    return ""
+
+
+needs_card = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a card")
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """The device as if nobody had asked for it."""
+    cuda.device.cache_clear()
+    yield
+    cuda.device.cache_clear()
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def without_card(outcome: Any) -> SimpleNamespace:
+    """A CuPy that answers the question for cards with `outcome`."""
+
+    def count() -> int:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return int(outcome)
+
+    runtime = SimpleNamespace(getDeviceCount=count, CUDARuntimeError=CUDARuntimeError)
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+
+
+def network() -> gk.Model:
+    x = gk.input("x", ["N", 4])
+    return gk.Model({"y": gk.nn.linear(gk.relu(x), 3, name="fc")})
+
+
+def test_without_cupy(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'graphkit\[cuda\]', or use device='cpu'"):
+        network().compile("cuda")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message"),
+    [
+        (0, "the driver finds no NVIDIA card; use device='cpu'"),
+        (
+            CUDARuntimeError("cudaErrorInsufficientDriver: driver version is insufficient"),
+            r"no NVIDIA card can be used here \(cudaErrorInsufficientDriver.*use device='cpu'",
+        ),
+    ],
+)
+def test_without_a_card(fresh: None, monkeypatch: pytest.MonkeyPatch, outcome: Any, message: str) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", without_card(outcome))
+    with pytest.raises(UnsupportedError, match=message):
+        network().compile("cuda")
+
+
+def test_the_command_line_says_it_in_one_line(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", without_card(0))
+    network().save(tmp_path / "net.json")
+    code = cli.invoke(["run", str(tmp_path / "net.json"), "--device", "cuda"])
+    assert code == UnsupportedError.exit_code
+    assert capsys.readouterr().err.splitlines()[-1].startswith("graphkit: device 'cuda': the driver finds no")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+def test_without_cupy_the_rest_works() -> None:
+    assert network().run({"x": np.zeros((1, 4), np.float32)})["y"].shape == (1, 3)
+    assert "cupy" not in sys.modules
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not installed")
+def test_cupy_has_what_references_may_use() -> None:
+    import cupy
+
+    assert sorted(name for name in SHARED if not hasattr(cupy, name)) == []
+
+
+def cases() -> list[Case | None]:
+    """Without a card one line says why, not a thousand."""
+    if why_not():
+        return [None]
+    return [
+        make_case(cls, number, dtype)
+        for cls in registry
+        for number, sample in enumerate(samples_of(cls))
+        for dtype in dtypes_of(cls, sample)[:1]
+    ]
+
+
+@needs_card
+@pytest.mark.parametrize("case", cases(), ids=lambda c: c.name if c else "no card")
+def test_every_operator_on_the_card(case: Case) -> None:
+    graph = case.graph()
+    kinds = [v.dtype for v in (*graph.inputs, *graph.outputs) if isinstance(v.type, TensorType)]
+    if not all(cuda.device().supports(kind) for kind in kinds):
+        pytest.skip("the card has no arrays of these types")
+    feeds = dict(zip(graph.input_names, case.feeds(), strict=True))
+    found = Executor(graph, ParamStore({}), device="cuda").run(feeds)
+    expected = Executor(graph, ParamStore({}), device="cpu").run(feeds)
+    for name, array in expected.items():
+        if isinstance(array, np.ndarray):
+            report = compare(case.name, found[name], array)
+            assert report.passed, str(report)
+
+
+@needs_card
+def test_training_on_the_card() -> None:
+    data = (np.random.default_rng(0).random((16, 4), np.float32), np.arange(16) % 3)
+    losses = {}
+    for device in ("cpu", "cuda"):
+        trainer = gk.Trainer(network(), "softmax_cross_entropy", gk.optim.SGD(0.1, momentum=0.9), device=device)
+        losses[device] = [float(trainer.step(*data)) for _ in range(5)]
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-4)

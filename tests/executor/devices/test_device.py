@@ -1,0 +1,313 @@
+"""Programs on devices with memory of their own: a stand-in whose arrays refuse those of the host, as CuPy's do."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
+from graphkit.checks.verify import compare
+from graphkit.errors import UnsupportedError
+from graphkit.executor.devices import cuda
+from graphkit.executor.lower.interpreted import reference_kernel
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, SequenceType, TensorType
+from graphkit.ops import F, registry
+from graphkit.ops.evaluate import evaluate
+from graphkit.ops.xp import Namespace
+
+
+class CardArray(np.ndarray):
+    """An array in the stand-in's memory: nothing computes with it and an array of the host together."""
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+        keywords = {k: _plain(v) for k, v in keywords.items()}
+        return _card(getattr(ufunc, method)(*_plain(inputs), **keywords))
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
+        return _card(function(*_plain(arguments), **{k: _plain(v) for k, v in keywords.items()}))
+
+
+def _plain(given: Any) -> Any:
+    if isinstance(given, CardArray):
+        return given.view(np.ndarray)
+    if isinstance(given, np.ndarray):
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+    return type(given)(map(_plain, given)) if type(given) in (list, tuple) else given
+
+
+def _card(result: Any) -> Any:
+    if isinstance(result, np.ndarray):
+        return result.view(CardArray)
+    if isinstance(result, tuple):  # those of numpy.linalg have named fields
+        return tuple(map(_card, result))
+    return list(map(_card, result)) if isinstance(result, list) else result
+
+
+class CardModule:
+    """numpy's functions, making arrays of the stand-in."""
+
+    lib = SimpleNamespace(
+        stride_tricks=SimpleNamespace(as_strided=lambda *a: _card(np.lib.stride_tricks.as_strided(*map(_plain, a))))
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(np, name)
+        if not callable(found) or isinstance(found, (type, np.ufunc)):
+            return found
+        return lambda *arguments, **keywords: _card(found(*arguments, **keywords))
+
+
+class CardNamespace(Namespace):
+    def __init__(self) -> None:
+        super().__init__(CardModule(), "scipy.special", "numpy.linalg")
+
+    def scatter_add(self, target: Any, index: Any, values: Any) -> None:
+        np.add.at(target, index, values)
+
+
+class Stream:
+    """Counts how often its work was waited for."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+
+class Card:
+    """The stand-in for CudaDevice."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self.xp = CardNamespace()
+        self.allocated: list[int] = []
+        self.uploads = 0
+        self.streams: list[Stream] = []
+        self._thread = threading.local()
+
+    supports = cuda.CudaDevice.supports
+
+    def stream(self) -> Stream:
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    @contextlib.contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        self._thread.stream = stream
+        yield
+        self._thread.stream = None
+
+    @property
+    def current(self) -> Stream | None:
+        return getattr(self._thread, "stream", None)
+
+    def synchronize(self, stream: Stream) -> None:
+        stream.waits += 1
+
+    def prepare(self, node: Node) -> Any:
+        return reference_kernel(node, self.xp)
+
+    def alloc(self, nbytes: int) -> Any:
+        assert self.current
+        self.allocated.append(nbytes)
+        return np.full(nbytes, 0xA5, np.uint8)
+
+    def view(self, memory: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        return np.ndarray(shape, dtype, memory, offset).view(CardArray)
+
+    def copy_in(self, array: np.ndarray) -> Any:
+        assert self.current
+        assert type(array) is np.ndarray
+        self.uploads += 1
+        return array.copy().view(CardArray)
+
+    def copy_out(self, array: Any, out: np.ndarray | None) -> np.ndarray:
+        assert isinstance(array, CardArray)
+        if out is None:
+            return np.array(array.view(np.ndarray), order="C")
+        np.copyto(out, array.view(np.ndarray))
+        return out
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    made = Card()
+    monkeypatch.setattr(cuda, "device", lambda: made)
+    return made
+
+
+CASES = [
+    make_case(cls, number, dtype)
+    for cls in registry
+    for number, sample in enumerate(samples_of(cls))
+    for dtype in dtypes_of(cls, sample)[:1]
+]
+
+
+def run(graph: Graph, feeds: list[Any], device: str) -> list[Any]:
+    executor = Executor(graph, ParamStore({}), device=device, threads=1)
+    return list(executor.run(dict(zip(graph.input_names, feeds, strict=True))).values())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_every_operator(case: Case, card: Card) -> None:
+    """What the reference computes; a type that the device has no arrays of is an error that says so."""
+    graph = case.graph()
+    # What lies between constants is folded before the device is asked.
+    kinds = {v.dtype for v in (*graph.inputs, *graph.outputs) if isinstance(v.type, TensorType)}
+    if not all(card.supports(kind) for kind in kinds):
+        with pytest.raises(UnsupportedError, match="has no arrays of these types"):
+            run(graph, case.feeds(), "cuda")
+        return
+    # Where no state is fed, both executors draw from the same one.
+    drawn = case.op.random and not any(a is not None and a.dtype == "uint64" for a in case.arrays)
+    wanted = run(graph, case.feeds(), "cpu") if drawn else evaluate(graph, case.feeds())
+    for found, expected in zip(run(graph, case.feeds(), "cuda"), wanted, strict=True):
+        if isinstance(expected, np.ndarray):
+            assert type(found) is np.ndarray
+            report = compare(case.name, found, expected)
+            assert report.passed, str(report)
+
+
+def test_the_stand_in_is_strict() -> None:
+    card = Card()
+    with card.on(card.stream()):
+        x = card.copy_in(np.ones((2, 3), np.float32))
+    for mixed in (
+        lambda: x + np.ones(3),
+        lambda: np.concatenate([x, np.ones((2, 3))]),
+        lambda: card.xp.dot(x, np.ones(3)),
+    ):
+        with pytest.raises(TypeError, match="Unsupported type"):
+            mixed()
+    assert type(x.sum(axis=0) + card.xp.zeros(3)) is CardArray
+
+
+def random_graph(seed: int) -> Graph:
+    rng = np.random.default_rng(seed)
+    x = Value(TensorType("float32", ("N", 6)), "x")
+    pool: list[Value] = [x, F.constant(value=rng.standard_normal((4, 6)).astype(np.float32))]
+    makers: list[Callable[[Value, Value], Value]] = [
+        lambda a, b: F.add(a, b),
+        lambda a, b: F.mul(F.tanh(a), b),
+        lambda a, b: F.relu(a),
+        lambda a, b: F.reshape(F.neg(F.reshape(a, np.array([-1]))), F.shape(a)),
+        lambda a, b: F.softmax(F.mat_mul(F.mat_mul(a, F.transpose(b)), b)),
+        lambda a, b: F.sub(a, F.reduce_max(b, np.array([0]), keepdims=True)),
+    ]
+    for _ in range(40):
+        a, b = (pool[int(rng.integers(max(0, len(pool) - 6), len(pool)))] for _ in range(2))
+        pool.append(makers[int(rng.integers(len(makers)))](a, b))
+    return Graph([x], [pool[-1], pool[-3], x])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_same_plan_whatever_the_planner_shares(seed: int, card: Card) -> None:
+    graph = random_graph(seed)
+    feeds = {"x": np.random.default_rng(seed).standard_normal((4, 6)).astype(np.float32)}
+    plain = Executor(graph, ParamStore({}), optimize=False, inplace=False, share=False).run(feeds)
+    arenas = {}
+    for inplace, share in itertools.product([False, True], repeat=2):
+        exe = Executor(graph, ParamStore({}), device="cuda", inplace=inplace, share=share)
+        for _ in range(2):
+            for name, array in exe.run(feeds).items():
+                np.testing.assert_allclose(array, plain[name], rtol=1e-4, atol=1e-5)
+        arenas[inplace, share] = exe.plan.arena_bytes
+        assert exe.plan.arena_bytes in card.allocated
+    assert arenas[True, True] <= arenas[False, False]
+
+
+def network() -> gk.Model:
+    x = gk.input("x", ["N", 1, 8, 8])
+    hidden = gk.relu(gk.nn.conv2d(x, 4, kernel=3, pad=1, name="conv1"))
+    return gk.Model({"y": gk.nn.linear(gk.flatten(hidden), 10, name="fc")})
+
+
+def test_parameters_are_copied_once_and_again_when_they_change(card: Card) -> None:
+    net = network()
+    exe = net.compile("cuda")
+    x = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+    first = exe.run({"x": x})["y"]
+    uploads = card.uploads
+    exe.run({"x": x})
+    assert card.uploads == uploads + 1  # x
+    exe.run({"x": x[:1]})
+    assert card.uploads - uploads < 2 + len(net.params)  # another program reads the same copies
+    net.params["fc_bias"] = net.params["fc_bias"] + 1
+    np.testing.assert_allclose(exe.run({"x": x})["y"], first + 1, rtol=1e-5)
+    np.testing.assert_allclose(net.compile().run({"x": x})["y"], first + 1, rtol=1e-4, atol=1e-5)
+
+
+def test_results_belong_to_the_caller(card: Card) -> None:
+    exe = network().compile("cuda")
+    a, b = np.zeros((2, 1, 8, 8), np.float32), np.ones((2, 1, 8, 8), np.float32)
+    first = exe.run({"x": a})["y"]
+    kept = first.copy()
+    out = np.empty((2, 10), np.float32)
+    assert exe.run({"x": b}, out={"y": out})["y"] is out
+    np.testing.assert_array_equal(first, kept)
+    assert not np.array_equal(out, kept)
+
+
+def test_training_writes_parameters_and_states(card: Card) -> None:
+    losses = {}
+    data = (np.random.default_rng(0).random((16, 1, 8, 8), np.float32), np.arange(16) % 10)
+    for device in ("cpu", "cuda"):
+        trainer = gk.Trainer(network(), "softmax_cross_entropy", gk.optim.SGD(0.1, momentum=0.9), device=device)
+        losses[device] = [float(trainer.step(*data)) for _ in range(5)]
+    np.testing.assert_allclose(losses["cuda"], losses["cpu"], rtol=1e-4)
+
+
+def test_dynamic_sizes_control_flow_and_sequences(card: Card) -> None:
+    x = gk.input("x", ["N"])
+    doubled = gk.while_loop(lambda v: gk.reduce_sum(v, keepdims=0) < 100.0, lambda v: v * 2.0, x)
+    net = gk.Model({"where": gk.non_zero(x), "doubled": doubled, "x": x})
+    feeds = {"x": np.array([1.0, 0.0, 3.0, 0.0, 5.0], np.float32)}
+    expected = net.compile().run(feeds)
+    exe = net.compile("cuda")
+    for _ in range(2):
+        found = exe.run(feeds)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
+            assert type(found[name]) is np.ndarray
+    parts = Value(SequenceType(TensorType("float32", (2,))), "parts")
+    given = [np.ones(2, np.float32), np.zeros(2, np.float32)]
+    (returned,) = Executor(Graph([parts], [parts]), ParamStore({}), device="cuda")(given)
+    assert [p.tolist() for p in returned] == [[1, 1], [0, 0]]
+    assert all(type(p) is np.ndarray for p in returned)
+
+
+def test_concurrent_runs_have_a_stream_and_an_arena_each(card: Card) -> None:
+    net = network()
+    exe, plain = net.compile("cuda"), net.compile(threads=1)
+    batches = [np.full((2, 1, 8, 8), i, np.float32) for i in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: exe.run({"x": x})["y"], batches))
+    for x, y in zip(batches, found, strict=True):
+        np.testing.assert_allclose(y, plain.run({"x": x})["y"], rtol=1e-4, atol=1e-4)
+    assert 1 <= len(card.streams) <= 4
+
+
+def test_errors(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = Value(TensorType(DType.BFLOAT16, (3,)), "x")
+    exe = Executor(Graph([x], [F.exp(x, name="narrow")]), ParamStore({}), device="cuda")
+    with pytest.raises(UnsupportedError, match=r"'cuda' has no arrays of these types \(bfloat16: x, narrow"):
+        _ = exe.plan
+    with pytest.raises(UnsupportedError, match="precision 'bf16' is not there on device 'cuda'"):
+        network().compile("cuda", precision="bf16")
+    with pytest.raises(UnsupportedError, match="profiling needs the native engine: device 'cpu'"), gk.profile():
+        network().compile("cuda").run({"x": np.zeros((1, 1, 8, 8), np.float32)})
+    monkeypatch.setenv("GRAPHKIT_STRICT", "1")
+    with pytest.raises(UnsupportedError, match=r"nodes without a native kernel: conv1 \(Conv\)"):
+        network().compile("cuda").run({"x": np.zeros((1, 1, 8, 8), np.float32)})

@@ -1,0 +1,39 @@
+"""A missing native part: an error where graphkit is installed, reference kernels in a bare source tree."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from graphkit.errors import MissingDependency
+from graphkit.executor.devices import kernels
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    def fail(name: str) -> None:
+        raise ImportError("No module named 'graphkit._native'")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    return monkeypatch
+
+
+def test_installed_without_its_extension(broken: pytest.MonkeyPatch) -> None:
+    broken.setattr(kernels, "_is_installed", lambda: True)
+    with pytest.raises(MissingDependency, match="without its native extension"):
+        kernels.load_device("cpu")
+
+
+def test_source_tree(broken: pytest.MonkeyPatch) -> None:
+    broken.setattr(kernels, "_is_installed", lambda: False)
+    assert kernels.load_device("cpu") is False
+
+
+def test_other_import_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("No module named 'numpy'")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(ImportError, match="numpy"):
+        kernels.load_device("cpu")

@@ -1,0 +1,57 @@
+"""A sequence model at many lengths: programs are bounded, weights are packed once, nothing piles up."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkit.executor.memory.packing import PackedArrays
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.program import Program
+from graphkit.executor.run.session import PROGRAM_LIMIT, Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
+
+WIDTH = 256
+
+
+def test_two_hundred_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[str] = []
+    made = PackedArrays.made
+
+    def counted(self: PackedArrays, source: Any, layout: str, make: Any) -> Any:
+        def counting(source: Any) -> Any:
+            packed.append(layout)
+            return make(source)
+
+        return made(self, source, layout, counting)
+
+    monkeypatch.setattr(PackedArrays, "made", counted)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "w": rng.standard_normal((1, 4 * WIDTH, WIDTH), dtype=np.float32) / 16,
+        "r": rng.standard_normal((1, 4 * WIDTH, WIDTH), dtype=np.float32) / 16,
+        "m": rng.standard_normal((WIDTH, 4 * WIDTH), dtype=np.float32),
+    }
+    types = {name: TensorType("float32", a.shape) for name, a in arrays.items()}
+    w, r, m = (Value(types[name], name, role="parameter") for name in arrays)
+    x = Value(TensorType("float32", ("T", 1, WIDTH)), "x")
+    states = F.lstm(x, w, r, hidden_size=WIDTH)[0]
+    exe = Executor(Graph([x, w, r, m], [F.mat_mul(F.squeeze(states, np.array([1])), m)]), ParamStore(types, arrays))
+    whole = rng.standard_normal((200, 1, WIDTH), dtype=np.float32)
+    expected = exe(whole)[0]
+    for _ in range(2):
+        for length in range(1, 201):
+            np.testing.assert_allclose(exe(whole[:length])[0], expected[:length], rtol=1e-3, atol=1e-3)
+    # Two layouts at most for each of the three weights: a single row may ask for another one.
+    assert len(packed) <= 6
+    gc.collect()
+    weights = exe._packed
+    assert sum(type(o) is Program and o.packed is weights for o in gc.get_objects()) == PROGRAM_LIMIT
+    del exe
+    gc.collect()
+    assert not any(type(o) is Program and o.packed is weights for o in gc.get_objects())

@@ -1,0 +1,138 @@
+"""Attention in the forms that exporters and models write, with its layouts and masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
+from graphkit.passes.fuse.attention import fuse_attention
+from graphkit.passes.fuse.matmul import fuse_matmul
+from graphkit.passes.simplify.transpose import eliminate_transpose
+
+HEADS, WIDTH = 2, 3
+
+
+def data(*shape: Any, name: str = "x", dtype: str = "float32") -> Value:
+    return Value(TensorType(dtype, shape), name)
+
+
+def split(x: Value) -> Any:
+    return F.transpose(F.reshape(x, np.array([0, 0, HEADS, WIDTH])), perm=(0, 2, 1, 3))
+
+
+def transposed(x: Value) -> Any:
+    return F.transpose(x, perm=(0, 1, 3, 2))
+
+
+def joined(y: Any) -> Any:
+    return F.reshape(F.transpose(y, perm=(0, 2, 1, 3)), np.array([0, 0, HEADS * WIDTH]))
+
+
+def operands(length: Any = "S") -> list[Value]:
+    return [data("N", n, HEADS * WIDTH, name=name) for name, n in (("q", "T"), ("k", length), ("v", length))]
+
+
+SIZES = {"N": 2, "T": 4, "S": 5}
+FORMS: list[Callable[[Any, Any], Any]] = [
+    lambda q, k: F.mat_mul(q, transposed(k)),
+    lambda q, k: F.div(F.mat_mul(q, transposed(k)), math.sqrt(3.0)),
+    lambda q, k: F.mul(F.mat_mul(q, transposed(k)), 0.25),
+    lambda q, k: F.mat_mul(F.mul(q, 0.5), F.mul(transposed(k), 0.5)),
+    lambda q, k: F.mat_mul(F.mul(q, 0.5), transposed(F.mul(k, 0.5))),
+    lambda q, k: F.mat_mul(q, F.transpose(F.transpose(k, perm=(0, 2, 1, 3)), perm=(0, 2, 3, 1))),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_the_scale(apply: Any, form: Any) -> None:
+    inputs = operands()
+    q, k, v = map(split, inputs)
+    y = joined(F.mat_mul(F.softmax(form(q, k)), v))
+    kept: list[Graph] = []
+    found = apply(inputs, y, eliminate_transpose, fuse_attention, keep=kept, **SIZES)
+    assert found == {"Reshape": 4, "FusedAttention": 1}
+    (node,) = (n for n in kept[0].nodes if n.op.name == "FusedAttention")
+    assert (node.op.layout, node.op.output_layout) == ("NLHD", "NLHD")
+    # Products that are fused already, as in a graph whose shapes became known later.
+    again = apply(inputs, y, fuse_matmul, fuse_attention, **SIZES)
+    assert again["FusedAttention"] == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 5), (2, 2, 4, 5), (4, 5), (5,), (1, 1, 4, 1)])
+@pytest.mark.parametrize("boolean", [False, True, None])
+def test_masks(apply: Any, shape: tuple[int, ...], boolean: bool | None) -> None:
+    inputs = [data(2, n, HEADS * WIDTH, name=name) for name, n in (("q", 4), ("k", 5), ("v", 5))]
+    q, k, v = map(split, inputs)
+    scores = F.mat_mul(q, transposed(k)) * 0.5
+    if boolean is None:
+        mask = data(*shape, name="mask")
+        masked = F.add(mask, scores)
+    else:
+        mask = data(*shape, name="mask", dtype="bool")
+        hidden = np.float32(-1e4)
+        masked = F.where(mask, scores, hidden) if boolean else F.where(mask, hidden, scores)
+    y = F.mat_mul(F.softmax(masked), v)
+    found = apply([*inputs, mask], y, fuse_attention)
+    assert found["FusedAttention"] == 1
+    assert not found.keys() & {"MatMul", "Softmax", "Where", "Add", "Mul"}
+
+
+def test_a_mask_that_would_broadcast_the_scores(apply: Any) -> None:
+    inputs = [data(1, n, HEADS * WIDTH, name=name) for name, n in (("q", 1), ("k", 5), ("v", 5))]
+    q, k, v = map(split, inputs)
+    mask = data(1, 1, 4, 5, name="mask")
+    y = F.mat_mul(F.softmax(F.mat_mul(q, transposed(k)) + mask), v)
+    assert apply([*inputs, mask], y, fuse_attention)["FusedAttention"] == 0
+
+
+@pytest.mark.parametrize("boolean", [False, True])
+def test_a_constant_triangle_is_causal(apply: Any, boolean: bool) -> None:
+    inputs = [data(2, n, HEADS * WIDTH, name=name) for name, n in (("q", 3), ("k", 5), ("v", 5))]
+    q, k, v = map(split, inputs)
+    visible = np.tri(3, 5, 2, dtype=bool)
+    for mask, causal in ((visible, True), (np.tri(3, 5, 1, dtype=bool), False)):
+        scores = F.mat_mul(q, transposed(k))
+        if boolean:
+            masked = F.where(mask, scores, np.finfo(np.float32).min)
+        else:
+            masked = F.add(scores, np.where(mask, 0, -np.inf).astype(np.float32)[None, None])
+        kept: list[Graph] = []
+        apply(inputs, F.mat_mul(F.softmax(masked), v), fuse_attention, keep=kept)
+        (node,) = (n for n in kept[0].nodes if n.op.name == "FusedAttention")
+        assert node.op.causal is causal
+        assert len(node.inputs) == (3 if causal else 4)
+
+
+def test_operands_of_three_axes(apply: Any) -> None:
+    q, k, v = (data("T", 6, WIDTH, name=name) for name in "qkv")
+    heads = [F.transpose(x, perm=(1, 0, 2)) for x in (q, k, v)]
+    scores = F.mat_mul(heads[0], F.transpose(k, perm=(1, 2, 0)))
+    y = F.transpose(F.mat_mul(F.softmax(scores), heads[2]), perm=(1, 0, 2))
+    kept: list[Graph] = []
+    found = apply([q, k, v], y, fuse_attention, T=4, keep=kept)
+    assert found == {"Unsqueeze": 3, "FusedAttention": 1, "Squeeze": 1}
+
+
+def test_what_is_no_attention(apply: Any) -> None:
+    inputs = operands()
+    q, k, v = map(split, inputs)
+    scores = F.mat_mul(q, transposed(k))
+    weights = F.softmax(scores)
+    for outputs in (
+        [F.mat_mul(weights, v), weights],
+        [F.mat_mul(weights, v), scores],
+        [F.mat_mul(F.softmax(scores, axis=1), v)],
+        [F.mat_mul(F.softmax(F.relu(scores)), v)],
+    ):
+        assert apply(inputs, outputs, fuse_attention, **SIZES)["FusedAttention"] == 0
+    # One head of keys for all queries broadcasts.
+    single = data("N", 1, "S", WIDTH, name="k")
+    y = F.mat_mul(F.softmax(F.mat_mul(q, transposed(single))), v)
+    assert apply([inputs[0], single, inputs[2]], y, fuse_attention, **SIZES)["FusedAttention"] == 0

@@ -1,0 +1,236 @@
+"""Layout assignment: what the graph computes stays, and transposes remain at its borders only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkit.autodiff import gradient
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
+from graphkit.ops.evaluate import evaluate
+from graphkit.passes.core.sweep import run_passes
+from graphkit.passes.layout.channels_last import channels_last
+from graphkit.passes.simplify.cleanup import CLEANUP
+
+rng = np.random.default_rng(0)
+
+
+def weights(*shape: int) -> Value:
+    made: Value = F.constant(value=rng.standard_normal(shape).astype(np.float32))
+    return made
+
+
+def conv(x: Any, channels: int, taken: int, kernel: int = 3, rank: int = 2, **attrs: Any) -> Value:
+    made: Value = F.conv(x, weights(channels, taken, *(kernel,) * rank), **attrs)
+    return made
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op.name for node in graph.nodes if node.op.name != "Constant"]
+
+
+def converted(build: Callable[[Value], Any], shape: tuple[Any, ...] = ("N", 3, 9, 8)) -> Graph:
+    """The graph after the pass, which gives the same outputs as before."""
+    x = Value(TensorType("float32", shape), "x")
+    built = build(x)
+    graph = Graph([x], built if isinstance(built, list) else [built])
+    result = run_passes(channels_last(graph), CLEANUP)
+    assert [v.type for v in result.outputs] == [v.type for v in graph.outputs]
+    array = rng.standard_normal([d if isinstance(d, int) else 2 for d in shape]).astype(np.float32)
+    for got, want in zip(evaluate(result, [array]), evaluate(graph, [array]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    return result
+
+
+def two_convolutions_with(middle: Callable[[Any], Any]) -> Callable[[Value], Any]:
+    return lambda x: conv(middle(conv(x, 6, 3)), 4, 6, 1)
+
+
+MIDDLES: dict[str, Callable[[Any], Any]] = {
+    "pointwise": lambda h: F.sigmoid(F.add(F.relu(h), 1.0)),
+    "channel vector": lambda h: F.mul(h, weights(6, 1, 1)),
+    "full constant": lambda h: F.add(h, weights(1, 6, 1, 1)),
+    "clip": lambda h: F.clip(h, np.float32(0), np.float32(6)),
+    "slopes": lambda h: F.p_relu(h, weights(6, 1, 1)),
+    "maximum pool": lambda h: F.max_pool(h, kernel_shape=(2, 2), strides=(2, 1), pads=(1, 0, 0, 1))[0],
+    "average pool": lambda h: F.average_pool(h, kernel_shape=(3, 3), pads=(1, 1, 1, 1)),
+    "global pool": lambda h: F.mul(h, F.sigmoid(conv(F.global_average_pool(h), 6, 6, 1))),
+    "global maximum": lambda h: F.global_max_pool(h),
+    "concat": lambda h: F.split(F.concat([h, F.relu(h)], axis=1), np.array([6, 6]), axis=1)[1],
+    "concat of rows": lambda h: F.concat([h, F.relu(h)], axis=-2),
+    "softmax": lambda h: F.softmax(h, axis=1),
+    "mean": lambda h: F.reduce_mean(h, np.array([2]), keepdims=True),
+    "batch norm": lambda h: F.batch_normalization(
+        h, weights(6), weights(6), weights(6), F.constant(value=np.linspace(0.5, 2, 6, dtype=np.float32))
+    ),
+    "resize": lambda h: F.resize(h, None, np.array([1, 1, 2, 2], np.float32), mode="nearest"),
+    "resize to": lambda h: F.resize(h, None, None, np.array([2, 6, 5, 4]), mode="linear"),
+    "pad": lambda h: F.pad(h, np.array([0, 0, 1, 2, 0, 0, 0, 1])),
+    "pad of axes": lambda h: F.pad(h, np.array([1, 2]), None, np.array([-2])),
+    "slice": lambda h: F.slice(h, np.array([1, 0]), np.array([5, 5]), np.array([2, -1]), np.array([2, 1])),
+    "transposed convolution": lambda h: F.conv_transpose(h, weights(6, 6, 2, 2), strides=(2, 2)),
+    "depthwise": lambda h: conv(h, 6, 1, 3, group=6, pads=(1, 1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", MIDDLES)
+def test_the_layout_is_carried_on(name: str) -> None:
+    graph = converted(two_convolutions_with(MIDDLES[name]))
+    names = ops(graph)
+    assert names.count("ChannelsLastConv") >= 2
+    assert names.count("Transpose") == 2, names
+    assert names[0] == names[-1] == "Transpose"
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        lambda h: F.lrn(h, size=3),
+        lambda h: F.reshape(F.reshape(h, np.array([0, -1])), np.array([0, 6, 7, 6])),
+        lambda h: F.transpose(h, perm=(0, 1, 3, 2)),
+    ],
+    ids=["LRN", "Reshape", "Transpose"],
+)
+def test_other_operators_get_the_standard_order(middle: Callable[[Any], Any]) -> None:
+    converted(two_convolutions_with(middle))
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_one_and_three_spatial_axes(rank: int) -> None:
+    graph = converted(lambda x: conv(F.relu(conv(x, 5, 3, 2, rank)), 4, 5, 2, rank), ("N", 3, *(5,) * rank))
+    assert ops(graph) == ["Transpose", "ChannelsLastConv", "Relu", "ChannelsLastConv", "Transpose"]
+
+
+def test_a_transpose_that_asks_for_channels_last_vanishes() -> None:
+    graph = converted(lambda x: F.relu(F.transpose(conv(x, 4, 3), perm=(0, 2, 3, 1))))
+    assert ops(graph) == ["Transpose", "ChannelsLastConv", "Relu"]
+
+
+def test_reductions_that_drop_axes_end_in_the_standard_order() -> None:
+    def build(x: Value) -> list[Any]:
+        h = conv(x, 4, 3)
+        return [F.reduce_mean(h, np.array(axes), keepdims=False) for axes in ([2, 3], [1], [2])]
+
+    graph = converted(build)
+    assert ops(graph).count("Transpose") == 2  # in front, and for the mean over rows alone
+
+
+def test_indices_of_maxima_keep_the_standard_pool() -> None:
+    graph = converted(lambda x: list(F.max_pool(conv(x, 4, 3), kernel_shape=(2, 2))))
+    assert "MaxPool" in ops(graph)
+
+
+def test_values_of_both_layouts_have_one_transpose() -> None:
+    def build(x: Value) -> list[Any]:
+        h = conv(x, 4, 3)
+        return [F.lrn(h, size=3), F.lrn(F.relu(h), size=3), F.lrn(h, size=5), conv(h, 2, 4)]
+
+    assert ops(converted(build)).count("Transpose") == 4
+
+
+def test_double_precision_stays() -> None:
+    x = Value(TensorType("float64", (1, 2, 4, 4)), "x")
+    graph = Graph([x], [F.conv(x, F.constant(value=np.ones((2, 2, 3, 3))))])
+    assert ops(channels_last(graph)) == ["Conv"]
+
+
+def test_branches_are_entered() -> None:
+    def build(x: Value) -> Value:
+        branches = []
+        for scale in (1.0, 2.0):
+            inner = Value(x.type, "inner")
+            branches.append(Graph([inner], [conv(F.relu(conv(F.mul(inner, scale), 3, 3)), 2, 3)]))
+        condition = F.greater(F.reduce_sum(x, keepdims=False), 0.0)
+        made: Value = F.if_(condition, x, then_branch=branches[0], else_branch=branches[1])
+        return made
+
+    graph = converted(build)
+    (branching,) = [node for node in graph.nodes if node.op.name == "If"]
+    assert ops(branching.op.subgraphs()["then_branch"]).count("ChannelsLastConv") == 2
+
+
+ones = F.constant(value=np.ones(6, np.float32))
+
+TRAINED: dict[str, Callable[[Any], Any]] = {
+    "relu": lambda h: conv(F.relu(h), 4, 6),
+    "batch norm": lambda h: conv(F.batch_normalization(h, ones, ones, ones, ones, training_mode=True)[0], 4, 6),
+    "maximum pool": lambda h: conv(F.max_pool(h, kernel_shape=(3, 2), strides=(2, 1), pads=(1, 0, 1, 1))[0], 4, 6, 1),
+    "average pool": lambda h: conv(F.average_pool(h, kernel_shape=(3, 3), pads=(1, 1, 1, 1)), 4, 6),
+    "global pool": lambda h: F.mul(h, F.sigmoid(conv(F.global_average_pool(h), 6, 6, 1))),
+    "depthwise": lambda h: conv(h, 6, 1, 3, group=6, pads=(1, 1, 1, 1)),
+    "concat": lambda h: conv(F.concat([h, F.relu(h)], axis=1), 4, 12, 2),
+    "sum of branches": lambda h: F.add(conv(h, 6, 6, 1), F.sum(h, F.relu(h), F.tanh(h))),
+}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_gradients_keep_the_layout(name: str) -> None:
+    x, w = Value(TensorType("float32", ("N", 3, 9, 8)), "x"), Value(TensorType("float32", (6, 3, 3, 1)), "w")
+    loss = F.reduce_sum_square(TRAINED[name](F.conv(x, w)), keepdims=False)
+    graph = Graph([x, w], [loss, *gradient([loss], [w, x])])
+    result = run_passes(channels_last(graph), CLEANUP)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 9, 8), (6, 3, 3, 1))]
+    for got, want in zip(evaluate(result, arrays), evaluate(graph, arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4 * float(np.abs(want).max()))
+    names = ops(result)
+    assert {"ChannelsLastConv", "ChannelsLastConvGradInput", "ChannelsLastConvGradWeight"} <= set(names)
+    assert names.count("Transpose") == 2, names  # of x, and of its gradient
+    assert not {"MaxPoolGrad", "AveragePoolGrad", "BatchNormGrad", "ConvGradInput", "ConvGradWeight"} & set(names)
+
+
+def test_indices_that_others_read_keep_the_standard_pool() -> None:
+    def build(x: Value) -> list[Any]:
+        h = conv(x, 4, 3)
+        y, indices = F.max_pool(h, kernel_shape=(2, 2))
+        return [y, F.max_pool_grad(F.relu(y), indices, h), indices]
+
+    assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build)))
+
+
+def test_indices_for_another_shape_keep_the_standard_pool() -> None:
+    def build(x: Value) -> list[Any]:
+        h = conv(x, 4, 3)
+        y, indices = F.max_pool(h, kernel_shape=(2, 2))
+        return [y, F.max_pool_grad(F.relu(y), indices, F.neg(h))]
+
+    assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build)))
+
+
+def test_windows_of_many_elements_keep_the_standard_pool() -> None:
+    def build(x: Value) -> list[Value]:
+        h = conv(x, 2, 3, 1)
+        loss = F.reduce_sum_square(F.max_pool(h, kernel_shape=(17, 16))[0], keepdims=False)
+        return gradient([loss], [x])
+
+    assert {"MaxPool", "MaxPoolGrad"} <= set(ops(converted(build, (1, 3, 18, 17))))
+
+
+@pytest.mark.parametrize("target", [(2, 3, 7, 6), (7, 6)], ids=str)
+def test_what_is_spread_over_positions(target: tuple[int, ...]) -> None:
+    def build(x: Value) -> Value:
+        spread = F.expand(F.global_average_pool(x), np.array(target))
+        made: Value = conv(F.add(conv(x, 3, 3), spread), 4, 3)
+        return made
+
+    converted(build, (2, 3, 9, 8))
+
+
+def test_gradients_of_gradients() -> None:
+    def build(x: Value) -> list[Value]:
+        y = F.reduce_sum_square(F.tanh(conv(x, 4, 3)), keepdims=False)
+        (dx,) = gradient([y], [x])
+        return gradient([F.reduce_sum_square(dx, keepdims=False)], [x])
+
+    names = ops(converted(build, (1, 3, 6, 5)))
+    assert not {"ConvGradInput", "ConvGradWeight", "Conv"} & set(names)
+
+
+def test_gradients_in_double_precision_stay() -> None:
+    x, w = (Value(TensorType("float64", (2, 2, 4, 4)), n) for n in ("x", "w"))
+    graph = Graph([x, w], [F.conv_grad_input(x, w, x, pads=(1, 2, 2, 1))])
+    assert ops(channels_last(graph)) == ["ConvGradInput"]

@@ -1,0 +1,62 @@
+"""Transposed convolutions without strides become convolutions that compute the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
+from graphkit.ops.evaluate import evaluate
+from graphkit.passes.layout.unstride_transposed import unstride_transposed
+
+CASES: list[tuple[tuple[Any, ...], tuple[int, ...], dict[str, Any]]] = [
+    (("N", 3, 5, 6), (3, 2, 3, 3), {}),
+    (("N", 3, "H", "W"), (3, 2, 3, 2), {"pads": (1, 0, 2, 1)}),
+    (("N", 4, 5, 5), (4, 3, 3, 3), {"group": 2, "pads": (1, 1, 1, 1)}),
+    (("N", 2, 5, 5), (2, 2, 3, 2), {"dilations": (2, 1), "pads": (1, 0, 0, 1), "strides": (1, 1)}),
+    (("N", 3, 7), (3, 4, 4), {"pads": (1, 2)}),
+    (("N", 2, 3, 4, 3), (2, 2, 2, 2, 2), {}),
+]
+
+
+def built(shape: tuple[Any, ...], weights: tuple[int, ...], bias: bool, **attrs: Any) -> tuple[Graph, list[np.ndarray]]:
+    rng = np.random.default_rng(0)
+    channels = weights[1] * attrs.get("group", 1)
+    arrays = [rng.standard_normal([d if isinstance(d, int) else 4 for d in shape]), rng.standard_normal(weights)]
+    x, w = Value(TensorType("float64", shape), "x"), Value(TensorType("float64", weights), "w", role="parameter")
+    inputs = [x, w]
+    if bias:
+        arrays.append(rng.standard_normal(channels))
+        inputs.append(Value(TensorType("float64", (channels,)), "b", role="parameter"))
+    return Graph(inputs, [F.conv_transpose(*inputs, **attrs)]), arrays
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(("shape", "weights", "attrs"), CASES)
+def test_the_same_results(shape: Any, weights: Any, attrs: Any, bias: bool) -> None:
+    graph, arrays = built(shape, weights, bias, **attrs)
+    after = unstride_transposed(graph)
+    names = [node.op.name for node in after.nodes]
+    assert "Conv" in names
+    assert "ConvTranspose" not in names
+    assert after.outputs[0].type == graph.outputs[0].type
+    np.testing.assert_allclose(evaluate(after, arrays)[0], evaluate(graph, arrays)[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        {"strides": (2, 1)},
+        {"pads": (3, 0, 0, 0)},
+        {"output_shape": (6, 6)},
+        {"auto_pad": "SAME_UPPER"},
+    ],
+    ids=str,
+)
+def test_others_stay(attrs: dict[str, Any]) -> None:
+    graph, _ = built((1, 3, 5, 6), (3, 2, 3, 3), False, **attrs)
+    assert [node.op.name for node in unstride_transposed(graph).nodes] == ["ConvTranspose"]

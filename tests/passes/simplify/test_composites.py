@@ -1,0 +1,67 @@
+"""Composite operators run as what they consist of, with the same results."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.checks.samples import Case, make_case, samples_of
+from graphkit.checks.verify import compare
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops import F, registry
+from graphkit.ops.evaluate import evaluate
+from graphkit.passes.core.sweep import run_passes
+from graphkit.passes.pipeline import BOUND, INFERENCE
+from graphkit.passes.simplify.cleanup import CLEANUP
+from graphkit.passes.simplify.composites import expand_composites
+
+COMPOSITES = [cls for cls in registry if cls.composite]
+CASES = [make_case(cls, number) for cls in COMPOSITES for number in range(len(samples_of(cls)))]
+
+
+def names(graph: Graph) -> Counter[str]:
+    return Counter(node.op.name for node in graph.nodes)
+
+
+def test_composites_are_known_by_their_expansion() -> None:
+    assert {"Attention", "Einsum", "LinearAttention"} <= {cls.name for cls in COMPOSITES}
+    assert all(cls.expand is not None for cls in COMPOSITES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_same_results(case: Case) -> None:
+    graph = case.graph()
+    expanded = expand_composites(graph)
+    assert case.op.name not in names(expanded)
+    for ours, expected in zip(evaluate(expanded, case.feeds()), evaluate(graph, case.feeds()), strict=True):
+        report = compare(case.name, ours, expected, 1e-5, 1e-5)
+        assert report.passed, str(report)
+
+
+def test_unknown_ranks_stay() -> None:
+    x = Value(TensorType("float32"), "x")
+    graph = Graph([x], [F.einsum(x, x, equation="...i,...i->...")])
+    assert names(expand_composites(graph)) == names(graph)
+
+
+def test_inside_branches() -> None:
+    x, p = gk.input("x", [2, 3]), gk.input("p", [], dtype="bool")
+    model = gk.Model({"y": gk.cond(p, lambda v: F.swi_glu(v, v), lambda v: v, (x,))}, name="branches")
+    (node,) = (n for n in expand_composites(model.graph).nodes if n.op.name == "If")
+    assert names(node.op.subgraphs()["then_branch"]) == {"Swish": 1, "Mul": 1}
+
+
+def test_causal_attention_is_fused() -> None:
+    """Attention becomes the operator that has a kernel, the mask its `causal`."""
+    q, k, v = (Value(TensorType("float32", (1, 2, 8, 4)), name) for name in "qkv")
+    graph = Graph([q, k, v], [F.attention(q, k, v, is_causal=True)[0]])
+    prepared = run_passes(graph, (*CLEANUP, *INFERENCE, *CLEANUP, *BOUND))
+    (fused,) = (n for n in prepared.nodes if n.op.name == "FusedAttention")
+    assert fused.op.causal
+    rng = np.random.default_rng(0)
+    feeds = [rng.standard_normal((1, 2, 8, 4)).astype(np.float32) for _ in range(3)]
+    np.testing.assert_allclose(evaluate(prepared, feeds)[0], evaluate(graph, feeds)[0], rtol=1e-5, atol=1e-6)

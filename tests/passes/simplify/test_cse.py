@@ -1,0 +1,65 @@
+"""Common subexpressions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F
+from graphkit.passes.simplify.cse import cse, is_random
+
+VECTOR = TensorType("float32", ("N",))
+
+
+def test_equal_nodes_merge() -> None:
+    x = Value(VECTOR, "x")
+    graph = Graph([x], [F.add(F.exp(x), F.exp(x)), F.mul(F.exp(x), np.float32(2)), F.mul(F.exp(x), np.float32(2))])
+    merged = cse(graph)
+    assert sorted(n.op.name for n in merged.nodes) == ["Add", "Constant", "Exp", "Mul"]
+    assert merged.output_names == graph.output_names
+    assert merged.outputs[1] is merged.outputs[2]
+
+
+def test_attributes_and_order_of_operands_matter() -> None:
+    x, y = Value(VECTOR, "x"), Value(VECTOR, "y")
+    graph = Graph([x, y], [F.sub(x, y), F.sub(y, x), F.elu(x, alpha=1.0), F.elu(x, alpha=2.0)])
+    assert len(cse(graph).nodes) == 4
+
+
+def test_constants_are_equal_by_bytes() -> None:
+    zero, minus = np.array([0.0], np.float32), np.array([-0.0], np.float32)
+    nan = np.array([np.nan], np.float32)
+    values = [F.constant(value=a.copy()) for a in (zero, zero, minus, nan, nan, zero.astype(np.float64))]
+    assert len(cse(Graph([], values)).nodes) == 4
+
+
+def test_random_nodes_without_a_state_stay_apart() -> None:
+    rng = Value(TensorType("uint64", (2,)), "rng", role="rng")
+    draw = [F.random_normal(shape=(2,)) for _ in range(2)]
+    assert len(cse(Graph([rng], draw)).nodes) == 2
+    draw = [F.random_normal(rng, shape=(2,), stream=stream) for stream in (0, 1, 0)]
+    assert len(cse(Graph([rng], draw)).nodes) == 2
+    flag = Value(TensorType(DType.BOOL, ()), "flag")
+    branch = Graph([], [F.random_normal(shape=(2,))])
+    choices = [F.if_(flag, then_branch=branch, else_branch=branch) for _ in range(2)]
+    assert is_random(choices[0].node.op)
+    assert len(cse(Graph([flag], choices)).nodes) == 2
+
+
+def test_subgraphs_are_entered() -> None:
+    flag, x = Value(TensorType(DType.BOOL, ()), "flag"), Value(VECTOR, "x")
+    inner = Value(VECTOR)
+    branch = Graph([inner], [F.add(F.exp(inner), F.exp(inner))])
+    merged = cse(Graph([flag, x], [F.if_(flag, x, then_branch=branch, else_branch=branch)]))
+    assert [len(g.nodes) for g in merged.nodes[0].op.subgraphs().values()] == [2, 2]
+
+
+def test_updates_and_long_chains() -> None:
+    x, s = Value(VECTOR, "x"), Value(VECTOR, "s", role="state")
+    merged = cse(Graph([x, s], [F.add(s, x)], [(s, F.add(s, x))]))
+    assert merged.outputs[0] is merged.updates[0][1]
+    a = b = x
+    for _ in range(20_000):
+        a, b = F.neg(a), F.neg(b)
+    assert len(cse(Graph([x], [a, b])).nodes) == 20_000
