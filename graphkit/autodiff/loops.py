@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.autodiff.iteration import Carried, Iteration, Stacked
+from graphkit.autodiff.iteration import Iteration
 from graphkit.autodiff.saving import (
     by_shape,
     invariant_values,
@@ -33,6 +33,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.axes import zeros_like
 from graphkit.ops.control.loop_state import without_value
+from graphkit.ops.control.views import Along, LoopState
 from graphkit.passes.control.merge import merge_control
 from graphkit.passes.training.randomness import is_undetermined
 
@@ -54,11 +55,11 @@ class _Step:
     gradient and indices of each lookup.
     """
 
-    carried: list[Carried]
-    slices: list[Stacked]
+    carried: list[LoopState]
+    slices: list[Along]
     captures: list[tuple[Value, Value]]
     lookups: list[_Lookup]
-    outputs: list[tuple[Stacked, Value]]
+    outputs: list[tuple[Along, Value]]
     state_seeds: list[Value]
     output_seeds: list[Value]
     sums: list[Value]
@@ -85,7 +86,7 @@ class _Reverse:
 
     carried: Sequence[Value]
     starts: Sequence[Value]
-    scanned: Sequence[Stacked]
+    scanned: Sequence[Along]
     captures: Sequence[Value]
     captured: Sequence[Value]
     name: str
@@ -97,8 +98,9 @@ def loop_gradient(
 ) -> Contribution:
     """Gradients of the operands of a Loop or Scan, and the forward node with what they need saved."""
     loop = Iteration.of(node)
-    finals = dict(zip(loop.carried, gradients[: len(loop.carried)], strict=True))
-    step = _step(loop, finals, gradients[len(loop.carried) :], active, differentiate)
+    view = loop.view
+    finals = dict(zip(view.states, gradients[: view.state_count], strict=True))
+    step = _step(loop, finals, gradients[view.state_count :], active, differentiate)
     if not (step.carried or step.slices or step.captures or step.lookups):
         return [None] * len(node.inputs), None
     reads = _reads(loop, step)
@@ -107,11 +109,11 @@ def loop_gradient(
         # What is scanned tells the number of iterations.
         saving, sources = loop.stacking([loop.counter()])
     seeds = zip(step.output_seeds, step.outputs, strict=True)
-    scanned = [Stacked(seed, g, s.axis, s.backwards) for seed, (s, g) in seeds]
+    scanned = [Along(seed, g, s.axis, s.backwards) for seed, (s, g) in seeds]
     for source in sources:
         reads.table.setdefault(source.inner, placeholder(source.inner))
-        scanned.append(Stacked(reads.table[source.inner], source.outer, source.axis, source.backwards))
-    outer_of = dict(loop.captures)
+        scanned.append(Along(reads.table[source.inner], source.outer, source.axis, source.backwards))
+    outer_of = dict(view.captures)
     reverse = _Reverse(
         [*step.state_seeds, *step.sums],
         [*(_or_zeros(finals[c], c.final) for c in step.carried), *(zeros_like(b) for _, b in step.captures)],
@@ -122,7 +124,7 @@ def loop_gradient(
         node.op.recompute,  # type: ignore[attr-defined]
     )
     if node.op.name == "Loop":
-        values = _reverse_loop(reverse, step.results, reads.table, loop.entry)
+        values = _reverse_loop(reverse, step.results, reads.table, view.entry)
     else:
         written = [*((s.axis, s.backwards) for s in step.slices), *[(0, 0)] * (2 * len(step.lookups))]
         values = _reverse_scan(reverse, step.results, reads.table, written)
@@ -133,22 +135,22 @@ def loop_gradient(
         scattered = F.gather_grad(next(stacks), lookup.outer, next(stacks), axis=0)
         known = of_input.get(lookup.capture)
         of_input[lookup.capture] = scattered if known is None else F.add(known, scattered)
-    lead: list[Value | None] = [None] * loop.first_operand
-    return lead + [of_input.get(v) for v in loop.body.inputs[loop.first_operand :]], saving
+    lead: list[Value | None] = [None] * view.lead
+    return lead + [of_input.get(v) for v in view.body.inputs[view.lead :]], saving
 
 
 def _step(
     loop: Iteration,
-    finals: dict[Carried, Value | None],
+    finals: dict[LoopState, Value | None],
     of_outputs: Sequence[Value | None],
     active: set[Value],
     differentiate: Differentiate,
 ) -> _Step:
-    outputs = [(s, g) for s, g in zip(loop.stacked, of_outputs, strict=True) if g is not None]
+    outputs = [(s, g) for s, g in zip(loop.view.scan_outputs, of_outputs, strict=True) if g is not None]
     seeded = {c.before for c, g in finals.items() if g is not None}
     carried = loop.carrying_gradients(active, seeded, [s.inner for s, _ in outputs])
-    slices = [s for s in loop.slices if s.outer in active and differentiable(s.inner)]
-    captures = [(a, b) for a, b in loop.captures if b in active and differentiable(a)]
+    slices = [s for s in loop.view.scan_inputs if s.outer in active and differentiable(s.inner)]
+    captures = [(a, b) for a, b in loop.view.captures if b in active and differentiable(a)]
     state_seeds = [Value(without_value(c.after.type), f"d_{c.after.name or 'state'}") for c in carried]
     output_seeds = [Value(without_value(s.inner.type), f"d_{s.inner.name or 'output'}") for s, _ in outputs]
     wrt = [*(c.before for c in carried), *(s.inner for s in slices), *(a for a, _ in captures)]
@@ -176,7 +178,7 @@ def _without_lookups(
 
     Not in a loop marked `recompute`: there, memory must not grow with the number of iterations.
     """
-    if contribution is None or contribution.node is None or loop.node.op.recompute:  # type: ignore[attr-defined]
+    if contribution is None or contribution.node is None or loop.view.node.op.recompute:  # type: ignore[attr-defined]
         return contribution
     is_sum = contribution.node.op.name == "Sum" and not contribution.node.op.domain
     rest = []
@@ -197,12 +199,13 @@ def _without_lookups(
 
 def _reads(loop: Iteration, step: _Step) -> _Reads:
     """Tell the forward values that are read apart: captures, those of which only the shape counts, and the rest."""
-    outer_of = dict(loop.captures)
-    given = {*loop.body.inputs, *(s.inner for s in loop.stacked)}
-    nodes = [*loop.body.nodes, *step.extended]
+    view = loop.view
+    outer_of = dict(view.captures)
+    given = {*view.body.inputs, *(s.inner for s in view.scan_outputs)}
+    nodes = [*view.body.nodes, *step.extended]
     again = invariant_values(nodes, outer_of)
-    if loop.node.op.recompute:  # type: ignore[attr-defined]
-        given = set(loop.body.inputs)
+    if view.node.op.recompute:  # type: ignore[attr-defined]
+        given = set(view.body.inputs)
         kept = {v for n in nodes if is_undetermined(n) for v in n.outputs}
     else:
         made = [v for n in nodes if not is_view(n) for v in n.outputs]
@@ -210,7 +213,7 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
         kept |= {v for n in nodes if is_undetermined(n) for v in n.outputs}
     read = read_values(step.results, lambda v: v in given or v in kept)
     # The number of an iteration and its condition are counted back in the reverse loop.
-    read = {v: elements for v, elements in read.items() if v not in loop.entry}
+    read = {v: elements for v, elements in read.items() if v not in view.entry}
     table = {v: placeholder(v) for v, elements in read.items() if elements}
     alike = by_shape([*table.values(), *step.sums, *step.state_seeds, *step.output_seeds])
     for value in read:

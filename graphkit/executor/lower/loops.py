@@ -20,6 +20,7 @@ from graphkit.executor.memory.planner import aligned
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops.control.loop_state import carried_types, output_types, without_value
+from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.bind import rebind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.simplify.cleanup import CLEANUP
@@ -211,16 +212,14 @@ def _optional(where: Where) -> Where | None:
 
 def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -> Prepared:
     """The shapes that the rows of outputs would have, unknown sizes as 0."""
-    op: Any = node.op
-    first, scanned = (2, 0) if op.name == "Loop" else (0, op.num_scan_inputs)
-    states = max(len(node.inputs) - first - scanned - op.captures, 0)
-    types: list[Type] = [v.type for v in op.body.inputs[:first]]
+    view = LoopView.of(node)
+    scanned = range(len(node.inputs))[view.at_scan_inputs]
+    types: list[Type] = [v.type for v in view.entry]
     for position, (value, shape) in enumerate(zip(node.inputs, shapes, strict=True)):
-        if position >= first and value is not None:
+        if position >= view.lead and value is not None:
             whole = value.tensor.static_shape if shape is None else tuple(shape)
-            is_scanned = first + states <= position < first + states + scanned
-            types.append(TensorType(value.dtype, whole[1:] if is_scanned else whole))
-    found = output_types(op.body, types)[(1 if first else 0) :]
+            types.append(TensorType(value.dtype, whole[1:] if position in scanned else whole))
+    found = output_types(view.body, types)[view.flag :]
     rows = [found[i] for i in outputs]
     sizes = [tuple(d if isinstance(d, int) else 0 for d in row.shape or ()) for row in rows]  # type: ignore[union-attr]
     return Prepared(None, sizes, [], [], None)
@@ -233,15 +232,13 @@ def loop_step(
     node: Node, constants: Mapping[int, VersionedArray], settings: Settings, used: Sequence[bool]
 ) -> LoopStep:
     """The step of a Loop or a Scan. Raises NotNative."""
-    op: Any = node.op
-    is_loop = op.name == "Loop"
-    first, scanned, lead = (2, 0, 1) if is_loop else (0, op.num_scan_inputs, 0)
-    count = max(len(node.inputs) - first - scanned - op.captures, 0)  # absent operands at the end are not there
+    view = LoopView.of(node)
+    is_loop, first, lead, count = view.is_loop, view.lead, view.flag, view.state_count
     if not all(has_fixed_size(v) or has_run_time_size(v) for v in (*node.operands, *node.outputs)):
         raise NotNative("only tensors of numbers are carried, scanned and captured")
     if not is_loop:
-        _check_axes(node, count)
-    body = _typed_body(node, first, lead, count, scanned)
+        _check_axes(view)
+    body = _typed_body(view)
     stacked = [i for i in range(count, len(node.outputs)) if used[i]]
     body = body.replace(outputs=[*body.outputs[: lead + count], *(body.outputs[lead + i] for i in stacked)])
     if settings.optimize:
@@ -271,13 +268,13 @@ def loop_step(
             raise NotNative(f"{row.type} is stacked to {node.outputs[i].type}")
     flags = [v for v in body.outputs[:lead] if v is not body.inputs[1] and v.tensor.constants != (1,)]
     body = body.replace(outputs=[*flags, *(s.after for s in states), *rows])
-    kept = [*(p for p, _ in unchanged), *range(first + count + scanned, len(node.inputs))]
+    positions = range(len(view.operands))
+    kept = [*(p for p, _ in unchanged), *positions[view.at_captures]]
     region = inner_region(body, {p: constants[p] for p in kept if p in constants}, settings)
     offsets = (block.take(8), block.take(1), block.take(1) if flags else None) if is_loop else (None, None, None)
     arena = block.take(region.layout.arena_bytes)
-    backwards = getattr(op, "scan_input_directions", None) or (0,) * scanned
-    written = getattr(op, "scan_output_directions", None) or (0,) * (len(node.outputs) - count)
-    operands = range(first + count, first + count + scanned)
+    operands = positions[view.at_scan_inputs]
+    written = view.scan_output_places
     return LoopStep(
         node,
         region,
@@ -285,9 +282,9 @@ def loop_step(
         arena,
         _known_trips(node, count, operands),
         tuple(states),
-        tuple(_Scanned(p, body.inputs[p], bool(d)) for p, d in zip(operands, backwards, strict=True)),
+        tuple(_Scanned(p, body.inputs[p], bool(s.backwards)) for p, s in zip(operands, view.scan_inputs, strict=True)),
         tuple(unchanged),
-        tuple(_Stacked(i, row, bool(written[i - count])) for i, row in zip(stacked, rows, strict=True)),
+        tuple(_Stacked(i, row, bool(written[i - count][1])) for i, row in zip(stacked, rows, strict=True)),
         *offsets,
     )
 
@@ -304,25 +301,22 @@ class _Block:
         return offset
 
 
-def _typed_body(node: Node, first: int, lead: int, count: int, scanned: int) -> Graph:
+def _typed_body(view: LoopView) -> Graph:
     """The body on the types that hold in every iteration."""
-    op: Any = node.op
-    entry: list[Type] = []
-    if first:
-        entry = [TensorType(DType.INT64, op.body.inputs[0].shape), TensorType(DType.BOOL, op.body.inputs[1].shape)]
-    values = [v for v in node.inputs[first:] if v is not None]
-    initial = [without_value(v.type) for v in values[:count]]
-    rest: list[Type] = [TensorType(v.dtype, v.tensor.known_shape[1:]) for v in values[count : count + scanned]]
-    rest += [without_value(v.type) for v in values[count + scanned :]]
+    dtypes = (DType.INT64, DType.BOOL)
+    entry: list[Type] = [TensorType(dtype, v.shape) for dtype, v in zip(dtypes, view.entry, strict=False)]
+    initial = [without_value(s.initial.type) for s in view.states]
+    rest: list[Type] = [TensorType(s.outer.dtype, s.outer.tensor.known_shape[1:]) for s in view.scan_inputs]
+    rest += [without_value(c.outer.type) for c in view.captures]
 
     def typed(states: Sequence[Type]) -> Graph:
-        return rebind(op.body, dict(zip(op.body.inputs, [*entry, *states, *rest], strict=True)))
+        return rebind(view.body, dict(zip(view.body.inputs, [*entry, *states, *rest], strict=True)))
 
     try:
         body = typed(initial)
-        if any(without_value(v.type) != t for v, t in zip(body.outputs[lead : lead + count], initial, strict=True)):
+        if any(without_value(v.type) != t for v, t in zip(body.outputs[view.at_after], initial, strict=True)):
             body = typed(
-                carried_types(initial, lambda s: output_types(op.body, [*entry, *s, *rest])[lead : lead + count])
+                carried_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after])
             )
     except TypeMismatch as error:  # the reference says what does not fit
         raise NotNative(str(error)) from error
@@ -357,13 +351,9 @@ def inner_region(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Se
     return region
 
 
-def _check_axes(node: Node, count: int) -> None:
+def _check_axes(view: LoopView) -> None:
     """Slices have to be contiguous and follow each other."""
-    op: Any = node.op
-    scanned = [v for v in node.inputs[count : count + op.num_scan_inputs] if v is not None]
-    stacked = node.outputs[count:]
-    for values, axes in ((scanned, op.scan_input_axes), (stacked, op.scan_output_axes)):
-        for value, axis in zip(values, axes or (0,) * len(values), strict=True):
-            shape = value.tensor.shape
-            if not shape or any(size != 1 for size in shape[: axis % len(shape)]):
-                raise NotNative(f"it scans along axis {axis} of {value.type}")
+    for along in (*view.scan_inputs, *view.scan_outputs):
+        shape = along.outer.tensor.shape
+        if not shape or any(size != 1 for size in shape[: along.axis % len(shape)]):
+            raise NotNative(f"it scans along axis {along.axis} of {along.outer.type}")

@@ -22,6 +22,7 @@ from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.axes import i64, normal_axis
 from graphkit.ops.control.loop_state import without_value
+from graphkit.ops.control.views import Along, LoopView
 from graphkit.passes.core.sweep import rewrite
 
 Block: TypeAlias = int | Literal["sqrt"]
@@ -40,8 +41,8 @@ def block_loops(graph: Graph, block: Block) -> Graph:
         if op.domain or op.name not in ("Scan", "Loop") or op.recompute:
             return None
         rebuilt = node.rebuilt(operands)
-        states = len(node.inputs) - 2 - op.captures
-        return None if op.name == "Loop" and len(node.outputs) > states else in_blocks(rebuilt, block)
+        view = LoopView.of(rebuilt)
+        return None if view.is_loop and view.scan_outputs else in_blocks(rebuilt, block)
 
     return rewrite(graph, rule)
 
@@ -74,14 +75,8 @@ def _near_sqrt(trips: int) -> int:
 
 
 def _scan_trips(node: Node) -> Dim | None:
-    op: Any = node.op
-    first = len(node.inputs) - op.captures - op.num_scan_inputs
-    axes = op.scan_input_axes or (0,) * op.num_scan_inputs
-    sizes = [
-        v.tensor.shape[a]
-        for v, a in zip(node.inputs[first:], axes, strict=False)
-        if v is not None and v.tensor.shape is not None
-    ]
+    scanned = LoopView.of(node).scan_inputs
+    sizes = [s.outer.tensor.shape[s.axis] for s in scanned if s.outer.tensor.shape is not None]
     return next((n for n in sizes if isinstance(n, int)), sizes[0] if sizes else None)
 
 
@@ -100,10 +95,8 @@ class _Along(NamedTuple):
     backwards: int
 
     @staticmethod
-    def of(values: Sequence[Value], axes: Sequence[int] | None, directions: Sequence[int] | None) -> list[_Along]:
-        none = (0,) * len(values)
-        given = zip(values, axes or none, directions or none, strict=True)
-        return [_Along(normal_axis(axis, v.rank or 1), direction) for v, axis, direction in given]
+    def of(scanned: Along) -> _Along:
+        return _Along(normal_axis(scanned.axis, scanned.outer.rank or 1), scanned.backwards)
 
     def divided(self, x: Value, border: Value) -> tuple[Value, Value]:
         """What the first `border` iterations read, and what the others do."""
@@ -129,26 +122,22 @@ class _Along(NamedTuple):
 
 def _check_ranks(node: Node) -> None:
     """Raises UsageError, naming the node, where the rank of something scanned is not known."""
-    op: Any = node.op
-    states = len(node.inputs) - op.num_scan_inputs - op.captures
-    for value in (*node.inputs[states : states + op.num_scan_inputs], *node.outputs[states:]):
-        if value is not None and value.rank is None:
-            raise UsageError(f"{node.describe()}: blocks of iterations need {value.name or 'a result'} of known rank")
+    view = LoopView.of(node)
+    for along in (*view.scan_inputs, *view.scan_outputs):
+        if along.outer.rank is None:
+            name = along.outer.name or "a result"
+            raise UsageError(f"{node.describe()}: blocks of iterations need {name} of known rank")
 
 
 def _blocked_scan(node: Node, block: int, trips: Dim | None) -> list[Value]:
     """Whole blocks in the order of iterations, then the rest."""
     _check_ranks(node)
     op: Any = node.op
-    values = [v for v in node.inputs if v is not None]
-    states = len(values) - op.num_scan_inputs - op.captures
-    results = node.outputs[states:]
-    start, captured = values[:states], values[states + op.num_scan_inputs :]
-    inputs = values[states : states + op.num_scan_inputs]
-    if any(v.rank is None for v in (*inputs, *results)):
-        raise UsageError(f"{node.describe()}: an operand or a result of unknown rank cannot be split into blocks")
-    read = _Along.of(inputs, op.scan_input_axes, op.scan_input_directions)
-    written = _Along.of(results, op.scan_output_axes, op.scan_output_directions)
+    view = LoopView.of(node)
+    states = view.state_count
+    start, captured = [s.initial for s in view.states], [c.outer for c in view.captures]
+    inputs = [s.outer for s in view.scan_inputs]
+    read, written = (list(map(_Along.of, part)) for part in (view.scan_inputs, view.scan_outputs))
     op = op.replace(scan_input_axes=[p.axis for p in read], scan_output_axes=[p.axis for p in written])
     rest: Sequence[Value] = ()
     if isinstance(trips, int):
@@ -191,12 +180,13 @@ def _over_blocks(node: Node, op: Any, values: Sequence[Value], read: Sequence[_A
 def _blocked_loop(node: Node, block: int) -> Sequence[Value]:
     """Iteration b of the outer Loop runs min(block, m - b * block) iterations, or until the condition falls."""
     op: Any = node.op
-    limit, condition, *values = node.inputs
-    given = [v for v in values if v is not None]
-    states = len(given) - op.captures
-    captured = given[states:] if limit is None else [*given[states:], limit]
+    view = LoopView.of(node)
+    limit, condition = view.operands[: view.lead]
+    states = view.state_count
+    given = [s.initial for s in view.states]
+    captured = [c.outer for c in view.captures] if limit is None else [*(c.outer for c in view.captures), limit]
     number, going = _copies(op.body.inputs[:2])
-    before, inside = [_inside(v) for v in given[:states]], [_inside(v) for v in captured]
+    before, inside = [_inside(v) for v in given], [_inside(v) for v in captured]
     done = F.mul(F.reshape(number, i64()), np.int64(block))
     trips = F.constant(value=np.int64(block))
     if limit is not None:
@@ -207,7 +197,7 @@ def _blocked_loop(node: Node, block: int) -> Sequence[Value]:
     if limit is not None:
         blocks = F.div(F.add(F.reshape(limit, i64()), np.int64(block - 1)), np.int64(block))
     outer = op.replace(body=body, captures=len(captured), recompute=True)
-    return Node(outer, [blocks, condition, *given[:states], *captured], _named(node, "blocks"), node.meta).outputs
+    return Node(outer, [blocks, condition, *given, *captured], _named(node, "blocks"), node.meta).outputs
 
 
 def _one_block(node: Node, trips: Value, going: Value, values: Sequence[Value], states: int) -> Sequence[Value]:

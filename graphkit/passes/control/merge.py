@@ -12,6 +12,7 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
+from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.simplify.cse import cse
 
@@ -87,31 +88,23 @@ def _merged_loop(a: Node, b: Node) -> tuple[Node, list[int]] | None:
     """None when the loops do not carry the same."""
     op_a: Any = a.op
     op_b: Any = b.op
-    is_scan = op_a.name == "Scan"
     if op_a.captures != op_b.captures:
         return None
-    states = len(a.inputs) - op_a.captures - (op_a.num_scan_inputs if is_scan else 2)
-    lead = states if is_scan else states + 1  # a Loop's body returns its condition first
+    view_a, view_b = LoopView.of(a), LoopView.of(b)
+    states, lead = view_a.state_count, view_a.at_after.stop
     results_a, results_b = _joint(op_a.body, op_b.body)
     if results_a[:lead] != results_b[:lead]:
         return None
-    places_a, places_b = _places(op_a, len(results_a) - lead), _places(op_b, len(results_b) - lead)
-    outputs = list(zip(results_a[lead:], places_a, strict=True))
+    outputs = list(zip(results_a[lead:], view_a.scan_output_places, strict=True))
     positions = [*range(states)]
-    positions += [states + _position(outputs, item) for item in zip(results_b[lead:], places_b, strict=True)]
+    items = zip(results_b[lead:], view_b.scan_output_places, strict=True)
+    positions += [states + _position(outputs, item) for item in items]
     body = Graph(op_a.body.inputs, [*results_a[:lead], *(v for v, _ in outputs)], name=op_a.body.name)
     changes: dict[str, Any] = {"body": body}
-    if is_scan:
+    if not view_a.is_loop:
         changes["scan_output_axes"] = tuple(axis for _, (axis, _) in outputs)
         changes["scan_output_directions"] = tuple(direction for _, (_, direction) in outputs)
     return _on_same_operands(a, op_a.replace(**changes)), positions
-
-
-def _places(op: Any, count: int) -> list[tuple[int, int]]:
-    """Axis and direction of each scan output."""
-    axes = getattr(op, "scan_output_axes", None) or (0,) * count
-    directions = getattr(op, "scan_output_directions", None) or (0,) * count
-    return list(zip(axes, directions, strict=True))
 
 
 def _position(known: list[Any], item: Any) -> int:

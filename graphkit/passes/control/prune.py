@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value, topological
+from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control, rewrite, use_counts
 
 
@@ -48,11 +49,8 @@ def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tup
 
 def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
     op: Any = node.op
-    loop = op.name == "Loop"
-    lead, first, scanned = (2, 1, 0) if loop else (0, 0, op.num_scan_inputs)
-    given = operands
-    operands = [*operands, *[None] * (lead - len(operands))]  # absent operands at the end are not there
-    count = len(operands) - lead - scanned - op.captures
+    view = LoopView.of(node, operands)
+    lead, first, count = view.lead, view.flag, view.state_count
     stacks = [i for i in read if i >= count]
     states = _live_states(op.body, lead, first, count, [i for i in read if i < count], stacks)
     if not states and not stacks:
@@ -61,19 +59,21 @@ def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> t
     kept = [*states, *stacks]
     body = prune_control(_with_outputs(op.body, [*range(first), *(first + i for i in kept)]))
     used = _inputs_read(body)
-    slices = [k for k in range(lead + count, lead + count + scanned) if k in used] or [lead + count][:scanned]
-    captures = [k for k in range(lead + count + scanned, len(operands)) if k in used]
+    positions = range(len(view.operands))
+    scanned, captured = positions[view.at_scan_inputs], positions[view.at_captures]
+    slices = [k for k in scanned if k in used] or [*scanned[:1]]
+    captures = [k for k in captured if k in used]
     inputs = [*range(lead), *(lead + i for i in states), *slices, *captures]
-    if len(kept) == len(node.outputs) and len(inputs) == len(operands):
-        return node.rebuilt(given, None if body is op.body else op.replace(body=body)), kept
+    if len(kept) == len(node.outputs) and len(inputs) == len(view.operands):
+        return node.rebuilt(operands, None if body is op.body else op.replace(body=body)), kept
     changes: dict[str, Any] = {"body": _with_inputs(body, inputs), "captures": len(captures)}
-    if not loop:
+    if not view.is_loop:
         changes["num_scan_inputs"] = len(slices)
-        for kind, chosen, offset in (("input", slices, lead + count), ("output", stacks, count)):
+        for kind, chosen, offset in (("input", slices, scanned.start), ("output", stacks, count)):
             for what in ("axes", "directions"):
                 along = getattr(op, f"scan_{kind}_{what}")
                 changes[f"scan_{kind}_{what}"] = None if along is None else [along[k - offset] for k in chosen]
-    return _made(node, op.replace(**changes), [operands[k] for k in inputs], kept), kept
+    return _made(node, op.replace(**changes), [view.operands[k] for k in inputs], kept), kept
 
 
 def _live_states(body: Graph, lead: int, first: int, count: int, read: list[int], stacks: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F
+from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import map_bodies, rewrite
 
 
@@ -27,12 +28,12 @@ def scan_axes(graph: Graph) -> Graph:
 
 def _along_first_axis(node: Node) -> Sequence[Value] | None:
     op: Any = node.op
-    states = len(node.inputs) - op.num_scan_inputs - op.captures
-    read = op.scan_input_axes or (0,) * op.num_scan_inputs
-    written = op.scan_output_axes or (0,) * (len(node.outputs) - states)
+    view = LoopView.of(node)
+    states = view.state_count
+    read, written = ([axis for axis, _ in places] for places in (view.scan_input_places, view.scan_output_places))
     if not any(read) and not any(written):
         return None
-    scanned = node.inputs[states : states + op.num_scan_inputs]
+    scanned = node.inputs[view.at_scan_inputs]
     stacked = node.outputs[states:]
     if any(
         axis and (v is None or v.rank is None) for axis, v in zip((*read, *written), (*scanned, *stacked), strict=True)

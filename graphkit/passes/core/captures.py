@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops.control.views import LoopView
 
 
 def nested_nodes(graph: Graph) -> Iterator[Node]:
@@ -31,7 +32,9 @@ def add_captures(
     changes: dict[str, Any] = dict(bodies)
     if node.op.name != "If":
         changes["captures"] = _captures(node) + len(added)
-    return _again(node, changes, [*_padded(node, operands), *added])
+    # Of a Loop, with its trip count and condition in their places, also where nothing follows them.
+    operands = operands if node.op.name == "If" else LoopView.of(node, operands).operands
+    return _again(node, changes, [*operands, *added])
 
 
 def drop_unused_captures(
@@ -90,32 +93,27 @@ def _lift_if(
 def _lift_loop(
     node: Node, operands: Sequence[Value | None], body: Graph
 ) -> tuple[Sequence[Value], list[tuple[Value, Value]]]:
-    operands = _padded(node, operands)
-    op: Any = node.op
-    first = len(body.inputs) - _captures(node)
-    # A Loop's body takes the iteration and the condition before the state, and returns the condition.
-    lead, flag = (0, 0) if op.name == "Scan" else (2, 1)
-    end = first - (op.num_scan_inputs if op.name == "Scan" else 0)
-    states = end - lead
+    view = LoopView.of(node, operands)
+    positions = range(len(body.inputs))
+    states, end = view.state_count, view.at_states.stop
     new = dict(body.updates)
-    moved = [i for i in range(first, len(body.inputs)) if body.inputs[i] in new]
-    order = [*range(end), *moved, *range(end, first), *(i for i in range(first, len(body.inputs)) if i not in moved)]
+    moved = [i for i in positions[view.at_captures] if body.inputs[i] in new]
+    order = [*positions[:end], *moved, *(i for i in positions[end:] if i not in moved)]
     carrying = Graph(
         [body.inputs[i] for i in order],
-        [*body.outputs[: flag + states], *(new[body.inputs[i]] for i in moved), *body.outputs[flag + states :]],
+        [*body.outputs[: view.at_after.stop], *(new[body.inputs[i]] for i in moved), *body.outputs[view.at_slices]],
         name=body.name,
     )
     names = [v.name for v in node.outputs]
     lifted = _again(
         node,
-        {"body": carrying, "captures": op.captures - len(moved)},
-        [operands[i] for i in order],
+        {"body": carrying, "captures": _captures(node) - len(moved)},
+        [view.operands[i] for i in order],
         [*names[:states], *("" for _ in moved), *names[states:]],
     )
     final = lifted.outputs[states : states + len(moved)]
-    return [*lifted.outputs[:states], *lifted.outputs[states + len(moved) :]], _pairs(
-        [operands[i] for i in moved], final
-    )
+    replaced = _pairs([view.operands[i] for i in moved], final)
+    return [*lifted.outputs[:states], *lifted.outputs[states + len(moved) :]], replaced
 
 
 def _pairs(operands: Sequence[Value | None], results: Sequence[Value]) -> list[tuple[Value, Value]]:
@@ -125,12 +123,6 @@ def _pairs(operands: Sequence[Value | None], results: Sequence[Value]) -> list[t
 def _captures(node: Node) -> int:
     op: Any = node.op
     return len(node.inputs) - 1 if op.name == "If" else int(op.captures)
-
-
-def _padded(node: Node, operands: Sequence[Value | None]) -> list[Value | None]:
-    """The operands of a Loop with its trip count and condition in their places, also where nothing follows them."""
-    missing = 2 - len(operands) if node.op.name == "Loop" else 0
-    return [*operands, *[None] * missing]
 
 
 def _chosen(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]:

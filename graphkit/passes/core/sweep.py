@@ -14,6 +14,7 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
+from graphkit.ops.control.views import LoopView
 
 Rule: TypeAlias = Callable[[Node, list[Value | None]], Sequence[Value] | None]
 Pass: TypeAlias = Callable[[Graph], Graph]
@@ -81,21 +82,12 @@ def map_bodies(node: Node, operands: Sequence[Value | None], transform: Pass) ->
 
 def _keeps_types(node: Node, operands: Sequence[Value | None]) -> bool:
     """Whether the types that a loop's body declares hold at its start and after each iteration."""
-    op: Any = node.op
-    body: Graph = op.body
-    if op.name == "Loop":
-        given: list[Type | None] = [None if v is None else v.type for v in operands[2:]]
-        declared, results = body.inputs[2:], body.outputs[1:]
-    else:
-        states = len(operands) - op.num_scan_inputs - op.captures
-        # What is scanned loses an axis; inference has checked that the slices fit.
-        given = [v.type if v is not None and not states <= i < len(operands) - op.captures else None
-                 for i, v in enumerate(operands)]  # fmt: skip
-        declared, results = body.inputs, body.outputs
-    states = len(given) - op.captures - (op.num_scan_inputs if op.name == "Scan" else 0)
-    kept = all(a.type == b.type for a, b in zip(declared[:states], results[:states], strict=True))
+    view = LoopView.of(node, operands)
+    kept = all(state.before.type == state.after.type for state in view.states)
     names: dict[Any, Any] = {}
-    return kept and all(t is None or _holds(v.type, t, names) for v, t in zip(declared, given, strict=True))
+    # What is scanned loses an axis; inference has checked that the slices fit.
+    given = [*((s.before, s.initial) for s in view.states), *view.captures]
+    return kept and all(_holds(inner.type, outer.type, names) for inner, outer in given)
 
 
 def _holds(declared: Type, given: Type, names: dict[Any, Any]) -> bool:

@@ -12,6 +12,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
+from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import rewrite
 
 RNG_TYPE = TensorType(DType.UINT64, (2,))
@@ -129,15 +130,15 @@ def _bind_loop(node: Node, operands: list[Value | None], state: Value, streams: 
     inner = _capture()
     derived = F.rng_fold_in(inner, operator.body.inputs[0])
     body = _bind(operator.body, derived, streams, extra=(inner,))
-    operands = [*operands, *[None] * (2 - len(operands)), state]
-    return _again(node, operator.replace(body=body, captures=operator.captures + 1), operands)
+    given = LoopView.of(node, operands).operands
+    return _again(node, operator.replace(body=body, captures=operator.captures + 1), [*given, state])
 
 
 def _bind_scan(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
     # A Scan's body does not see the iteration: the state carries a counter, after what it carried before.
     operator: Any = node.op
     body: Graph = operator.body
-    states = len(node.inputs) - operator.num_scan_inputs - operator.captures
+    states = LoopView.of(node).state_count
     inner, counter = _capture(), Value(TensorType(DType.INT64, ()), "iteration")
     following = F.add(counter, F.constant(value=np.array(1, np.int64)))
     bound = _bind(body, F.rng_fold_in(inner, counter), streams, extra=(counter, inner))

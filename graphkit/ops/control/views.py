@@ -1,0 +1,142 @@
+"""The one reading of how operands and results of If, Loop and Scan lie: what each of them is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from graphkit.ir.graph import Graph, Node, Value
+
+
+class LoopState(NamedTuple):
+    """What a loop carries: outside before it starts, as an iteration finds and leaves it, as the loop returns it."""
+
+    initial: Value
+    before: Value
+    after: Value
+    final: Value
+
+
+class Along(NamedTuple):
+    """A tensor around a loop that is read or written slice by slice: the slice inside, and how slices lie."""
+
+    inner: Value
+    outer: Value
+    axis: int = 0
+    backwards: int = 0
+
+
+class Capture(NamedTuple):
+    """A value from outside that every iteration reads."""
+
+    inner: Value
+    outer: Value
+
+
+@dataclass(frozen=True)
+class LoopView:
+    """A Loop or a Scan. Its operands, which absent ones at the end are added to, and the inputs of its body lie alike:
+
+    `lead` of them (Loop: trip count and condition outside, number of the iteration and condition inside), the states,
+    the scan inputs, the captures. The body returns `flag` (Loop: whether to go on), the states, and a slice of each
+    scan output; the node the final states and the scan outputs.
+    """
+
+    node: Node
+    operands: tuple[Value | None, ...]
+    lead: int
+    flag: int
+    state_count: int
+    scan_count: int
+
+    @staticmethod
+    def of(node: Node, operands: Sequence[Value | None] | None = None) -> LoopView:
+        """The view of a Loop or Scan, on other `operands` than its own where they are given."""
+        op: Any = node.op
+        lead, flag, scanned = (2, 1, 0) if op.name == "Loop" else (0, 0, op.num_scan_inputs)
+        given = node.inputs if operands is None else operands
+        given = (*given, *[None] * (lead - len(given)))
+        return LoopView(node, given, lead, flag, len(given) - lead - scanned - op.captures, scanned)
+
+    @property
+    def is_loop(self) -> bool:
+        return self.flag == 1
+
+    @property
+    def body(self) -> Graph:
+        op: Any = self.node.op
+        body: Graph = op.body
+        return body
+
+    # Positions among the operands, and among the inputs of the body.
+
+    @property
+    def at_states(self) -> slice:
+        return slice(self.lead, self.lead + self.state_count)
+
+    @property
+    def at_scan_inputs(self) -> slice:
+        return slice(self.at_states.stop, self.at_states.stop + self.scan_count)
+
+    @property
+    def at_captures(self) -> slice:
+        return slice(self.at_scan_inputs.stop, len(self.operands))
+
+    # Positions among the results of the body.
+
+    @property
+    def at_after(self) -> slice:
+        return slice(self.flag, self.flag + self.state_count)
+
+    @property
+    def at_slices(self) -> slice:
+        return slice(self.at_after.stop, len(self.body.outputs))
+
+    @property
+    def entry(self) -> Sequence[Value]:
+        """What a Loop's body is told: the number of the iteration, and the condition, which holds."""
+        return self.body.inputs[: self.lead]
+
+    @cached_property
+    def states(self) -> tuple[LoopState, ...]:
+        inner = self.body.inputs[self.at_states]
+        after = self.body.outputs[self.at_after]
+        initial = _there(self.operands[self.at_states])
+        return tuple(map(LoopState, initial, inner, after, self.node.outputs[: self.state_count]))
+
+    @cached_property
+    def scan_inputs(self) -> tuple[Along, ...]:
+        inner, outer = self.body.inputs[self.at_scan_inputs], _there(self.operands[self.at_scan_inputs])
+        return tuple(Along(a, b, *p) for a, b, p in zip(inner, outer, self.scan_input_places, strict=True))
+
+    @cached_property
+    def scan_outputs(self) -> tuple[Along, ...]:
+        inner, outer = self.body.outputs[self.at_slices], self.node.outputs[self.state_count :]
+        return tuple(Along(a, b, *p) for a, b, p in zip(inner, outer, self.scan_output_places, strict=True))
+
+    @cached_property
+    def captures(self) -> tuple[Capture, ...]:
+        inner, outer = self.body.inputs[self.at_captures], _there(self.operands[self.at_captures])
+        return tuple(map(Capture, inner, outer))
+
+    @property
+    def scan_input_places(self) -> list[tuple[int, int]]:
+        """Axis and direction of each scan input."""
+        return self._places("scan_input", self.scan_count)
+
+    @property
+    def scan_output_places(self) -> list[tuple[int, int]]:
+        """Axis and direction of each scan output; a Loop stacks along the first axis, forwards."""
+        return self._places("scan_output", len(self.body.outputs) - self.at_after.stop)
+
+    def _places(self, kind: str, count: int) -> list[tuple[int, int]]:
+        axes, directions = (getattr(self.node.op, f"{kind}_{what}", None) for what in ("axes", "directions"))
+        return list(zip(axes or (0,) * count, directions or (0,) * count, strict=True))
+
+
+def _there(values: Sequence[Value | None]) -> list[Value]:
+    found = [v for v in values if v is not None]
+    assert len(found) == len(values), "what a loop carries, scans and captures is never absent"
+    return found
