@@ -51,10 +51,12 @@ TiledShape shape_of(const Dims& x, const Dims& w, const Dims& y, const Window& w
 }
 
 bool covers(TiledMethod method, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool transposed) {
-    const auto is_negative = [](std::int64_t pad) { return pad < 0; };
+    const auto fits = [](const Dims& values, std::int64_t least) {
+        return values.size() == 2 && std::min(values[0], values[1]) >= least;
+    };
     if (x.size() != 4 || w.size() != 4 || y.size() != 4 || count(w) == 0 || window.groups != 1 ||
-        std::any_of(window.pads_begin.begin(), window.pads_begin.end(), is_negative) ||
-        std::any_of(window.pads_end.begin(), window.pads_end.end(), is_negative)) {
+        !fits(window.strides, 1) || !fits(window.dilations, 1) || !fits(window.pads_begin, 0) ||
+        !fits(window.pads_end, 0)) {
         return false;
     }
     const bool everywhere = all_are(window.strides, 1);
@@ -102,16 +104,16 @@ std::optional<TiledMethod> TiledConvolution::method(const Dims& x, const Dims& w
 TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                    const TiledOptions& options, int threads)
     : Kernel("TiledConvolution", threads > 0 ? threads : default_threads()),
-      method_(options.method),
       table_(table_of(options.method)),
+      implementation_(std::string(name_of(options.method)) + ":" + isa_name()),
       images_(x.empty() ? 0 : x[0]),
       packed_(options.pack_weights),
       transposed_(options.transposed) {
     const Epilogue& epilogue = options.epilogue;
     inputs_ = {{"x", x}, {"w", w}};
     outputs_ = {{"y", y}};
-    if (!covers(method_, x, w, y, window, transposed_) || epilogue.alpha != 1 || (transposed_ && !epilogue.empty())) {
-        throw Unsupported(describe() + ": not by the method " + name_of(method_));
+    if (!covers(options.method, x, w, y, window, transposed_) || epilogue.alpha != 1 || (transposed_ && !epilogue.empty())) {
+        throw Unsupported(describe() + ": not by the method " + name_of(options.method));
     }
     shape_ = shape_of(x, w, y, window, transposed_);
     const Dims& wide = transposed_ ? y : x;
@@ -228,10 +230,6 @@ std::vector<std::pair<int, int>> TiledConvolution::inplace() const {
     return inputs_.size() > 3 ? std::vector<std::pair<int, int>>{{3, 0}} : std::vector<std::pair<int, int>>{};
 }
 
-std::string TiledConvolution::implementation() const {
-    return std::string(name_of(method_)) + ":" + isa_name();
-}
-
 void TiledConvolution::transform(const float* w, std::byte* to, int threads) const {
     auto* flags = reinterpret_cast<std::uint8_t*>(to);
     auto* filters = reinterpret_cast<float*>(to + flag_bytes());
@@ -270,7 +268,7 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
     TiledPart whole{};
     whole.shape = shape_;
     whole.x = static_cast<const float*>(inputs[0]);
-    whole.plain = reinterpret_cast<const std::uint8_t*>(weights);
+    whole.unsound = reinterpret_cast<const std::uint8_t*>(weights);
     whole.filters = reinterpret_cast<const float*>(weights + flag_bytes());
     whole.y = apart_ ? reinterpret_cast<float*>(product) : static_cast<float*>(outputs[0]);
     const void* bias = inputs_.size() > 2 ? inputs[2] : nullptr;

@@ -42,7 +42,7 @@ class TiledConvolution final : public Kernel {
     std::string packed_layout(int input) const override;
     void pack(int input, const void* plain, void* packed) const override;
     std::vector<std::pair<int, int>> inplace() const override;
-    std::string implementation() const override;
+    std::string implementation() const override { return implementation_; }
 
   private:
     void follow(const Epilogue& epilogue);
@@ -52,14 +52,14 @@ class TiledConvolution final : public Kernel {
     std::int64_t tiles() const;
     std::int64_t parts() const { return tile_parts_ * block_parts_; }
     std::size_t workers() const;
-    // Of the weights: for each chunk of channels of each block whether it is plain, then the blocks.
+    // Of the weights: for each chunk of channels of each block whether it is unsound, then the blocks.
     std::size_t flag_bytes() const;
     std::size_t weight_bytes() const;
     std::size_t part_bytes() const;
     std::size_t product_bytes() const;
 
-    TiledMethod method_;
     const TiledTable& table_;
+    std::string implementation_;  // with the instruction set of the table
     TiledShape shape_{};
     std::int64_t images_;
     bool packed_;

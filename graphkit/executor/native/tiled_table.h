@@ -11,7 +11,7 @@
 
 namespace graphkit {
 
-// Channels whose filters are finite or not together.
+// Channels whose filters are sound or not together.
 constexpr std::int64_t kTiledChunk = 64;
 
 struct TiledShape {
@@ -20,14 +20,15 @@ struct TiledShape {
     std::int64_t pad_top, pad_left;
     std::int64_t kernel[2], strides[2], dilations[2];
 
-    std::int64_t taps() const { return kernel[0] * kernel[1]; }
+    // Inlined always: they are compiled with the instructions of each set, and the linker would keep one copy of them.
+    [[gnu::always_inline]] std::int64_t taps() const { return kernel[0] * kernel[1]; }
     // Winograd's tiles of 2 x 2 results, which lie as far apart as the taps of a window.
-    std::int64_t tile_rows() const { return tiles_along(out_height, dilations[0]); }
-    std::int64_t tile_columns() const { return tiles_along(out_width, dilations[1]); }
-    static std::int64_t tiles_along(std::int64_t results, std::int64_t dilation) {
+    [[gnu::always_inline]] std::int64_t tile_rows() const { return tiles_along(out_height, dilations[0]); }
+    [[gnu::always_inline]] std::int64_t tile_columns() const { return tiles_along(out_width, dilations[1]); }
+    [[gnu::always_inline]] static std::int64_t tiles_along(std::int64_t results, std::int64_t dilation) {
         return (results + 2 * dilation - 1) / (2 * dilation) * dilation;
     }
-    std::int64_t chunks() const { return (channels + kTiledChunk - 1) / kTiledChunk; }
+    [[gnu::always_inline]] std::int64_t chunks() const { return (channels + kTiledChunk - 1) / kTiledChunk; }
 };
 
 // Some filters of a block, at some channels: element (m, c, tap) lies at w + m * filter_step + c * channel_step +
@@ -57,8 +58,8 @@ struct TiledPart {
     TiledShape shape;
     TiledEpilogue epilogue;
     const float* x;
-    const float* filters;       // one block after the other
-    const std::uint8_t* plain;  // [blocks, chunks of channels]: 1 where `transform` gave false
+    const float* filters;         // one block after the other
+    const std::uint8_t* unsound;  // [blocks, chunks of channels]: 1 where `transform` gave false
     float* y;
     std::int64_t first_tile, tiles;
     std::int64_t first_block, end_block;
@@ -71,8 +72,7 @@ struct TiledTable {
     std::int64_t (*count)(const TiledShape& shape);  // tiles of an image
     std::int64_t (*filter_floats)(const TiledShape& shape);  // of a block
     std::int64_t (*scratch_floats)(const TiledShape& shape, std::int64_t tiles);  // of a part
-    // Whether the filters are ready to be multiplied. Where not, some are not finite or nearly so, and all of them come
-    // as they were given.
+    // Whether the filters are sound: finite, and far from what is not. Where not, they are for the definition.
     bool (*transform)(const TiledShape& shape, const TiledFilters& filters);
     void (*run)(const TiledPart& part);
 };

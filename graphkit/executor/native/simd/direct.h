@@ -97,7 +97,7 @@ void run_direct(const TiledPart& p) {
     }
     for (std::int64_t block = p.first_block; block < p.end_block; ++block) {
         const float* filters = p.filters + block * elements * kBlock;
-        if (any_plain(p, block)) {
+        if (any_unsound(p, block)) {
             for (std::int64_t r = 0; r < p.tiles; ++r) {
                 add_inside(p, p.first_tile + r, filters, products + r * kBlock);
             }

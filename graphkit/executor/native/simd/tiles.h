@@ -105,10 +105,10 @@ inline float given_filter(const TiledFilters& f, std::int64_t m, std::int64_t c,
     return m < f.filters ? f.w[m * f.filter_step + c * f.channel_step + tap * f.tap_step] : 0.0F;
 }
 
-inline bool any_plain(const TiledPart& p, std::int64_t block) {
+inline bool any_unsound(const TiledPart& p, std::int64_t block) {
     bool any = false;
     for (std::int64_t chunk = 0; chunk < p.shape.chunks(); ++chunk) {
-        any = any || p.plain[block * p.shape.chunks() + chunk] != 0;
+        any = any || p.unsound[block * p.shape.chunks() + chunk] != 0;
     }
     return any;
 }
@@ -118,17 +118,17 @@ class Finish {
   public:
     Finish(const TiledPart& p, std::int64_t block) : part_(p), first_(block * kBlock) {
         const float* bias = p.epilogue.bias;
-        for (int v = 0; v < kVectors; ++v) {
-            const std::int64_t filter = first_ + v * kWide;
-            count_[v] = std::clamp<std::int64_t>(p.shape.filters - filter, 0, kWide);
-            bias_[v] = bias == nullptr ? Lanes{} : load_part<float>(bias + filter, count_[v], 0);
+        for (; vectors_ < kVectors && first_ + vectors_ * kWide < p.shape.filters; ++vectors_) {
+            const std::int64_t filter = first_ + vectors_ * kWide;
+            count_[vectors_] = std::min(p.shape.filters - filter, kWide);
+            bias_[vectors_] = bias == nullptr ? Lanes{} : load_part<float>(bias + filter, count_[vectors_], 0);
         }
     }
 
     // Stores a result of all filters, number `position` of the batch.
     void operator()(const Lanes (&results)[kVectors], std::int64_t position) const {
         const TiledEpilogue& e = part_.epilogue;
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < vectors_; ++v) {
             const std::int64_t at = position * part_.shape.filters + first_ + v * kWide;
             Lanes x = results[v] + bias_[v];
             const Lanes residual =
@@ -150,6 +150,7 @@ class Finish {
   private:
     const TiledPart& part_;
     std::int64_t first_;
+    int vectors_ = 0;  // that have filters
     std::int64_t count_[kVectors];
     Lanes bias_[kVectors];
 };

@@ -18,13 +18,16 @@ namespace graphkit {
 namespace {
 
 constexpr int kPlanes = 16;
+// The filters as they are given: some taps are planes of the transformed ones, the others lie behind those.
+constexpr int kStoredPlanes = kPlanes + 5;
+constexpr int kPlaneOfTap[9] = {0, 16, 3, 17, 18, 19, 12, 20, 15};
 constexpr std::int64_t kChain = 32;
 // The error of a result grows with this, from 2e-7 of the largest of its terms.
 constexpr float kMostRange = 256;
-// Filters of more than 1e6, which it takes beyond all numbers, stay as they are, for the definition.
+// Filters of more than 1e6, which it takes beyond all numbers, are for the definition.
 constexpr float kHugeScale = 0x1p108F;
 
-// G g G^T and, but for rounding, its inverse: of the rows of a window.
+// G g G^T of the taps of a window.
 inline void transform_filter(const Lanes (&g)[9], Lanes (&u)[kPlanes]) {
     const Lanes half = splat(0.5F);
     Lanes rows[4][3];
@@ -46,20 +49,6 @@ inline void transform_filter(const Lanes (&g)[9], Lanes (&u)[kPlanes]) {
     }
 }
 
-inline void filter_back(const Lanes (&u)[kPlanes], Lanes (&g)[9]) {
-    Lanes rows[3][4];
-    for (int s = 0; s < 4; ++s) {
-        rows[0][s] = u[s];
-        rows[1][s] = u[4 + s] - u[8 + s];
-        rows[2][s] = u[12 + s];
-    }
-    for (int r = 0; r < 3; ++r) {
-        g[3 * r] = rows[r][0];
-        g[3 * r + 1] = rows[r][1] - rows[r][2];
-        g[3 * r + 2] = rows[r][3];
-    }
-}
-
 // The larger of two absolute values; of NaN any.
 inline Lanes larger(Lanes a, Lanes b) {
 #if defined(__AVX512F__)
@@ -75,7 +64,6 @@ constexpr std::int64_t plane_floats(std::int64_t channels) {
     return channels * kBlock + 16;
 }
 
-// The first nine planes hold filters that stay as they are.
 bool transform_filters(const TiledShape& s, const TiledFilters& f) {
     const std::int64_t plane = plane_floats(s.channels);
     float* to = f.to + f.first_channel * kBlock;
@@ -88,29 +76,21 @@ bool transform_filters(const TiledShape& s, const TiledFilters& f) {
             }
         }
         for (int v = 0; v < kVectors; ++v) {
+            float* at = to + c * kBlock + v * kWide;
             Lanes g[9];
             Lanes u[kPlanes];
             for (int t = 0; t < 9; ++t) {
                 g[t] = load<float>(taps[t] + v * kWide);
+                store(at + kPlaneOfTap[t] * plane, g[t]);
             }
             transform_filter(g, u);
             for (int i = 0; i < kPlanes; ++i) {
-                store(to + i * plane + c * kBlock + v * kWide, u[i]);
+                store(at + i * plane, u[i]);
                 watch += not_finite(u[i] * splat(kHugeScale));
             }
         }
     }
-    if (is_sound(watch)) {
-        return true;
-    }
-    for (std::int64_t c = 0; c < f.channels; ++c) {
-        for (int t = 0; t < 9; ++t) {
-            for (std::int64_t m = 0; m < kBlock; ++m) {
-                to[t * plane + c * kBlock + m] = given_filter(f, m, c, t);
-            }
-        }
-    }
-    return false;
+    return is_sound(watch);
 }
 
 // The tiles of a part, one after the other.
@@ -156,13 +136,13 @@ inline Tile tile_at(const TiledPart& p, const Tiles& at, const float* zeros) {
     const TiledShape& s = p.shape;
     const std::int64_t top = at.row() - s.pad_top;
     const std::int64_t left = at.column() - s.pad_left;
-    const float* first = p.x + ((at.image() * s.height + top) * s.width + left) * s.channels;
+    const std::int64_t first = ((at.image() * s.height + top) * s.width + left) * s.channels;
     const std::int64_t down = s.dilations[0] * s.width * s.channels;
     const std::int64_t right = s.dilations[1] * s.channels;
     Tile tile;
     if (top >= 0 && top + 3 * s.dilations[0] < s.height && left >= 0 && left + 3 * s.dilations[1] < s.width) {
         for (int i = 0; i < kPlanes; ++i) {
-            tile.elements[i] = first + i / 4 * down + i % 4 * right;
+            tile.elements[i] = p.x + (first + i / 4 * down + i % 4 * right);
         }
         return tile;
     }
@@ -170,7 +150,7 @@ inline Tile tile_at(const TiledPart& p, const Tiles& at, const float* zeros) {
         const std::int64_t h = top + i / 4 * s.dilations[0];
         const std::int64_t w = left + i % 4 * s.dilations[1];
         const bool inside = h >= 0 && h < s.height && w >= 0 && w < s.width;
-        tile.elements[i] = inside ? first + i / 4 * down + i % 4 * right : zeros;
+        tile.elements[i] = inside ? p.x + (first + i / 4 * down + i % 4 * right) : zeros;
     }
     return tile;
 }
@@ -262,36 +242,31 @@ __attribute__((noinline)) void by_definition(const TiledPart& p, const Tile& til
                                              std::int64_t block, Lanes (&y)[4][kVectors]) {
     const std::int64_t channels = p.shape.channels;
     const std::int64_t plane = plane_floats(channels);
-    const float* filters = p.filters + block * kPlanes * plane;
-    const std::uint8_t* plain = p.plain + block * p.shape.chunks();
-    for (auto& results : y) {
-        for (Lanes& result : results) {
-            result = Lanes{};
-        }
-    }
-    for (std::int64_t c = 0; c < channels; ++c) {
-        for (int v = 0; v < kVectors; ++v) {
-            const float* from = filters + c * kBlock + v * kWide;
-            Lanes g[9];
-            if (plain[c / kTiledChunk] != 0) {
+    const float* filters = p.filters + block * kStoredPlanes * plane;
+    for (int v = 0; v < kVectors; ++v) {
+        Lanes whole[4] = {};
+        for (std::int64_t begin = 0; begin < channels; begin += kChain) {
+            Lanes sums[4] = {};
+            for (std::int64_t c = begin; c < std::min(begin + kChain, channels); ++c) {
+                Lanes g[9];
                 for (int t = 0; t < 9; ++t) {
-                    g[t] = load<float>(from + t * plane);
+                    g[t] = load<float>(filters + kPlaneOfTap[t] * plane + c * kBlock + v * kWide);
                 }
-            } else {
-                Lanes u[kPlanes];
-                for (int i = 0; i < kPlanes; ++i) {
-                    u[i] = load<float>(from + i * plane);
-                }
-                filter_back(u, g);
-            }
-            for (int result = 0; result < 4; ++result) {
-                for (int t = 0; t < 9; ++t) {
-                    const float* element = tile.elements[(result / 2 + t / 3) * 4 + result % 2 + t % 3];
-                    if (element != zeros) {
-                        y[result][v] += splat(element[c]) * g[t];
+                for (int result = 0; result < 4; ++result) {
+                    for (int t = 0; t < 9; ++t) {
+                        const float* element = tile.elements[(result / 2 + t / 3) * 4 + result % 2 + t % 3];
+                        if (element != zeros) {
+                            sums[result] += splat(element[c]) * g[t];
+                        }
                     }
                 }
             }
+            for (int result = 0; result < 4; ++result) {
+                whole[result] += sums[result];
+            }
+        }
+        for (int result = 0; result < 4; ++result) {
+            y[result][v] = whole[result];
         }
     }
 }
@@ -362,7 +337,7 @@ std::int64_t winograd_tiles(const TiledShape& s) {
 }
 
 std::int64_t winograd_filter_floats(const TiledShape& s) {
-    return kPlanes * plane_floats(s.channels);
+    return kStoredPlanes * plane_floats(s.channels);
 }
 
 // A row of zeros, the tiles transformed, and their products with a block.
@@ -383,9 +358,9 @@ void run_winograd(const TiledPart& p) {
     Care care[kPartTiles];
     transform_tiles(p, zeros, tiles, care);
     for (std::int64_t block = p.first_block; block < p.end_block; ++block) {
-        const bool all_by_definition = any_plain(p, block);
+        const bool all_by_definition = any_unsound(p, block);
         for (int i = 0; i < kPlanes && !all_by_definition; ++i) {
-            multiply(p.tiles, tiles + i * p.tiles * row, row, p.filters + (block * kPlanes + i) * plane, channels,
+            multiply(p.tiles, tiles + i * p.tiles * row, row, p.filters + (block * kStoredPlanes + i) * plane, channels,
                      kChain, products + i * p.tiles * kBlock);
         }
         store_block(p, zeros, products, block, care, all_by_definition);

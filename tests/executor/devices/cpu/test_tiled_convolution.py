@@ -235,6 +235,49 @@ def test_neighbours_of_an_element_do_not_see_it(isa, huge):
     assert not (np.abs(got[0][near]) < 100).all()
 
 
+@pytest.mark.parametrize("taps", [[(1, 1)], [(0, 1), (1, 0), (2, 1)], [(1, 1), (1, 2), (2, 0), (2, 1)]], ids=str)
+def test_zero_taps_stay_zero(isa, taps):
+    """Pruned filters: zero times infinity is NaN."""
+    e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
+    for i, j in taps:
+        e.w[:, :, i, j] = 0
+    e.x[0, 3, 5, 6] = np.inf
+    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    expected = inside_sum(e)
+    for kind in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(kind(got), kind(expected))
+    finite = np.isfinite(expected)
+    check(got[finite], expected[finite], np.abs(expected[finite]).max())
+
+
+def test_tiny_taps_meet_infinity(isa):
+    e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
+    e.w[:, :, 1, 1] = 1e-9
+    e.x[0, 3, 5, 6] = np.inf
+    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    assert (got[0, 5, 6] == np.inf).all()
+
+
+def test_sums_by_the_definition_are_short_too(isa):
+    """Beside a sentinel; one chain of all products has an error of 1e-6."""
+    e = Example((1, 512, 6, 6), 16, pads(1, 1, 1, 1))
+    e.x[0, :, 2, 2] = -9999
+    got = run(e.make((1, 16, 6, 6), "winograd"), (1, 6, 6, 16), e.x, e.w, None)
+    far = np.ones((6, 6), bool)
+    far[1:4, 1:4] = False
+    error = (got - last(e.product()))[0][far]
+    assert np.sqrt((error**2).mean()) <= 4e-7 * np.sqrt((last(e.product())[0][far] ** 2).mean())
+
+
+def test_packed_weights_belong_to_the_instruction_set_of_the_kernel(isa):
+    e = WINOGRAD[0]
+    kernel = e.make((1, 16, 8, 8), "winograd", pack_weights=True)
+    layout = kernel.packed_layout(1)
+    native.use_isa("baseline")
+    assert kernel.packed_layout(1) == layout
+    assert isa in layout
+
+
 @pytest.mark.parametrize("place", [(5, 6), (4, 4), (0, 0), (11, 3)])
 def test_nan_among_zeros(isa, place):
     e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
@@ -335,6 +378,9 @@ def test_what_is_refused():
         e.make((1, 16, 8, 9), "direct")
     with pytest.raises(native.Error, match="batch or channels"):
         e.make((1, 17, 8, 8), "winograd")
+    for window in (native.Window((1,), (1,), (0,), (0,)), native.Window((1, 1), (0, 1), (1, 1), (1, 1))):
+        with pytest.raises(native.Unsupported):
+            native.TiledConvolution(y, e.w.shape, y, window, native.TiledMethod.winograd)
     with pytest.raises(native.Unsupported):
         native.TiledConvolution(
             y, e.w.shape, y, e.window, native.TiledMethod.winograd, transposed=True, epilogue=native.Epilogue("relu")
