@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     help="Write a trace for Perfetto or Chrome to this .json file, and print the time of each operator.",
 )
 @click.option(
-    "--top", type=click.IntRange(1), metavar="K",
+    "--top",
+    type=click.IntRange(1),
+    metavar="K",
     help="Show the K best classes of every sample, by name where the model has names (then 5, unasked).",
 )
 @click.option(

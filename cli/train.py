@@ -80,9 +80,7 @@ _SKIPPED, _RECORDED = 2, 10
     help="sgd, adam, adamw, rmsprop, adagrad, adadelta, ftrl, lars or lamb.",
 )
 @click.option("--lr", type=click.FloatRange(0), help="Learning rate (default: 0.05 for sgd, else the optimizer's own).")
-@click.option(
-    "--momentum", type=click.FloatRange(0, 1), help="Momentum of sgd and lars (default 0.9) and rmsprop (0)."
-)
+@click.option("--momentum", type=click.FloatRange(0, 1), help="Momentum of sgd and lars (default 0.9) and rmsprop (0).")
 @click.option(
     "--optimizer-option", "optimizer_options", multiple=True, metavar="NAME=VALUE", help="Further options; repeat."
 )
@@ -107,7 +105,10 @@ _SKIPPED, _RECORDED = 2, 10
 )
 @click.option("--constants", is_flag=True, help="Train also the weights that the file has as Constant nodes.")
 @click.option(
-    "--head", "head_options", multiple=True, metavar="classes=N",
+    "--head",
+    "head_options",
+    multiple=True,
+    metavar="classes=N",
     help="A fresh last layer for that many classes; with --head-at also pool=mean, first or none. Repeat.",
 )
 @click.option("--head-at", metavar="VALUE", help="Put the new layer on this value, in place of what comes after it.")
@@ -121,7 +122,9 @@ _SKIPPED, _RECORDED = 2, 10
     "--lazy", multiple=True, metavar="PATTERN", help="Tables of which a step updates only the rows that it reads."
 )
 @click.option(
-    "--ema", type=click.FloatRange(0, 1, max_open=True), metavar="DECAY",
+    "--ema",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="DECAY",
     help="Keep a moving average of the parameters, and save that.",
 )
 @click.option(
@@ -129,9 +132,7 @@ _SKIPPED, _RECORDED = 2, 10
     help="A loss that is not finite: end, naming the node that made it; skip the step (also where a gradient is not "
     "finite); or go on.",
 )  # fmt: skip
-@click.option(
-    "--clip-norm", type=click.FloatRange(0, min_open=True), help="Limit on the global norm of the gradients."
-)
+@click.option("--clip-norm", type=click.FloatRange(0, min_open=True), help="Limit on the global norm of the gradients.")
 @click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update.")
 @recompute_option
 @click.option("--checkpoint-every", type=click.IntRange(1), help="Also write a checkpoint every so many updates.")

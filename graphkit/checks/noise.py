@@ -132,4 +132,3 @@ def _wide(value: Any) -> Any:
 def measurable(array: np.ndarray, truth: Any) -> bool:
     """Whether `truth` says something about the rounding of `array`: floats below double precision, of one shape."""
     return dtype_of(array.dtype) in EPSILON and isinstance(truth, np.ndarray) and truth.shape == array.shape
-

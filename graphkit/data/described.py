@@ -25,7 +25,5 @@ def described(model: Model, data: Dataset) -> Model:
 
 def _gives(model: Model, count: int) -> bool:
     """Whether an output tells so many classes apart: by one number for each, or by one for two."""
-    sizes = [
-        kind.shape[-1] for kind in model.output_types.values() if isinstance(kind, TensorType) and kind.shape
-    ]
+    sizes = [kind.shape[-1] for kind in model.output_types.values() if isinstance(kind, TensorType) and kind.shape]
     return not sizes or any(not isinstance(s, int) or s >= count or (s == 1 and count == 2) for s in sizes)

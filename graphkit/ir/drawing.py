@@ -51,7 +51,7 @@ def to_html(graph: Graph, heading: str) -> str:
     count = len(graph.nodes)
     note = f" The first {MAX_NODES:,} of {count:,} nodes are drawn." if count > MAX_NODES else ""
     return (
-        f'<div><code>{escape(heading)}</code>{escape(note)}</div>'
+        f"<div><code>{escape(heading)}</code>{escape(note)}</div>"
         f'<div style="max-height:640px;overflow:auto">{to_svg(graph)}</div>'
     )
 
@@ -115,9 +115,7 @@ def _size(value: Value) -> str:
 # --- layers -------------------------------------------------------------------------------------------
 
 
-def _layered(
-    boxes: Sequence[_Box], edges: Sequence[tuple[_Box, _Box]]
-) -> tuple[list[list[_Box]], list[list[_Box]]]:
+def _layered(boxes: Sequence[_Box], edges: Sequence[tuple[_Box, _Box]]) -> tuple[list[list[_Box]], list[list[_Box]]]:
     """Boxes by layer, and each edge as the boxes that it goes through, bends in between."""
     for source, target in edges:  # sources come before targets
         target.layer = max(target.layer, source.layer + 1)

@@ -275,9 +275,7 @@ class Graph:
         updated: dict[Value, Value] = {}
         for state, new in self.updates:
             if state in updated:
-                nodes = " and ".join(
-                    "an input" if v.node is None else v.node.describe() for v in (updated[state], new)
-                )
+                nodes = " and ".join("an input" if v.node is None else v.node.describe() for v in (updated[state], new))
                 raise InvalidModel(f"graph {self.name!r}: {state} is updated twice, by {nodes}")
             updated[state] = new
             if state not in known:

@@ -31,6 +31,7 @@ ATTRIBUTES_KEY = "ai.graphkit.attributes"
 KEYS = frozenset({ROLES_KEY, ATTRIBUTES_KEY})
 _ROLES = frozenset({"parameter", "state", "constant"})
 
+
 class Plan(NamedTuple):
     """(region, name, role) of every initialiser that is used, outer regions first."""
 

@@ -81,8 +81,12 @@ class Fit:
             record = {**(position.trained or {}), **{f"valid_{name}": value for name, value in scores.items()}}
             position.end_epoch()
             self.log.write(
-                "epoch", epoch=position.epoch, updates=trainer.updates, learning_rate=trainer.learning_rate,
-                processes=self._ranks, **record,
+                "epoch",
+                epoch=position.epoch,
+                updates=trainer.updates,
+                learning_rate=trainer.learning_rate,
+                processes=self._ranks,
+                **record,
             )
             self._save()
         if self.on_epoch is not None:

@@ -177,9 +177,7 @@ def test_dimension_parameters():
 
 def test_declared_shapes_decide_nothing():
     nodes = [helper.make_node("NonZero", ["x"], ["i"]), helper.make_node("Relu", ["x"], ["y"])]
-    proto = model(
-        nodes, [info("x", [4])], [info("i", [1, "found"], TensorProto.INT64), info("y", [7])]
-    )
+    proto = model(nodes, [info("x", [4])], [info("i", [1, "found"], TensorProto.INT64), info("y", [7])])
     with pytest.warns(DeclarationWarning, match=r"tensor 'y' is declared as \[7\], and is \[4\]"):
         indices, y = import_model(proto).graph.outputs
     assert indices.shape[0] == 1

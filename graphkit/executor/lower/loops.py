@@ -315,9 +315,7 @@ def _typed_body(view: LoopView) -> Graph:
     try:
         body = typed(initial)
         if any(without_value(v.type) != t for v, t in zip(body.outputs[view.at_after], initial, strict=True)):
-            body = typed(
-                carried_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after])
-            )
+            body = typed(carried_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after]))
     except TypeMismatch as error:  # the reference says what does not fit
         raise NotNative(str(error)) from error
     return body

@@ -128,9 +128,7 @@ class Region:
             if make is not None:
                 return Chosen("native", make=make)
             if not static:
-                late = slot_step(node) or late_node(
-                    node, replace(context, constant_inputs={}), self.settings.declared
-                )
+                late = slot_step(node) or late_node(node, replace(context, constant_inputs={}), self.settings.declared)
                 if late is not None:
                     return Chosen("native", step=late)
             if self.inner and all(is_numeric(v) for v in (*node.operands, *node.outputs)):

@@ -105,9 +105,7 @@ class Executor:
         _check_precision(precision, optimize, device)
         self.params = params
         self._declared = Declared(graph, declared) if declared else None
-        self._settings = Settings(
-            device, threads, deterministic, inplace, share, optimize, declared
-        )
+        self._settings = Settings(device, threads, deterministic, inplace, share, optimize, declared)
         self._optimize = optimize
         # Whether there are native kernels, which fused operators are made for.
         self._compiled = device == "cpu" and native_module() is not None
