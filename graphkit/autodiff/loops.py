@@ -121,7 +121,7 @@ def loop_gradient(
         [reads.table[v] for v in reads.captures],
         [outer_of[v] for v in reads.captures],
         f"{node.name}_backward" if node.name else "",
-        node.op.recompute,  # type: ignore[attr-defined]
+        view.recompute,
     )
     if node.op.name == "Loop":
         values = _reverse_loop(reverse, step.results, reads.table, view.entry)
@@ -178,7 +178,7 @@ def _without_lookups(
 
     Not in a loop marked `recompute`: there, memory must not grow with the number of iterations.
     """
-    if contribution is None or contribution.node is None or loop.view.node.op.recompute:  # type: ignore[attr-defined]
+    if contribution is None or contribution.node is None or loop.view.recompute:
         return contribution
     is_sum = contribution.node.op.name == "Sum" and not contribution.node.op.domain
     rest = []
@@ -204,7 +204,7 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
     given = {*view.body.inputs, *(s.inner for s in view.scan_outputs)}
     nodes = [*view.body.nodes, *step.extended]
     again = invariant_values(nodes, outer_of)
-    if view.node.op.recompute:  # type: ignore[attr-defined]
+    if view.recompute:
         given = set(view.body.inputs)
         kept = {v for n in nodes if is_undetermined(n) for v in n.outputs}
     else:

@@ -33,10 +33,6 @@ const char* name_of(TiledMethod method) {
     return method == TiledMethod::winograd ? "winograd" : "direct";
 }
 
-bool all_are(const Dims& values, std::int64_t value) {
-    return std::all_of(values.begin(), values.end(), [=](std::int64_t v) { return v == value; });
-}
-
 // The shape of the convolution that is computed: the gradient in x of one with windows at every element is another, with
 // the filters turned round.
 TiledShape shape_of(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool transposed) {
@@ -59,8 +55,8 @@ bool covers(TiledMethod method, const Dims& x, const Dims& w, const Dims& y, con
         !fits(window.pads_end, 0)) {
         return false;
     }
-    const bool everywhere = all_are(window.strides, 1);
-    return method == TiledMethod::winograd ? everywhere && w[2] == 3 && w[3] == 3 : !transposed;
+    const bool is_winograds = w[2] == 3 && w[3] == 3 && window.strides[0] == 1 && window.strides[1] == 1;
+    return method == TiledMethod::winograd ? is_winograds : !transposed;
 }
 
 // Whether fewer multiplications weigh more than the transformations.
@@ -82,7 +78,7 @@ bool is_long(const TiledShape& s, std::int64_t images, bool constant) {
 }
 
 // Whether the table applies it itself.
-bool is_direct(const std::optional<Activation>& activation) {
+bool applies(const std::optional<Activation>& activation) {
     return !activation || activation->kind == "relu" || activation->kind == "clip";
 }
 
@@ -112,7 +108,8 @@ TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, 
     const Epilogue& epilogue = options.epilogue;
     inputs_ = {{"x", x}, {"w", w}};
     outputs_ = {{"y", y}};
-    if (!covers(options.method, x, w, y, window, transposed_) || epilogue.alpha != 1 || (transposed_ && !epilogue.empty())) {
+    const bool follows = epilogue.alpha == 1 && (!transposed_ || epilogue.empty());
+    if (!follows || !covers(options.method, x, w, y, window, transposed_)) {
         throw Unsupported(describe() + ": not by the method " + name_of(options.method));
     }
     shape_ = shape_of(x, w, y, window, transposed_);
@@ -141,7 +138,7 @@ TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, 
 }
 
 void TiledConvolution::follow(const Epilogue& epilogue) {
-    if (!is_direct(epilogue.activation)) {
+    if (!applies(epilogue.activation)) {
         const std::int64_t results = images_ * shape_.out_height * shape_.out_width;
         apart_ = epilogue.residual != 0;
         pass_ = std::make_unique<Pointwise>(
@@ -223,20 +220,20 @@ std::string TiledConvolution::packed_layout(int input) const {
 void TiledConvolution::pack(int input, const void* plain, void* packed) const {
     require_packed(input);
     const Team team(threads());
-    transform(static_cast<const float*>(plain), static_cast<std::byte*>(packed), threads());
+    transform(static_cast<const float*>(plain), static_cast<std::byte*>(packed));
 }
 
 std::vector<std::pair<int, int>> TiledConvolution::inplace() const {
     return inputs_.size() > 3 ? std::vector<std::pair<int, int>>{{3, 0}} : std::vector<std::pair<int, int>>{};
 }
 
-void TiledConvolution::transform(const float* w, std::byte* to, int threads) const {
+void TiledConvolution::transform(const float* w, std::byte* to) const {
     auto* flags = reinterpret_cast<std::uint8_t*>(to);
     auto* filters = reinterpret_cast<float*>(to + flag_bytes());
     const std::int64_t taps = shape_.taps();
     const std::int64_t outer = taps * inputs_[1].shape[1];
     const double cost = kFilterNanoseconds * static_cast<double>(table_.block * kTiledChunk);
-    parallel_for(threads, blocks() * shape_.chunks(), cost, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(threads(), blocks() * shape_.chunks(), cost, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t at = begin; at < end; ++at) {
             const std::int64_t block = at / shape_.chunks();
             const std::int64_t filter = block * table_.block;
@@ -260,7 +257,7 @@ void TiledConvolution::transform(const float* w, std::byte* to, int threads) con
 void TiledConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* weights = static_cast<const std::byte*>(inputs[1]);
     if (!packed_) {
-        transform(static_cast<const float*>(inputs[1]), scratch, threads());
+        transform(static_cast<const float*>(inputs[1]), scratch);
         weights = scratch;
         scratch += weight_bytes();
     }

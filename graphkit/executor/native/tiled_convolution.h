@@ -47,7 +47,7 @@ class TiledConvolution final : public Kernel {
   private:
     void follow(const Epilogue& epilogue);
     void share_out();
-    void transform(const float* w, std::byte* to, int threads) const;
+    void transform(const float* w, std::byte* to) const;
     std::int64_t blocks() const { return (shape_.filters + table_.block - 1) / table_.block; }
     std::int64_t tiles() const;
     std::int64_t parts() const { return tile_parts_ * block_parts_; }

@@ -1,4 +1,4 @@
-"""The one reading of how operands and results of If, Loop and Scan lie: what each of them is for."""
+"""The one reading of how operands and results of Loop and Scan lie: what each of them is for."""
 
 from __future__ import annotations
 
@@ -69,6 +69,12 @@ class LoopView:
         op: Any = self.node.op
         body: Graph = op.body
         return body
+
+    @property
+    def recompute(self) -> bool:
+        """Whether the gradient keeps the states alone, and computes the rest of an iteration again."""
+        op: Any = self.node.op
+        return bool(op.recompute)
 
     # Positions among the operands, and among the inputs of the body.
 

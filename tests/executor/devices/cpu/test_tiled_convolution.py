@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
+import graphkit as gk
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.ops.nn.conv import Conv, ConvGradInput
@@ -365,6 +366,30 @@ def test_which_method():
     # Short sums, and other windows.
     assert chosen((1, 32, 28, 28), 64, strides=(2, 2)) is None
     assert chosen((1, 64, 12, 12), 64, kernel=5) is None
+
+
+def implementations(run: Any) -> set[tuple[str, str]]:
+    """(operator, what computed it, without the instruction set) for the convolutions of a run and their gradients."""
+    with gk.profile() as profile:
+        run()
+    steps = [e for e in profile.trace()["traceEvents"] if "Conv" in e["name"] and "args" in e]
+    return {(e["name"].rpartition(".")[2], e["args"]["implementation"].partition(":")[0]) for e in steps}
+
+
+def test_networks_use_it():
+    """In inference, and in training for layers and their gradients."""
+    x = gk.input("x", [4, 64, 16, 16])
+    hidden = x
+    for layer in "ab":
+        hidden = gk.relu(gk.nn.conv2d(hidden, 64, 3, pad=1, name=layer))
+    net = gk.Model({"y": gk.nn.conv2d(hidden, 64, 3, pad=1, stride=2, name="strided")})
+    feeds = {"x": np.ones((4, 64, 16, 16), np.float32)}
+    exe = net.compile(threads=1)
+    found = implementations(lambda: exe.run(feeds))
+    assert found == {("ChannelsLastConv", "winograd"), ("ChannelsLastConv", "direct")}
+    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1)
+    found = implementations(lambda: trainer.step(feeds, np.zeros((4, 64, 8, 8), np.float32)))
+    assert {("ChannelsLastConv", "winograd"), ("ChannelsLastConvGradInput", "winograd")} <= found
 
 
 def test_what_is_refused():
