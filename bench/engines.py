@@ -44,7 +44,7 @@ def load(name: str) -> None:
             # `import graphkit` is lazy: what it imports and loads on first use belongs to the import here.
             import graphkit.executor.run.session
             import graphkit.onnx_io.importer  # noqa: F401
-            from graphkit.executor.devices.kernels import load_device
+            from graphkit.executor.devices.loading import load_device
 
             load_device("cpu")
         case "onnxruntime":

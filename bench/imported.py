@@ -38,7 +38,7 @@ import graphkit as gk
 from graphkit.checks.gradcheck import check_gradient
 from graphkit.checks.precision import in_float64, widened
 from graphkit.errors import GraphkitError, UsageError
-from graphkit.executor.report.profile import profile
+from graphkit.executor.run.profile import profile
 from graphkit.ir.graph import Value
 from graphkit.model import Model
 from graphkit.onnx_io.compare import OnnxRuntimeModel, runtime_version
@@ -141,7 +141,7 @@ def train(net: Model, feeds: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], 
         for _ in range(3):
             trainer.step(dict(feeds), targets)
     best[0]["fallbacks"] = [
-        (o.operator, o.calls // 3, o.seconds / 3) for o in recorded.operators if o.kind == "reference"
+        (o.operator, o.calls // 3, o.seconds / 3) for o in recorded.operators if o.kind == "interpreted"
     ]
     return best
 

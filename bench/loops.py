@@ -91,7 +91,7 @@ def time_of(
     executor.run(feeds)
     with gk.profile() as profile:
         executor.run(feeds)
-    if any(o.kind == "reference" for o in profile.operators):
+    if any(o.kind == "interpreted" for o in profile.operators):
         raise SystemExit(f"steps by reference: {executor.plan.fallbacks}")
     steps = sum(o.calls for o in profile.operators if o.operator not in ("Loop", "Scan"))
     return best(lambda: executor.run(feeds), 10 * repeat), steps

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import graphkit as gk
-from graphkit.executor.devices.kernels import load_device
-from graphkit.executor.lower.region import Region, Settings
+from graphkit.executor.devices.loading import load_device
+from graphkit.executor.lower.lowering import Settings
+from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.memory.planner import plan_memory
 from graphkit.ir.graph import Graph
 from graphkit.passes.core.bind import bind
@@ -43,12 +44,13 @@ def plans(graph: Graph, device: str) -> dict[str, float]:
     """Bytes by planner, with the bounds of `both` and the seconds that planning it took."""
     found: dict[str, float] = {}
     for name, (inplace, share) in PLANNERS.items():
-        region = Region(graph, {}, Settings(device, 1, False, inplace, share, optimize=False))
-        found[name] = region.layout.arena_bytes
-    found["bound"] = region.layout.lower_bound
-    found["plain bound"] = region.plain_lower_bound
+        settings = Settings(device, True, 1, False, inplace, share, optimize=False)
+        memory = lower_graph(graph, {}, settings, {}).memory
+        found[name] = memory.layout.arena_bytes
+    found["bound"] = memory.layout.lower_bound
+    found["plain bound"] = memory.plain_lower_bound
     start = time.perf_counter()
-    plan_memory(region.requests)
+    plan_memory(memory.requests)
     found["seconds"] = time.perf_counter() - start
     return found
 

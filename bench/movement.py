@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of

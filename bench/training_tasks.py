@@ -16,7 +16,7 @@ from training_workloads import WORKLOADS
 
 import graphkit as gk
 from graphkit.errors import UsageError
-from graphkit.executor.report.profile import Profile
+from graphkit.executor.run.profile import Profile
 from graphkit.passes.training.to_training import to_training
 
 # Steps of graphkit that are profiled after the timing.

@@ -24,7 +24,7 @@ from graphkit.errors import UsageError
 from graphkit.model import Model
 
 if TYPE_CHECKING:
-    from graphkit.executor.report.profile import Profile
+    from graphkit.executor.run.profile import Profile
 
 # Rounds that are compared pairwise; without --runs each engine has about SECONDS of timed runs.
 _ROUNDS = 20
@@ -146,7 +146,7 @@ def _training(
 def _time(calls: Calls, result: dict[str, Any], runs: int | None, trace: str | None) -> Profile | None:
     """Add the times to `result`; with `trace` record one more run of graphkit in a file of that name."""
     from graphkit.checks import timing
-    from graphkit.executor.report.profile import profile
+    from graphkit.executor.run.profile import profile
 
     per_round = {"seconds": _SECONDS / _ROUNDS} if runs is None else {"runs": -(-runs // _ROUNDS)}
     rounds = _ROUNDS if runs is None else -(-runs // per_round["runs"])

@@ -57,7 +57,7 @@ def _version(package: str) -> str:
 
 
 def _engine() -> dict[str, Any]:
-    from graphkit.executor.devices.kernels import load_device
+    from graphkit.executor.devices.loading import load_device
 
     try:
         native = load_device("cpu")

@@ -44,7 +44,7 @@ def command(model: str | None, markdown: bool, as_json: bool) -> int:
 
 
 def _row(domain: str, name: str) -> dict[str, Any]:
-    from graphkit.executor.devices.kernels import has_factory
+    from graphkit.executor.devices.registry import has_factory
     from graphkit.ops import registry
 
     cls = registry.find(domain, name)
@@ -64,7 +64,7 @@ def _row(domain: str, name: str) -> dict[str, Any]:
 
 
 def _registry_rows() -> list[dict[str, Any]]:
-    from graphkit.executor.devices.kernels import load_device
+    from graphkit.executor.devices.loading import load_device
     from graphkit.ops import registry
 
     load_device("cpu")
@@ -72,7 +72,7 @@ def _registry_rows() -> list[dict[str, Any]]:
 
 
 def _model_rows(model: str) -> list[dict[str, Any]]:
-    from graphkit.executor.devices.kernels import load_device
+    from graphkit.executor.devices.loading import load_device
 
     load_device("cpu")
     if model.endswith(".onnx"):

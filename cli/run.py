@@ -20,7 +20,7 @@ from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 
 if TYPE_CHECKING:
-    from graphkit.executor.report.profile import Profile
+    from graphkit.executor.run.profile import Profile
     from graphkit.executor.run.session import Executor
     from graphkit.model import Model
 
@@ -137,7 +137,7 @@ def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarr
 
 def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:
     """Run twice, the second time recorded: the first one also pays for fresh memory and packed weights."""
-    from graphkit.executor.report.profile import profile
+    from graphkit.executor.run.profile import profile
 
     state = executor.rng
     executor.run(feeds)

@@ -216,7 +216,7 @@ def _train(
 ) -> None:  # fmt: skip
     from graphkit import data
     from graphkit.dist import kvstore
-    from graphkit.executor.report.profile import profile
+    from graphkit.executor.run.profile import profile
     from graphkit.train import checkpoint, imported
     from graphkit.train.run_folder import RunFolder
     from graphkit.train.trainer import Trainer

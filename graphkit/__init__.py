@@ -47,7 +47,7 @@ _PUBLIC = {
     "fold": "graphkit.frontend.control",
     "TensorArray": "graphkit.frontend.tensor_array",
     "gradient": "graphkit.autodiff",
-    "profile": "graphkit.executor.report.profile",
+    "profile": "graphkit.executor.run.profile",
     "verify": "graphkit.checks.verify",
     "check_gradient": "graphkit.checks.gradcheck",
     "find_nonfinite": "graphkit.checks.nonfinite",

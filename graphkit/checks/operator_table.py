@@ -174,7 +174,7 @@ def _native(cases: Sequence[Case]) -> str:
 def _runs_natively(case: Case) -> bool:
     """Whether no step of the plan is a reference kernel, parameters and constants given as inputs."""
     executor = Executor(case.graph(), ParamStore({}), threads=1)
-    return all(step.kernel != "reference" for step in executor.plan.steps)
+    return all(step.kernel != "interpreted" for step in executor.plan.steps)
 
 
 def _dtypes(case: Case) -> set[DType]:

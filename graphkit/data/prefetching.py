@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from graphkit.errors import UsageError
-from graphkit.executor.devices.kernels import load_device
+from graphkit.executor.devices.loading import load_device
 from graphkit.executor.run.engine import Engine, Variable
 from graphkit.executor.run.handoff import Handoff
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from graphkit.data import prefetch
 from graphkit.errors import UsageError
-from graphkit.executor.devices.kernels import load_device
+from graphkit.executor.devices.loading import load_device
 from graphkit.executor.run.engine import Engine
 from graphkit.executor.run.handoff import Handoff
 from graphkit.train.metrics import Metric

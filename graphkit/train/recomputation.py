@@ -7,7 +7,8 @@ from functools import partial
 from typing import Literal
 
 from graphkit.errors import UsageError
-from graphkit.executor.devices.kernels import load_device, runs_whole
+from graphkit.executor.devices.loading import load_device
+from graphkit.executor.devices.registry import runs_whole
 from graphkit.ir.graph import Graph
 from graphkit.passes.control.merge_walks import merge_walks
 from graphkit.passes.core.bind import match_shapes

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 import graphkit as gk
-from graphkit.executor.lower.region import Region, Settings
+from graphkit.executor.lower.lowering import Settings
+from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.memory.planner import Request, aligned
 from graphkit.passes.core.bind import bind
 
@@ -17,11 +18,13 @@ TOKENS = 32
 
 
 def planned(graph, batch, *, inplace=True, share=True, device=""):
-    """The region of a graph; without a device there are no kernels, and so no working memory."""
+    """The memory plan of a graph; without a device there are no kernels, and so no working memory."""
     shapes = {graph.name_of(v): v.tensor.known_shape for v in graph.inputs if v.role == "data"}
     sizes = {"N": batch, "T": TOKENS}
     shapes = {n: tuple(d if isinstance(d, int) else sizes[str(d)] for d in s) for n, s in shapes.items()}
-    return Region(bind(graph, shapes), {}, Settings(device, 1, False, inplace, share, optimize=False))
+    return lower_graph(
+        bind(graph, shapes), {}, Settings(device, True, 1, False, inplace, share, optimize=False), {}
+    ).memory
 
 
 def assert_no_overlap(requests, offsets):
@@ -66,25 +69,25 @@ def test_both_techniques_take_a_quarter_of_naive(name, options, unset_parameters
 @pytest.mark.parametrize("device", ["", "cpu"])
 @pytest.mark.parametrize(("name", "options"), ALL)
 def test_arenas_of_prediction_reach_their_bounds(name, options, device, unset_parameters):
-    region = planned(gk.models.build(name, **options).graph, 8, device=device)
-    layout = region.layout
+    plan = planned(gk.models.build(name, **options).graph, 8, device=device)
+    layout = plan.layout
     assert layout.arena_bytes <= 1.02 * layout.lower_bound
-    assert layout.lower_bound <= region.plain_lower_bound
-    assert_no_overlap(region.requests, layout.offsets)
+    assert layout.lower_bound <= plan.plain_lower_bound
+    assert_no_overlap(plan.requests, layout.offsets)
     taken = {
         i: j
-        for i, r in enumerate(region.requests)
+        for i, r in enumerate(plan.requests)
         for j in r.inplace
         if layout.offsets[i] == layout.offsets[j]
     }  # fmt: skip
-    assert recomputed_bound(region.requests, taken) <= layout.lower_bound
+    assert recomputed_bound(plan.requests, taken) <= layout.lower_bound
 
 
 @pytest.mark.parametrize(("name", "options"), [a for a in ALL if a[0] != "unet"])
 def test_arenas_of_training_reach_their_bounds(name, options, unset_parameters):
     net = gk.models.build(name, **options)
     (graph,) = gk.Trainer(net, "softmax_cross_entropy", gk.optim.SGD(0.1, momentum=0.9)).graphs
-    region = planned(graph, 8)
-    assert region.layout.arena_bytes <= 1.03 * region.layout.lower_bound
-    assert region.layout.lower_bound <= region.plain_lower_bound
-    assert_no_overlap(region.requests, region.layout.offsets)
+    plan = planned(graph, 8)
+    assert plan.layout.arena_bytes <= 1.03 * plan.layout.lower_bound
+    assert plan.layout.lower_bound <= plan.plain_lower_bound
+    assert_no_overlap(plan.requests, plan.layout.offsets)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.errors import MissingDependency, UnsupportedError
-from graphkit.executor.devices.kernels import Kernel
-from graphkit.executor.lower.interpreted import reference_kernel
+from graphkit.executor.devices.interpreted import interpreted_kernel
+from graphkit.executor.devices.kernel import Kernel
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops.xp import cupy_xp
@@ -44,7 +44,7 @@ class CudaDevice:
         stream.synchronize()
 
     def prepare(self, node: Node) -> Kernel:
-        return reference_kernel(node, self.xp)
+        return interpreted_kernel(node, self.xp)
 
     def alloc(self, nbytes: int) -> Any:
         return self._cupy.empty(max(nbytes, 1), np.uint8)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from graphkit.executor.devices.kernels import VersionedArray
+from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ops.evaluate import evaluate

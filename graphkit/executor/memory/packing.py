@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.kernels import VersionedArray
+from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.memory.planner import ALIGNMENT
 
 
@@ -23,7 +23,7 @@ class PackedArrays:
         self._lock = threading.Lock()
         self._made: dict[tuple[int, str], tuple[int, weakref.ref[Any]]] = {}
 
-    def get(self, source: VersionedArray, kernel: Any, position: int) -> np.ndarray:
+    def get(self, source: VersionedArray, kernel: NativeKernel, position: int) -> np.ndarray:
         """The packed form of `source` that `kernel` reads as its input at `position`."""
 
         def pack(source: VersionedArray) -> np.ndarray:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from graphkit.executor.report.plan import Place
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.sweep import read_positions
+
+# Kinds of memory. "result" is memory of its own, made for every run (outputs) or kept between runs (new values of
+# states); "dynamic" is an array whose size is known only when it has been computed.
+Place = Literal["arena", "input", "parameter", "constant", "result", "dynamic"]
 
 
 @dataclass(frozen=True, slots=True)

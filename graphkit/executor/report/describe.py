@@ -1,72 +1,73 @@
-"""The readable plan of a region: its steps in their order, with views and constants where they are used first."""
+"""The readable plan of a lowered graph: its steps in order, with views and constants where they are used first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from graphkit.executor.lower.region import Region
+from graphkit.executor.lower.lowering import KernelKind, LoweredGraph
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.planner import aligned
-from graphkit.executor.report.plan import Block, KernelKind, Operand, Plan, PlanStep
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.report.plan_data import Block, Operand, PlanStep
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops.tensor.constants import Constant
 
 
-def describe(region: Region) -> Plan:
-    """The plan of a region."""
-    return _Description(region).plan()
+def describe(lowered: LoweredGraph) -> Plan:
+    """The plan of a program's outermost graph."""
+    return _Description(lowered).plan()
 
 
 class _Description:
-    def __init__(self, region: Region):
-        self._region = region
-        self._nodes = region.placement.steps
-        self._kinds: dict[Node, KernelKind] = {
-            node: chosen.kind for node, chosen in zip(self._nodes, region.chosen, strict=True)
-        }
+    def __init__(self, lowered: LoweredGraph):
+        self._lowered = lowered
+        self._memory = lowered.memory
+        self._nodes = lowered.placement.steps
+        self._kinds: dict[Node, KernelKind] = {node: lowering.kind for node, lowering in lowered.steps}
         self._steps: list[PlanStep] = []
         self._shown: set[Node] = set()
         # Requests whose memory one of their readers took over in its step, and those that took it.
         self._handed_on: set[int] = set()
         self._taken: set[int] = set()
-        for j, request in enumerate(region.requests):
+        requests, offsets = self._memory.requests, self._memory.layout.offsets
+        for j, request in enumerate(requests):
             for i in request.inplace:
-                if request.size and region.requests[i].size and region.layout.offsets[i] == region.layout.offsets[j]:
+                if request.size and requests[i].size and offsets[i] == offsets[j]:
                     self._handed_on.add(i)
                     self._taken.add(j)
 
     def plan(self) -> Plan:
-        region = self._region
-        scratch = set(region.scratch_of.values())
-        values = self._live_bytes([i for i in range(len(region.requests)) if i not in scratch])
+        lowered, memory = self._lowered, self._memory
+        scratch = set(memory.scratch_of.values())
+        values = self._live_bytes([i for i in range(len(memory.requests)) if i not in scratch])
         working = self._live_bytes(scratch)
-        shown_at: list[int] = []  # by step of the region
-        for step, index in enumerate(region.order):
+        shown_at: list[int] = []  # by step of the program
+        for step, index in enumerate(memory.order):
             self._show(self._nodes[index], values[step] + working[step])
             shown_at.append(len(self._steps) - 1)
-        for node in region.graph.nodes:
+        for node in lowered.graph.nodes:
             if node not in self._shown:
                 self._show_idle(node)
-        place = region.placement.place
-        peak = region.layout.peak_step
+        place = lowered.placement.place
+        peak = memory.layout.peak_step
         return Plan(
             steps=tuple(self._steps),
             blocks=self._blocks(shown_at),
             activation_bytes=max(values),
             scratch_bytes=max(working),
-            arena_bytes=region.layout.arena_bytes,
-            lower_bound=region.layout.lower_bound,
-            plain_lower_bound=region.plain_lower_bound,
-            naive_bytes=region.layout.naive_bytes,
-            inplace_count=region.layout.inplace_count,
-            parameter_bytes=sum(_bytes(v) for v in region.graph.inputs if place[v] == "parameter"),
-            packed_bytes=sum(_packed(region).values()),
+            arena_bytes=memory.layout.arena_bytes,
+            lower_bound=memory.layout.lower_bound,
+            plain_lower_bound=memory.plain_lower_bound,
+            naive_bytes=memory.layout.naive_bytes,
+            inplace_count=memory.layout.inplace_count,
+            parameter_bytes=sum(_bytes(v) for v in lowered.graph.inputs if place[v] == "parameter"),
+            packed_bytes=sum(_packed(lowered).values()),
             constant_bytes=sum(_bytes(v) for v, p in place.items() if p == "constant"),
-            result_bytes=sum(_bytes(r.value) for r in region.placement.results),
-            peak_node=region.graph.node_name(self._nodes[region.order[peak]]) if region.requests else "",
+            result_bytes=sum(_bytes(r.value) for r in lowered.placement.results),
+            peak_node=lowered.graph.node_name(self._nodes[memory.order[peak]]) if memory.requests else "",
             inner_fallbacks=tuple(
-                f"{name} ({node.op.name})" for name, node, _ in region.by_reference() if node not in self._kinds
+                f"{name} ({node.op.name})" for name, node, _ in lowered.interpreted() if node not in self._kinds
             ),
         )
 
@@ -93,43 +94,43 @@ class _Description:
                 self._steps.append(self._step(done, _idle_kind(done), 0))
 
     def _live_bytes(self, requests: Iterable[int]) -> list[int]:
-        """The bytes of `requests` that live at each step of the region; memory that is handed on counts once."""
-        region = self._region
-        changes = [0] * (len(region.order) + 1)
+        """The bytes of `requests` that live at each step; memory that is handed on counts once."""
+        memory = self._memory
+        changes = [0] * (len(memory.order) + 1)
         for i in requests:
-            request = region.requests[i]
+            request = memory.requests[i]
             changes[request.first] += aligned(request.size)
             changes[request.last if i in self._handed_on else request.last + 1] -= aligned(request.size)
         live = 0
         return [live := live + change for change in changes]
 
     def _blocks(self, shown_at: Sequence[int]) -> tuple[Block, ...]:
-        region = self._region
-        names = {request: (region.graph.name_of(v), str(v.type)) for v, request in region.request_of.items()}
-        for index, request in region.scratch_of.items():
-            names[request] = region.graph.node_name(self._nodes[index]), ""
-        scratch = set(region.scratch_of.values())
+        lowered, memory = self._lowered, self._memory
+        names = {request: (lowered.graph.name_of(v), str(v.type)) for v, request in memory.request_of.items()}
+        for index, request in memory.scratch_of.items():
+            names[request] = lowered.graph.node_name(self._nodes[index]), ""
+        scratch = set(memory.scratch_of.values())
         return tuple(
             Block(
                 *names[i],
                 "scratch" if i in scratch else "value",
-                region.layout.offsets[i],
+                memory.layout.offsets[i],
                 aligned(request.size),
                 shown_at[request.first],
                 shown_at[request.last],
                 i in self._taken,
             )
-            for i, request in enumerate(region.requests)
+            for i, request in enumerate(memory.requests)
             if request.size
         )
 
     def _step(self, node: Node, kind: KernelKind, live_bytes: int) -> PlanStep:
-        region = self._region
+        lowered, memory = self._lowered, self._memory
         domain = f"{node.op.domain}." if node.op.domain else ""
-        used = region.placement.used
-        inplace = any(region.request_of.get(v) in self._taken for v in node.outputs)
+        used = lowered.placement.used
+        inplace = any(memory.request_of.get(v) in self._taken for v in node.outputs)
         return PlanStep(
-            region.graph.node_name(node),
+            lowered.graph.node_name(node),
             domain + node.op.name,
             kind,
             tuple(self._operand(v) for v in node.inputs),
@@ -139,33 +140,34 @@ class _Description:
         )
 
     def _offset(self, value: Value) -> int | None:
-        region = self._region
-        request = region.request_of.get(region.placement.root[value])
-        return None if request is None else region.layout.offsets[request]
+        lowered, memory = self._lowered, self._memory
+        return memory.offset(memory.request_of.get(lowered.placement.root[value]))
 
     def _operand(self, value: Value | None) -> Operand | None:
         if value is None:
             return None
-        region = self._region
-        place = region.placement.place[region.placement.root[value]]
-        return Operand(region.graph.name_of(value), str(value.type), place, self._offset(value), _bytes(value))
+        lowered = self._lowered
+        place = lowered.placement.place[lowered.placement.root[value]]
+        return Operand(lowered.graph.name_of(value), str(value.type), place, self._offset(value), _bytes(value))
 
 
 def _idle_kind(node: Node) -> KernelKind:
     return "constant" if isinstance(node.op, Constant) else "view"
 
 
-def _packed(region: Region) -> dict[tuple[int, str], int]:
-    """Bytes of every array that a kernel of the region, or of one inside it, reads in packed form."""
+def _packed(lowered: LoweredGraph) -> dict[tuple[int, str], int]:
+    """Bytes of every array that a kernel reads in packed form, also inside subgraphs."""
     found: dict[tuple[int, str], int] = {}
-    for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
-        for inner in chosen.regions.values():
+    for node, lowering in lowered.steps:
+        for inner in lowering.subgraphs.values():
             found |= _packed(inner)
-        for position in chosen.kernel.packed_inputs if chosen.compiled else ():
+        kernel = lowering.packing
+        for position in kernel.packed_inputs if kernel is not None else ():
             operand = node.inputs[position]
+            assert kernel is not None
             assert operand is not None
-            array = region.fixed[region.placement.root[operand]]
-            found[id(array), chosen.kernel.packed_layout(position)] = aligned(chosen.kernel.packed_bytes(position))
+            array = lowered.fixed[lowered.placement.root[operand]]
+            found[id(array), kernel.packed_layout(position)] = aligned(kernel.packed_bytes(position))
     return found
 
 

@@ -3,91 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
-KernelKind = Literal["native", "reference", "view", "constant"]
-Place = Literal["arena", "input", "parameter", "constant", "result", "dynamic"]
-BlockKind = Literal["value", "scratch"]
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """One tensor of a step: its name and type, and where it lives. `offset` is set in the arena only.
-
-    "result" is memory of its own, made for every run (outputs) or kept between runs (new values of states);
-    "dynamic" is an array whose size is known only when it has been computed: then `bytes` is 0.
-    """
-
-    name: str
-    type: str
-    place: Place
-    offset: int | None
-    bytes: int
+from graphkit.executor.report.plan_data import Operand, PlanData
+from graphkit.executor.report.plan_page import page
+from graphkit.executor.report.text import format_table, human
 
 
-@dataclass(frozen=True, slots=True)
-class PlanStep:
-    """One node. A view and a constant take no time; `live_bytes` is what the arena holds while the step runs."""
-
-    node: str
-    op: str
-    kernel: KernelKind
-    inputs: tuple[Operand | None, ...]
-    outputs: tuple[Operand | None, ...]
-    live_bytes: int
-    inplace: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Bytes `offset` to `offset + bytes` of the arena from step `first` (written) to step `last` (read) of `steps`.
-
-    "value" is the output `name` of step `first`, "scratch" the working memory of the step called `name`. `inplace`: the
-    memory was taken over from an operand whose last step is `first`.
-    """
-
-    name: str
-    type: str
-    kind: BlockKind
-    offset: int
-    bytes: int
-    first: int
-    last: int
-    inplace: bool
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The memory plan of one program. All sizes in bytes, each tensor rounded up to the alignment.
-
-    The arena holds `blocks`: values, of which `activation_bytes` live at one step at most, and working memory, of at
-    most `scratch_bytes` a step. `lower_bound` is the peak of both in the chosen order: no layout of it is smaller.
-    `plain_lower_bound` is the peak in the plain topological order, `naive_bytes` what the blocks take side by side.
-    `packed_bytes` is what kernels keep of parameters and constants in layouts of their own.
-    """
-
-    steps: tuple[PlanStep, ...]
-    blocks: tuple[Block, ...]
-    activation_bytes: int
-    scratch_bytes: int
-    arena_bytes: int
-    lower_bound: int
-    plain_lower_bound: int
-    naive_bytes: int
-    inplace_count: int
-    parameter_bytes: int
-    packed_bytes: int
-    constant_bytes: int
-    result_bytes: int
-    peak_node: str
-    inner_fallbacks: tuple[str, ...] = ()  # steps inside subgraphs, see `fallbacks`
+class Plan(PlanData):
+    """The memory plan of one program, to read and to draw."""
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that run by their reference because the device has no kernel for them, as "name (Op)"."""
-        return (*(f"{s.node} ({s.op})" for s in self.steps if s.kernel == "reference"), *self.inner_fallbacks)
+        """Nodes that are interpreted because the device has no kernel for them, as "name (Op)"."""
+        return (*(f"{s.node} ({s.op})" for s in self.steps if s.kernel == "interpreted"), *self.inner_fallbacks)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -95,8 +26,6 @@ class Plan:
 
     def to_html(self, title: str = "memory plan") -> str:
         """A page on its own that draws time against address; point at a block to see what it is."""
-        from graphkit.executor.report.plan_page import page
-
         return page(self, title)
 
     def __str__(self) -> str:
@@ -130,24 +59,8 @@ class Plan:
             f"constants {human(self.constant_bytes)}, results {human(self.result_bytes)}",
         ]
         if self.inner_fallbacks:
-            lines.append(f"by reference inside subgraphs: {', '.join(self.inner_fallbacks)}")
+            lines.append(f"interpreted inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)
-
-
-def human(size: int) -> str:
-    """1536 -> '1.5 KiB'."""
-    if size < 1024:
-        return f"{size} B"
-    power = min((size.bit_length() - 1) // 10, 4)
-    return f"{size / (1 << 10 * power):.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
-
-
-def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Left-aligned columns under a ruled head."""
-    table = [list(head), *map(list, rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
 def _operands(operands: Sequence[Operand | None]) -> str:

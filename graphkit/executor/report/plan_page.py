@@ -10,7 +10,8 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from graphkit.executor.report.plan import Block, Plan, human
+from graphkit.executor.report.plan_data import Block, PlanData
+from graphkit.executor.report.text import human
 
 # Height of both pictures in their own units; widths are steps.
 _HEIGHT = 1000.0
@@ -22,7 +23,7 @@ class _Template(string.Template):
     delimiter = "@@"  # scripts have "$" for their own templates
 
 
-def page(plan: Plan, title: str) -> str:
+def page(plan: PlanData, title: str) -> str:
     """HTML that needs no other file. The pictures are there without scripts; scripts add zoom, search and details."""
     timed = [i for i, step in enumerate(plan.steps) if step.kernel not in ("view", "constant")]
     # Views and constants take no time: blocks are counted in the steps that do.
@@ -70,7 +71,7 @@ def page(plan: Plan, title: str) -> str:
     return template.substitute(fields)
 
 
-def _facts(plan: Plan) -> str:
+def _facts(plan: PlanData) -> str:
     facts = [
         ("arena", human(plan.arena_bytes)),
         ("lower bound", human(plan.lower_bound)),
@@ -111,7 +112,7 @@ def _curve(live: Sequence[int], arena: int) -> str:
     return f'<path d="M0 {_HEIGHT:g}{points}V{_HEIGHT:g}Z"/>'
 
 
-def _bound(plan: Plan, width: int) -> str:
+def _bound(plan: PlanData, width: int) -> str:
     y = _HEIGHT * (1 - plan.lower_bound / max(plan.arena_bytes, 1))
     return f'<line x1="0" x2="{width}" y1="{y:.4f}" y2="{y:.4f}"><title>lower bound</title></line>'
 

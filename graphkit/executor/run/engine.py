@@ -24,7 +24,7 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import Cancelled, MissingDependency, RuntimeFailure, UsageError
-from graphkit.executor.devices.kernels import load_device, native_module
+from graphkit.executor.devices.loading import load_device, native_module
 
 # How long the end of the process waits for operations that are running; they are left behind then.
 EXIT_SECONDS = 5.0

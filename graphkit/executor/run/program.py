@@ -1,4 +1,4 @@
-"""A program: one graph of known sizes, planned and written for the native engine, ready to run many times."""
+"""A program: one lowered graph, written for the native engine and ready to run many times."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure, lacks_memory
-from graphkit.executor.devices.kernels import SizedKernel, VersionedArray, native_module
-from graphkit.executor.lower.emit import Emitter, Where
-from graphkit.executor.lower.region import Region, Settings
+from graphkit.executor.devices.kernel import SizedKernel
+from graphkit.executor.devices.loading import native_module
+from graphkit.executor.lower.emit import Emitter
+from graphkit.executor.lower.lowering import Location, LoweredGraph
+from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.executor.memory.errors import explain, out_of_memory
 from graphkit.executor.memory.packing import PackedArrays, aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.report.describe import describe, is_shape_arithmetic
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.ownership import LOCAL_REFERENCES
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops.evaluate import run_node
 
 # Instances that wait for the next run; a burst of more concurrent runs makes more and lets them go.
 IDLE_INSTANCES = 4
@@ -43,43 +44,35 @@ recorder: Recorder | None = None
 
 
 class Program:
-    """Runs `graph`, whose inputs have static types. `fixed` gives the operands that only change with a version.
+    """Runs a lowered graph, whose inputs have static types.
 
-    `stamp` tells whether any of these versions may have changed; `packed` holds what kernels made of them.
+    `stamp` tells whether any version of its fixed operands may have changed; `packed` holds what kernels made of them.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        fixed: Mapping[Value, VersionedArray],
-        settings: Settings,
-        packed: PackedArrays,
-        stamp: Callable[[], int],
-    ):
+    def __init__(self, lowered: LoweredGraph, packed: PackedArrays, stamp: Callable[[], int]):
+        graph, placement, settings = lowered.graph, lowered.placement, lowered.settings
+        self.lowered = lowered
         self.graph = graph
-        self.region = Region(graph, fixed, settings)
         self.packed = packed
         self.stamp = stamp
-        self.placement = self.region.placement
+        self.placement = placement
         self._idle: list[_Instance] = []
         count = len(graph.inputs)
-        self.emitter = Emitter(count + len(self.placement.results))
-        inputs: list[Where] = [(i, 0) for i in range(count)]
-        results: list[Where] = [(count + i, 0) for i in range(len(self.placement.results))]
-        native = native_module()
+        self.emitter = Emitter(count + len(placement.results))
+        inputs: list[Location] = [(i, 0) for i in range(count)]
+        results: list[Location] = [(count + i, 0) for i in range(len(placement.results))]
         self.native: Any = None
-        if native is None:
-            self.emitter.region(_Calls(), self.region, 0, inputs, results)
-        else:
-            self.native = native.Program(settings.threads, self.region.layout.arena_bytes, count + len(results))
-            self.emitter.region(self.native.root, self.region, 0, inputs, results)
+        self.arena_bytes = lowered.memory.layout.arena_bytes
+        if settings.native:
+            self.native = native_module().Program(settings.threads, self.arena_bytes, count + len(results))
+        self.emitter.graph(self.native.root if settings.native else _Calls(), lowered, 0, inputs, results)
         self.owned = [
             (r.value.tensor.static_shape, r.value.dtype.numpy, r.value.tensor.nbytes) if r.owned else None
-            for r in self.placement.results
+            for r in placement.results
         ]
         position = {v: i for i, v in enumerate(graph.inputs)}
         self.state_inputs = [position[state] for state, _ in graph.updates]
-        self.overwrites = [state in self.region.overwritten for state, _ in graph.updates]
+        self.overwrites = [state in lowered.memory.overwritten for state, _ in graph.updates]
         # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
         self.interruptible: Callable[[], bool] | None = None
         self._given_out: list[deque[np.ndarray]] = [deque(maxlen=2) for _ in self.owned]
@@ -94,7 +87,7 @@ class Program:
         try:
             instance = self._idle.pop()
         except IndexError:
-            with out_of_memory(self.graph, f"the arena, {self.region.layout.arena_bytes} bytes"):
+            with out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes"):
                 instance = _Instance(self)
         if recorder is None:
             results = instance.run(inputs, buffers)
@@ -144,17 +137,17 @@ class Program:
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that run by reference, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
+        """Nodes that are interpreted, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
         once = {node for node in self.placement.steps if is_shape_arithmetic(node)}
         return tuple(
             f"{name} ({node.op.name}{reason and f': {reason}'})"
-            for name, node, reason in self.region.by_reference()
+            for name, node, reason in self.lowered.interpreted()
             if node not in once
         )
 
     @cached_property
     def plan(self) -> Plan:
-        return describe(self.region)
+        return describe(self.lowered)
 
 
 class _Calls:
@@ -167,15 +160,15 @@ class _Calls:
         """Nothing either."""
 
 
-class _Lent(NamedTuple):
-    """An operand of a Python step in a slot of the native program: external memory, position, the value's type."""
+class _BufferOperand(NamedTuple):
+    """An operand of a Python step in a buffer of the native program: external memory, position, the value's type."""
 
-    slot: int
+    buffer: int
     position: int
     kind: TensorType
 
 
-class _Slot(NamedTuple):
+class _Reader(NamedTuple):
     """A place in a Python step's operand list that is filled at run time; `view` reshapes what the storage holds."""
 
     operands: list[Any]
@@ -187,27 +180,26 @@ class _Instance:
     """One arena, the native instance on it, and the operand lists of the steps that run in Python."""
 
     def __init__(self, program: Program):
-        region = program.region
-        self.arena = aligned_bytes(region.layout.arena_bytes)
+        lowered = program.lowered
+        self.arena = aligned_bytes(program.arena_bytes)
         self._program = program
-        self._slots: dict[Value, list[_Slot]] = {}
-        self._position = {index: position for position, index in enumerate(region.order)}
+        self._readers: dict[Value, list[_Reader]] = {}
+        self._position = {index: position for position, index in enumerate(lowered.memory.order)}
         self._calls: list[Callable[[], None]] = [self._python_step(index) for index in program.emitter.calls]
         self._finals: list[Any] = [None] * len(program.owned)
-        self._lent_finals = self._bind_all(
-            self._finals, [None if r.owned else r.value for r in program.placement.results]
-        )
-        self._owners = [(i, region.placement.root[r.value]) for i, r in enumerate(program.placement.results) if r.owned]
+        results = lowered.placement.results
+        self._buffer_finals = self._bind_all(self._finals, [None if r.owned else r.value for r in results])
+        self._owners = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
         graph = program.graph
         # Arrays that the native part reads; sequences and optionals are for Python steps only.
         self._native_inputs = [i for i, v in enumerate(graph.inputs) if isinstance(v.type, TensorType)]
-        fixed = region.fixed
+        fixed = lowered.fixed
         fed = [(i, v) for i, v in enumerate(graph.inputs) if v not in fixed]
-        self._input_slots = [(i, slots) for i, v in fed if (slots := self._slots.get(v))]
-        self._fixed_slots = [(fixed[v], slots) for v, slots in self._slots.items() if v in fixed]
-        self._forget = [slots for v, slots in self._slots.items() if v not in fixed]
+        self._input_readers = [(i, readers) for i, v in fed if (readers := self._readers.get(v))]
+        self._fixed_readers = [(fixed[v], readers) for v, readers in self._readers.items() if v in fixed]
+        self._forget = [readers for v, readers in self._readers.items() if v not in fixed]
         self._held: list[np.ndarray] = []
-        self._lent: dict[int, np.ndarray] = {}  # what slots refer to in this run
+        self._lent: dict[int, np.ndarray] = {}  # what buffers refer to in this run
         self._stamp = -1
         self.native: Any = None
         if program.native is not None:
@@ -216,18 +208,20 @@ class _Instance:
 
     def _python_step(self, index: int) -> Callable[[], None]:
         program = self._program
-        node, chosen = program.placement.steps[index], program.region.chosen[index]
-        kernel = chosen.kernel
+        node, lowering = program.placement.steps[index], program.lowered.lowerings[index]
         used = program.placement.used
         inputs: list[Any] = [None] * len(node.inputs)
         outputs: list[Any] = [None] * len(node.outputs)
         lent = self._bind_all(inputs, node.inputs)
-        run: Any = kernel
-        if kernel is None:
-            run = self._dynamic(node, chosen.make)
+        run: Callable[[Any, Any], None]
+        if isinstance(lowering, PythonFunction):
+            run = self._delivered(node, lowering.function)
         else:
+            assert isinstance(lowering, PythonKernel), "calls are Python steps"
+            run = lowering.kernel
             self._bind_all(outputs, [v if v in used else None for v in node.outputs])
-        done = [self._slots.setdefault(v, []) for v in program.region.releases.get(self._position[index], ())]
+        releases = program.lowered.memory.releases.get(self._position[index], ())
+        done = [self._readers.setdefault(v, []) for v in releases]
 
         def call() -> None:
             for operand in lent:
@@ -242,51 +236,51 @@ class _Instance:
                 raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
             for operand in lent:
                 inputs[operand.position] = None
-            for slots in done:
-                _release(slots)
+            for readers in done:
+                _release(readers)
 
         return call
 
-    def _bind_all(self, operands: list[Any], values: Sequence[Value | None]) -> list[_Lent]:
-        """Put the arrays of `values` into `operands`, now or (as slots) in every run; return those to be read first."""
-        lent: list[_Lent] = []
+    def _bind_all(self, operands: list[Any], values: Sequence[Value | None]) -> list[_BufferOperand]:
+        """Put the arrays of `values` into `operands`, now or (by readers) in every run; return those to read first."""
+        memory, buffers = self._program.lowered.memory, self._program.emitter.buffers
+        lent: list[_BufferOperand] = []
         for position, value in enumerate(values):
             if value is None:
                 continue
-            region, native_slots = self._program.region, self._program.emitter.slots
-            storage = region.placement.root[value]
-            if storage in region.request_of:
-                offset = region.layout.offsets[region.request_of[storage]]
+            storage = self._program.placement.root[value]
+            offset = memory.offset(memory.request_of.get(storage))
+            if offset is not None:
                 kind = value.tensor
                 operands[position] = np.ndarray(kind.static_shape, kind.dtype.numpy, self.arena, offset)
-            elif storage in native_slots:
-                lent.append(_Lent(native_slots[storage], position, value.tensor))
+            elif storage in buffers:
+                lent.append(_BufferOperand(buffers[storage], position, value.tensor))
             else:
-                slot = _Slot(operands, position, None if value is storage else value.tensor)
-                self._slots.setdefault(storage, []).append(slot)
+                reader = _Reader(operands, position, None if value is storage else value.tensor)
+                self._readers.setdefault(storage, []).append(reader)
         return lent
 
-    def _read(self, operand: _Lent) -> np.ndarray:
-        """The array in a slot, valid until the slot is written again."""
-        data, shape = self.native.read(operand.slot, operand.kind.dtype.itemsize)
+    def _read(self, operand: _BufferOperand) -> np.ndarray:
+        """The array in a buffer, valid until the buffer is written again."""
+        data, shape = self.native.read(operand.buffer, operand.kind.dtype.itemsize)
         return np.ndarray(shape, operand.kind.dtype.numpy, data)
 
-    def _dynamic(self, node: Node, make: SizedKernel | None) -> Callable[[Any, Any], None]:
-        """A step whose results are arrays that it makes: they go to whoever reads them.
+    def _delivered(self, node: Node, function: SizedKernel) -> Callable[[Any, Any], None]:
+        """A step whose results are arrays that `function` makes: they go to whoever reads them.
 
         A result of known size goes to its memory.
         """
-        used, native_slots = self._program.placement.used, self._program.emitter.slots
+        used, buffers = self._program.placement.used, self._program.emitter.buffers
         fixed: list[Any] = [None] * len(node.outputs)
         self._bind_all(fixed, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
-        targets = [self._slots.setdefault(v, []) for v in node.outputs]
-        declared = self._program.region.settings.declared
+        targets = [self._readers.setdefault(v, []) for v in node.outputs]
+        declared = self._program.lowered.settings.declared
 
         def run(inputs: Sequence[Any], _: Any) -> None:
-            results = run_node(node, inputs) if make is None else make(inputs)
+            results = function(inputs)
             if declared:
                 declared.found(node.outputs, [r.shape if isinstance(r, np.ndarray) else None for r in results])
-            for value, target, slots, result in zip(node.outputs, fixed, targets, results, strict=True):
+            for value, target, readers, result in zip(node.outputs, fixed, targets, results, strict=True):
                 if isinstance(result, np.ndarray):
                     result = np.asarray(result, order="C")
                 if target is not None:
@@ -295,11 +289,11 @@ class _Instance:
                             f"a result is {result.dtype}{list(result.shape)}; {value.type} was inferred"
                         )
                     np.copyto(target, result)
-                elif value in native_slots:
-                    self._lent[native_slots[value]] = result
-                    self.native.lend(native_slots[value], result, result.shape)
+                elif value in buffers:
+                    self._lent[buffers[value]] = result
+                    self.native.lend(buffers[value], result, result.shape)
                 else:
-                    _fill(slots, result)
+                    _fill(readers, result)
 
         return run
 
@@ -309,11 +303,11 @@ class _Instance:
             self._refresh()
             self._stamp = stamp
         results = program.results(buffers)
-        for position, slots in self._input_slots:
-            _fill(slots, inputs[position])
-        if self._slots:
+        for position, readers in self._input_readers:
+            _fill(readers, inputs[position])
+        if self._readers:
             for position, storage in self._owners:
-                if readers := self._slots.get(storage):
+                if readers := self._readers.get(storage, []):
                     _fill(readers, _shaped(results[position], storage.tensor))
         if self.native is None:
             if not any(program.overwrites):
@@ -327,14 +321,14 @@ class _Instance:
                 arrays[position] = inputs[position]
             arrays += results
             self._run_native(arrays)
-        for operand in self._lent_finals:
+        for operand in self._buffer_finals:
             results[operand.position] = self._read(operand).copy()
         for position, final in enumerate(self._finals):
             if final is not None:
                 results[position] = _copied(final)
         self._lent.clear()
-        for slots in self._forget:
-            _release(slots)
+        for readers in self._forget:
+            _release(readers)
         return results
 
     def _run_native(self, arrays: list[Any]) -> None:
@@ -368,8 +362,8 @@ class _Instance:
             held.append(array)
             if self.native is not None:
                 self.native.set(external, array)
-        for source, slots in self._fixed_slots:
-            _fill(slots, source.array)
+        for source, readers in self._fixed_readers:
+            _fill(readers, source.array)
         self._held = held
 
 
@@ -377,13 +371,13 @@ def _always() -> bool:
     return True
 
 
-def _fill(slots: Sequence[_Slot], array: Any) -> None:
-    for operands, position, view in slots:
+def _fill(readers: Sequence[_Reader], array: Any) -> None:
+    for operands, position, view in readers:
         operands[position] = array if view is None else _shaped(array, view)
 
 
-def _release(slots: Sequence[_Slot]) -> None:
-    for operands, position, _view in slots:
+def _release(readers: Sequence[_Reader]) -> None:
+    for operands, position, _view in readers:
         operands[position] = None
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.kernels import VersionedArray
-from graphkit.executor.run.program import Program
+from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.run.compile import AnyProgram
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 
@@ -59,7 +59,7 @@ class Repeat:
 
     __slots__ = ("program", "selection", "_specs", "_nothing")
 
-    def __init__(self, selection: Selection, program: Program, specs: Sequence[tuple[str, int, np.dtype, Any]]):
+    def __init__(self, selection: Selection, program: AnyProgram, specs: Sequence[tuple[str, int, np.dtype, Any]]):
         self.selection = selection
         self.program = program
         self._specs = tuple(specs)
@@ -67,7 +67,11 @@ class Repeat:
 
     @staticmethod
     def of(
-        full: Selection | None, selection: Selection, program: Program, feeds: Mapping[str, Any], arrays: Sequence[Any]
+        full: Selection | None,
+        selection: Selection,
+        program: AnyProgram,
+        feeds: Mapping[str, Any],
+        arrays: Sequence[Any],
     ) -> Repeat | None:
         """None unless the run computed all outputs natively, fed arrays for data alone, and stored ones are sized."""
         if selection is not full or program.fallbacks:

@@ -19,27 +19,27 @@ import numpy as np
 
 from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
-from graphkit.executor.devices.device import make_program
-from graphkit.executor.devices.kernels import VersionedArray, load_device, native_module, runs_whole
+from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.devices.loading import load_device, native_module
+from graphkit.executor.devices.registry import runs_whole
+from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import DerivedArray, hoist
-from graphkit.executor.lower.region import Settings
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.packing import PackedArrays
 from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.compile import AnyProgram, compile_graph
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
 from graphkit.executor.run.params import ParamStore
-from graphkit.executor.run.program import Program
 from graphkit.executor.run.selection import Repeat, RunInput, Selection, signature
 from graphkit.executor.run.states import States
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.layout.float16 import HALVES
-from graphkit.passes.pipeline import BOUND, inference_passes
+from graphkit.passes.pipeline import inference_passes
 from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.training.randomness import bind_rng
 
@@ -105,15 +105,13 @@ class Executor:
         _check_precision(precision, optimize, device)
         self.params = params
         self._declared = Declared(graph, declared) if declared else None
-        self._settings = Settings(device, threads, deterministic, inplace, share, optimize, declared)
-        self._optimize = optimize
-        # Whether there are native kernels, which fused operators are made for.
-        self._compiled = device == "cpu" and native_module() is not None
+        native = device == "cpu" and native_module() is not None
+        self._settings = Settings(device, native, threads, deterministic, inplace, share, optimize, declared)
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         with _collector_paused():
             self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
-            if optimize and self._compiled:
+            if optimize and native:  # fused operators are made for native kernels
                 whole, halves = partial(runs_whole, device), _computed_in_float32()
                 self._graph = run_passes(self._graph, inference_passes(precision, whole, halves))
         # The names by which inputs are known are those of the graph as it was given.
@@ -125,8 +123,8 @@ class Executor:
         self._packed = PackedArrays()
         self._hoisted, self._derived = self._hoist() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
-        self._programs: OrderedDict[tuple[Any, ...], Program] = OrderedDict()
-        self._latest: Program | None = None
+        self._programs: OrderedDict[tuple[Any, ...], AnyProgram] = OrderedDict()
+        self._latest: AnyProgram | None = None
         self._repeat: Repeat | None = None
         self._lock = threading.RLock()
         # One run at a time where states are written.
@@ -216,7 +214,7 @@ class Executor:
     def _step(
         self,
         selection: Selection,
-        program: Program,
+        program: AnyProgram,
         arrays: list[Any],
         fed: Container[str],
         buffers: dict[int, np.ndarray],
@@ -384,7 +382,7 @@ class Executor:
 
     def _specialise(
         self, selection: Selection, key: tuple[Any, ...], feeds: Mapping[str, Any], arrays: Sequence[Any]
-    ) -> Program:
+    ) -> AnyProgram:
         with self._lock:
             program = self._programs.get(key)
             if program is None:
@@ -402,21 +400,19 @@ class Executor:
             self._latest = program
             return program
 
-    def _make_program(self, selection: Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> Program:
-        graph = bind(selection.graph, shapes)
+    def _make_program(self, selection: Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> AnyProgram:
+        # What every run writes is not worth a packed copy.
+        written = set(selection.states)
+        fixed = {
+            position: selection.fixed[spec.name]
+            for position, spec in enumerate(selection.inputs)
+            if spec.stored and spec.name not in feeds and spec.name not in written
+        }
+        params = self.params
+        program = compile_graph(selection.graph, shapes, fixed, self._settings, self._packed, lambda: params.stamp)
         if self._declared is not None:
             self._declared.before(shapes)
-        if self._optimize and graph is not selection.graph:
-            graph = run_passes(graph, (*CLEANUP, *BOUND) if self._compiled else CLEANUP)
-        fixed: dict[Value, VersionedArray] = {}
-        # What every run writes is not worth a packed copy.
-        written = {state for state, _ in graph.updates}
-        for spec, value in zip(selection.inputs, graph.inputs, strict=True):
-            if spec.stored and spec.name not in feeds and value not in written:
-                fixed[value] = selection.fixed[spec.name]
-        with out_of_memory(graph, "planning the run"):
-            made: Program = make_program(graph, fixed, self._settings, self._packed, lambda: self.params.stamp)
-        return made
+        return program
 
 
 def _computed_in_float32() -> frozenset[DType]:

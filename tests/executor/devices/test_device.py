@@ -18,7 +18,7 @@ from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.checks.verify import compare
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices import cuda
-from graphkit.executor.lower.interpreted import reference_kernel
+from graphkit.executor.devices.interpreted import interpreted_kernel
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Node, Value
@@ -116,7 +116,7 @@ class Card:
         stream.waits += 1
 
     def prepare(self, node: Node) -> Any:
-        return reference_kernel(node, self.xp)
+        return interpreted_kernel(node, self.xp)
 
     def alloc(self, nbytes: int) -> Any:
         assert self.current

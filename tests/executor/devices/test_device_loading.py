@@ -1,4 +1,4 @@
-"""A missing native part: an error where graphkit is installed, reference kernels in a bare source tree."""
+"""A missing native part: an error where graphkit is installed, interpreted kernels in a bare source tree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from graphkit.errors import MissingDependency
-from graphkit.executor.devices import kernels
+from graphkit.executor.devices import loading
 
 
 @pytest.fixture
@@ -20,14 +20,14 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_installed_without_its_extension(broken: pytest.MonkeyPatch) -> None:
-    broken.setattr(kernels, "_is_installed", lambda: True)
+    broken.setattr(loading, "_is_installed", lambda: True)
     with pytest.raises(MissingDependency, match="without its native extension"):
-        kernels.load_device("cpu")
+        loading.load_device("cpu")
 
 
 def test_source_tree(broken: pytest.MonkeyPatch) -> None:
-    broken.setattr(kernels, "_is_installed", lambda: False)
-    assert kernels.load_device("cpu") is False
+    broken.setattr(loading, "_is_installed", lambda: False)
+    assert loading.load_device("cpu") is False
 
 
 def test_other_import_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,4 +36,4 @@ def test_other_import_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(ImportError, match="numpy"):
-        kernels.load_device("cpu")
+        loading.load_device("cpu")

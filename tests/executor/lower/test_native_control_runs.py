@@ -39,7 +39,7 @@ def test_memory_stays_for_the_next_run() -> None:
         return [np.frombuffer(instance.native.read(s, 4)[0], np.uint8).ctypes.data for s in slots]
 
     run(50, zeros, zeros)
-    slots = sorted(run.program.emitter.slots.values())
+    slots = sorted(run.program.emitter.buffers.values())
     before = addresses()
     assert len(before) == 2
     for trips in (50, 3, 49, 50):

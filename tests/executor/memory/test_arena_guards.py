@@ -49,11 +49,12 @@ def overrun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def run_and_look(self: Any, *operands: Any) -> Any:
         results = run(self, *operands)
-        region = self._program.region
-        nodes = {request: region.placement.steps[index] for index, request in region.scratch_of.items()}
-        names = {request: value.node for value, request in region.request_of.items()} | nodes
-        sizes = [planned(r).size for r in region.requests]
-        placed = sorted((o, n, i) for i, (o, n) in enumerate(zip(region.layout.offsets, sizes, strict=True)) if n)
+        memory = self._program.lowered.memory
+        steps = self._program.placement.steps
+        nodes = {request: steps[index] for index, request in memory.scratch_of.items()}
+        names = {request: value.node for value, request in memory.request_of.items()} | nodes
+        sizes = [planned(r).size for r in memory.requests]
+        placed = sorted((o, n, i) for i, (o, n) in enumerate(zip(memory.layout.offsets, sizes, strict=True)) if n)
         end, before = 0, None
         for offset, size, request in [*placed, (self.arena.size, 0, None)]:
             if (self.arena[end:offset] != PATTERN).any():

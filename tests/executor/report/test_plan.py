@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from graphkit.errors import InputError, UsageError
-from graphkit.executor.devices.kernels import Kernel, KernelContext, register
+from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.registry import register
 from graphkit.executor.report.plan import human
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
@@ -134,7 +135,7 @@ def test_native_kernels_decide_about_memory() -> None:
         native = [s for s in exe.plan.steps if s.op == "Doubled"]
         assert [(s.kernel, s.inplace) for s in native] == [("native", False)]
         exe(x3)
-        assert [(s.kernel, s.inplace) for s in exe.plan.steps if s.op == "Doubled"] == [("reference", True)]
+        assert [(s.kernel, s.inplace) for s in exe.plan.steps if s.op == "Doubled"] == [("interpreted", True)]
         # A fed parameter is an ordinary operand: a packed copy of the stored one must not be used.
         (fed,) = exe.run({"x": x2, "w": np.full(2, 9, np.float32)}).values()
         np.testing.assert_allclose(fed, -9 * np.arcsinh(x2), rtol=1e-6)

@@ -54,7 +54,7 @@ def test_blocks_are_the_arena():
             assert outputs[block.name].offset == block.offset
             assert outputs[block.name].type == block.type
             assert writer.inplace == block.inplace
-            assert reader.kernel in ("native", "reference")
+            assert reader.kernel in ("native", "interpreted")
         for step in range(block.first + block.inplace, block.last + 1):
             live[step] += block.bytes
     timed = [i for i, s in enumerate(plan.steps) if s.kernel not in ("view", "constant")]
@@ -69,7 +69,7 @@ def test_the_picture_shows_every_block_where_it_lies():
     plan = plan_of()
     page = plan.to_html("a < b & c")
     data = data_of(page)
-    assert len(data["steps"]) == sum(s.kernel in ("native", "reference") for s in plan.steps)
+    assert len(data["steps"]) == sum(s.kernel in ("native", "interpreted") for s in plan.steps)
     assert max(s["live"] for s in data["steps"]) == data["steps"][data["peak"]]["live"] == plan.lower_bound
     rects = [r for r in svg_of(page, "map").iter("rect") if "data-block" in r.attrib]
     assert len(rects) == len(plan.blocks)

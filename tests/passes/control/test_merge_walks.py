@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from graphkit.autodiff import gradient
-from graphkit.executor.devices.kernels import load_device, runs_whole
+from graphkit.executor.devices.loading import load_device
+from graphkit.executor.devices.registry import runs_whole
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F

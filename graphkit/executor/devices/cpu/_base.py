@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
-from graphkit.executor.devices.kernels import Factory, KernelContext, SizedFactory, register, register_sized
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import Factory, SizedFactory, register, register_sized
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 

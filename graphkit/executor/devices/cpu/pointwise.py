@@ -10,7 +10,7 @@ from typing import Any
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.cpu._instructions import HALVES, Instructions, Term
 from graphkit.executor.devices.cpu._pointwise_rules import RULES
-from graphkit.executor.devices.kernels import KernelContext
+from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import DType, TensorType

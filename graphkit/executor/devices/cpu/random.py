@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
-from graphkit.executor.devices.kernels import KernelContext
+from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node, Value
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.xp import numpy_xp

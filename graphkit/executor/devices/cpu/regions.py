@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.cpu._base import constants, kernel, native, shape, sized
-from graphkit.executor.devices.kernels import KernelContext, SizedKernel
+from graphkit.executor.devices.kernel import KernelContext, SizedKernel
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN

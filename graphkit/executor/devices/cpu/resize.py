@@ -8,7 +8,7 @@ import numpy as np
 
 from graphkit.executor.devices.cpu._base import constants, kernel, native, operand, shape
 from graphkit.executor.devices.cpu._taps import axis_taps
-from graphkit.executor.devices.kernels import KernelContext
+from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN
 

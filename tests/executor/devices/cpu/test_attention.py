@@ -7,7 +7,8 @@ import pytest
 
 from graphkit.checks.samples import all_cases
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.ir.types import DType
 from graphkit.ops import registry
 from graphkit.ops._base import DOMAIN

@@ -6,7 +6,8 @@ import pytest
 
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value

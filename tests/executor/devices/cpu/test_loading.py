@@ -43,7 +43,7 @@ def test_loads_from_any_folder(tmp_path):
 
 
 def test_installed_graphkit_without_its_extension_is_an_error(unbuilt, tmp_path):
-    code = "from graphkit.executor.devices.kernels import load_device; load_device('cpu')"
+    code = "from graphkit.executor.devices.loading import load_device; load_device('cpu')"
     result = python(code, cwd=tmp_path, path=unbuilt)
     assert result.returncode != 0
     assert "MissingDependency: graphkit is installed without its native extension" in result.stderr

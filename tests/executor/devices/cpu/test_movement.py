@@ -6,7 +6,8 @@ import pytest
 
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu.movement import row_major
-from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.ops import F, as_value

@@ -5,7 +5,8 @@ import pytest
 
 from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.kernels import KernelContext, has_factory, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import has_factory, make_kernel
 from graphkit.ir.types import DType
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node

@@ -17,7 +17,8 @@ import pytest
 from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu.pointwise import OPERATORS
-from graphkit.executor.devices.kernels import KernelContext, has_factory, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import has_factory, make_kernel
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType, dtype_of

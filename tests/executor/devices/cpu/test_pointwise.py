@@ -9,7 +9,8 @@ from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu.pointwise import OPERATORS
 from graphkit.executor.devices.cpu.pointwise import kernel_of as chain_kernel
-from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import FLOATS, INTEGERS, DType, TensorType, dtype_of
 from graphkit.ops import F, Op, op, registry

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.ops import F

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from graphkit.checks.samples import Case, all_cases
-from graphkit.executor.devices.kernels import KernelContext, make_kernel
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.ir.types import DType
 from graphkit.ops import registry
 from graphkit.ops.evaluate import run_node

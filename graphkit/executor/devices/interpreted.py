@@ -1,4 +1,4 @@
-"""The kernel that every operator has: its reference, copied to where the plan wants the results."""
+"""The kernel that every operator has on every device: its reference, copied to where the plan wants the results."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.errors import RuntimeFailure
-from graphkit.executor.devices.kernels import Kernel
+from graphkit.executor.devices.kernel import Kernel
 from graphkit.ir.graph import Node
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.xp import Namespace, numpy_xp
 
 
-def reference_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
-    """A kernel that runs `node` by reference, on arrays of `xp`.
+def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
+    """A kernel that interprets `node`: its operator's reference on arrays of `xp`.
 
     It raises RuntimeFailure, naming the node, when a result has another shape than was inferred.
     """

@@ -1,26 +1,25 @@
-"""Late kernels: a node whose operands' shapes only a run tells is prepared in that run, and again for other shapes.
+"""Nodes with operands of dynamic shape: a kernel is prepared in the run that tells the shapes, and kept for them.
 
-Whether a node can be is decided beforehand, on shapes that stand in for those to come: one that cannot is in the plan
-as running by reference. Inside subgraphs that is a call of Python as well.
+Whether that is possible is decided beforehand, on shapes that stand in for those to come: a node for which it is not is
+in the plan as interpreted. Inside subgraphs that is a call of Python as well.
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from graphkit import config
 from graphkit.errors import GraphkitError, OutOfMemory, RuntimeFailure, TypeMismatch, UnsupportedError, lacks_memory
-from graphkit.executor.devices.kernels import KernelContext, make_kernel
-from graphkit.executor.lower.emit import ABSENT, NO_SLOT, Emitter, Where
-from graphkit.executor.lower.region import Region
+from graphkit.executor.devices.kernel import KernelContext, NativeKernel, is_native
+from graphkit.executor.devices.registry import make_kernel
+from graphkit.executor.lower.lowering import ABSENT, NO_BUFFER, Emission, Location, Lowering, Site
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.ir.declared import Declarations
 from graphkit.ir.dims import Dim, DimExpr
@@ -46,8 +45,9 @@ _ELEMENTS: dict[str, tuple[int | None, ...]] = {
     "Pad": (0, 0),
 }
 
-# An operand of a late kernel: slot, bytes of an element, elements without a slot, whether its elements count.
-LateOperand: TypeAlias = tuple[int, int, int, bool]
+# How the native program sees an operand or a result: its buffer, the bytes of an element, the elements where there is
+# no buffer, whether their values decide shapes.
+RunTimeOperand: TypeAlias = tuple[int, int, int, bool]
 
 Shapes: TypeAlias = Sequence[Sequence[int] | None]
 
@@ -55,18 +55,15 @@ Shapes: TypeAlias = Sequence[Sequence[int] | None]
 class Prepared(NamedTuple):
     """What the native program takes for certain shapes: one of a kernel, views, known elements, and a function."""
 
-    kernel: Any
+    kernel: NativeKernel | None
     shapes: list[tuple[int, ...]]
     views: list[tuple[int, int]]
     known: list[tuple[int, bytes]]
     function: Any
 
 
-class _LateStep(ABC):
+class _AtRunTime(Lowering):
     """A node that the native program asks about, by `make`, when it comes to it."""
-
-    scratch_bytes = 0
-    regions: Mapping[str, Region] = MappingProxyType({})
 
     def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
         self.node = node
@@ -76,33 +73,31 @@ class _LateStep(ABC):
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
         """For operands of these shapes (None: the declared one) and elements (None: not needed)."""
 
-    def emit(
-        self, emitter: Emitter, builder: Any, name: str, inputs: Sequence[Where], outputs: Sequence[Where], base: int
-    ) -> None:
+    def emit(self, step: Emission) -> None:
         # Kernels count optional operands that a node leaves out.
-        padding = max(len(getattr(self.node.op, "formals", ())) - len(inputs), 0)
-        operands = enumerate(zip(self.node.inputs, inputs, strict=True))
-        builder.late(
-            name,
+        padding = max(len(getattr(self.node.op, "formals", ())) - len(step.inputs), 0)
+        operands = enumerate(zip(self.node.inputs, step.inputs, strict=True))
+        step.builder.late(
+            step.name,
             self.make,
-            [*inputs, *[ABSENT] * padding],
-            [late_operand(value, where, i in self._by_value) for i, (value, where) in operands],
-            list(outputs),
-            [late_operand(value, where) for value, where in zip(self.node.outputs, outputs, strict=True)],
+            [*step.inputs, *[ABSENT] * padding],
+            [run_time_operand(value, at, i in self._by_value) for i, (value, at) in operands],
+            list(step.outputs),
+            [run_time_operand(value, at) for value, at in zip(self.node.outputs, step.outputs, strict=True)],
         )
 
 
-def late_operand(value: Value | None, where: Where, by_value: bool = False) -> LateOperand:
-    """How the native program sees an operand or a result of a late kernel."""
-    if value is None or where == ABSENT:
-        return NO_SLOT, 0, 0, False
+def run_time_operand(value: Value | None, location: Location, by_value: bool = False) -> RunTimeOperand:
+    """How the native program sees an operand or a result of a kernel that is prepared at run time."""
+    if value is None or location == ABSENT:
+        return NO_BUFFER, 0, 0, False
     kind = value.tensor
     if has_run_time_size(value):
-        return where[0], kind.dtype.itemsize, 0, by_value
-    return NO_SLOT, kind.dtype.itemsize, kind.nbytes // kind.dtype.itemsize, by_value
+        return location[0], kind.dtype.itemsize, 0, by_value
+    return NO_BUFFER, kind.dtype.itemsize, kind.nbytes // kind.dtype.itemsize, by_value
 
 
-class LateNode(_LateStep):
+class RunTimeKernel(_AtRunTime):
     """A node and what was prepared for it. Several instances of a program may ask at the same time."""
 
     def __init__(
@@ -117,7 +112,7 @@ class LateNode(_LateStep):
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
         """For operands of these shapes (None: the declared one) and elements (None: not needed).
 
-        Raises RuntimeFailure when they do not fit, UnsupportedError when only the reference can compute them and
+        Raises RuntimeFailure when they do not fit, UnsupportedError when there is no kernel for them and
         GRAPHKIT_STRICT is set.
         """
         key = (*(None if s is None else tuple(s) for s in shapes), *(None if v is None else tuple(v) for v in values))
@@ -156,14 +151,15 @@ class LateNode(_LateStep):
         if found is None:
             if config.STRICT.get():
                 raise UnsupportedError(f"GRAPHKIT_STRICT=1, and no native kernel: {bound.describe()}")
-            run = _reference(self.node, types, self._context.used_outputs, self._declared)
+            run = _interpreted(self.node, types, self._context.used_outputs, self._declared)
             found = Prepared(None, [], [], [], run)
         return found
 
 
-def late_node(node: Node, context: KernelContext, declared: Declarations | None = None) -> LateNode | None:
+def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
-    if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
+    node, context, declared = site.node, site.without_constants, site.settings.declared
+    if site.static or not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
     undecided = frozenset(i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor))
     for by_value in (frozenset[int](), undecided) if undecided else (undecided,):
@@ -174,7 +170,7 @@ def late_node(node: Node, context: KernelContext, declared: Declarations | None 
             ]
             try:
                 if _prepared(_bound(node, types), context) is not None:
-                    return LateNode(node, context, by_value, declared)
+                    return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
                 continue
     return None
@@ -197,8 +193,10 @@ def _sizes(node: Node) -> Iterator[dict[str, Dim]]:
         yield same | aligned
 
 
-class ReferenceNode(_LateStep):
-    """A node inside a subgraph that runs by its reference. Its operands and results are tensors of numbers."""
+class InterpretedInside(_AtRunTime):
+    """A node inside a subgraph that is interpreted. Its operands and results are tensors of numbers."""
+
+    kind = "interpreted"
 
     def __init__(self, node: Node, used: Sequence[bool], declared: Declarations | None = None):
         super().__init__(node)
@@ -210,7 +208,15 @@ class ReferenceNode(_LateStep):
             None if v is None else TensorType(v.dtype, v.tensor.static_shape if s is None else s)
             for v, s in zip(self.node.inputs, shapes, strict=True)
         ]
-        return Prepared(None, [], [], [], _reference(self.node, types, self._used, self._declared))
+        return Prepared(None, [], [], [], _interpreted(self.node, types, self._used, self._declared))
+
+
+def interpreted_inside(site: Site) -> InterpretedInside | None:
+    """A node of a subgraph for which there is nothing better."""
+    node = site.node
+    if not site.inner or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
+        return None
+    return InterpretedInside(node, site.context.used_outputs, site.settings.declared)
 
 
 def is_numeric(value: Value) -> bool:
@@ -243,7 +249,7 @@ def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:
 
 
 def _prepared(node: Node, context: KernelContext) -> Prepared | None:
-    """For a node of known operands, whose results are not all in use; None when it takes its reference."""
+    """For a node of known operands, whose results are not all in use; None when there is no kernel."""
     if not all(has_fixed_size(v) for v in node.outputs):
         return None
     shapes = [v.tensor.static_shape for v in node.outputs]
@@ -256,13 +262,13 @@ def _prepared(node: Node, context: KernelContext) -> Prepared | None:
     if all(kind.constants is not None for kind in known):
         elements = [np.array(kind.constants, kind.dtype.numpy).tobytes() for kind in known]
         return Prepared(None, shapes, [], list(zip(used, elements, strict=True)), None)
-    kernel: Any = make_kernel("cpu", node, context)
-    if kernel is None or not hasattr(kernel, "scratch_bytes") or kernel.packed_inputs:
+    kernel = make_kernel("cpu", node, context)
+    if kernel is None or not is_native(kernel) or kernel.packed_inputs:
         return None
     return Prepared(kernel, shapes, [], [], None)
 
 
-def _reference(
+def _interpreted(
     node: Node, types: Sequence[TensorType | None], used: Sequence[bool], declared: Declarations | None
 ) -> Any:
     """A function of the operands' memory that returns the node's results, None where nobody reads them."""

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graphkit.errors import UnsupportedError, UsageError
-from graphkit.executor.lower.region import Region
+from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.placement import has_fixed_size
-from graphkit.executor.report.plan import format_table, human
+from graphkit.executor.report.text import format_table, human
 from graphkit.executor.run import engine
 from graphkit.executor.run import program as programs
 from graphkit.executor.run.program import Program
@@ -35,10 +35,10 @@ _WORKER_ROWS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class OperatorTime:
-    """All steps of one operator; `seconds` leaves out those inside its regions."""
+    """All steps of one operator; `seconds` leaves out those inside its subgraphs."""
 
     operator: str
-    kind: str  # "native" or "reference"
+    kind: str  # "native" or "interpreted"
     calls: int
     seconds: float
     share: float  # of all operators together
@@ -55,7 +55,7 @@ class _Step(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     bytes: int
-    live_bytes: int | None  # of the arena; None inside a region, whose arena is part of another step's
+    live_bytes: int | None  # of the arena; None inside a subgraph, whose arena is part of another step's
 
 
 class _Run(NamedTuple):
@@ -192,10 +192,10 @@ class Profile:
         return (time - self._start) / 1e3
 
     def _known(self, program: Program) -> dict[str, _Step]:
-        """The program's steps, and those of its regions, by the name that the native trace gives them."""
+        """The program's steps, and those of its subgraphs, by the name that the native trace gives them."""
         if program not in self._steps:
             found: dict[str, _Step] = {}
-            _describe(program.region, "", {s.node: s.live_bytes for s in program.plan.steps}, found)
+            _describe(program.lowered, "", {s.node: s.live_bytes for s in program.plan.steps}, found)
             self._steps[program] = found
         return self._steps[program]
 
@@ -260,27 +260,26 @@ def profile(path: str | Path | None = None, *, skip: int = 0, runs: int | None =
         recording.end()
 
 
-def _describe(region: Region, prefix: str, live: Mapping[str, int] | None, found: dict[str, _Step]) -> None:
-    graph = region.graph
-    for node, chosen in zip(region.placement.steps, region.chosen, strict=True):
-        name = graph.node_name(node)
-        values = [v for v in (*node.inputs, *node.outputs) if v is not None and v in region.placement.root]
+def _describe(lowered: LoweredGraph, prefix: str, live: Mapping[str, int] | None, found: dict[str, _Step]) -> None:
+    for node, lowering in lowered.steps:
+        name = lowered.graph.node_name(node)
+        values = [v for v in (*node.inputs, *node.outputs) if v is not None and v in lowered.placement.root]
         found[prefix + name] = _Step(
             f"{node.op.domain}.{node.op.name}" if node.op.domain else node.op.name,
             prefix + name,
-            chosen.kind,
-            chosen.kernel.implementation if chosen.compiled else "",
+            lowering.kind,
+            "" if lowering.packing is None else lowering.packing.implementation,
             tuple("" if v is None else str(v.type) for v in node.inputs),
             tuple(str(v.type) for v in node.outputs),
             sum(v.tensor.nbytes for v in values if has_fixed_size(v)),
             None if live is None else live[name],
         )
-        for part, inner in chosen.regions.items():
+        for part, inner in lowering.subgraphs.items():
             _describe(inner, f"{prefix}{name}/{part}/", None, found)
 
 
 def _copy(name: str) -> _Step:
-    """A step that is no node: it moves a result of a region to where that belongs, or makes room for it."""
+    """A step that is no node: it moves a result of a subgraph to where that belongs, or makes room for it."""
     return _Step("copy", name, "native", "", (), (), 0, None)
 
 

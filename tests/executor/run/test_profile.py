@@ -13,8 +13,8 @@ import pytest
 import graphkit as gk
 from graphkit import cli
 from graphkit.errors import UsageError
-from graphkit.executor.report.profile import Profile, _own_times
 from graphkit.executor.run.engine import Engine
+from graphkit.executor.run.profile import Profile, _own_times
 from graphkit.executor.run.session import Executor
 
 
@@ -62,8 +62,8 @@ def test_trace_file_and_table(tmp_path: Path) -> None:
             np.testing.assert_array_equal(exe.run({"x": X})["y"], plain)
     exe.run({"x": X})  # not recorded
     events = check_trace(json.loads((tmp_path / "trace.json").read_text()))
-    steps = [e for e in events if e["ph"] == "X" and e["cat"] in ("native", "reference")]
-    planned = [s for s in exe.plan.steps if s.kernel in ("native", "reference")]
+    steps = [e for e in events if e["ph"] == "X" and e["cat"] in ("native", "interpreted")]
+    planned = [s for s in exe.plan.steps if s.kernel in ("native", "interpreted")]
     assert [e["args"]["node"] for e in steps] == [s.node for s in planned] * 3
     assert [e["name"] for e in steps] == [s.op for s in planned] * 3
     conv = next(e for e in steps if e["args"]["node"] == "conv1")

@@ -1,0 +1,52 @@
+"""Loading a device's kernels, and the native extension that those of the CPU come from."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from typing import Any
+
+from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
+
+DEVICES = ("cpu", "cuda")
+
+
+def load_device(device: str) -> bool:
+    """Load a device's kernels; return whether its native part is there.
+
+    A source tree that was never installed has no native part: every node is interpreted. Raises MissingDependency when
+    an installed graphkit lacks it, or CuPy is missing; UnsupportedError for a device that graphkit does not know, or
+    that this machine does not have.
+    """
+    if device not in DEVICES:
+        raise UnsupportedError(f"no device {device!r}{did_you_mean(device, DEVICES)}")
+    if device == "cuda":
+        importlib.import_module("graphkit.executor.devices.cuda").load()
+        return True
+    try:
+        importlib.import_module("graphkit.executor.devices.cpu")
+    except ImportError as error:
+        if "_native" not in str(error):
+            raise
+        if _is_installed():
+            raise MissingDependency(
+                f"graphkit is installed without its native extension, or another copy is found first ({__file__});"
+                f" start Python elsewhere, or install it again: pip install --force-reinstall graphkit ({error})"
+            ) from error
+        return False
+    return True
+
+
+def native_module() -> Any:
+    """The native extension, once `load_device` has loaded it; None where there is none."""
+    device = sys.modules.get("graphkit.executor.devices.cpu")
+    return None if device is None else device.native
+
+
+def _is_installed() -> bool:
+    try:
+        importlib.metadata.distribution("graphkit")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""Which function makes the kernels of which operator, on each device.
+
+A device's modules register one factory per operator. A factory sees a node whose types are static and returns a kernel
+prepared for exactly these shapes, or None when it does not cover the case; the executor then interprets the node and
+says so in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from graphkit.executor.devices.kernel import Kernel, KernelContext, SizedKernel
+from graphkit.ir.graph import Node
+
+Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
+SizedFactory: TypeAlias = Callable[[Node, KernelContext], SizedKernel]
+
+_sized: dict[tuple[str, str, str], SizedFactory] = {}
+_factories: dict[tuple[str, str, str], Factory] = {}
+_whole: dict[tuple[str, str, str], Callable[[Node], bool]] = {}
+
+
+def register(
+    device: str, domain: str, name: str, whole: Callable[[Node], bool] | None = None
+) -> Callable[[Factory], Factory]:
+    """Decorator: `factory` makes the kernels of operator `domain`.`name` on `device`.
+
+    `whole` says of a node of a composite operator, whose shapes need not be known, that there is a kernel for it.
+    """
+
+    def install(factory: Factory) -> Factory:
+        _factories[device, domain, name] = factory
+        if whole is not None:
+            _whole[device, domain, name] = whole
+        return factory
+
+    return install
+
+
+def register_sized(device: str, domain: str, name: str) -> Callable[[SizedFactory], SizedFactory]:
+    """Decorator: `factory` makes the functions of an operator whose results have sizes that depend on values."""
+
+    def install(factory: SizedFactory) -> SizedFactory:
+        _sized[device, domain, name] = factory
+        return factory
+
+    return install
+
+
+def make_sized(device: str, node: Node, context: KernelContext) -> SizedKernel | None:
+    """The device's function for a node whose results have sizes that depend on values; None when it has none."""
+    factory = _sized.get((device, node.op.domain, node.op.name))
+    return None if factory is None else factory(node, context)
+
+
+def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | None:
+    """The device's own kernel for a node of static types; None when it has none for this case."""
+    factory = _factories.get((device, node.op.domain, node.op.name))
+    return None if factory is None else factory(node, context)
+
+
+def runs_whole(device: str, node: Node) -> bool:
+    """Whether the device has a kernel for a node of a composite operator, which then is not expanded."""
+    whole = _whole.get((device, node.op.domain, node.op.name))
+    return whole is not None and whole(node)
+
+
+def has_factory(device: str, domain: str, name: str) -> bool:
+    """Whether the device has kernels for an operator, at least for some types."""
+    return (device, domain, name) in _factories or (device, domain, name) in _sized

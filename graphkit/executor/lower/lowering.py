@@ -1,0 +1,181 @@
+"""The protocol of lowerings, one for each way in which a node can run, and the lowered graph that they make up.
+
+A lowering says what its node needs of memory, and writes the node into a native program. The ways themselves lie
+beside this file, and `graphkit.executor.lower.registry` tries them in turn.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+
+from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray
+from graphkit.executor.memory.placement import Placement, has_fixed_size
+from graphkit.executor.memory.plan_graph import MemoryPlan
+from graphkit.ir.declared import Declarations
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.passes.control.specialise import Misfits
+
+# How a node is computed, for people. Views and constants are no steps of a program.
+KernelKind = Literal["native", "interpreted", "view", "constant"]
+
+# Where a value lies: (external memory, offset in bytes); the arena and "no operand" have numbers of their own. A buffer
+# is external memory that belongs to the run, together with the shape that its value has there.
+Location: TypeAlias = tuple[int, int]
+
+ARENA = -1
+ABSENT: Location = (-2, 0)
+NO_BUFFER = -1
+
+
+class Settings(NamedTuple):
+    """How programs are made: the device and the switches of the executor.
+
+    `native` tells whether the device's programs are native ones; `declared` are shapes that what a run makes is held
+    against.
+    """
+
+    device: str
+    native: bool
+    threads: int
+    deterministic: bool
+    inplace: bool
+    share: bool
+    optimize: bool = True
+    declared: Declarations | None = None
+
+
+class NotNative(Exception):
+    """A way does not do for a node; the message says why, for the plan."""
+
+
+class Writer(Protocol):
+    """What lowerings see of the emitter, which numbers the external memory of one program."""
+
+    def new_external(self) -> int:
+        """The number of external memory that steps set themselves."""
+        ...
+
+    def new_buffer(self) -> Location: ...
+    def new_call(self, index: int) -> int:
+        """The number by which the program calls step `index` of the outermost graph."""
+        ...
+
+    def copy(self, builder: Any, name: str, value: Value, source: Location, target: Location) -> None:
+        """Copy a value; a buffer gets its shape as well."""
+        ...
+
+    def graph(
+        self,
+        builder: Any,
+        lowered: LoweredGraph,
+        base: int,
+        inputs: Sequence[Location],
+        results: Sequence[Location],
+        prefix: str = "",
+    ) -> None:
+        """Write the steps of a subgraph, whose arena begins at `base` and whose names begin with `prefix`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Where a lowering writes its step: step `index` of its graph, called `name`, into the native `builder`.
+
+    Operands and results lie as given (a result that nobody reads is ABSENT), the working memory at `scratch`.
+    """
+
+    writer: Writer
+    builder: Any
+    name: str
+    index: int
+    inputs: Sequence[Location]
+    outputs: Sequence[Location]
+    scratch: Location
+
+
+class Lowering(ABC):
+    """One way to run one node.
+
+    `inplace` are the positions (input, output) that may be the same memory, `scratch_bytes` the working memory that it
+    needs in the arena; `packing` is the kernel that wants constant operands in layouts of its own. `subgraphs` are what
+    it runs inside, by the part of a step's name that tells which one a step is in. `reason` says why a better way did
+    not do.
+    """
+
+    kind: KernelKind = "native"
+    reason: str = ""
+    scratch_bytes: int = 0
+    inplace: Sequence[tuple[int, int]] = ()
+    packing: NativeKernel | None = None
+    subgraphs: Mapping[str, LoweredGraph] = MappingProxyType({})
+    in_python: ClassVar[bool] = False
+
+    @abstractmethod
+    def emit(self, step: Emission) -> None:
+        """Write the node into a native program."""
+
+
+@dataclass(frozen=True)
+class LoweredGraph:
+    """A graph of which every node has its lowering, with the order of its steps and its memory.
+
+    The body of a program is one; so is each branch of an If and each body of a loop that runs natively, whose arena is
+    working memory of the step that runs it. `lowerings` are those of `placement.steps`; `fixed` gives the operands that
+    only change with a version.
+    """
+
+    graph: Graph
+    fixed: Mapping[Value, VersionedArray]
+    placement: Placement
+    lowerings: Sequence[Lowering]
+    memory: MemoryPlan
+    settings: Settings
+
+    @property
+    def steps(self) -> Iterator[tuple[Node, Lowering]]:
+        """Every node that computes something, with its lowering, in the graph's order."""
+        return zip(self.placement.steps, self.lowerings, strict=True)
+
+    def interpreted(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
+        """Name, node and reason of every step that is interpreted, also inside subgraphs."""
+        for node, lowering in self.steps:
+            name = prefix + self.graph.node_name(node)
+            if lowering.kind == "interpreted":
+                yield name, node, lowering.reason
+            for part, inner in lowering.subgraphs.items():
+                yield from inner.interpreted(f"{name}/{part}/")
+
+
+# Lowers a subgraph; the arrays are by the position of its input. Raises NotNative.
+LowerSubgraph: TypeAlias = Callable[[Graph, Mapping[int, VersionedArray]], LoweredGraph]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is known of a node where a way for it is chosen.
+
+    `inner`: it lies in a subgraph. `dynamic`: the memory of a result in use is not planned. `misfits` say which
+    subgraphs could not be specialised.
+    """
+
+    node: Node
+    settings: Settings
+    context: KernelContext
+    inner: bool
+    dynamic: bool
+    misfits: Misfits
+    lower: LowerSubgraph
+
+    @property
+    def static(self) -> bool:
+        """Whether every operand and result has a known size."""
+        return all(has_fixed_size(v) for v in (*self.node.inputs, *self.node.outputs) if v is not None)
+
+    @property
+    def without_constants(self) -> KernelContext:
+        """The context of a kernel that cannot keep operands packed."""
+        return KernelContext(self.context.threads, self.context.deterministic, {}, self.context.used_outputs)

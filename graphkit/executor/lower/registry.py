@@ -1,0 +1,111 @@
+"""The ways in which a node can run, in the order in which they are tried, and the lowering of whole graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from graphkit.executor.devices.kernel import KernelContext, VersionedArray
+from graphkit.executor.lower.branch import branch
+from graphkit.executor.lower.loop import loop
+from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
+from graphkit.executor.lower.native_kernel import native_kernel
+from graphkit.executor.lower.python_step import interpreted, sized_function
+from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
+from graphkit.executor.lower.run_time_shape import row_of, sizes_of
+from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
+from graphkit.executor.memory.plan_graph import StepMemory, plan_graph
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.control.specialise import Misfits
+
+# Makes the lowering of a node, None when it is not for such nodes; NotNative says why it does not do for this one.
+Way: TypeAlias = Callable[[Site], Lowering | None]
+
+# A view of known size is no step: `place_values` finds where it lies.
+_ANYWHERE: tuple[Way, ...] = (native_kernel,)
+_IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
+    branch,
+    loop,
+    sized_function,
+    sizes_of,
+    row_of,
+    run_time_kernel,
+    interpreted_inside,
+)
+
+
+def lower_graph(
+    graph: Graph,
+    fixed: Mapping[Value, VersionedArray],
+    settings: Settings,
+    misfits: Misfits,
+    *,
+    inner: bool = False,
+) -> LoweredGraph:
+    """Choose how each node runs, order the steps, lay out the arena. `fixed` gives operands that change with a version.
+
+    The inputs have static types; those of an `inner` graph may have sizes that only a run tells. `misfits` are the
+    subgraphs that specialisation left alone.
+    """
+    known = {**fixed, **{node.output: node.op.value for node in graph.nodes if isinstance(node.op, Constant)}}
+    placement = place_values(graph)
+
+    def lower(subgraph: Graph, arrays: Mapping[int, VersionedArray]) -> LoweredGraph:
+        return _lower_subgraph(subgraph, arrays, settings, misfits)
+
+    lowerings = [
+        choose(
+            Site(
+                node,
+                settings,
+                _context(node, placement, known, settings),
+                inner,
+                any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used),
+                misfits,
+                lower,
+            )
+        )
+        for node in placement.steps
+    ]
+    needs = [StepMemory(lowering.scratch_bytes, lowering.inplace) for lowering in lowerings]
+    memory = plan_graph(graph, placement, needs, inplace=settings.inplace, share=settings.share)
+    return LoweredGraph(graph, known, placement, lowerings, memory, settings)
+
+
+def choose(site: Site) -> Lowering:
+    """The first way that does for a node; every node can be interpreted."""
+    reason = ""
+    for way in (*_ANYWHERE, *(_IN_NATIVE_PROGRAMS if site.settings.native else ())):
+        try:
+            found = way(site)
+        except NotNative as refusal:
+            reason = str(refusal)
+            continue
+        if found is not None:
+            found.reason = reason
+            return found
+    return interpreted(site, reason)
+
+
+def _context(
+    node: Node, placement: Placement, known: Mapping[Value, VersionedArray], settings: Settings
+) -> KernelContext:
+    root = placement.root
+    constants = {i: known[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in known}
+    used = tuple(v in placement.used for v in node.outputs)
+    return KernelContext(settings.threads, settings.deterministic, constants, used)
+
+
+def _lower_subgraph(
+    graph: Graph, arrays: Mapping[int, VersionedArray], settings: Settings, misfits: Misfits
+) -> LoweredGraph:
+    if graph.updates or not all(has_fixed_size(v) or has_run_time_size(v) for v in (*graph.inputs, *graph.outputs)):
+        raise NotNative("only tensors of numbers pass into and out of a subgraph")
+    fixed = {graph.inputs[i]: array for i, array in arrays.items()}
+    lowered = lower_graph(graph, fixed, settings, misfits, inner=True)
+    for node, lowering in lowered.steps:
+        if lowering.in_python:
+            why = f": {lowering.reason}" if lowering.reason else ""
+            raise NotNative(f"no native kernel for {graph.node_name(node)} ({node.op.name}{why})")
+    return lowered

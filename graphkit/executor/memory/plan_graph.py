@@ -1,0 +1,177 @@
+"""The memory plan of a graph: the order of its steps, what they may overwrite, and the layout of the arena."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from graphkit.executor.memory.donation import awaited, overwritten
+from graphkit.executor.memory.placement import Placement, has_fixed_size
+from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
+from graphkit.executor.memory.planner import Layout, Request, aligned
+from graphkit.executor.memory.schedule import Task
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.passes.core.sweep import elements_read
+
+
+class StepMemory(NamedTuple):
+    """What a step needs: working memory, and the positions (input, output) that it permits to be the same memory."""
+
+    scratch_bytes: int
+    inplace: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Where and when values live. Steps are positions in `Placement.steps`, values are storages.
+
+    `requests` are the blocks of the arena, which `layout` gives offsets: `request_of` those of values, `scratch_of` the
+    working memory of steps. `overwritten` maps states to the storage of the new value that takes their memory;
+    `releases` lists what no step reads after the one at a position of `order`, of values whose memory is not planned.
+    """
+
+    order: tuple[int, ...]
+    requests: Sequence[Request]
+    layout: Layout
+    request_of: Mapping[Value, int]
+    scratch_of: Mapping[int, int]
+    overwritten: Mapping[Value, Value]
+    releases: Mapping[int, Sequence[Value]]
+    plain_lower_bound: int
+
+    def offset(self, request: int | None) -> int | None:
+        """The offset in the arena of a block, None of none."""
+        return None if request is None else self.layout.offsets[request]
+
+
+def plan_graph(
+    graph: Graph, placement: Placement, needs: Sequence[StepMemory], *, inplace: bool, share: bool
+) -> MemoryPlan:
+    """Plan the memory of `graph`, whose steps have these `needs`. n log n in steps."""
+    planning = _Planning(graph, placement, needs, inplace)
+    schedule = cached_schedule(planning.tasks, [aligned(size) for size in planning.sizes])
+    lives = _Lives(planning.tasks, schedule.order, len(planning.sizes))
+    requests, request_of, scratch_of = planning.requests(schedule.order, lives)
+    return MemoryPlan(
+        schedule.order,
+        requests,
+        cached_layout(requests, inplace=inplace, share=share),
+        request_of,
+        scratch_of,
+        planning.overwritten,
+        planning.releases(lives),
+        schedule.plain_peak_bytes,
+    )
+
+
+class _Planning:
+    """A graph's steps as tasks on numbered buffers: what each reads, writes, follows, and may overwrite."""
+
+    def __init__(self, graph: Graph, placement: Placement, needs: Sequence[StepMemory], inplace: bool):
+        self._placement = placement
+        self._needs = needs
+        place = placement.place
+        self._written = [v for node in placement.steps for v in node.outputs if v in placement.used]
+        self._buffer_of = {v: i for i, v in enumerate(self._written)}
+        self.sizes = [v.tensor.nbytes if place[v] == "arena" else 0 for v in self._written]
+        permitted = [_inplace_pairs(n, placement, s.inplace) for n, s in zip(placement.steps, needs, strict=True)]
+        after = [_followed(node, placement) for node in placement.steps]
+        self.overwritten = overwritten(graph, placement, permitted, after) if inplace else {}
+        behind = awaited(placement, self.overwritten)
+        self.tasks = [
+            Task(
+                self._buffers(placement.root[v] for v in elements_read(node)),
+                self._buffers(v for v in node.outputs if v in placement.used),
+                self._buffers((*before, *behind.get(node, ()))),
+                self._in_arena(pairs) if inplace else (),
+                aligned(need.scratch_bytes),
+            )
+            for node, before, pairs, need in zip(placement.steps, after, permitted, needs, strict=True)
+        ]
+
+    def requests(
+        self, order: Sequence[int], lives: _Lives
+    ) -> tuple[list[Request], Mapping[Value, int], Mapping[int, int]]:
+        """The blocks of the arena, those of values and those of working memory by their numbers."""
+        place = self._placement.place
+        in_arena = [i for i, v in enumerate(self._written) if place[v] == "arena"]
+        request_of = {buffer: i for i, buffer in enumerate(in_arena)}
+        candidates: dict[int, list[int]] = {}
+        for step, index in enumerate(order):
+            for source, target in self.tasks[index].inplace:
+                if source in request_of and lives.last[source] == step and target in request_of:
+                    candidates.setdefault(target, []).append(request_of[source])
+        requests = [
+            Request(self.sizes[b], lives.first[b], lives.last[b], tuple(candidates.get(b, ()))) for b in in_arena
+        ]
+        scratch_of: dict[int, int] = {}
+        for step, index in enumerate(order):
+            if size := self._needs[index].scratch_bytes:
+                scratch_of[index] = len(requests)
+                requests.append(Request(size, step, step))
+        return requests, {self._written[buffer]: i for buffer, i in request_of.items()}, scratch_of
+
+    def releases(self, lives: _Lives) -> dict[int, list[Value]]:
+        """By position in the order, the values without planned memory that no later step needs."""
+        kept = {self._placement.root[r.value] for r in self._placement.results}
+        found: dict[int, list[Value]] = {}
+        for buffer, value in enumerate(self._written):
+            if self._placement.place[value] == "dynamic" and value not in kept:
+                found.setdefault(lives.touched[buffer], []).append(value)
+        return found
+
+    def _buffers(self, values: Iterable[Value]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self._buffer_of[v] for v in values if v in self._buffer_of))
+
+    def _in_arena(self, pairs: Sequence[tuple[Value, Value]]) -> tuple[tuple[int, int], ...]:
+        place, number = self._placement.place, self._buffer_of
+        return tuple((number[s], number[t]) for s, t in pairs if place[s] == "arena" and s in number)
+
+
+class _Lives:
+    """The steps of an order that write each buffer first, read it last, and need it at all, if only for its shape."""
+
+    def __init__(self, tasks: Sequence[Task], order: Sequence[int], buffers: int):
+        self.first = [0] * buffers
+        self.last = [0] * buffers
+        self.touched = [0] * buffers
+        for step, index in enumerate(order):
+            for buffer in tasks[index].writes:
+                self.first[buffer] = self.last[buffer] = self.touched[buffer] = step
+            for buffer in tasks[index].reads:
+                self.last[buffer] = step
+            for buffer in tasks[index].after:
+                self.touched[buffer] = step
+
+
+def _followed(node: Node, placement: Placement) -> list[Value]:
+    """The storages that are written before the node may run."""
+    root, waits = placement.root, placement.waits
+    return [storage for v in node.operands for storage in (root[v], *waits.get(v, ()))]
+
+
+def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[int, int]]) -> list[tuple[Value, Value]]:
+    """(storage read, output) pairs that may be the same memory.
+
+    Another operand in the same storage forbids it, unless that one may be overwritten as well and has the output's
+    shape: then every element is read where, and before, it is written.
+    """
+    root = placement.root
+    found: list[tuple[Value, Value]] = []
+    for position, index in permitted:
+        if position >= len(node.inputs) or index >= len(node.outputs):
+            continue
+        operand, output = node.inputs[position], node.outputs[index]
+        if operand is None or output not in placement.used or not has_fixed_size(operand):
+            continue
+        storage = root[operand]
+        fits = all(
+            (i, index) in permitted and v.tensor.shape == output.tensor.shape
+            for i, v in enumerate(node.inputs)
+            if v is not None and root[v] is storage
+        )
+        same_width = operand.dtype.itemsize == output.dtype.itemsize
+        if fits and same_width and placement.place[storage] in ("arena", "parameter"):
+            found.append((storage, output))
+    return found

@@ -1,0 +1,63 @@
+"""From a graph and the shapes of a run to a program. A graph goes one way:
+
+bind the shapes, rewrite what that made simpler, specialise the subgraphs, choose how each node runs, order the steps,
+lay out the memory (`lower_graph`), and write the program down (`Program`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.lower.lowering import LoweredGraph, Settings
+from graphkit.executor.lower.registry import lower_graph
+from graphkit.executor.memory.errors import out_of_memory
+from graphkit.executor.memory.packing import PackedArrays
+from graphkit.executor.run.array_program import ArrayProgram
+from graphkit.executor.run.program import Program
+from graphkit.ir.graph import Graph
+from graphkit.passes.control.prune import prune_control
+from graphkit.passes.control.specialise import specialise_subgraphs
+from graphkit.passes.core.bind import bind
+from graphkit.passes.core.sweep import run_passes
+from graphkit.passes.pipeline import BOUND
+from graphkit.passes.simplify.cleanup import CLEANUP
+
+AnyProgram: TypeAlias = Program | ArrayProgram
+
+
+def compile_graph(
+    graph: Graph,
+    shapes: Mapping[str, Any],
+    fixed: Mapping[int, VersionedArray],
+    settings: Settings,
+    packed: PackedArrays,
+    stamp: Callable[[], int],
+) -> AnyProgram:
+    """The program of `graph` for inputs of these `shapes`, by name; others have theirs already.
+
+    `fixed` gives operands that only change with a version, by position of the input. See Program for the rest. Raises
+    what `bind` raises, OutOfMemory.
+    """
+    bound = bind(graph, shapes)
+    if settings.optimize:
+        changed = bound is not graph
+        bound = run_passes(bound, _rewrites(settings)) if changed else prune_control(bound)
+    with out_of_memory(bound, "planning the run"):
+        specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
+        arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
+        return _program(lower_graph(specialised, arrays, settings, misfits), packed, stamp)
+
+
+def _rewrites(settings: Settings) -> Any:
+    return (*CLEANUP, *BOUND) if settings.native else CLEANUP
+
+
+def _program(lowered: LoweredGraph, packed: PackedArrays, stamp: Callable[[], int]) -> AnyProgram:
+    device = lowered.settings.device
+    if device == "cpu":
+        return Program(lowered, packed, stamp)
+    module = importlib.import_module(f"graphkit.executor.devices.{device}")
+    return ArrayProgram(lowered, module.device(), packed, stamp)

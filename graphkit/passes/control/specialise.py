@@ -1,0 +1,91 @@
+"""Subgraphs on the types that they run on, for whoever prepares every node for one set of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ops import Op
+from graphkit.ops.control.loop_state import carried_types, output_types, without_value
+from graphkit.ops.control.views import LoopView
+from graphkit.passes.core.bind import rebind
+from graphkit.passes.core.sweep import Pass, is_control, rewrite, run_passes
+
+# Why a subgraph (node, attribute) could not be specialised.
+Misfits: TypeAlias = Mapping[tuple[Node, str], str]
+
+
+def specialise_subgraphs(graph: Graph, passes: Sequence[tuple[str, Pass]] = ()) -> tuple[Graph, Misfits]:
+    """Put every subgraph on the types of what goes in, and rewrite it by `passes`; nested ones after those around them.
+
+    The body of a Loop or a Scan gets the types that hold in every iteration. The types of results stay. A subgraph that
+    types rule out stays as it is, for it may never run: the second result says why. Linear.
+    """
+    misfits: dict[tuple[Node, str], str] = {}
+    return _specialised(graph, passes, misfits), misfits
+
+
+def _specialised(graph: Graph, passes: Sequence[tuple[str, Pass]], misfits: dict[tuple[Node, str], str]) -> Graph:
+    if not any(is_control(node) for node in graph.nodes):
+        return graph
+
+    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+        if not is_control(node) or not isinstance(node.op, Op):
+            return None
+        changed: dict[str, Graph] = {}
+        refused: dict[str, str] = {}
+        for attribute, subgraph in node.op.subgraphs().items():
+            try:
+                typed = _typed(node, subgraph)
+            except TypeMismatch as error:
+                refused[attribute] = str(error)
+            else:
+                changed[attribute] = _specialised(run_passes(typed, passes), passes, misfits)
+        made = Node(
+            node.op.replace(**changed),
+            operands,
+            node.name,
+            node.meta,
+            output_names=[v.name for v in node.outputs],
+            types=[v.type for v in node.outputs],
+        )
+        misfits.update(((made, attribute), why) for attribute, why in refused.items())
+        return made.outputs
+
+    return rewrite(graph, rule)
+
+
+def _typed(node: Node, subgraph: Graph) -> Graph:
+    """The subgraph on the types of the node's operands. Raises TypeMismatch."""
+    if node.op.name == "If":
+        given = [v.type for v in node.inputs[1:] if v is not None]
+        return rebind(subgraph, dict(zip(subgraph.inputs, given, strict=True)))
+    return _typed_body(LoopView.of(node))
+
+
+def _typed_body(view: LoopView) -> Graph:
+    """The body on the types that hold in every iteration."""
+    dtypes = (DType.INT64, DType.BOOL)
+    entry: list[Type] = [TensorType(dtype, v.shape) for dtype, v in zip(dtypes, view.entry, strict=False)]
+    initial = [without_value(s.initial.type) for s in view.states]
+    rest: list[Type] = [_slice_type(s.outer.type, s.axis) for s in view.scan_inputs]
+    rest += [without_value(c.outer.type) for c in view.captures]
+
+    def typed(states: Sequence[Type]) -> Graph:
+        return rebind(view.body, dict(zip(view.body.inputs, [*entry, *states, *rest], strict=True)))
+
+    body = typed(initial)
+    if any(without_value(v.type) != t for v, t in zip(body.outputs[view.at_after], initial, strict=True)):
+        body = typed(carried_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after]))
+    return body
+
+
+def _slice_type(whole: Type, axis: int) -> TensorType:
+    assert isinstance(whole, TensorType)
+    if whole.shape is None:
+        return TensorType(whole.dtype)
+    place = axis % len(whole.shape)
+    return TensorType(whole.dtype, (*whole.shape[:place], *whole.shape[place + 1 :]))
