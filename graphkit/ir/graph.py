@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
+from graphkit.ir.printing import to_text
 from graphkit.ir.types import TensorType, Type
 
 _serial = itertools.count()
@@ -296,11 +297,6 @@ class Graph:
     def __deepcopy__(self, memo: dict[int, Any]) -> Graph:
         return self  # it never changes
 
-    def __reduce__(self) -> Any:
-        from graphkit.ir import pickling
-
-        return pickling.unpack_graph, tuple(pickling.pack(self, {}))
-
     # --- names ---------------------------------------------------------------------------------
 
     def name_of(self, value: Value) -> str:
@@ -380,8 +376,6 @@ class Graph:
         )
 
     def __str__(self) -> str:
-        from graphkit.ir.printing import to_text
-
         return to_text(self)
 
     def __repr__(self) -> str:

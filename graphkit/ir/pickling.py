@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -42,6 +43,14 @@ def unpack(packed: Packed) -> tuple[Graph, dict[str, np.ndarray]]:
 def unpack_graph(*fields: Any) -> Graph:
     """What `pickle` calls for a Graph."""
     return unpack(Packed(*fields))[0]
+
+
+def _reduced(graph: Graph) -> tuple[Any, ...]:
+    return unpack_graph, tuple(pack(graph, {}))
+
+
+# The codec builds graphs, so that Graph cannot know of it.
+copyreg.pickle(Graph, _reduced)
 
 
 def _operators(graph: Graph) -> dict[Any, None]:

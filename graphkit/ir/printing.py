@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from graphkit.ir.collector import uncollected
-from graphkit.ir.graph import Graph, Node, Value
+
+if TYPE_CHECKING:
+    from graphkit.ir.graph import Graph, Node, Value
 
 _FRESH = re.compile(r"\?\d+")
 
@@ -46,7 +49,8 @@ def node_line(graph: Graph, node: Node) -> str:
     results = ", ".join(f"{graph.name_of(v)}: {v.type}" for v in node.outputs)
     operands = ", ".join("-" if v is None else graph.name_of(v) for v in node.inputs)
     domain = f"{node.op.domain}." if node.op.domain else ""
-    attributes = ", ".join(f"{k}={v}" for k, v in node.op.attributes().items() if not isinstance(v, Graph))
+    inner = node.op.subgraphs()
+    attributes = ", ".join(f"{k}={v}" for k, v in node.op.attributes().items() if k not in inner)
     line = f"{results} = {domain}{node.op.name}({operands})" + (f" [{attributes}]" if attributes else "")
     name = graph.node_name(node)
     return line if name == graph.name_of(node.outputs[0]) else f"{line}  # {name}"

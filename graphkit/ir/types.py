@@ -80,6 +80,7 @@ class DType(enum.Enum):
 
 
 FLOATS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16})
+HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 TINY_FLOATS = frozenset(
     {
         DType.FLOAT8E4M3FN,

@@ -20,6 +20,7 @@ from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.functions import standard_function
 from graphkit.onnx_io.importer import Builder
 from graphkit.onnx_io.scopes import RawNode
+from graphkit.onnx_io.spelling import spelled
 from graphkit.onnx_io.tensors import type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
 from graphkit.ops import DOMAIN
@@ -114,8 +115,6 @@ def _expanded(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
 
 def _standard_body(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
     """The nodes of the standard's own definition of the operator, for these operands."""
-    from graphkit.onnx_io.exporter import spelled
-
     proto, operands = spelled(node, list(operands), NEWEST_OPSET)
     proto.input[:] = ["" if v is None else f"x{i}" for i, v in enumerate(operands)]
     proto.output[:] = [f"y{i}" for i in range(len(node.outputs))]

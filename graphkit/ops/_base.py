@@ -7,7 +7,6 @@ An operator is one class in one family file. Its annotated fields are its attrib
 from __future__ import annotations
 
 import inspect
-import keyword
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -15,10 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UnsupportedOperator, UsageError, did_you_mean
-from graphkit.ir.graph import Graph, Node, Value, snake_case
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
 from graphkit.ops import _calls
+from graphkit.ops._calls import function_name
 
 DOMAIN = "ai.graphkit"
 REQUIRED: Any = inspect.Parameter.empty
@@ -280,12 +280,6 @@ class Op:
             else:
                 table[formal.name] = operands[position] if position < len(operands) else None
         return table
-
-
-def function_name(cls: type[Op]) -> str:
-    """The operator's function: snake case, with an underscore after a Python keyword (`gk.and_`, `gk.if_`)."""
-    name = snake_case(cls.name)
-    return name + "_" if keyword.iskeyword(name) else name
 
 
 class Registry:

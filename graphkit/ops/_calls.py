@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import UsageError, did_you_mean
-from graphkit.ir.graph import Value
+from graphkit.ir.graph import Value, snake_case
 
 # What other libraries call a keyword -> what it may be called here; the first that the operator has is meant.
 _KEYWORDS = {
@@ -179,7 +180,7 @@ def too_many(cls: Any, operands: Sequence[Any]) -> UsageError:
     extra = list(operands[count:])
     message = f"{cls.name} takes {count} operand{'' if count == 1 else 's'}, {len(operands)} given"
     if any(isinstance(v, Value) for v in extra):
-        return UsageError(f"{message}: gk.{_function(cls)}({', '.join(f.name for f in cls.formals)})")
+        return UsageError(f"{message}: gk.{function_name(cls)}({', '.join(f.name for f in cls.formals)})")
     sizes = list(operands[count - 1 :]) if count and cls.formals[-1].name in (*_LISTS, "repeats") else []
     if sizes and all(isinstance(size, int) for size in sizes):
         return UsageError(f"{message}: {form(cls, [*operands[: count - 1], sizes])}")
@@ -198,13 +199,13 @@ def form(cls: Any, operands: Sequence[Any], **attrs: Any) -> str:
     for key, value in attrs.items():
         per_axis = key in cls.fields and cls.fields[key].kind == "tuple[int, ...]" and isinstance(value, int)
         parts.append(f"{key}={_shown([value, value] if per_axis else value)}")
-    return f"gk.{_function(cls)}({', '.join(parts)})"
+    return f"gk.{function_name(cls)}({', '.join(parts)})"
 
 
-def _function(cls: Any) -> str:
-    from graphkit.ops._base import function_name
-
-    return function_name(cls)
+def function_name(cls: Any) -> str:
+    """The operator's function: snake case, with an underscore after a Python keyword (`gk.and_`, `gk.if_`)."""
+    name = snake_case(cls.name)
+    return name + "_" if keyword.iskeyword(name) else name
 
 
 def _one_axis(value: Any) -> int | None:

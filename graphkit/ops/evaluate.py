@@ -11,7 +11,7 @@ import numpy as np
 
 from graphkit.errors import GraphkitError, OutOfMemory, RuntimeFailure, lacks_memory
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import HALVES, TensorType
 from graphkit.ops.xp import Namespace, numpy_xp
 
 
@@ -36,9 +36,6 @@ def observed(observer: Observer) -> Iterator[None]:
         yield
     finally:
         _observer.reset(token)
-
-
-_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 def evaluate(graph: Graph, inputs: Sequence[Any], xp: Namespace = numpy_xp) -> list[Any]:
@@ -84,7 +81,7 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
         op.widens
         and not op.subgraphs()
         and any(
-            isinstance(v.type, TensorType) and v.type.dtype in _HALVES
+            isinstance(v.type, TensorType) and v.type.dtype in HALVES
             for v in (*node.inputs, *node.outputs)
             if v is not None
         )
@@ -107,7 +104,7 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
 
 
 def _widen(value: Value | None, array: Any) -> Any:
-    if value is not None and array is not None and isinstance(value.type, TensorType) and value.type.dtype in _HALVES:
+    if value is not None and array is not None and isinstance(value.type, TensorType) and value.type.dtype in HALVES:
         return array.astype(np.float32)
     return array
 

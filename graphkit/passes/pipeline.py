@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
-from graphkit.ir.types import DType
+from graphkit.ir.types import HALVES, DType
 from graphkit.passes.control.merge_walks import merge_walks
 from graphkit.passes.control.scan_axes import scan_axes
 from graphkit.passes.core.match import FixedValues
@@ -26,7 +26,7 @@ from graphkit.passes.fuse.softmax import fuse_softmax
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.layout.bfloat16 import to_bfloat16
 from graphkit.passes.layout.channels_last import channels_last
-from graphkit.passes.layout.float16 import HALVES, widen_halves
+from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
 from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.simplify.composites import expand_composites

@@ -36,9 +36,8 @@ from graphkit.executor.run.selection import Repeat, RunInput, Selection, signatu
 from graphkit.executor.run.states import States
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.layout.float16 import HALVES
 from graphkit.passes.pipeline import inference_passes
 from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.training.randomness import bind_rng

@@ -23,7 +23,7 @@ from graphkit.ops.image.interpolation import (
     tap,
     unmoved,
 )
-from graphkit.ops.nn.statistics import converted, wide_type
+from graphkit.ops.wide import converted, wide_type
 
 _MODES = ("linear", "nearest", "cubic")
 _PADDINGS = ("zeros", "border", "reflection")

@@ -16,7 +16,7 @@ from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64
 from graphkit.ops.image.interpolation import ArrayImage, GraphImage, Tap, interpolated, linear_taps, terms, unmoved
-from graphkit.ops.nn.statistics import converted, wide_type
+from graphkit.ops.wide import converted, wide_type
 
 _ROIS = np.array([[0.3, 0.2, 3.6, 4.1], [1.2, 1.7, 5.9, 3.8], [-1.6, 0.4, 9.3, 2.9]], np.float32)
 _IMAGES = i64(1, 0, 1)

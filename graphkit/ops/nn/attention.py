@@ -14,8 +14,8 @@ from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, i64
-from graphkit.ops.nn.statistics import converted
 from graphkit.ops.pointwise import scalar_like
+from graphkit.ops.wide import converted
 
 _POSITIONS = np.array([[2, 0, 1], [3, 3, 2]])
 _MASK = np.array([[True, False, True, True], [False, False, False, False], [True, True, False, False]])

@@ -15,7 +15,7 @@ from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import i64
 from graphkit.ops.image.interpolation import ArrayImage, GraphImage, interpolated, linear_taps
-from graphkit.ops.nn.statistics import converted, wide_type
+from graphkit.ops.wide import converted, wide_type
 
 
 def _samples() -> tuple[Sample, ...]:

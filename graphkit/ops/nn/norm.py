@@ -14,7 +14,6 @@ from graphkit.ops.nn.statistics import (
     channel_shape,
     check_vector,
     columns,
-    converted,
     count_along,
     input_gradient,
     input_gradient_array,
@@ -23,9 +22,9 @@ from graphkit.ops.nn.statistics import (
     per_channel,
     standardised,
     statistics,
-    wide_type,
 )
 from graphkit.ops.pointwise import scalar_like, unbroadcast
+from graphkit.ops.wide import converted, wide_type
 
 # onnx.TensorProto's numbers of the types that statistics may have.
 _STASH = {1: DType.FLOAT32, 10: DType.FLOAT16, 11: DType.FLOAT64, 16: DType.BFLOAT16}

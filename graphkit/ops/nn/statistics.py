@@ -15,12 +15,10 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import TensorType
 from graphkit.ops._base import F
 from graphkit.ops._checks import fits
 from graphkit.ops.pointwise import scalar_like
-
-_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 
 
 def channel_shape(rank: int) -> tuple[int, ...]:
@@ -41,15 +39,6 @@ def known_rank(node: Node, x: Any) -> int:
     if x.rank is None:
         raise UnsupportedError(f"{node.describe()}: the gradient needs an operand of known rank")
     return x.rank
-
-
-def converted(x: Any, dtype: DType) -> Any:
-    return x if x.dtype is dtype else F.cast(x, to=dtype)
-
-
-def wide_type(dtype: DType) -> DType:
-    """The type that statistics are computed in."""
-    return DType.FLOAT32 if dtype in _HALVES else dtype
 
 
 def columns(vector: Any, rank: int) -> Any:

@@ -11,12 +11,11 @@ from typing import Any
 
 from graphkit.errors import GraphkitError
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops import F, Op
 from graphkit.passes.core.sweep import is_control, map_bodies, rewrite
 from graphkit.passes.simplify.fold import fold
 
-HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 # What the file rounds, it rounds.
 _CONVERSIONS = frozenset({"Cast", "CastLike", "BitCast"})
 # Operators that hand elements on: they stay in half precision unless an operand is there in float32 already.

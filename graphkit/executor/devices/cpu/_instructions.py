@@ -10,10 +10,9 @@ import numpy as np
 
 from graphkit.executor.devices.cpu._base import native
 from graphkit.ir.graph import Node
-from graphkit.ir.types import INTEGERS, DType, TensorType
+from graphkit.ir.types import HALVES, INTEGERS, DType, TensorType
 
 # Half floats are float32 values inside of a kernel.
-HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
 # Operators that have no result for integers whose divisor (of Pow: base, below a negative exponent) is zero.
 DIVISIONS = frozenset({"Div", "Mod", "Pow"})
 

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._instructions import HALVES, Instructions, Term
-from graphkit.ir.types import FLOATS, INTEGERS, UNSIGNED, DType
+from graphkit.executor.devices.cpu._instructions import Instructions, Term
+from graphkit.ir.types import FLOATS, HALVES, INTEGERS, UNSIGNED, DType
 
 Rule: TypeAlias = Callable[..., Term | None]
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from graphkit.executor.devices.cpu._base import kernel, native
-from graphkit.executor.devices.cpu._instructions import HALVES, Instructions, Term
+from graphkit.executor.devices.cpu._instructions import Instructions, Term
 from graphkit.executor.devices.cpu._pointwise_rules import RULES
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
-from graphkit.ir.types import DType, TensorType
+from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops._base import DOMAIN, registry
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.optim.updates import Update

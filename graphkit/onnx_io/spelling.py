@@ -1,0 +1,115 @@
+"""One node as the target opset spells it: operator, attributes, operands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, NodeProto
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType, OptionalType, SequenceType, Type
+from graphkit.onnx_io import downgrade
+from graphkit.onnx_io.tensors import CODES, to_proto
+
+
+def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodeProto, list[Value | None]]:
+    """The node's operator and attributes as the target spells them, and the operands that it is written with."""
+    op: Any = node.op
+    hidden = op.onnx.hidden
+    kept: list[Value | None] = []
+    for position, value in enumerate(inputs):
+        formal = op.formals[min(position, len(op.formals) - 1)]
+        if formal.name not in hidden:
+            kept.append(value)
+    if "captures" in hidden and hasattr(op, "captures") and op.captures:
+        kept = inputs[: len(inputs) - op.captures]
+    while kept and kept[-1] is None:
+        kept.pop()
+    visible = {k: v for k, v in op.__dict__.items() if k not in hidden and not isinstance(v, Graph)}
+    attrs = {op.onnx.renames.get(k, k): v for k, v in visible.items()}
+    spelling = downgrade.Spelling(node, op.onnx.name, kept, attrs, target)
+    downgrade.spell(spelling)
+    proto = NodeProto(op_type=spelling.op_type, domain=op.onnx.domain)
+    schema = target_schema(spelling.op_type, target, op.onnx.domain)
+    fields = {op.onnx.renames.get(k, k): spec for k, spec in op.fields.items()}
+    for key, value in sorted(spelling.attrs.items()):
+        spec = None if schema is None else schema.attributes.get(key)
+        optional = spec is None or not spec.required
+        if value is None or (optional and key in fields and value == fields[key].default and _omissible(spec, value)):
+            continue
+        if schema is not None and spec is None:
+            raise spelling.fail(f"attribute {key}={value!r}")
+        proto.attribute.append(_attribute(key, value))
+    if schema is not None:
+        _check_types(spelling, schema)
+    return proto, spelling.inputs
+
+
+def _omissible(spec: Any, value: Any) -> bool:
+    """Whether leaving the attribute out means the same in the file."""
+    if spec is None or not spec.default_value.name:
+        return True
+    default = onnx.helper.get_attribute_value(spec.default_value)
+    if isinstance(default, bytes):
+        default = default.decode()
+    return bool(value == default) if not isinstance(default, float) else bool(np.float32(value) == np.float32(default))
+
+
+def target_schema(name: str, target: int, domain: str) -> Any:
+    """The schema of an operator in opset `target`, None for a custom one."""
+    if domain == "":
+        return onnx.defs.get_schema(name, target)
+    try:
+        return onnx.defs.get_schema(name, domain_version(domain, target), domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def domain_version(domain: str, target: int) -> int:
+    """The version of another domain that was current with opset `target`."""
+    if domain == "ai.onnx.ml":
+        return max((row[3] for row in onnx.helper.VERSION_TABLE if row[2] <= target), default=1)
+    return 1
+
+
+def _check_types(spelling: downgrade.Spelling, schema: Any) -> None:
+    """Operand count and element types, of results too, against the target's schema; raises UnsupportedError."""
+    formals = schema.inputs
+    constraints = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    variadic = bool(formals) and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
+    if len(spelling.inputs) > len(formals) and not variadic:
+        raise spelling.fail(f"{len(spelling.inputs)} operands")
+    for position, value in enumerate(spelling.inputs):
+        if value is None:
+            continue
+        formal = formals[min(position, len(formals) - 1)]
+        allowed = constraints.get(formal.type_str, {formal.type_str})
+        if _type_text(value.type) not in allowed:
+            raise spelling.fail(f"operand {formal.name!r} of type {value.type}")
+    for formal, value in zip(schema.outputs, spelling.node.outputs, strict=False):
+        optional = formal.option == onnx.defs.OpSchema.FormalParameterOption.Optional
+        if not optional and _type_text(value.type) not in constraints.get(formal.type_str, {formal.type_str}):
+            raise spelling.fail(f"result {formal.name!r} of type {value.type}")
+
+
+def _type_text(kind: Type) -> str:
+    if isinstance(kind, SequenceType):
+        return f"seq({_type_text(kind.element)})"
+    if isinstance(kind, OptionalType):
+        return f"optional({_type_text(kind.element)})"
+    return f"tensor({onnx.TensorProto.DataType.Name(CODES[kind.dtype]).lower()})"
+
+
+def _attribute(name: str, value: Any) -> AttributeProto:
+    if isinstance(value, DType):
+        return onnx.helper.make_attribute(name, CODES[value])
+    if isinstance(value, Tensor):
+        return onnx.helper.make_attribute(name, to_proto(value.array))
+    if isinstance(value, bool):
+        return onnx.helper.make_attribute(name, int(value))
+    if isinstance(value, (tuple, list)) and not value:
+        return AttributeProto(name=name, type=AttributeProto.INTS)
+    return onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value)

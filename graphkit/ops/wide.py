@@ -1,0 +1,18 @@
+"""Arithmetic in a wider type: what operators on half floats sum and interpolate in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.ir.types import HALVES, DType
+from graphkit.ops._base import F
+
+
+def converted(x: Any, dtype: DType) -> Any:
+    """`x` as a value of that type, itself where it is one."""
+    return x if x.dtype is dtype else F.cast(x, to=dtype)
+
+
+def wide_type(dtype: DType) -> DType:
+    """The type that values of `dtype` are summed in."""
+    return DType.FLOAT32 if dtype in HALVES else dtype
