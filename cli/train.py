@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,10 @@ from graphkit.model import Model
 
 if TYPE_CHECKING:
     from graphkit.data import Dataset, Splits
+    from graphkit.dist.kvstore import KVStore
+    from graphkit.executor.run.profile import Profile
+    from graphkit.train.optim import Optimizer
+    from graphkit.train.trainer import Trainer
 
 # What is measured beside the loss when nothing is asked for.
 _METRICS = {
@@ -217,9 +222,8 @@ def _train(
     from graphkit import data
     from graphkit.dist import kvstore
     from graphkit.executor.run.profile import profile
-    from graphkit.train import checkpoint, imported
+    from graphkit.train import checkpoint
     from graphkit.train.run_folder import RunFolder
-    from graphkit.train.trainer import Trainer
 
     store = kvstore.create(kvstore_type)
     writes = store.rank == 0
@@ -236,22 +240,9 @@ def _train(
         further = key_values(o["optimizer_options"], "--optimizer-option")
         optimizer = make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further)
         axes = axis_options(o["batch_axes"])
-        net = read_model(model, external_root)
-        if o["constants"]:
-            net = imported.constants_to_parameters(net)
-        net = with_head(net, o["head_options"], o["head_at"], o["output_name"], o["seed"])
-        net = imported.free_batch(net, axes=axes) if o["free_batch"] else net
+        net = _network(model, external_root, axes, o)
         train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
-        net = data.described(net, train_set)
-        trainer = Trainer(
-            net, o["loss"], optimizer, device=o["device"], threads=o["threads"],
-            kvstore=None if store.num_workers == 1 else store,
-            output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
-            lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
-            carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
-            seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
-            on_nonfinite=o["on_nonfinite"],
-        )  # fmt: skip
+        trainer = _trainer(data.described(net, train_set), optimizer, store, o)
         if resume and folder is not None:
             trainer.resume(folder)
         over = resume and not trainer.left(epochs)
@@ -263,24 +254,61 @@ def _train(
             run.claim(trainer.run, overwrite=overwrite)
             if train_set.vocabulary is not None:
                 train_set.vocabulary.save(run.path / "vocabulary.json")
-
-        together = f" ({store.num_workers} processes)" if store.num_workers > 1 else ""
-
-        def tell(epoch: int, record: dict[str, float]) -> None:
-            line = f"epoch {epoch}{together}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items())
-            click.echo(line, err=as_json)
-
         trace = o["trace"] if writes else None
         recorded = None if trace is None else stack.enter_context(profile(trace, skip=_SKIPPED, runs=_RECORDED))
         history = [] if over else trainer.fit(
             train_set, valid_set, epochs=epochs, batch_size=o["batch_size"],
             metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=run,
-            checkpoint_every=o["checkpoint_every"], on_epoch=tell if writes else None,
+            checkpoint_every=o["checkpoint_every"], on_epoch=_teller(store, as_json) if writes else None,
         )  # fmt: skip
-    if store.rank != 0:
-        return
+    if writes:
+        _report(trainer, store, None if over else folder, folder, history, recorded, trace, as_json)
+
+
+def _network(
+    model: str, external_root: str | None, axes: Mapping[str, int | None] | None, o: Mapping[str, Any]
+) -> Model:
+    """The network to train: with a new head, constants that train, a batch dimension, as the options want."""
+    from graphkit.train import imported
+
+    net = read_model(model, external_root)
+    if o["constants"]:
+        net = imported.constants_to_parameters(net)
+    net = with_head(net, o["head_options"], o["head_at"], o["output_name"], o["seed"])
+    return imported.free_batch(net, axes=axes) if o["free_batch"] else net
+
+
+def _trainer(net: Model, optimizer: Optimizer, store: KVStore, o: Mapping[str, Any]) -> Trainer:
+    from graphkit.train.trainer import Trainer
+
+    return Trainer(
+        net, o["loss"], optimizer,
+        device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
+        output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
+        lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
+        carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
+        seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
+        on_nonfinite=o["on_nonfinite"],
+    )  # fmt: skip
+
+
+def _teller(store: KVStore, as_json: bool) -> Callable[[int, dict[str, float]], None]:
+    """What prints a line for each epoch."""
+    together = f" ({store.num_workers} processes)" if store.num_workers > 1 else ""
+
+    def tell(epoch: int, record: dict[str, float]) -> None:
+        line = f"epoch {epoch}{together}: " + ", ".join(f"{k} {v:.5g}" for k, v in record.items())
+        click.echo(line, err=as_json)
+
+    return tell
+
+
+def _report(
+    trainer: Trainer, store: KVStore, written: Path | None, folder: Path | None,
+    history: Sequence[Mapping[str, float]], recorded: Profile | None, trace: str | None, as_json: bool,
+) -> None:  # fmt: skip
     result = {
-        "model": net.name,
+        "model": trainer.net.name,
         "folder": None if folder is None else str(folder),
         "epochs": trainer.epoch,
         "updates": trainer.updates,
@@ -295,8 +323,8 @@ def _train(
     if recorded is not None:
         print_table("time by operator", *recorded.table())
         log(f"wrote {trace}")
-    if folder is not None and not over:
-        log(f"wrote {folder}: model.json, checkpoint.json, log.jsonl")
+    if written is not None:
+        log(f"wrote {written}: model.json, checkpoint.json, log.jsonl")
 
 
 def read_data(
