@@ -5,6 +5,11 @@ Left out where torch is not installed, and the comparison with torchvision's own
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
+import types
+
 import numpy as np
 import pytest
 from zoo_training import SMALL, WHOLE, feeds_of, label, relative_errors, run, training_graph
@@ -14,8 +19,19 @@ import graphkit as gk
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 torch.set_num_threads(2)
 torch_zoo = pytest.importorskip("torch_zoo", reason="bench/ is not part of a source distribution")
+pytestmark = pytest.mark.pytorch
 
 BLOCK = {"vocab": 50, "width": 32, "heads": 4, "layers": 2, "length": 12}
+
+
+@pytest.fixture(scope="module")
+def torchvision():
+    """Also where its compiled operators do not load, as beside a PyTorch for processors: networks need none of them."""
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    # What it tells PyTorch of the shapes of operators fails where these are not there.
+    sys.modules.setdefault("torchvision._meta_registrations", types.ModuleType("torchvision._meta_registrations"))
+    return importlib.import_module("torchvision")
 
 
 def adopt(net, state):
@@ -127,8 +143,7 @@ def test_loss_gradients_and_statistics_in_training(name, options):
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
-def test_image_networks_are_those_of_torchvision(name, options, function, arguments, unset_parameters):
-    torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
+def test_image_networks_are_those_of_torchvision(name, options, function, arguments, unset_parameters, torchvision):
     torch.manual_seed(0)
     module = getattr(torchvision.models, function)(weights=None, **arguments).eval()
     shuffled_statistics(module)

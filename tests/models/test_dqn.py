@@ -189,6 +189,7 @@ def test_the_memory_is_a_ring_of_transitions():
         np.testing.assert_array_equal(model.params[name], array, err_msg=name)
 
 
+@pytest.mark.pytorch
 @pytest.mark.parametrize("double", [False, True])
 def test_an_update_is_that_of_the_papers(double):
     """One step from a full memory, beside the formulas in PyTorch."""

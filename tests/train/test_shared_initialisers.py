@@ -68,6 +68,7 @@ def batches(count: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
+@pytest.mark.pytorch
 def test_merged_vectors_are_trained_as_pytorch_trains_them() -> None:
     """Learned vectors stay shared, statistics are each node's own."""
     torch = pytest.importorskip("torch")
@@ -239,6 +240,7 @@ def test_a_graph_updates_a_state_once() -> None:
         Graph([state, x], [x], [(state, F.add(state, x)), (state, F.mul(state, x))])
 
 
+@pytest.mark.pytorch
 def test_pytorch_exports_of_fresh_networks(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(
