@@ -1,0 +1,99 @@
+"""Which way each node takes, and what becomes of the ways that do not do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from compiled_graph import ROW, body, value
+
+import graphkit as gk
+from graphkit.executor.lower.lowering import LoweredGraph, Settings
+from graphkit.executor.lower.registry import lower_graph
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ops import F, registry
+
+
+def lowered(inputs: Sequence[Value], outputs: Sequence[Any], *arrays: Any, optimize: bool = True) -> LoweredGraph:
+    executor = Executor(Graph(inputs, outputs), ParamStore({}), threads=1, optimize=optimize)
+    executor.run({v.name: np.asarray(a) for v, a in zip(inputs, arrays, strict=True)})
+    assert executor._latest is not None
+    return executor._latest.lowered
+
+
+def ways(graph: LoweredGraph) -> dict[str, str]:
+    return {node.op.name: type(lowering).__name__ for node, lowering in graph.steps}
+
+
+ONES = np.ones(3, np.float32)
+
+
+def test_a_kernel_a_branch_and_a_loop() -> None:
+    flag, m, x = value("flag", dtype="bool"), value("m", dtype="int64"), value("x", 3)
+    same = {k: Graph([v := Value(ROW)], [f(v)]) for k, f in (("then_branch", F.exp), ("else_branch", F.sqrt))}
+    chosen = F.if_(flag, x, **same)
+    total = F.loop(m, None, chosen, body=body([ROW], lambda i, c, s: [c, F.add(s, np.float32(1))]))
+    graph = lowered([flag, m, x], [F.softmax(total)], True, 2, ONES)
+    assert ways(graph) == {"If": "Branch", "Loop": "NativeLoop", "Softmax": "PreparedKernel"}
+    named = {part for _, lowering in graph.steps for part in lowering.subgraphs}
+    assert named == {"then", "else", "body"}
+    assert list(graph.interpreted()) == []
+
+
+def test_dynamic_shapes() -> None:
+    x = value("x", 3)
+    found = F.non_zero(x)  # [1, n]
+    rows = F.transpose(found)
+    first = F.gather(rows, np.array(0), axis=0)
+    graph = lowered([x], [F.neg(found), F.shape(rows), first], ONES)
+    assert ways(graph) == {
+        "NonZero": "PythonFunction", "Neg": "RunTimeKernel", "Reshape": "RunTimeKernel", "Shape": "SizesOf",
+        "Gather": "RowOf",
+    }  # fmt: skip
+
+
+def test_what_has_no_kernel_is_interpreted_and_says_why() -> None:
+    xs = value("xs", 3, 4)
+    step = Graph([s := Value(ROW), v := Value(ROW)], [F.add(s, v)])
+    total = F.scan(np.zeros(3, np.float32), xs, body=step, num_scan_inputs=1, scan_input_axes=[1])
+    graph = lowered([xs], [total], np.ones((3, 4), np.float32), optimize=False)
+    assert ways(graph) == {"Scan": "PythonKernel"}
+    assert [(node.op.name, reason) for _, node, reason in graph.interpreted()] == [
+        ("Scan", "it scans along axis 1 of float32[3, 4]")
+    ]
+
+
+def test_interpreted_inside_a_loop() -> None:
+    @gk.op
+    class Halved(gk.Op):
+        domain = "test.registry"
+        inputs = ("x",)
+
+        def infer(self, x: Any) -> Any:
+            return x
+
+        def reference(self, xp: Any, x: Any) -> Any:
+            return x / 2
+
+    try:
+        m, x = value("m", dtype="int64"), value("x", 3)
+        halved = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, F.halved(s)]))
+        graph = lowered([m, x], [halved], 2, ONES)
+        assert ways(graph) == {"Loop": "NativeLoop"}
+        (lowering,) = graph.lowerings
+        assert ways(lowering.subgraphs["body"]) == {"Halved": "InterpretedInside"}
+        assert [(name.split("/")[1], node.op.name) for name, node, _ in graph.interpreted()] == [("body", "Halved")]
+    finally:
+        registry.remove(Halved)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_without_the_native_engine_every_node_is_interpreted(native: bool) -> None:
+    x = value("x", 3)
+    settings = Settings("cpu" if native else "none", native, 1, False, True, True)
+    graph = lower_graph(Graph([x], [F.exp(x)]), {}, settings, {})
+    assert ways(graph) == {"Exp": "PreparedKernel" if native else "PythonKernel"}
