@@ -1,5 +1,5 @@
-#include "attention.h"
-#include "bindings.h"
+#include "kernels/attention/attention.h"
+#include "runtime/bindings.h"
 
 namespace graphkit {
 

@@ -1,5 +1,5 @@
-#include "bindings.h"
-#include "linear_systems.h"
+#include "runtime/bindings.h"
+#include "kernels/linalg/linear_systems.h"
 
 namespace graphkit {
 namespace {

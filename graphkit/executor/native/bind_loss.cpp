@@ -1,5 +1,5 @@
-#include "bindings.h"
-#include "loss.h"
+#include "runtime/bindings.h"
+#include "kernels/loss/loss.h"
 
 namespace graphkit {
 

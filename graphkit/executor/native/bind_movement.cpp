@@ -1,14 +1,14 @@
 #include <algorithm>
 
-#include "bindings.h"
-#include "cumulative.h"
-#include "fill.h"
-#include "gather.h"
-#include "joining.h"
-#include "mapped_copy.h"
-#include "resample.h"
-#include "scatter.h"
-#include "strided.h"
+#include "runtime/bindings.h"
+#include "kernels/cumulative/cumulative.h"
+#include "kernels/fill/fill.h"
+#include "kernels/gather/gather.h"
+#include "kernels/concat/concat.h"
+#include "primitives/axis_gather.h"
+#include "kernels/resize/resample.h"
+#include "kernels/scatter/scatter.h"
+#include "kernels/layout/layout.h"
 
 namespace graphkit {
 namespace {

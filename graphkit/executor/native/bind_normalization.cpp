@@ -1,6 +1,6 @@
-#include "batch_norm_last.h"
-#include "bindings.h"
-#include "normalization_grad.h"
+#include "kernels/norm/batch_norm_channels_last.h"
+#include "runtime/bindings.h"
+#include "kernels/norm/norm_grad.h"
 
 namespace graphkit {
 

@@ -1,9 +1,9 @@
-#include "bindings.h"
-#include "convolution.h"
-#include "invalid_watch.h"
-#include "matmul.h"
-#include "tiled_convolution.h"
-#include "watched_product.h"
+#include "runtime/bindings.h"
+#include "kernels/conv/conv.h"
+#include "onednn/invalid_watch.h"
+#include "kernels/matmul/matmul.h"
+#include "kernels/conv/tiled_conv.h"
+#include "onednn/watched_product.h"
 
 namespace graphkit {
 namespace {

@@ -1,6 +1,6 @@
-#include "bindings.h"
-#include "pointwise.h"
-#include "table_update.h"
+#include "runtime/bindings.h"
+#include "kernels/pointwise/pointwise.h"
+#include "kernels/table_update/table_update.h"
 
 namespace graphkit {
 namespace {

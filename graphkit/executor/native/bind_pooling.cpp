@@ -1,8 +1,8 @@
-#include "bindings.h"
-#include "depthwise_last.h"
-#include "pooling.h"
-#include "pooling_last.h"
-#include "pooling_last_grad.h"
+#include "runtime/bindings.h"
+#include "kernels/conv/depthwise_channels_last.h"
+#include "kernels/pool/pool.h"
+#include "kernels/pool/pool_channels_last.h"
+#include "kernels/pool/pool_channels_last_grad.h"
 
 namespace graphkit {
 

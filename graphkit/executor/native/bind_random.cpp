@@ -1,5 +1,5 @@
-#include "bindings.h"
-#include "random.h"
+#include "runtime/bindings.h"
+#include "kernels/random/random.h"
 
 namespace graphkit {
 namespace {

@@ -1,6 +1,6 @@
-#include "bindings.h"
-#include "recurrent.h"
-#include "recurrent_grad.h"
+#include "runtime/bindings.h"
+#include "kernels/rnn/recurrent.h"
+#include "kernels/rnn/recurrent_grad.h"
 
 namespace graphkit {
 namespace {

@@ -1,7 +1,7 @@
-#include "bindings.h"
-#include "reduce.h"
-#include "select.h"
-#include "softmax.h"
+#include "runtime/bindings.h"
+#include "kernels/reduce/reduce.h"
+#include "kernels/sorting/sorting.h"
+#include "kernels/softmax/softmax.h"
 
 namespace graphkit {
 

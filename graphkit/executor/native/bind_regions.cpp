@@ -1,6 +1,6 @@
-#include "bindings.h"
-#include "columns.h"
-#include "regions.h"
+#include "runtime/bindings.h"
+#include "kernels/im2col/im2col.h"
+#include "kernels/roi/roi.h"
 
 namespace graphkit {
 

@@ -1,11 +1,11 @@
 // The Python module graphkit._native. graphkit/_native.pyi describes it.
-#include "bindings.h"
-#include "cpu_info.h"
-#include "isa.h"
+#include "runtime/bindings.h"
+#include "runtime/cpu_info.h"
+#include "runtime/isa.h"
+#include "runtime/not_finite.h"
 
 #ifdef GRAPHKIT_ONEDNN
-#include "not_finite.h"
-#include "onednn.h"
+#include "onednn/onednn.h"
 #endif
 
 NB_MODULE(_native, m) {

@@ -1,0 +1,140 @@
+#include "kernels/im2col/im2col.h"
+
+#include <algorithm>
+
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// Calls body(row of the image or -1, row of columns) for every row of positions of one element of the block.
+template <typename Body>
+void for_each_row(const BlockGeometry& g, std::int64_t depth, std::int64_t height, Body&& body) {
+    std::int64_t at = 0;
+    for (std::int64_t p = 0; p < g.positions[0]; ++p) {
+        const std::int64_t d = p * g.strides[0] + depth * g.dilations[0] - g.begin[0];
+        for (std::int64_t q = 0; q < g.positions[1]; ++q, at += g.positions[2]) {
+            const std::int64_t h = q * g.strides[1] + height * g.dilations[1] - g.begin[1];
+            const bool inside = d >= 0 && d < g.image[0] && h >= 0 && h < g.image[1];
+            body(inside ? (d * g.image[1] + h) * g.image[2] : -1, at);
+        }
+    }
+}
+
+// The positions along the last axis at which element `w` of the block lies inside the image: first to last - 1.
+std::pair<std::int64_t, std::int64_t> inside(const BlockGeometry& g, std::int64_t w) {
+    const std::int64_t start = w * g.dilations[2] - g.begin[2];
+    const std::int64_t stride = g.strides[2];
+    const auto before = [&](std::int64_t limit) {  // positions that lie before `limit`
+        return limit <= start ? 0 : std::min(g.positions[2], (limit - start + stride - 1) / stride);
+    };
+    return {before(0), std::max(before(0), before(g.image[2]))};
+}
+
+}  // namespace
+
+BlockGeometry::BlockGeometry(const Kernel& kernel, const Dims& given_image, const Dims& given_block,
+                             const Dims& given_positions, const Dims& given_strides, const Dims& given_dilations,
+                             const Dims& given_begin) {
+    const std::size_t rank = given_image.size();
+    if (rank < 1 || rank > 3) {
+        throw Unsupported(kernel.name() + ": blocks of " + std::to_string(rank) + " axes");
+    }
+    const auto take = [&](const Dims& list, std::int64_t* to, std::int64_t least) {
+        if (list.size() != rank) {
+            throw NativeError(kernel.name() + ": " + std::to_string(rank) + " entries are expected, not " +
+                              to_string(list));
+        }
+        for (std::size_t i = 0; i < rank; ++i) {
+            if (list[i] < least) {
+                throw NativeError(kernel.name() + ": " + to_string(list) + " has an entry below " +
+                                  std::to_string(least));
+            }
+            to[3 - rank + i] = list[i];
+        }
+    };
+    take(given_image, image, 0);
+    take(given_block, block, 1);
+    take(given_positions, positions, 0);
+    take(given_strides, strides, 1);
+    take(given_dilations, dilations, 1);
+    take(given_begin, begin, 0);
+}
+
+Columns::Columns(bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
+                 const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin,
+                 ElementType type, int threads)
+    : Kernel(add ? "Col2Im" : "Im2Col", threads),
+      add_(add),
+      planes_(batch * channels),
+      geometry_(*this, image, block, positions, strides, dilations, begin) {
+    Dims images{batch, channels};
+    images.insert(images.end(), image.begin(), image.end());
+    const Dims columns{batch, channels * geometry_.block_size(), geometry_.count()};
+    inputs_ = {{"x", add ? columns : images, type}};
+    outputs_ = {{"y", add ? images : columns, type}};
+    if (type != ElementType::f32 && type != ElementType::f64 && type != ElementType::i32 && type != ElementType::i64) {
+        throw Unsupported(describe() + ": not a type of sums");
+    }
+}
+
+template <typename T>
+void Columns::run_as(const T* from, T* to) const {
+    const BlockGeometry& g = geometry_;
+    const std::int64_t columns = g.block_size() * g.count();
+    const double cost = 0.4 * static_cast<double>(columns + g.image_size());
+    parallel_for(threads(), planes_, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            const T* x = from + plane * (add_ ? columns : g.image_size());
+            T* y = to + plane * (add_ ? g.image_size() : columns);
+            if (add_) {
+                std::fill_n(y, g.image_size(), T{});
+            }
+            std::int64_t element = 0;
+            for (std::int64_t d = 0; d < g.block[0]; ++d) {
+                for (std::int64_t h = 0; h < g.block[1]; ++h) {
+                    for (std::int64_t w = 0; w < g.block[2]; ++w, element += g.count()) {
+                        const auto [first, last] = inside(g, w);
+                        const std::int64_t offset = w * g.dilations[2] - g.begin[2];
+                        const std::int64_t stride = g.strides[2];
+                        for_each_row(g, d, h, [&, first = first, last = last](std::int64_t row, std::int64_t at) {
+                            if (add_) {
+                                const T* column = x + element + at;
+                                for (std::int64_t i = first; row >= 0 && i < last; ++i) {
+                                    y[row + offset + i * stride] += column[i];
+                                }
+                                return;
+                            }
+                            T* column = y + element + at;
+                            if (row < 0) {
+                                std::fill_n(column, g.positions[2], T{});
+                                return;
+                            }
+                            std::fill_n(column, first, T{});
+                            for (std::int64_t i = first; i < last; ++i) {
+                                column[i] = x[row + offset + i * stride];
+                            }
+                            std::fill(column + last, column + g.positions[2], T{});
+                        });
+                    }
+                }
+            }
+        }
+    });
+}
+
+void Columns::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const auto start = [&]<typename T>(T) { run_as(static_cast<const T*>(inputs[0]), static_cast<T*>(outputs[0])); };
+    switch (outputs_[0].type) {
+        case ElementType::f32:
+            return start(float{});
+        case ElementType::f64:
+            return start(double{});
+        case ElementType::i32:  // unsigned: sums wrap around
+            return start(std::uint32_t{});
+        default:
+            return start(std::uint64_t{});
+    }
+}
+
+}  // namespace graphkit

@@ -1,0 +1,72 @@
+// Copies in which every axis has a table of the positions that it copies: padding, and resizing to nearest elements.
+#pragma once
+
+#include <optional>
+
+#include "runtime/kernel.h"
+
+namespace graphkit {
+
+// For each axis the positions that it copies; none: the axis as it is.
+using Maps = std::vector<std::optional<Dims>>;
+
+// y[i, j, ...] = x[maps[0][i], maps[1][j], ...]; a position of -1 stands for the fill value.
+class MappedCopy {
+  public:
+    MappedCopy() = default;
+    // Throws NativeError for a position outside its axis. `y` receives the shape of the result.
+    MappedCopy(const Dims& x, const Maps& maps, std::size_t element, Dims& y);
+
+    // `fill` points at one element.
+    void run(int threads, const std::byte* x, std::byte* y, const std::byte* fill) const;
+
+  private:
+    struct Axis {
+        std::int64_t size;    // in y
+        std::int64_t stride;  // in x, in bytes
+        Dims map;             // empty: the identity
+    };
+    // Elements of a row that lie side by side in x too, or that all are the fill value (source -1). In bytes.
+    struct Run {
+        std::int64_t target;
+        std::int64_t bytes;
+        std::int64_t source;
+    };
+
+    std::int64_t source_of(std::int64_t row) const;
+    template <typename T>
+    void copy_row(const std::byte* x, std::byte* y, T fill) const;
+
+    std::int64_t rows_ = 0;
+    std::int64_t row_bytes_ = 0;  // of y
+    std::size_t element_ = 1;
+    std::vector<Axis> outer_;
+    std::vector<Run> runs_;
+    std::vector<std::int32_t> picks_;  // where runs are short: the byte offset of each element; -1: fill
+};
+
+// x with elements added around it, or taken away: see MappedCopy for `maps`. The fill value is operand 2, a scalar of
+// x's type, when has_value, else 0. Any element type. Operand 1 (the pads) is not read.
+class Pad final : public Kernel {
+  public:
+    Pad(Dims x, const Maps& maps, Dims pads, std::optional<Dims> value, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    MappedCopy copy_;
+};
+
+// Every element of y is an element of x, or the fill value given by its bytes. Any element type.
+class ResizeNearest final : public Kernel {
+  public:
+    ResizeNearest(Dims x, const Maps& maps, const std::string& fill, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    MappedCopy copy_;
+    std::string fill_;
+};
+
+}  // namespace graphkit
