@@ -3,6 +3,8 @@
 #include <limits>
 #include <unordered_map>
 
+#include "runtime/bindings.h"
+
 namespace graphkit {
 namespace {
 
@@ -140,6 +142,36 @@ PointwiseSource Epilogue::pass(const Dims& shape, ElementType product, ElementTy
     }
     source.outputs = {{x, type}};
     return source;
+}
+
+namespace {
+
+Epilogue epilogue(const std::string& activation, float alpha, float beta, bool residual, bool residual_last,
+                  bool fused) {
+    Epilogue made;
+    if (!activation.empty()) {
+        made.activation = Activation{activation, alpha, beta};
+    }
+    made.residual = residual ? 1.0F : 0.0F;
+    made.residual_last = residual_last;
+    made.applied = fused ? Applied::fused : Applied::after;
+    return made;
+}
+
+}  // namespace
+
+GRAPHKIT_BINDINGS(epilogue) {
+    nb::class_<Epilogue>(m, "Epilogue",
+                         "What happens to a product before it is stored: an activation with oneDNN's alpha and beta, the "
+                         "sum with a residual before it or last. Not `fused`: in a pass of graphkit's own.")
+        .def(
+            "__init__",
+            [](Epilogue* self, const std::string& activation, float alpha, float beta, bool residual,
+               bool residual_last, bool fused) {
+                new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last, fused));
+            },
+            "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false,
+            "fused"_a = true);
 }
 
 }  // namespace graphkit

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "runtime/bindings.h"
+
 namespace graphkit {
 namespace {
 
@@ -459,6 +461,11 @@ void LibraryKernel::unpack(int input, const void* packed, void* plain) const {
 
 std::string LibraryKernel::implementation() const {
     return empty_ ? "empty" : operations_[0].implementation();
+}
+
+GRAPHKIT_BINDINGS(onednn) {
+    m.def("onednn_version", &onednn_version);
+    m.def("onednn_isa", &onednn_isa, "The instruction set that oneDNN uses.");
 }
 
 }  // namespace graphkit

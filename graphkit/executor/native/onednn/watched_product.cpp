@@ -7,6 +7,7 @@
 
 #include "onednn/invalid_watch.h"
 #include "primitives/row_table.h"
+#include "runtime/bindings.h"
 
 namespace graphkit {
 namespace {
@@ -117,6 +118,11 @@ void WatchedProduct::run_again(Applied applied, const void* const* inputs, void*
     }
     const Memory scratch = allocate(again.kernel->scratch_bytes());
     again.kernel->run(operands.data(), outputs, scratch.get());
+}
+
+GRAPHKIT_BINDINGS(watched_product) {
+    m.def("onednn_regions_are_watched", &sees_library_regions,
+          "Whether a parallel region of oneDNN has told this process what was invalid in it; else the team is asked.");
 }
 
 }  // namespace graphkit

@@ -47,4 +47,11 @@ class WatchedProduct : public Kernel {
     mutable std::array<Lazy, 2> again_;  // `after` and `repair`, made when they are needed
 };
 
+// A type of its own for each kind of product, as classes in Python need.
+template <typename Kind>
+class Watched final : public WatchedProduct {
+  public:
+    using WatchedProduct::WatchedProduct;
+};
+
 }  // namespace graphkit

@@ -163,40 +163,4 @@ void MappedCopy::run(int threads, const std::byte* x, std::byte* y, const std::b
     });
 }
 
-Pad::Pad(Dims x, const Maps& maps, Dims pads, std::optional<Dims> value, ElementType type, int threads)
-    : Kernel("Pad", threads) {
-    Dims y;
-    copy_ = MappedCopy(x, maps, size_of(type), y);
-    inputs_ = {{"x", std::move(x), type}, {"pads", std::move(pads), ElementType::i64, true}};
-    if (value) {
-        inputs_.push_back({"constant_value", std::move(*value), type});
-        if (count(inputs_[2].shape) != 1) {
-            throw NativeError(describe() + ": the fill value is no scalar");
-        }
-    }
-    outputs_ = {{"y", std::move(y), type}};
-}
-
-void Pad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
-    constexpr std::array<std::byte, 16> kZero{};
-    const auto* fill = inputs_.size() > 2 ? static_cast<const std::byte*>(inputs[2]) : kZero.data();
-    copy_.run(threads(), static_cast<const std::byte*>(inputs[0]), static_cast<std::byte*>(outputs[0]), fill);
-}
-
-ResizeNearest::ResizeNearest(Dims x, const Maps& maps, const std::string& fill, ElementType type, int threads)
-    : Kernel("Resize", threads), fill_(fill) {
-    Dims y;
-    copy_ = MappedCopy(x, maps, size_of(type), y);
-    inputs_ = {{"x", std::move(x), type}};
-    outputs_ = {{"y", std::move(y), type}};
-    if (fill_.size() != size_of(type)) {
-        throw NativeError(describe() + ": the fill value has " + std::to_string(fill_.size()) + " bytes");
-    }
-}
-
-void ResizeNearest::run(const void* const* inputs, void* const* outputs, std::byte*) const {
-    copy_.run(threads(), static_cast<const std::byte*>(inputs[0]), static_cast<std::byte*>(outputs[0]),
-              reinterpret_cast<const std::byte*>(fill_.data()));
-}
-
 }  // namespace graphkit

@@ -45,28 +45,4 @@ class MappedCopy {
     std::vector<std::int32_t> picks_;  // where runs are short: the byte offset of each element; -1: fill
 };
 
-// x with elements added around it, or taken away: see MappedCopy for `maps`. The fill value is operand 2, a scalar of
-// x's type, when has_value, else 0. Any element type. Operand 1 (the pads) is not read.
-class Pad final : public Kernel {
-  public:
-    Pad(Dims x, const Maps& maps, Dims pads, std::optional<Dims> value, ElementType type, int threads);
-
-    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-
-  private:
-    MappedCopy copy_;
-};
-
-// Every element of y is an element of x, or the fill value given by its bytes. Any element type.
-class ResizeNearest final : public Kernel {
-  public:
-    ResizeNearest(Dims x, const Maps& maps, const std::string& fill, ElementType type, int threads);
-
-    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-
-  private:
-    MappedCopy copy_;
-    std::string fill_;
-};
-
 }  // namespace graphkit

@@ -310,4 +310,23 @@ void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* tar
     parallel_for(threads, product(outer_) * blocks, 2 * nanoseconds(block_bytes) + 2, move_blocks);
 }
 
+void require_inside(const Kernel& kernel, const Dims& sizes, const Dims& strides, std::int64_t offset,
+                    std::int64_t elements) {
+    if (sizes.size() != strides.size()) {
+        throw NativeError(kernel.describe() + ": sizes and strides have different lengths");
+    }
+    if (count(sizes) == 0) {
+        return;
+    }
+    std::int64_t lowest = offset;
+    std::int64_t highest = offset;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        const std::int64_t reach = (sizes[i] - 1) * strides[i];
+        (reach < 0 ? lowest : highest) += reach;
+    }
+    if (lowest < 0 || highest >= elements) {
+        throw NativeError(kernel.describe() + ": the view leaves the array");
+    }
+}
+
 }  // namespace graphkit

@@ -58,4 +58,8 @@ class StridedCopy {
     const TransposeTable* table_ = nullptr;
 };
 
+// Throws NativeError unless offset + i . strides is one of `elements` for every index i below `sizes`.
+void require_inside(const Kernel& kernel, const Dims& sizes, const Dims& strides, std::int64_t offset,
+                    std::int64_t elements);
+
 }  // namespace graphkit

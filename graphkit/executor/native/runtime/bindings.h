@@ -1,4 +1,11 @@
-// One function for each family of kernels: adds its classes to the Python module.
+// What families of kernels add to the Python module, and how they say so.
+//
+//     GRAPHKIT_BINDINGS(pool_channels_last, "pool") {
+//         nb::class_<ChannelsLastPool, Kernel>(m, "ChannelsLastPool").def(...);
+//     }
+//
+// at the end of a source registers what it binds, by the name of that source; the names that follow are those whose
+// classes it mentions. The module binds them all, in alphabetical order but for that. Kernel comes before everything.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,6 +15,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
+
+#include <initializer_list>
 
 #include "runtime/gil.h"
 #include "runtime/kernel.h"
@@ -20,20 +29,27 @@ using namespace nb::literals;
 
 using NoGil = nb::call_guard<WithoutGil>;
 
-void bind_kernels(nb::module_& m);  // Kernel itself, before all others
-void bind_program(nb::module_& m);
-void bind_engine(nb::module_& m, const nb::object& error);  // `error` is the class of NativeError
-void bind_pooling(nb::module_& m);
-void bind_pointwise(nb::module_& m);
-void bind_movement(nb::module_& m);
-void bind_random(nb::module_& m);
-void bind_reduce(nb::module_& m);
-void bind_normalization(nb::module_& m);
-void bind_loss(nb::module_& m);
-void bind_attention(nb::module_& m);
-void bind_recurrent(nb::module_& m);
-void bind_regions(nb::module_& m);
-void bind_linear(nb::module_& m);
-void bind_onednn(nb::module_& m);
+using OptionalDims = std::optional<Dims>;
+using Text = const std::string&;
+
+inline std::string bytes_of(const nb::bytes& value) {
+    return {value.c_str(), value.size()};
+}
+
+using Bind = void (*)(nb::module_& m);
+
+struct Bindings {
+    Bindings(const char* name, std::initializer_list<const char*> needs, Bind bind);
+};
+
+// Throws NativeError when bindings need some that nobody registered, or each other.
+void bind_all(nb::module_& m);
 
 }  // namespace graphkit
+
+// Two sources that register one name do not link.
+#define GRAPHKIT_BINDINGS(name, ...)                                                   \
+    static void bind_##name(::nanobind::module_& m);                                   \
+    extern const ::graphkit::Bindings bindings_of_##name;                              \
+    const ::graphkit::Bindings bindings_of_##name(#name, {__VA_ARGS__}, &bind_##name); \
+    static void bind_##name(::nanobind::module_& m)

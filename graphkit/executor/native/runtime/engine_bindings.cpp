@@ -280,8 +280,8 @@ nb::list events(BoundEngine& self) {
 
 }  // namespace
 
-void bind_engine(nb::module_& m, const nb::object& error) {
-    nb::exception<Cancelled>(m, "Cancelled", error);
+GRAPHKIT_BINDINGS(engine) {
+    nb::exception<Cancelled>(m, "Cancelled", m.attr("Error"));
 
     nb::class_<BoundVariable>(m, "Variable", "What operations of one engine read and write.");
 

@@ -123,7 +123,7 @@ void pack(const Kernel& kernel, int input, nb::handle plain, nb::handle packed) 
 
 }  // namespace
 
-void bind_kernels(nb::module_& m) {
+GRAPHKIT_BINDINGS(kernel_call) {
     nb::class_<Kernel>(m, "Kernel", "Computes one operator for fixed shapes.")
         .def("__call__", &call, "inputs"_a, "outputs"_a,
              "Write the outputs, without the GIL. Extra arrays are ignored; ValueError for arrays that do not fit.")

@@ -381,7 +381,7 @@ struct BoundInstance {
 
 }  // namespace
 
-void bind_program(nb::module_& m) {
+GRAPHKIT_BINDINGS(program) {
     follow_main_thread();
     nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
     nb::class_<Builder>(m, "Region", "Steps that are being written. An operand is (external memory, offset): -1 is the "

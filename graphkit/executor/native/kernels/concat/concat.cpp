@@ -1,12 +1,43 @@
-#include "kernels/concat/concat.h"
-
+// Concat and Split: pieces that lie one after the other along an axis.
 #include <algorithm>
 
 #include "primitives/elements.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
 namespace {
+
+// An array as rows of bytes, each of which has a part of every piece.
+struct Pieces {
+    std::int64_t rows = 0;
+    std::vector<std::int64_t> ends;  // of each piece in a row; the last one is the row's length
+
+    std::int64_t row() const { return ends.empty() ? 0 : ends.back(); }
+};
+
+// y = the operands one after the other along `axis`. Any element type.
+class Concat final : public Kernel {
+  public:
+    Concat(const std::vector<Dims>& xs, std::int64_t axis, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    Pieces pieces_;
+};
+
+// Parts of x along `axis`, of the given sizes. Outputs that nobody reads may be left out. Any element type.
+class Split final : public Kernel {
+  public:
+    Split(Dims x, const Dims& sizes, std::int64_t axis, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    Pieces pieces_;
+};
 
 Pieces make_pieces(const std::vector<TensorSpec>& parts, std::size_t axis) {
     Pieces pieces;
@@ -119,6 +150,21 @@ void Split::run(const void* const* inputs, void* const* outputs, std::byte*) con
             copy_piece(static_cast<std::byte*>(outputs[piece]) + to, x + from, bytes, stream);
         }
     });
+}
+
+GRAPHKIT_BINDINGS(concat) {
+    nb::class_<Concat, Kernel>(m, "Concat")
+        .def("__init__",
+             [](Concat* self, const std::vector<Dims>& xs, std::int64_t axis, Text dtype, int threads) {
+                 new (self) Concat(xs, axis, element_type(dtype), threads);
+             },
+             "xs"_a, "axis"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<Split, Kernel>(m, "Split")
+        .def("__init__",
+             [](Split* self, Dims x, const Dims& sizes, std::int64_t axis, Text dtype, int threads) {
+                 new (self) Split(std::move(x), sizes, axis, element_type(dtype), threads);
+             },
+             "x"_a, "sizes"_a, "axis"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "onednn/product.h"
+#include "onednn/watched_product.h"
+#include "runtime/bindings.h"
 
 namespace graphkit {
 namespace {
@@ -569,6 +571,60 @@ void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const W
         });
     }
     share_weights(weights.given, w_layout, options.pack_weights);
+}
+
+namespace {
+
+template <typename Kind>
+void bind_convolution(nb::module_& m, const char* name) {
+    nb::class_<Watched<Kind>, Kernel>(m, name).def(
+        "__init__",
+        [](Watched<Kind>* self, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
+           Epilogue last, bool pack_weights, bool channels_last, bool deterministic, const std::string& dtype,
+           int threads) {
+            const ElementType type = element_type(dtype);
+            last.bias = bias;
+            const auto make = [=](const Epilogue& end, bool may_pack) {
+                const ConvolutionOptions options{end, pack_weights && may_pack, type, channels_last, deterministic};
+                return std::make_unique<Kind>(x, w, y, window, options, threads);
+            };
+            new (self) Watched<Kind>(make, last);
+        },
+        "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
+        "pack_weights"_a = false, "channels_last"_a = false, "deterministic"_a = false, "dtype"_a = "float32",
+        "threads"_a = 0, NoGil());
+}
+
+}  // namespace
+
+GRAPHKIT_BINDINGS(conv, "epilogue") {
+    nb::class_<Window>(m, "Window")
+        .def(nb::init<Dims, Dims, Dims, Dims, std::int64_t>(), "strides"_a, "dilations"_a, "pads_begin"_a, "pads_end"_a,
+             "groups"_a = 1);
+    bind_convolution<Convolution>(m, "Convolution");
+    bind_convolution<Deconvolution>(m, "Deconvolution");
+    nb::class_<ConvolutionBackwardData, Kernel>(m, "ConvolutionBackwardData")
+        .def(
+            "__init__",
+            [](ConvolutionBackwardData* self, Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
+               bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+                const GradientOptions options{pack_weights, channels_last, element_type(dtype), deterministic};
+                new (self)
+                    ConvolutionBackwardData(std::move(dy), std::move(w), std::move(dx), window, options, threads);
+            },
+            "dy"_a, "w"_a, "dx"_a, "window"_a, nb::kw_only(), "pack_weights"_a = false, "channels_last"_a = false,
+            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+    nb::class_<ConvolutionBackwardWeights, Kernel>(m, "ConvolutionBackwardWeights")
+        .def(
+            "__init__",
+            [](ConvolutionBackwardWeights* self, Dims x, Dims dy, Dims dw, const Window& window, bool bias,
+               bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+                const GradientOptions options{false, channels_last, element_type(dtype), deterministic};
+                new (self) ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options,
+                                                      threads);
+            },
+            "x"_a, "dy"_a, "dw"_a, "window"_a, nb::kw_only(), "bias"_a = false, "channels_last"_a = false,
+            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

@@ -1,12 +1,78 @@
-#include "kernels/conv/tiled_conv.h"
-
+// Convolution by our own code, tile by tile: sums are added up in short chains, so that their error does not grow with their
+// length, and windows of 3 x 3 need fewer multiplications than the definition has. Float32, channels last, two spatial
+// dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
 #include <algorithm>
+#include <memory>
+#include <optional>
 
+#include "kernels/conv/tiled_table.h"
+#include "kernels/conv/window.h"
 #include "kernels/pointwise/pointwise.h"
+#include "onednn/epilogue.h"
+#include "runtime/bindings.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
 namespace {
+
+enum class TiledMethod : std::uint8_t { winograd, direct };
+
+struct TiledOptions {
+    TiledMethod method = TiledMethod::winograd;
+    Epilogue epilogue;
+    bool pack_weights = false;  // the weights are constant: they come transformed
+    bool transposed = false;    // the gradient in x: `x` is dy, `y` is dx, and w [C of x, C of y, kernel]
+};
+
+// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, H, W], arrays lie as [N, H, W, C]; w [M, C, kernel] lies as it
+// is. The residual is the last input. The same bits for any number of threads.
+class TiledConvolution final : public Kernel {
+  public:
+    // Throws Unsupported where the method does not cover the window, for a scaled product and for an epilogue of the
+    // gradient, NativeError for shapes that do not fit.
+    TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const TiledOptions& options,
+                     int threads);
+
+    // The method to compute this convolution with, of `constant` weights or not. None where the library's code is faster,
+    // and has no longer chains of sums.
+    static std::optional<TiledMethod> method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                             bool constant, bool transposed);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<int> packed_inputs() const override;
+    std::size_t packed_bytes(int input) const override;
+    std::string packed_layout(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
+    std::vector<std::pair<int, int>> inplace() const override;
+    std::string implementation() const override { return implementation_; }
+
+  private:
+    void follow(const Epilogue& epilogue);
+    void share_out();
+    void transform(const float* w, std::byte* to) const;
+    std::int64_t blocks() const { return (shape_.filters + table_.block - 1) / table_.block; }
+    std::int64_t tiles() const;
+    std::int64_t parts() const { return tile_parts_ * block_parts_; }
+    std::size_t workers() const;
+    // Of the weights: for each chunk of channels of each block whether it is unsound, then the blocks.
+    std::size_t flag_bytes() const;
+    std::size_t weight_bytes() const;
+    std::size_t part_bytes() const;
+    std::size_t product_bytes() const;
+
+    const TiledTable& table_;
+    std::string implementation_;  // with the instruction set of the table
+    TiledShape shape_{};
+    std::int64_t images_;
+    bool packed_;
+    bool transposed_;
+    TiledEpilogue epilogue_;
+    std::unique_ptr<Kernel> pass_;  // an activation that the table has not
+    bool apart_ = false;            // ... which needs the product in memory of its own
+    std::int64_t tile_parts_ = 1;   // the work is cut into so many parts of the tiles
+    std::int64_t block_parts_ = 1;  // ... times so many parts of the blocks
+};
 
 // What takes as long as so many of the library's multiplications: transforming a channel or a filter of a tile, reading a
 // transformed filter of a channel, and making it.
@@ -295,6 +361,24 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
         const void* operands[] = {whole.y, bias, residual};
         pass_->run(operands, outputs, product + product_bytes());
     }
+}
+
+GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {
+    nb::enum_<TiledMethod>(m, "TiledMethod").value("winograd", TiledMethod::winograd).value("direct", TiledMethod::direct);
+    nb::class_<TiledConvolution, Kernel>(m, "TiledConvolution")
+        .def(
+            "__init__",
+            [](TiledConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
+               TiledMethod method, bool bias, Epilogue last, bool pack_weights, bool transposed, int threads) {
+                last.bias = bias;
+                new (self) TiledConvolution(x, w, y, window, {method, last, pack_weights, transposed}, threads);
+            },
+            "x"_a, "w"_a, "y"_a, "window"_a, "method"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
+            "pack_weights"_a = false, "transposed"_a = false, "threads"_a = 0, NoGil())
+        .def_static("method", &TiledConvolution::method, "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "constant"_a,
+                    "transposed"_a = false,
+                    "The method to compute this convolution with, of constant weights or not; None where the library's code "
+                    "is faster, and has no longer chains of sums.");
 }
 
 }  // namespace graphkit

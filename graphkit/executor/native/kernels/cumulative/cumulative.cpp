@@ -1,13 +1,44 @@
-#include "kernels/cumulative/cumulative.h"
-
+// Running totals along an axis: CumSum, CumProd, and the first-order linear recurrence.
 #include <algorithm>
 #include <type_traits>
 
-#include "simd/half_convert.h"
+#include "primitives/elements.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 #include "runtime/threads.h"
+#include "simd/half_convert.h"
 
 namespace graphkit {
 namespace {
+
+// Sums, or products with `product`, of the elements up to each position. exclusive: without the element itself;
+// reverse: from the end. Floats and integers of 32 and 64 bits; half floats are computed in float. Each total is in the
+// order of the axis, for any number of threads.
+class Cumulative final : public Kernel {
+  public:
+    Cumulative(Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    AroundAxis around_;
+    bool product_;
+    bool exclusive_;
+    bool reverse_;
+};
+
+// h[t] = a[t] * h[t - 1] + b[t] along an axis from h = 0, or from the end with `reverse`; float32 and float64.
+class LinearRecurrence final : public Kernel {
+  public:
+    LinearRecurrence(Dims a, std::int64_t axis, bool reverse, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<std::pair<int, int>> inplace() const override { return {{0, 0}, {1, 0}}; }
+
+  private:
+    AroundAxis around_;
+    bool reverse_;
+};
 
 // Columns that one pass along the axis sums side by side.
 constexpr std::int64_t kColumns = 64;
@@ -215,6 +246,22 @@ void LinearRecurrence::run(const void* const* inputs, void* const* outputs, std:
             [&](std::int64_t at, std::int64_t columns) { recur(a + at, b + at, h + at, around_.size, step, columns, 1); });
     };
     outputs_[0].type == ElementType::f32 ? run_as(float{}) : run_as(double{});
+}
+
+GRAPHKIT_BINDINGS(cumulative) {
+    nb::class_<Cumulative, Kernel>(m, "Cumulative")
+        .def("__init__",
+             [](Cumulative* self, Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, Text dtype,
+                int threads) {
+                 new (self) Cumulative(std::move(x), axis, product, exclusive, reverse, element_type(dtype), threads);
+             },
+             "x"_a, "axis"_a, "product"_a, "exclusive"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<LinearRecurrence, Kernel>(m, "LinearRecurrence")
+        .def("__init__",
+             [](LinearRecurrence* self, Dims a, std::int64_t axis, bool reverse, Text dtype, int threads) {
+                 new (self) LinearRecurrence(std::move(a), axis, reverse, element_type(dtype), threads);
+             },
+             "a"_a, "axis"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -1,17 +1,62 @@
-#include "kernels/fill/fill.h"
-
+// Tensors made from a few numbers: constants, ranges, one-hot rows, identity matrices.
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <limits>
+#include <optional>
 #include <type_traits>
 
-#include "runtime/not_finite.h"
-#include "simd/half_convert.h"
+#include "primitives/elements.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 #include "runtime/threads.h"
+#include "simd/half_convert.h"
 
 namespace graphkit {
 namespace {
+
+// y filled with the element given by its bytes. Any element type. The shape operand is not read.
+class Fill final : public Kernel {
+  public:
+    Fill(Dims y, const std::string& value, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    std::string value_;
+};
+
+// start + i * delta, `length` integers of 16, 32 or 64 bits. Operands: start, limit (not read), delta. `shapes` are
+// theirs, each of one element.
+class Range final : public Kernel {
+  public:
+    Range(const std::vector<Dims>& shapes, std::int64_t length, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+};
+
+// A matrix with `one` (its bytes) on diagonal k, positive above the main one, and zeros elsewhere. x is not read.
+class EyeLike final : public Kernel {
+  public:
+    EyeLike(Dims x, ElementType x_type, std::int64_t k, const std::string& one, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    std::int64_t k_;
+    std::string one_;
+};
+
+// values[1] where the position along the new axis `axis` is the index, values[0] elsewhere; indices in
+// [-depth, depth - 1] of any numeric type, others give rows of values[0]. Operands: indices, depth (not read), values.
+class OneHot final : public Kernel {
+  public:
+    OneHot(Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t axis, ElementType type,
+           ElementType index_type, ElementType depth_type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    AroundAxis around_;
+};
 
 // The index that an element of any numeric type stands for; fractions are cut off.
 template <typename T>
@@ -94,34 +139,6 @@ void Range::run(const void* const* inputs, void* const* outputs, std::byte*) con
     });
 }
 
-FiniteGuard::FiniteGuard(Dims x, ElementType type, Dims token, ElementType token_type) : Kernel("FiniteGuard", 1) {
-    if (count(token) != 1) {
-        throw NativeError(describe() + ": the token has one element");
-    }
-    outputs_ = {{"y", x, type}};
-    inputs_ = {{"x", std::move(x), type}, {"token", std::move(token), token_type}};
-}
-
-void FiniteGuard::run(const void* const* inputs, void* const* outputs, std::byte*) const {
-    with_type(inputs_[1].type, [&](auto element) {
-        using T = decltype(element);
-        const T value = *static_cast<const T*>(inputs[1]);
-        double number = 0;
-        if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
-            number = static_cast<double>(to_float(value));
-        } else {
-            number = static_cast<double>(value);
-        }
-        if (!std::isfinite(number)) {
-            throw NotFinite(std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf");
-        }
-    });
-    const std::size_t bytes = static_cast<std::size_t>(count(outputs_[0].shape)) * size_of(outputs_[0].type);
-    if (outputs[0] != inputs[0]) {
-        std::memcpy(outputs[0], inputs[0], bytes);
-    }
-}
-
 EyeLike::EyeLike(Dims x, ElementType x_type, std::int64_t k, const std::string& one, ElementType type, int threads)
     : Kernel("EyeLike", threads), k_(k), one_(one) {
     outputs_ = {{"y", x, type}};
@@ -193,46 +210,35 @@ void OneHot::run(const void* const* inputs, void* const* outputs, std::byte*) co
     });
 }
 
-Trilu::Trilu(Dims x, bool upper, std::optional<Dims> k, ElementType type, int threads)
-    : Kernel("Trilu", threads), upper_(upper) {
-    outputs_ = {{"y", x, type}};
-    inputs_ = {{"x", std::move(x), type}};
-    if (k) {
-        inputs_.push_back({"k", std::move(*k), ElementType::i64});
-    }
-    if (outputs_[0].shape.size() < 2) {
-        throw NativeError(describe() + ": not a matrix");
-    }
-}
-
-void Trilu::run(const void* const* inputs, void* const* outputs, std::byte*) const {
-    const Dims& shape = outputs_[0].shape;
-    const std::int64_t columns = shape.back();
-    const std::int64_t rows = shape[shape.size() - 2];
-    const auto size = static_cast<std::int64_t>(size_of(outputs_[0].type));
-    if (count(shape) == 0) {
-        return;
-    }
-    const std::int64_t reach = rows + columns;  // beyond it a diagonal bounds nothing
-    const std::int64_t k =
-        inputs_.size() > 1 ? std::clamp(*static_cast<const std::int64_t*>(inputs[1]), -reach, reach) : 0;
-    const auto* x = static_cast<const std::byte*>(inputs[0]);
-    auto* y = static_cast<std::byte*>(outputs[0]);
-    const double cost = static_cast<double>(columns * size) / kBytesPerNanosecond + 3;
-    parallel_for(threads(), count(shape) / columns, cost, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t row = begin; row < end; ++row) {
-            const std::int64_t diagonal = row % rows + k;
-            const std::int64_t border = std::clamp<std::int64_t>(upper_ ? diagonal : diagonal + 1, 0, columns) * size;
-            const std::int64_t whole = columns * size;
-            const auto [first, last] = upper_ ? std::pair{border, whole} : std::pair{std::int64_t{0}, border};
-            const auto [zeros, zeros_end] = upper_ ? std::pair{std::int64_t{0}, border} : std::pair{border, whole};
-            std::byte* to = y + row * whole;
-            if (x != y) {
-                copy_bytes(to + first, x + row * whole + first, static_cast<std::size_t>(last - first));
-            }
-            std::memset(to + zeros, 0, static_cast<std::size_t>(zeros_end - zeros));
-        }
-    });
+GRAPHKIT_BINDINGS(fill) {
+    nb::class_<Fill, Kernel>(m, "Fill")
+        .def("__init__",
+             [](Fill* self, Dims y, const nb::bytes& value, Text dtype, int threads) {
+                 new (self) Fill(std::move(y), bytes_of(value), element_type(dtype), threads);
+             },
+             "y"_a, "value"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<Range, Kernel>(m, "Range")
+        .def("__init__",
+             [](Range* self, const std::vector<Dims>& shapes, std::int64_t length, Text dtype, int threads) {
+                 new (self) Range(shapes, length, element_type(dtype), threads);
+             },
+             "shapes"_a, "length"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<EyeLike, Kernel>(m, "EyeLike")
+        .def("__init__",
+             [](EyeLike* self, Dims x, Text x_dtype, std::int64_t k, const nb::bytes& one, Text dtype, int threads) {
+                 new (self) EyeLike(std::move(x), element_type(x_dtype), k, bytes_of(one), element_type(dtype),
+                                    threads);
+             },
+             "x"_a, "x_dtype"_a, "k"_a, "one"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<OneHot, Kernel>(m, "OneHot")
+        .def("__init__",
+             [](OneHot* self, Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t axis, Text dtype,
+                Text index_dtype, Text depth_dtype, int threads) {
+                 new (self) OneHot(std::move(indices), std::move(depth_shape), depth, axis, element_type(dtype),
+                                   element_type(index_dtype), element_type(depth_dtype), threads);
+             },
+             "indices"_a, "depth_shape"_a, "depth"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64",
+             "depth_dtype"_a = "int64", "threads"_a = 0);
 }
 
 }  // namespace graphkit

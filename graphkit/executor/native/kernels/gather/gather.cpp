@@ -1,48 +1,47 @@
-#include "kernels/gather/gather.h"
+// Elements and slices taken by index. Any element type; indices outside their axis throw NativeError from run.
+#include "primitives/indices.h"
+#include "primitives/slice_copy.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 
 namespace graphkit {
 namespace {
 
-// Calls body(T{}) for slices that are a register's worth; false for others.
-template <typename Body>
-bool with_small_slice(std::int64_t bytes, Body&& body) {
-    if (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8 && bytes != 16) {
-        return false;
-    }
-    with_element(static_cast<std::size_t>(bytes), body);
-    return true;
-}
+// x: [*a, n, *b] with n at `axis`; y: [*a, *indices, *b]. Indices are int32 or int64.
+class Gather final : public Kernel {
+  public:
+    Gather(Dims x, Dims indices, std::int64_t axis, ElementType type, ElementType index_type, int threads);
 
-// Slice (row, column) of y = the slice of x number source(row, column). `source` holds what it needs by value: stores
-// of bytes might change what it refers to, and have it read again for each of them.
-template <typename Source>
-void copy_slices(int threads, const std::byte* x, std::byte* y, std::int64_t rows, std::int64_t columns,
-                 std::int64_t bytes, Source source) {
-    const double cost = static_cast<double>(bytes) / kBytesPerNanosecond + 2;
-    parallel_for(threads, rows * columns, cost, [=](std::int64_t begin, std::int64_t end) {
-        const auto each = [=](auto copy_slice) {
-            for (std::int64_t row = begin / columns; row * columns < end; ++row) {
-                const std::int64_t first = std::max<std::int64_t>(begin - row * columns, 0);
-                const std::int64_t last = std::min(columns, end - row * columns);
-                for (std::int64_t column = first; column < last; ++column) {
-                    copy_slice(row * columns + column, source(row, column));
-                }
-            }
-        };
-        const bool small = with_small_slice(bytes, [=](auto slice) {
-            using T = decltype(slice);
-            constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
-            each([=](std::int64_t to, std::int64_t from) {
-                store_element(y + to * kSize, load_element<T>(x + from * kSize));
-            });
-        });
-        if (!small) {
-            each([=](std::int64_t to, std::int64_t from) {
-                copy_bytes(y + to * bytes, x + from * bytes, static_cast<std::size_t>(bytes));
-            });
-        }
-    });
-}
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    AroundAxis around_;
+    std::size_t axis_;
+};
+
+// y[i, j, ...] = x with `axis` at indices[i, j, ...]; other axes of the indices are at most as long as x's.
+class GatherElements final : public Kernel {
+  public:
+    GatherElements(Dims x, Dims indices, std::int64_t axis, ElementType type, ElementType index_type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    std::size_t axis_;
+    Dims strides_;  // of x
+};
+
+// x: [*batch, *a, *b]; indices: int64 [*batch, *c, len(a)]; y: [*batch, *c, *b].
+class GatherND final : public Kernel {
+  public:
+    GatherND(Dims x, Dims indices, std::int64_t batch_dims, ElementType type, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    IndexTuples tuples_;
+};
 
 }  // namespace
 
@@ -140,42 +139,28 @@ void GatherND::run(const void* const* inputs, void* const* outputs, std::byte* s
                 1, tuples_.tuples, bytes, [=](std::int64_t, std::int64_t i) { return slices[i]; });
 }
 
-ReverseSequence::ReverseSequence(Dims x, bool batch_first, ElementType type, int threads)
-    : Kernel("ReverseSequence", threads), batch_first_(batch_first) {
-    if (x.size() < 2) {
-        throw NativeError("ReverseSequence: x has fewer than two axes");
-    }
-    outputs_ = {{"y", x, type}};
-    inputs_ = {{"x", x, type}, {"sequence_lens", {x[batch_first ? 0 : 1]}, ElementType::i64}};
-}
-
-void ReverseSequence::run(const void* const* inputs, void* const* outputs, std::byte*) const {
-    const Dims& shape = inputs_[0].shape;
-    const auto* lengths = static_cast<const std::int64_t*>(inputs[1]);
-    const std::int64_t batches = shape[batch_first_ ? 0 : 1];
-    const std::int64_t steps = shape[batch_first_ ? 1 : 0];
-    for (std::int64_t b = 0; b < batches; ++b) {
-        if (lengths[b] < 0 || lengths[b] > steps) {
-            throw NativeError(describe() + ": length " + std::to_string(lengths[b]) + " of batch " +
-                              std::to_string(b) + " is outside [0, " + std::to_string(steps) + "]");
-        }
-    }
-    const std::int64_t bytes =
-        count({shape.begin() + 2, shape.end()}) * static_cast<std::int64_t>(size_of(inputs_[0].type));
-    const auto reversed = [=](std::int64_t step, std::int64_t batch) {
-        return step < lengths[batch] ? lengths[batch] - 1 - step : step;
-    };
-    const auto* x = static_cast<const std::byte*>(inputs[0]);
-    auto* y = static_cast<std::byte*>(outputs[0]);
-    if (batch_first_) {
-        copy_slices(threads(), x, y, batches, steps, bytes, [=](std::int64_t batch, std::int64_t step) {
-            return batch * steps + reversed(step, batch);
-        });
-    } else {
-        copy_slices(threads(), x, y, steps, batches, bytes, [=](std::int64_t step, std::int64_t batch) {
-            return reversed(step, batch) * batches + batch;
-        });
-    }
+GRAPHKIT_BINDINGS(gather) {
+    nb::class_<Gather, Kernel>(m, "Gather")
+        .def("__init__",
+             [](Gather* self, Dims x, Dims indices, std::int64_t axis, Text dtype, Text index_dtype, int threads) {
+                 new (self) Gather(std::move(x), std::move(indices), axis, element_type(dtype),
+                                   element_type(index_dtype), threads);
+             },
+             "x"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+    nb::class_<GatherElements, Kernel>(m, "GatherElements")
+        .def("__init__",
+             [](GatherElements* self, Dims x, Dims indices, std::int64_t axis, Text dtype, Text index_dtype,
+                int threads) {
+                 new (self) GatherElements(std::move(x), std::move(indices), axis, element_type(dtype),
+                                           element_type(index_dtype), threads);
+             },
+             "x"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+    nb::class_<GatherND, Kernel>(m, "GatherND")
+        .def("__init__",
+             [](GatherND* self, Dims x, Dims indices, std::int64_t batch_dims, Text dtype, int threads) {
+                 new (self) GatherND(std::move(x), std::move(indices), batch_dims, element_type(dtype), threads);
+             },
+             "x"_a, "indices"_a, "batch_dims"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/bindings.h"
 #include "runtime/isa.h"
 #include "runtime/threads.h"
 
@@ -268,6 +269,22 @@ void ChannelsLastBatchNormGrad::run(const void* const* inputs, void* const* outp
                                 output(0) + offset);
         });
     });
+}
+
+GRAPHKIT_BINDINGS(batch_norm_channels_last) {
+    nb::class_<ChannelsLastBatchNorm, Kernel>(m, "ChannelsLastBatchNorm")
+        .def(nb::init<Dims, double, double, float, float, bool, int>(), "x"_a, "epsilon"_a, "momentum"_a, nb::kw_only(),
+             "low"_a, "high"_a, "residual"_a = false, "threads"_a = 0);
+    nb::class_<ChannelsLastBatchNormGrad, Kernel>(m, "ChannelsLastBatchNormGrad")
+        .def(
+            "__init__",
+            [](ChannelsLastBatchNormGrad* self, Dims x, std::optional<std::pair<float, float>> passed, bool from_y,
+               bool addend, int threads) {
+                const NormMask mask = passed ? NormMask{true, passed->first, passed->second} : NormMask{};
+                new (self) ChannelsLastBatchNormGrad(std::move(x), mask, from_y, addend, threads);
+            },
+            "x"_a, nb::kw_only(), "passed"_a.none() = nb::none(), "from_y"_a = false, "addend"_a = false,
+            "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/norm/channel_statistics.h"
+#include "runtime/bindings.h"
 
 namespace graphkit {
 namespace {
@@ -436,6 +437,25 @@ void LocalResponseNorm::run_as(const void* const* inputs, void* const* outputs, 
 
 void LocalResponseNorm::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     with_float_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
+}
+
+GRAPHKIT_BINDINGS(norm) {
+    nb::class_<LayerNorm, Kernel>(m, "LayerNorm")
+        .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::optional<Dims>&, const std::string&, double,
+                      bool, const std::string&, bool, int>(),
+             "x"_a, "axis"_a, "scale"_a, "bias"_a.none(), "type"_a, "epsilon"_a, "about_mean"_a = true,
+             "stash"_a = "float32", "y"_a = true, "threads"_a = 0);
+    nb::class_<GroupNorm, Kernel>(m, "GroupNorm")
+        .def(nb::init<const Dims&, std::int64_t, const std::string&, double, int>(), "x"_a, "groups"_a, "type"_a,
+             "epsilon"_a, "threads"_a = 0);
+    nb::class_<BatchNorm, Kernel>(m, "BatchNorm")
+        .def(nb::init<const Dims&, const std::string&, const std::string&, const std::string&, double, bool, double,
+                      int>(),
+             "x"_a, "type"_a, "scale_type"_a, "mean_type"_a, "epsilon"_a, "training"_a = false, "momentum"_a = 0.9,
+             "threads"_a = 0);
+    nb::class_<LocalResponseNorm, Kernel>(m, "LocalResponseNorm")
+        .def(nb::init<const Dims&, const std::string&, std::int64_t, double, double, double, int>(), "x"_a, "type"_a,
+             "size"_a, "alpha"_a, "beta"_a, "bias"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

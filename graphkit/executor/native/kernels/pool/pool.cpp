@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "runtime/bindings.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -316,6 +317,25 @@ void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::
             });
         }
     });
+}
+
+GRAPHKIT_BINDINGS(pool) {
+    nb::class_<PoolWindow>(m, "PoolWindow")
+        .def(nb::init<Dims, Dims, Dims, Dims, Dims>(), "kernel"_a, "strides"_a, "dilations"_a, "pads_begin"_a,
+             "pads_end"_a);
+    nb::class_<MaxPool, Kernel>(m, "MaxPool")
+        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "x"_a, "y"_a, "window"_a, "column_major"_a = false,
+             "threads"_a = 0);
+    nb::class_<MaxPoolGrad, Kernel>(m, "MaxPoolGrad").def(nb::init<Dims, Dims, int>(), "dy"_a, "dx"_a, "threads"_a = 0);
+    nb::class_<AveragePool, Kernel>(m, "AveragePool")
+        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "x"_a, "y"_a, "window"_a, "include_pad"_a = false,
+             "threads"_a = 0);
+    nb::class_<LpPool, Kernel>(m, "LpPool")
+        .def(nb::init<Dims, Dims, const PoolWindow&, std::int64_t, int>(), "x"_a, "y"_a, "window"_a, "p"_a = 2,
+             "threads"_a = 0);
+    nb::class_<AveragePoolGrad, Kernel>(m, "AveragePoolGrad")
+        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
+             "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -1,15 +1,37 @@
-#include "kernels/reduce/reduce.h"
-
+// Reductions over any axes.
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "primitives/reduction.h"
 #include "primitives/row_table.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
+namespace {
+
+// Reduce<op>: Sum, Mean, Max, Min, Prod, L1, L2, SumSquare, LogSum, LogSumExp. `y` is the shape of the result, with or
+// without the reduced axes. Half floats are accumulated in float, integers in 64 bits.
+class Reduce : public Kernel {
+  public:
+    Reduce(const std::string& op, const Dims& x, const Dims& axes, const Dims& y, const std::string& type, int threads);
+    ~Reduce() override;
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+    struct Implementation;
+
+  private:
+    std::unique_ptr<Implementation> implementation_;
+    bool all_true_ = false;  // the least of no bool
+};
+
+}  // namespace
 
 struct Reduce::Implementation {
     virtual ~Implementation() = default;
@@ -229,6 +251,12 @@ void Reduce::run(const void* const* inputs, void* const* outputs, std::byte* scr
         return;
     }
     implementation_->run(inputs[0], outputs[0], scratch, threads());
+}
+
+GRAPHKIT_BINDINGS(reduce) {
+    nb::class_<Reduce, Kernel>(m, "Reduce")
+        .def(nb::init<const std::string&, const Dims&, const Dims&, const Dims&, const std::string&, int>(), "op"_a,
+             "x"_a, "axes"_a, "y"_a, "type"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

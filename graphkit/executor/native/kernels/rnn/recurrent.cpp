@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/bindings.h"
 #include "runtime/isa.h"
 #include "runtime/lockstep.h"
 #include "runtime/threads.h"
@@ -430,6 +431,25 @@ void Recurrent::walk(const Run& run, int thread, int threads) const {
 void Recurrent::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const Run memory{inputs, outputs, scratch, Lockstep(scratch + lockstep_at_, sharing_.chunks)};
     together(sharing_.parts, [&](int thread, int threads) { walk(memory, thread, threads); });
+}
+
+GRAPHKIT_BINDINGS(recurrent) {
+    nb::class_<Recurrent, Kernel>(m, "Recurrent")
+        .def(
+            "__init__",
+            [](Recurrent* self, const std::string& kind, const Dims& x, std::int64_t hidden, std::string direction,
+               GateFunctions activations, std::optional<float> clip, bool linear_before_reset, bool input_forget,
+               bool batch_first, bool pack_w, bool pack_r, bool saves, int threads) {
+                RecurrentOptions options = options_of(std::move(direction), std::move(activations), clip,
+                                                      linear_before_reset, input_forget, batch_first);
+                options.pack_w = pack_w;
+                options.pack_r = pack_r;
+                options.saves = saves;
+                new (self) Recurrent(kind, x, hidden, options, threads);
+            },
+            "kind"_a, "x"_a, "hidden"_a, nb::kw_only(), "direction"_a = "forward", "activations"_a = GateFunctions{},
+            "clip"_a.none() = nb::none(), "linear_before_reset"_a = false, "input_forget"_a = false,
+            "batch_first"_a = false, "pack_w"_a = false, "pack_r"_a = false, "saves"_a = false, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -75,4 +75,16 @@ RecurrentLayer read_layer(const std::string& kind, const RecurrentOptions& optio
     return layer;
 }
 
+RecurrentOptions options_of(std::string direction, GateFunctions activations, std::optional<float> clip,
+                            bool linear_before_reset, bool input_forget, bool batch_first) {
+    RecurrentOptions options;
+    options.direction = std::move(direction);
+    options.activations = std::move(activations);
+    options.clip = clip.value_or(options.clip);
+    options.linear_before_reset = linear_before_reset;
+    options.input_forget = input_forget;
+    options.batch_first = batch_first;
+    return options;
+}
+
 }  // namespace graphkit

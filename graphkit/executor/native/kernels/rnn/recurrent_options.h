@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -36,5 +37,11 @@ struct RecurrentLayer {
 
 // kind: "RNN", "GRU", "LSTM". Throws NativeError for names, or numbers of them, that are none.
 RecurrentLayer read_layer(const std::string& kind, const RecurrentOptions& options);
+
+using GateFunctions = std::vector<std::tuple<std::string, float, float>>;
+
+// The options that forward and gradient have in common; no `clip` clips nothing.
+RecurrentOptions options_of(std::string direction, GateFunctions activations, std::optional<float> clip,
+                            bool linear_before_reset, bool input_forget, bool batch_first);
 
 }  // namespace graphkit

@@ -1,14 +1,68 @@
-#include "kernels/roi/roi.h"
-
+// Regions of images: RoiAlign and NonMaxSuppression.
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <span>
 
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
 namespace {
+
+struct RoiOptions {
+    std::int64_t height = 1;
+    std::int64_t width = 1;
+    std::int64_t samples = 0;  // along each axis of a bin; 0: as many as it holds elements, rounded up
+    float scale = 1;
+    bool half_pixel = true;
+    bool maximum = false;
+};
+
+// x: [N, C, H, W], rois: [R, 4], images: int64 [R] -> y: [R, C, height, width], float32.
+//
+// A mean of bilinear samples is a weighted sum of elements whose weights are products of one for the row and one for
+// the column: those of all samples of a bin are added up first, so that the cost does not depend on their number.
+class RoiAlign final : public Kernel {
+  public:
+    RoiAlign(const Dims& x, std::int64_t rois, const RoiOptions& options, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    struct Bins;
+
+    std::int64_t axis_floats(std::int64_t bins, std::int64_t size) const { return bins * (size + 2); }
+    Bins weighted(float first, float last, std::int64_t bins, std::int64_t size, float* memory) const;
+    void mean(const float* plane, const Bins& rows, const Bins& columns, float* line, float* y) const;
+    void largest(const float* plane, const float* roi, float* y) const;
+
+    RoiOptions options_;
+    std::int64_t images_, channels_, height_, width_, rois_;
+};
+
+// boxes: [N, B, 4], scores: [N, C, B], float32 -> up to `capacity()` rows (image, class, box) of int64 and their number.
+// Boxes of equal scores are taken in their order; a box above the threshold of overlap with a better one is left out.
+class NonMaxSuppression final : public Kernel {
+  public:
+    NonMaxSuppression(std::int64_t images, std::int64_t classes, std::int64_t boxes, std::int64_t most, float overlap,
+                      std::optional<float> least, bool centred, int threads);
+
+    std::int64_t capacity() const { return images_ * classes_ * most_; }
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    std::int64_t select(const float* corners, const float* scores, std::int32_t* order, std::int64_t* chosen) const;
+
+    std::int64_t images_, classes_, boxes_, most_;
+    float overlap_;
+    std::optional<float> least_;
+    bool centred_;
+};
 
 // Samples along one axis of a bin; larger regions are refused.
 constexpr float kMostSamples = 1 << 20;
@@ -327,6 +381,24 @@ void NonMaxSuppression::run(const void* const* inputs, void* const* outputs, std
         }
     }
     *static_cast<std::int64_t*>(outputs[1]) = rows;
+}
+
+GRAPHKIT_BINDINGS(roi) {
+    nb::class_<RoiAlign, Kernel>(m, "RoiAlign")
+        .def(
+            "__init__",
+            [](RoiAlign* self, const Dims& x, std::int64_t rois, std::int64_t height, std::int64_t width,
+               std::int64_t samples, double scale, bool half_pixel, bool maximum, int threads) {
+                const RoiOptions options{height, width, samples, static_cast<float>(scale), half_pixel, maximum};
+                new (self) RoiAlign(x, rois, options, threads);
+            },
+            "x"_a, "rois"_a, nb::kw_only(), "height"_a, "width"_a, "samples"_a, "scale"_a, "half_pixel"_a,
+            "maximum"_a, "threads"_a = 0);
+    nb::class_<NonMaxSuppression, Kernel>(m, "NonMaxSuppression")
+        .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, float, std::optional<float>, bool, int>(),
+             "images"_a, "classes"_a, "boxes"_a, nb::kw_only(), "most"_a, "overlap"_a, "least"_a.none(), "centred"_a,
+             "threads"_a = 0)
+        .def_prop_ro("capacity", &NonMaxSuppression::capacity, "The most rows that can be selected.");
 }
 
 }  // namespace graphkit

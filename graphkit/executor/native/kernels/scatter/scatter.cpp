@@ -1,11 +1,64 @@
-#include "kernels/scatter/scatter.h"
-
+// Updates written to, or combined with, elements that indices address. Each element meets its updates in their order,
+// for any number of threads; half floats are combined in float and rounded once. Indices outside their axis throw
+// NativeError from run, before anything is written.
 #include <type_traits>
 
+#include "primitives/indices.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 #include "simd/half_convert.h"
 
 namespace graphkit {
 namespace {
+
+enum class Reduction : std::uint8_t { none, add, mul, min, max };
+
+// y = x with updates[i, j, ...] at position indices[i, j, ...] of `axis`. Any element type; y may be x's memory.
+class ScatterElements final : public Kernel {
+  public:
+    ScatterElements(Dims x, Dims indices, std::int64_t axis, Reduction reduction, ElementType type,
+                    ElementType index_type, int threads);
+
+    std::size_t scratch_bytes() const override;
+    std::vector<std::pair<int, int>> inplace() const override { return {{0, 0}}; }
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    template <typename Element, typename Update, typename Index, typename Combine>
+    void apply(Element* y, const Update* updates, const Index* indices, Combine&& combine) const;
+
+    std::size_t axis_;
+    Reduction reduction_;
+    Dims strides_;  // of x
+};
+
+// x: [*a, *b] with slices at index tuples; indices: int64 [*c, len(a)]; updates: [*c, *b]. y may be x's memory.
+class ScatterND final : public Kernel {
+  public:
+    ScatterND(Dims x, Dims indices, Reduction reduction, ElementType type, int threads);
+
+    std::size_t scratch_bytes() const override;
+    std::vector<std::pair<int, int>> inplace() const override { return {{0, 0}}; }
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    IndexTuples tuples_;
+    Reduction reduction_;
+};
+
+// dx: zeros of x's shape with each slice of dy added at its index; float types. Operands: dy, x (not read), indices.
+class GatherGrad final : public Kernel {
+  public:
+    GatherGrad(Dims x, ElementType x_type, Dims indices, std::int64_t axis, ElementType type, ElementType index_type,
+               int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    AroundAxis around_;
+    std::size_t axis_;
+};
 
 template <typename T>
 constexpr bool kIsHalf = std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
@@ -172,8 +225,7 @@ void combine_slices(int threads, E* y, std::int64_t slices, const U* updates, st
                  });
 }
 
-}  // namespace
-
+// By ONNX's name. Throws NativeError for any other.
 Reduction reduction_named(const std::string& name) {
     constexpr const char* kNames[] = {"none", "add", "mul", "min", "max"};
     for (std::size_t i = 0; i < std::size(kNames); ++i) {
@@ -183,6 +235,8 @@ Reduction reduction_named(const std::string& name) {
     }
     throw NativeError("no reduction '" + name + "'");
 }
+
+}  // namespace
 
 ScatterElements::ScatterElements(Dims x, Dims indices, std::int64_t axis, Reduction reduction, ElementType type,
                                  ElementType index_type, int threads)
@@ -344,6 +398,32 @@ void GatherGrad::run(const void* const* inputs, void* const* outputs, std::byte*
             }
         });
     });
+}
+
+GRAPHKIT_BINDINGS(scatter) {
+    nb::class_<ScatterElements, Kernel>(m, "ScatterElements")
+        .def("__init__",
+             [](ScatterElements* self, Dims x, Dims indices, std::int64_t axis, Text reduction, Text dtype,
+                Text index_dtype, int threads) {
+                 new (self) ScatterElements(std::move(x), std::move(indices), axis, reduction_named(reduction),
+                                            element_type(dtype), element_type(index_dtype), threads);
+             },
+             "x"_a, "indices"_a, "axis"_a, "reduction"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+    nb::class_<ScatterND, Kernel>(m, "ScatterND")
+        .def("__init__",
+             [](ScatterND* self, Dims x, Dims indices, Text reduction, Text dtype, int threads) {
+                 new (self) ScatterND(std::move(x), std::move(indices), reduction_named(reduction),
+                                      element_type(dtype), threads);
+             },
+             "x"_a, "indices"_a, "reduction"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<GatherGrad, Kernel>(m, "GatherGrad")
+        .def("__init__",
+             [](GatherGrad* self, Dims x, Text x_dtype, Dims indices, std::int64_t axis, Text dtype, Text index_dtype,
+                int threads) {
+                 new (self) GatherGrad(std::move(x), element_type(x_dtype), std::move(indices), axis,
+                                       element_type(dtype), element_type(index_dtype), threads);
+             },
+             "x"_a, "x_dtype"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -2,6 +2,7 @@
 
 #include "primitives/float_type.h"
 #include "primitives/reduction_table.h"
+#include "runtime/bindings.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -94,6 +95,12 @@ void Softmax::run(const void* const* inputs, void* const* outputs, std::byte* sc
         auto* y = static_cast<T*>(outputs[0]);
         inner_ == 1 ? run_rows(x, y, scratch) : run_columns(x, y, scratch);
     });
+}
+
+GRAPHKIT_BINDINGS(softmax) {
+    nb::class_<Softmax, Kernel>(m, "Softmax")
+        .def(nb::init<const Dims&, std::int64_t, const std::string&, bool, int>(), "shape"_a, "axis"_a, "type"_a,
+             "log"_a = false, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -1,14 +1,67 @@
-#include "kernels/sorting/sorting.h"
-
+// Positions of extreme elements along an axis, and the k largest or smallest elements.
 #include <algorithm>
 #include <limits>
 
-#include "primitives/float_type.h"
 #include "kernels/sorting/sorting_table.h"
+#include "primitives/float_type.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
 namespace {
+
+// An array as [outer, size, inner] around one axis.
+struct AxisGeometry {
+    std::int64_t outer = 1;
+    std::int64_t size = 1;
+    std::int64_t inner = 1;
+
+    AxisGeometry() = default;
+    // Throws NativeError, naming the kernel, for an axis that x does not have.
+    AxisGeometry(const Kernel& kernel, const Dims& x, std::int64_t axis);
+};
+
+// ArgMax or ArgMin: the int64 position of the extreme element, the first of equal ones or the last; NaN wins. `y` is
+// the shape of the result, with or without the axis.
+class ArgExtreme : public Kernel {
+  public:
+    ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const std::string& type, bool largest, bool last,
+               int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    template <typename T>
+    void run_as(const T* x, std::int64_t* y) const;
+    template <typename T>
+    void run_halves(const T* x, std::int64_t* y, std::int16_t* ranks) const;
+
+    ElementType type_;
+    AxisGeometry geometry_;
+    bool largest_, last_;
+};
+
+// The k first elements along an axis in descending (`largest`) or ascending order, and their positions; equal elements
+// in the order of positions; NaN is above all numbers.
+class TopK : public Kernel {
+  public:
+    TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& type, bool largest, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    template <typename T>
+    void run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
+    std::int64_t capacity() const;
+
+    ElementType type_;
+    AxisGeometry geometry_;
+    std::int64_t k_;
+    bool largest_;
+};
 
 constexpr double kElementNanoseconds = 0.2;
 
@@ -262,6 +315,15 @@ void TopK::run(const void* const* inputs, void* const* outputs, std::byte* scrat
         return;
     }
     with_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
+}
+
+GRAPHKIT_BINDINGS(sorting) {
+    nb::class_<ArgExtreme, Kernel>(m, "ArgExtreme")
+        .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::string&, bool, bool, int>(), "x"_a, "axis"_a,
+             "y"_a, "type"_a, "largest"_a = true, "last"_a = false, "threads"_a = 0);
+    nb::class_<TopK, Kernel>(m, "TopK")
+        .def(nb::init<const Dims&, std::int64_t, std::int64_t, const std::string&, bool, int>(), "x"_a, "axis"_a, "k"_a,
+             "type"_a, "largest"_a = true, "threads"_a = 0);
 }
 
 }  // namespace graphkit
