@@ -31,7 +31,7 @@ bool is_identity(const Dims& map, std::int64_t size) {
 
 }  // namespace
 
-MappedCopy::MappedCopy(const Dims& x, const Maps& maps, std::size_t element, Dims& y)
+AxisGather::AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dims& y)
     : element_(element) {
     if (maps.size() != x.size()) {
         throw NativeError("a map is needed for each of " + std::to_string(x.size()) + " axes");
@@ -103,7 +103,7 @@ MappedCopy::MappedCopy(const Dims& x, const Maps& maps, std::size_t element, Dim
 }
 
 // The offset in x of a row of y, or -1 when it is filled.
-std::int64_t MappedCopy::source_of(std::int64_t row) const {
+std::int64_t AxisGather::source_of(std::int64_t row) const {
     std::int64_t offset = 0;
     for (std::size_t i = outer_.size(); i-- > 0;) {
         const Axis& axis = outer_[i];
@@ -119,7 +119,7 @@ std::int64_t MappedCopy::source_of(std::int64_t row) const {
 }
 
 template <typename T>
-void MappedCopy::copy_row(const std::byte* x, std::byte* y, T fill) const {
+void AxisGather::copy_row(const std::byte* x, std::byte* y, T fill) const {
     if (picks_.empty()) {
         for (const Run& run : runs_) {
             if (run.source < 0) {
@@ -139,7 +139,7 @@ void MappedCopy::copy_row(const std::byte* x, std::byte* y, T fill) const {
     }
 }
 
-void MappedCopy::run(int threads, const std::byte* x, std::byte* y, const std::byte* fill) const {
+void AxisGather::run(int threads, const std::byte* x, std::byte* y, const std::byte* fill) const {
     const double cost = static_cast<double>(row_bytes_) / kBytesPerNanosecond +
                         2 * static_cast<double>(runs_.size()) + 0.5 * static_cast<double>(picks_.size()) + 5;
     with_element(element_, [&](auto element) {

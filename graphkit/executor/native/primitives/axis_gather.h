@@ -11,11 +11,11 @@ namespace graphkit {
 using Maps = std::vector<std::optional<Dims>>;
 
 // y[i, j, ...] = x[maps[0][i], maps[1][j], ...]; a position of -1 stands for the fill value.
-class MappedCopy {
+class AxisGather {
   public:
-    MappedCopy() = default;
+    AxisGather() = default;
     // Throws NativeError for a position outside its axis. `y` receives the shape of the result.
-    MappedCopy(const Dims& x, const Maps& maps, std::size_t element, Dims& y);
+    AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dims& y);
 
     // `fill` points at one element.
     void run(int threads, const std::byte* x, std::byte* y, const std::byte* fill) const;

@@ -15,20 +15,20 @@ constexpr std::int64_t kPieceElements = 32768;
 constexpr std::int64_t kManyItems = 32;
 constexpr std::int64_t kMostShares = 64;
 
-// The fold of no elements.
+// The reduction of no elements.
 template <typename T>
-Accumulator<T> empty_fold(Fold fold) {
+Accumulator<T> empty_reduction(Reduction reduction) {
     using Acc = Accumulator<T>;
-    switch (fold) {
-        case Fold::product:
+    switch (reduction) {
+        case Reduction::product:
             return 1;
-        case Fold::largest:
+        case Reduction::largest:
             if constexpr (std::is_integral_v<T>) {
                 return std::numeric_limits<T>::min();
             } else {
                 return -std::numeric_limits<Acc>::infinity();
             }
-        case Fold::smallest:
+        case Reduction::smallest:
             if constexpr (std::is_integral_v<T>) {
                 return std::numeric_limits<T>::max();
             } else {
@@ -39,21 +39,21 @@ Accumulator<T> empty_fold(Fold fold) {
     }
 }
 
-// into[c] = the fold of into[c] and from[c].
+// into[c] = the reduction of into[c] and from[c].
 template <typename Acc>
-void merge(Fold fold, Acc* into, const Acc* from, std::int64_t width) {
+void merge(Reduction reduction, Acc* into, const Acc* from, std::int64_t width) {
     const auto each = [&](auto&& combined) {
         for (std::int64_t c = 0; c < width; ++c) {
             into[c] = combined(into[c], from[c]);
         }
     };
     using Sum = std::conditional_t<std::is_integral_v<Acc>, std::uint64_t, Acc>;  // integers wrap around
-    switch (fold) {
-        case Fold::product:
+    switch (reduction) {
+        case Reduction::product:
             return each([](Acc a, Acc b) { return static_cast<Acc>(static_cast<Sum>(a) * static_cast<Sum>(b)); });
-        case Fold::largest:
+        case Reduction::largest:
             return each([](Acc a, Acc b) { return b > a || b != b ? b : a; });
-        case Fold::smallest:
+        case Reduction::smallest:
             return each([](Acc a, Acc b) { return b < a || b != b ? b : a; });
         default:
             return each([](Acc a, Acc b) { return static_cast<Acc>(static_cast<Sum>(a) + static_cast<Sum>(b)); });
@@ -62,7 +62,7 @@ void merge(Fold fold, Acc* into, const Acc* from, std::int64_t width) {
 
 }  // namespace
 
-ReduceGeometry::ReduceGeometry(const Dims& shape, const std::vector<bool>& reduced) {
+ReductionGeometry::ReductionGeometry(const Dims& shape, const std::vector<bool>& reduced) {
     const Dims strides = row_major(shape);
     struct Axis : Run {
         bool reduced;
@@ -80,7 +80,7 @@ ReduceGeometry::ReduceGeometry(const Dims& shape, const std::vector<bool>& reduc
         }
     }
     for (const Axis& axis : axes) {
-        (axis.reduced ? folded : outputs) *= axis.size;
+        (axis.reduced ? reduced_count : outputs) *= axis.size;
     }
     if (!axes.empty()) {
         along_row = axes.back().reduced;
@@ -98,7 +98,7 @@ ReduceGeometry::ReduceGeometry(const Dims& shape, const std::vector<bool>& reduc
     }
 }
 
-std::int64_t ReduceGeometry::offset(const std::vector<Run>& runs, std::int64_t index) {
+std::int64_t ReductionGeometry::offset(const std::vector<Run>& runs, std::int64_t index) {
     std::int64_t at = 0;
     for (std::size_t i = runs.size(); i-- > 0;) {
         at += index % runs[i].size * runs[i].stride;
@@ -108,64 +108,64 @@ std::int64_t ReduceGeometry::offset(const std::vector<Run>& runs, std::int64_t i
 }
 
 template <typename T>
-Folding<T>::Folding(const ReduceGeometry& geometry, Fold fold)
-    : geometry_(geometry), fold_(fold), functions_(fold_table().fold<T>(fold)) {
-    const ReduceGeometry& g = geometry_;
-    if (g.outputs == 0 || g.folded == 0) {
+Reducer<T>::Reducer(const ReductionGeometry& geometry, Reduction reduction)
+    : geometry_(geometry), reduction_(reduction), functions_(reduction_table().reduction<T>(reduction)) {
+    const ReductionGeometry& g = geometry_;
+    if (g.outputs == 0 || g.reduced_count == 0) {
         return;
     }
-    const std::int64_t columns = g.along_row ? 1 : std::min(g.width, kFoldTile);
+    const std::int64_t columns = g.along_row ? 1 : std::min(g.width, kReductionTile);
     const std::int64_t length = g.along_row ? g.width : g.rows;
-    tiles_ = g.along_row ? 1 : (g.width + kFoldTile - 1) / kFoldTile;
+    tiles_ = g.along_row ? 1 : (g.width + kReductionTile - 1) / kReductionTile;
     part_size_ = std::min(length, std::max<std::int64_t>(1, kPieceElements / columns));
     parts_ = (length + part_size_ - 1) / part_size_;
     pieces_ = g.slab_count * parts_;
     const std::int64_t items = g.kept_count * tiles_;
-    if (items < kManyItems && g.folded * columns >= 2 * kPieceElements) {
-        const std::int64_t worth = g.folded * columns / kPieceElements;
+    if (items < kManyItems && g.reduced_count * columns >= 2 * kPieceElements) {
+        const std::int64_t worth = g.reduced_count * columns / kPieceElements;
         shares_ = std::min({pieces_, kMostShares, worth});
     }
 }
 
 template <typename T>
-std::int64_t Folding<T>::partial_count() const {
+std::int64_t Reducer<T>::partial_count() const {
     if (shares_ == 1) {
         return 0;
     }
-    return geometry_.kept_count * tiles_ * shares_ * (geometry_.along_row ? 1 : std::min(geometry_.width, kFoldTile));
+    return geometry_.kept_count * tiles_ * shares_ * (geometry_.along_row ? 1 : std::min(geometry_.width, kReductionTile));
 }
 
 // Pieces [first, last) of the output tile at x, as a balanced tree.
 template <typename T>
-void Folding<T>::fold_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
+void Reducer<T>::reduce_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
                              std::int64_t tile, std::int64_t width) const {
     if (last - first > 1) {
         const std::int64_t middle = first + (last - first) / 2;
-        fold_pieces(x, shift, out, first, middle, tile, width);
-        Acc other[kFoldTile];
-        fold_pieces(x, shift, other, middle, last, tile, width);
-        merge(fold_, out, other, width);
+        reduce_pieces(x, shift, out, first, middle, tile, width);
+        Acc other[kReductionTile];
+        reduce_pieces(x, shift, other, middle, last, tile, width);
+        merge(reduction_, out, other, width);
         return;
     }
-    const ReduceGeometry& g = geometry_;
-    const T* slab = x + ReduceGeometry::offset(g.slabs, first / parts_);
+    const ReductionGeometry& g = geometry_;
+    const T* slab = x + ReductionGeometry::offset(g.slabs, first / parts_);
     const std::int64_t begin = first % parts_ * part_size_;
     if (g.along_row) {
         functions_.rows(slab + begin, 1, 0, std::min(part_size_, g.width - begin), shift, out);
     } else {
-        functions_.columns(slab + begin * g.row_stride + tile * kFoldTile, std::min(part_size_, g.rows - begin),
+        functions_.columns(slab + begin * g.row_stride + tile * kReductionTile, std::min(part_size_, g.rows - begin),
                            g.row_stride, width, shift, out);
     }
 }
 
 template <typename T>
-void Folding<T>::run(const T* x, const Acc* shift, Acc* out, Acc* partial, int threads) const {
-    const ReduceGeometry& g = geometry_;
-    if (g.outputs == 0 || g.folded == 0) {
-        std::fill_n(out, g.outputs, empty_fold<T>(fold_));
+void Reducer<T>::run(const T* x, const Acc* shift, Acc* out, Acc* partial, int threads) const {
+    const ReductionGeometry& g = geometry_;
+    if (g.outputs == 0 || g.reduced_count == 0) {
+        std::fill_n(out, g.outputs, empty_reduction<T>(reduction_));
         return;
     }
-    const double cost = kElementNanoseconds * (fold_ == Fold::sum_exp ? 3 : 1) * static_cast<double>(sizeof(T)) / 4;
+    const double cost = kElementNanoseconds * (reduction_ == Reduction::sum_exp ? 3 : 1) * static_cast<double>(sizeof(T)) / 4;
     if (g.along_row && pieces_ == 1 && g.kept.size() <= 1) {
         const std::int64_t stride = g.kept.empty() ? 0 : g.kept[0].stride;
         const double row_cost = 4 + static_cast<double>(g.width) * cost;
@@ -178,23 +178,23 @@ void Folding<T>::run(const T* x, const Acc* shift, Acc* out, Acc* partial, int t
             16);
         return;
     }
-    const std::int64_t tile_width = g.along_row ? 1 : std::min(g.width, kFoldTile);
+    const std::int64_t tile_width = g.along_row ? 1 : std::min(g.width, kReductionTile);
     const std::int64_t columns = g.along_row ? 1 : g.width;
     const std::int64_t items = g.kept_count * tiles_;
-    const double item_cost = 10 + static_cast<double>(g.folded * tile_width) * cost;
-    const auto fold_item = [&](std::int64_t item, std::int64_t first, std::int64_t last, Acc* into) {
+    const double item_cost = 10 + static_cast<double>(g.reduced_count * tile_width) * cost;
+    const auto reduce_item = [&](std::int64_t item, std::int64_t first, std::int64_t last, Acc* into) {
         const std::int64_t tile = item % tiles_;
-        const std::int64_t at = item / tiles_ * columns + tile * kFoldTile;
-        const std::int64_t width = std::min(tile_width, columns - tile * kFoldTile);
-        const T* from = x + ReduceGeometry::offset(g.kept, item / tiles_);
-        fold_pieces(from, shift == nullptr ? nullptr : shift + at, into == nullptr ? out + at : into, first, last, tile,
+        const std::int64_t at = item / tiles_ * columns + tile * kReductionTile;
+        const std::int64_t width = std::min(tile_width, columns - tile * kReductionTile);
+        const T* from = x + ReductionGeometry::offset(g.kept, item / tiles_);
+        reduce_pieces(from, shift == nullptr ? nullptr : shift + at, into == nullptr ? out + at : into, first, last, tile,
                     width);
         return std::pair{at, width};
     };
     if (shares_ == 1) {
         parallel_for(threads, items, item_cost, [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t item = begin; item < end; ++item) {
-                fold_item(item, 0, pieces_, nullptr);
+                reduce_item(item, 0, pieces_, nullptr);
             }
         });
         return;
@@ -203,33 +203,33 @@ void Folding<T>::run(const T* x, const Acc* shift, Acc* out, Acc* partial, int t
     parallel_for(threads, items * shares_, share_cost, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t task = begin; task < end; ++task) {
             const std::int64_t share = task % shares_;
-            fold_item(task / shares_, pieces_ * share / shares_, pieces_ * (share + 1) / shares_,
+            reduce_item(task / shares_, pieces_ * share / shares_, pieces_ * (share + 1) / shares_,
                       partial + task * tile_width);
         }
     });
     for (std::int64_t item = 0; item < items; ++item) {
         const std::int64_t tile = item % tiles_;
-        const std::int64_t at = item / tiles_ * columns + tile * kFoldTile;
-        const std::int64_t width = std::min(tile_width, columns - tile * kFoldTile);
+        const std::int64_t at = item / tiles_ * columns + tile * kReductionTile;
+        const std::int64_t width = std::min(tile_width, columns - tile * kReductionTile);
         Acc* parts = partial + item * shares_ * tile_width;
         for (std::int64_t step = 1; step < shares_; step *= 2) {
             for (std::int64_t share = 0; share + step < shares_; share += 2 * step) {
-                merge(fold_, parts + share * tile_width, parts + (share + step) * tile_width, width);
+                merge(reduction_, parts + share * tile_width, parts + (share + step) * tile_width, width);
             }
         }
         std::copy_n(parts, width, out + at);
     }
 }
 
-template class Folding<float>;
-template class Folding<double>;
-template class Folding<Float16>;
-template class Folding<BFloat16>;
-template class Folding<std::int8_t>;
-template class Folding<std::uint8_t>;
-template class Folding<std::int32_t>;
-template class Folding<std::uint32_t>;
-template class Folding<std::int64_t>;
-template class Folding<std::uint64_t>;
+template class Reducer<float>;
+template class Reducer<double>;
+template class Reducer<Float16>;
+template class Reducer<BFloat16>;
+template class Reducer<std::int8_t>;
+template class Reducer<std::uint8_t>;
+template class Reducer<std::int32_t>;
+template class Reducer<std::uint32_t>;
+template class Reducer<std::int64_t>;
+template class Reducer<std::uint64_t>;
 
 }  // namespace graphkit

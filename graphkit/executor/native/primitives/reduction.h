@@ -1,4 +1,4 @@
-// Folds over any axes of an array, shared among threads.
+// Reductions over any axes of an array, shared among threads.
 #pragma once
 
 #include "primitives/reduction_table.h"
@@ -8,8 +8,8 @@ namespace graphkit {
 
 // Where the elements lie that are reduced to one. Neighbouring axes of one kind are merged; of the axes that are left,
 // the innermost are a matrix of `rows` x `width`. When the last axis is reduced it is a row, rows = 1 and `along_row`;
-// else the columns stay and rows are folded. The other axes are counted by `kept` and `slabs`.
-struct ReduceGeometry {
+// else the columns stay and rows are reduced. The other axes are counted by `kept` and `slabs`.
+struct ReductionGeometry {
     struct Run {
         std::int64_t size;
         std::int64_t stride;
@@ -25,21 +25,21 @@ struct ReduceGeometry {
     std::int64_t kept_count = 1;
     std::int64_t slab_count = 1;
     std::int64_t outputs = 1;
-    std::int64_t folded = 1;  // elements behind each output
+    std::int64_t reduced_count = 1;  // elements behind each output
 
-    ReduceGeometry() = default;
-    ReduceGeometry(const Dims& shape, const std::vector<bool>& reduced);
+    ReductionGeometry() = default;
+    ReductionGeometry(const Dims& shape, const std::vector<bool>& reduced);
 
     static std::int64_t offset(const std::vector<Run>& runs, std::int64_t index);
 };
 
-// One fold over all of x. Partial results, where the outputs are too few to share, depend on the shapes only, not on
+// One reduction over all of x. Partial results, where the outputs are too few to share, depend on the shapes only, not on
 // the number of threads.
 template <typename T>
-class Folding {
+class Reducer {
   public:
     using Acc = Accumulator<T>;
-    Folding(const ReduceGeometry& geometry, Fold fold);
+    Reducer(const ReductionGeometry& geometry, Reduction reduction);
 
     // Accumulators of partial results.
     std::int64_t partial_count() const;
@@ -47,17 +47,17 @@ class Folding {
     void run(const T* x, const Acc* shift, Acc* out, Acc* partial, int threads) const;
 
   private:
-    void fold_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
+    void reduce_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
                      std::int64_t tile, std::int64_t width) const;
 
-    ReduceGeometry geometry_;
-    Fold fold_;
-    FoldFunctions<T> functions_;
-    std::int64_t tiles_ = 1;         // of kFoldTile columns, for each kept index
+    ReductionGeometry geometry_;
+    Reduction reduction_;
+    ReductionFunctions<T> functions_;
+    std::int64_t tiles_ = 1;         // of kReductionTile columns, for each kept index
     std::int64_t parts_ = 1;         // pieces of each slab
     std::int64_t part_size_ = 1;     // rows, or elements of a row, in a piece
     std::int64_t pieces_ = 1;        // behind each output tile
-    std::int64_t shares_ = 1;        // groups of pieces that are folded apart
+    std::int64_t shares_ = 1;        // groups of pieces that are reduced apart
 };
 
 }  // namespace graphkit

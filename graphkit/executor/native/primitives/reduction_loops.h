@@ -1,4 +1,4 @@
-// Folds of rows and of columns. For *.isa.cpp only.
+// Reductions of rows and of columns. For *.isa.cpp only.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ struct Limit<double> {
 
 // kStart changes no result; an element kFill is mapped to it.
 template <typename T>
-struct SumFold : Add {
+struct SumReduction : Add {
     static constexpr T kStart = 0, kFill = 0;
     template <typename V>
     static V map(V x, V) {
@@ -45,7 +45,7 @@ struct SumFold : Add {
 };
 
 template <typename T>
-struct ProductFold : Multiply {
+struct ProductReduction : Multiply {
     static constexpr T kStart = 1, kFill = 1;
     template <typename V>
     static V map(V x, V) {
@@ -54,7 +54,7 @@ struct ProductFold : Multiply {
 };
 
 template <typename T>
-struct LargestFold : Largest {
+struct LargestReduction : Largest {
     static constexpr T kStart = Limit<T>::kLowest, kFill = kStart;
     template <typename V>
     static V map(V x, V) {
@@ -63,7 +63,7 @@ struct LargestFold : Largest {
 };
 
 template <typename T>
-struct SmallestFold : Smallest {
+struct SmallestReduction : Smallest {
     static constexpr T kStart = Limit<T>::kHighest, kFill = kStart;
     template <typename V>
     static V map(V x, V) {
@@ -72,7 +72,7 @@ struct SmallestFold : Smallest {
 };
 
 template <typename T>
-struct AbsoluteFold : Add {
+struct AbsoluteReduction : Add {
     static constexpr T kStart = 0, kFill = 0;
     template <typename V>
     static V map(V x, V) {
@@ -81,7 +81,7 @@ struct AbsoluteFold : Add {
 };
 
 template <typename T>
-struct SquareFold : Add {
+struct SquareReduction : Add {
     static constexpr T kStart = 0, kFill = 0;
     template <typename V>
     static V map(V x, V) {
@@ -90,14 +90,14 @@ struct SquareFold : Add {
 };
 
 template <typename T>
-struct ExpFold : Add {
+struct ExpReduction : Add {
     static constexpr T kStart = 0, kFill = Limit<T>::kLowest;
     static Vector<T> map(Vector<T> x, Vector<T> shift) { return exp<T>(x - shift); }
 };
 
 // An element equal to the shift is mapped to 0.
 template <typename T>
-struct SquareAboutFold : Add {
+struct SquareAboutReduction : Add {
     static constexpr T kStart = 0, kFill = 0;
     static Vector<T> map(Vector<T> x, Vector<T> shift) { return (x - shift) * (x - shift); }
 };
@@ -105,11 +105,11 @@ struct SquareAboutFold : Add {
 // --- float and double -----------------------------------------------------------------------------
 
 template <typename Op, typename T>
-T fold_row(const T* x, std::int64_t size, T shift) {
+T reduce_row(const T* x, std::int64_t size, T shift) {
     if (size > kRowBlock) {
         const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
-        const T first = fold_row<Op, T>(x, half, shift);  // in the order of memory
-        return Op::combine(first, fold_row<Op, T>(x + half, size - half, shift));
+        const T first = reduce_row<Op, T>(x, half, shift);  // in the order of memory
+        return Op::combine(first, reduce_row<Op, T>(x + half, size - half, shift));
     }
     constexpr std::int64_t lanes = kLanes<T>;
     constexpr int ways = 8;
@@ -135,22 +135,22 @@ T fold_row(const T* x, std::int64_t size, T shift) {
         total = Op::combine(total, Op::map(load(x + at), about));
     }
     if (at < size) {
-        const T fill = std::is_same_v<Op, SquareAboutFold<T>> ? shift : T{Op::kFill};
+        const T fill = std::is_same_v<Op, SquareAboutReduction<T>> ? shift : T{Op::kFill};
         total = Op::combine(total, Op::map(load_part(x + at, size - at, fill), about));
     }
     return across<Op, T>(total);
 }
 
 template <typename Op, typename T>
-void fold_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const T* shift, T* out) {
+void reduce_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const T* shift, T* out) {
     for (std::int64_t i = 0; i < rows; ++i) {
-        out[i] = fold_row<Op, T>(x + i * stride, size, shift == nullptr ? T{0} : shift[i]);
+        out[i] = reduce_row<Op, T>(x + i * stride, size, shift == nullptr ? T{0} : shift[i]);
     }
 }
 
-// acc = the fold of `Rows` rows, and of acc itself unless `first`.
+// acc = the reduction of `Rows` rows, and of acc itself unless `first`.
 template <typename Op, int Rows, typename T>
-void fold_few_rows(const T* x, std::int64_t stride, std::int64_t width, const T* shift, T* acc, bool first) {
+void reduce_few_rows(const T* x, std::int64_t stride, std::int64_t width, const T* shift, T* acc, bool first) {
     constexpr std::int64_t lanes = kLanes<T>;
     const auto column = [&](auto&& read, Vector<T> about) {
         Vector<T> part[Rows];
@@ -181,9 +181,9 @@ void fold_few_rows(const T* x, std::int64_t stride, std::int64_t width, const T*
     }
 }
 
-// The fold of all rows for Count vectors of columns, of which the last has `rest` elements: totals stay in registers.
+// The reduction of all rows for Count vectors of columns, of which the last has `rest` elements: totals stay in registers.
 template <typename Op, int Count, typename T>
-void fold_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t rest, const T* shift, T* out) {
+void reduce_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t rest, const T* shift, T* out) {
     constexpr std::int64_t lanes = kLanes<T>;
     const auto read = [&](const T* from, int i, T fill) {
         return i + 1 < Count || rest == lanes ? load(from + i * lanes) : load_part(from + i * lanes, rest, fill);
@@ -231,46 +231,46 @@ void fold_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t
 }
 
 template <typename Op, int Count, typename T>
-void fold_strips(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
+void reduce_strips(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
     constexpr std::int64_t lanes = kLanes<T>;
     for (; width >= Count * lanes; width -= Count * lanes) {
-        fold_strip<Op, Count, T>(x, rows, stride, lanes, shift, out);
+        reduce_strip<Op, Count, T>(x, rows, stride, lanes, shift, out);
         x += Count * lanes;
         out += Count * lanes;
         shift += shift == nullptr ? 0 : Count * lanes;
     }
     if constexpr (Count > 1) {
-        fold_strips<Op, Count / 2, T>(x, rows, stride, width, shift, out);
+        reduce_strips<Op, Count / 2, T>(x, rows, stride, width, shift, out);
     } else if (width > 0) {
-        fold_strip<Op, 1, T>(x, rows, stride, width, shift, out);
+        reduce_strip<Op, 1, T>(x, rows, stride, width, shift, out);
     }
 }
 
 template <typename Op, typename T>
-void fold_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
+void reduce_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
     const std::int64_t block = width <= 4 * kLanes<T> ? 4 * kColumnBlock : kColumnBlock;
     if (rows > block) {
         const std::int64_t half = (rows / 2 + block - 1) / block * block;
-        T other[kFoldTile];
-        fold_columns<Op, T>(x, half, stride, width, shift, out);
-        fold_columns<Op, T>(x + half * stride, rows - half, stride, width, shift, other);
+        T other[kReductionTile];
+        reduce_columns<Op, T>(x, half, stride, width, shift, out);
+        reduce_columns<Op, T>(x + half * stride, rows - half, stride, width, shift, other);
         for (std::int64_t c = 0; c < width; ++c) {
             out[c] = Op::combine(out[c], other[c]);
         }
         return;
     }
     if (width <= kStripWidth) {
-        fold_strips<Op, kStripVectors, T>(x, rows, stride, width, shift, out);
+        reduce_strips<Op, kStripVectors, T>(x, rows, stride, width, shift, out);
         return;
     }
     // Totals that are not aligned would be slow to read again just after they were written.
-    alignas(kVectorBytes) T total[kFoldTile];
+    alignas(kVectorBytes) T total[kReductionTile];
     std::int64_t row = 0;
     for (; row + kRowsTogether <= rows; row += kRowsTogether) {
-        fold_few_rows<Op, kRowsTogether, T>(x + row * stride, stride, width, shift, total, row == 0);
+        reduce_few_rows<Op, kRowsTogether, T>(x + row * stride, stride, width, shift, total, row == 0);
     }
     for (; row < rows; ++row) {
-        fold_few_rows<Op, 1, T>(x + row * stride, stride, width, shift, total, row == 0);
+        reduce_few_rows<Op, 1, T>(x + row * stride, stride, width, shift, total, row == 0);
     }
     __builtin_memcpy(out, total, static_cast<std::size_t>(width) * sizeof(T));
 }
@@ -278,56 +278,56 @@ void fold_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64
 // --- half floats, through blocks of float ---------------------------------------------------------
 
 template <typename Op, typename Half>
-float fold_half_row(const Half* x, std::int64_t size, float shift) {
-    if (size > kFoldTile) {
-        const std::int64_t half = (size / 2 + kFoldTile - 1) / kFoldTile * kFoldTile;
-        const float first = fold_half_row<Op>(x, half, shift);
-        return Op::combine(first, fold_half_row<Op>(x + half, size - half, shift));
+float reduce_half_row(const Half* x, std::int64_t size, float shift) {
+    if (size > kReductionTile) {
+        const std::int64_t half = (size / 2 + kReductionTile - 1) / kReductionTile * kReductionTile;
+        const float first = reduce_half_row<Op>(x, half, shift);
+        return Op::combine(first, reduce_half_row<Op>(x + half, size - half, shift));
     }
-    float wide[kFoldTile];
+    float wide[kReductionTile];
     widen(x, wide, size);
-    return fold_row<Op, float>(wide, size, shift);
+    return reduce_row<Op, float>(wide, size, shift);
 }
 
 template <typename Op, typename Half>
-void fold_half_rows(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const float* shift,
+void reduce_half_rows(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const float* shift,
                     float* out) {
     for (std::int64_t i = 0; i < rows; ++i) {
-        out[i] = fold_half_row<Op>(x + i * stride, size, shift == nullptr ? 0.0F : shift[i]);
+        out[i] = reduce_half_row<Op>(x + i * stride, size, shift == nullptr ? 0.0F : shift[i]);
     }
 }
 
 template <typename Op, typename Half>
-void fold_half_columns(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const float* shift,
+void reduce_half_columns(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const float* shift,
                        float* out) {
-    alignas(kVectorBytes) float wide[kFoldTile];
+    alignas(kVectorBytes) float wide[kReductionTile];
     if (rows > kColumnBlock) {
         const std::int64_t half = (rows / 2 + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
-        fold_half_columns<Op>(x, half, stride, width, shift, out);
-        fold_half_columns<Op>(x + half * stride, rows - half, stride, width, shift, wide);
+        reduce_half_columns<Op>(x, half, stride, width, shift, out);
+        reduce_half_columns<Op>(x + half * stride, rows - half, stride, width, shift, wide);
         for (std::int64_t c = 0; c < width; ++c) {
             out[c] = Op::combine(out[c], wide[c]);
         }
         return;
     }
-    alignas(kVectorBytes) float total[kFoldTile];
+    alignas(kVectorBytes) float total[kReductionTile];
     for (std::int64_t row = 0; row < rows; ++row) {
         widen(x + row * stride, wide, width);
-        fold_few_rows<Op, 1, float>(wide, 0, width, shift, total, row == 0);
+        reduce_few_rows<Op, 1, float>(wide, 0, width, shift, total, row == 0);
     }
     __builtin_memcpy(out, total, static_cast<std::size_t>(width) * sizeof(float));
 }
 
-// --- integers: mapped in their own type, where they wrap around, and folded in 64 bits ------------
+// --- integers: mapped in their own type, where they wrap around, and reduced in 64 bits -----------
 
 template <typename T>
 using Unsigned = std::make_unsigned_t<T>;
 
 template <template <typename> typename Op, typename T>
 inline Accumulator<T> mapped_integer(T x) {
-    if constexpr (std::is_same_v<Op<T>, AbsoluteFold<T>>) {
+    if constexpr (std::is_same_v<Op<T>, AbsoluteReduction<T>>) {
         return static_cast<T>(x < 0 ? Unsigned<T>{0} - static_cast<Unsigned<T>>(x) : static_cast<Unsigned<T>>(x));
-    } else if constexpr (std::is_same_v<Op<T>, SquareFold<T>>) {
+    } else if constexpr (std::is_same_v<Op<T>, SquareReduction<T>>) {
         return static_cast<T>(static_cast<Unsigned<T>>(x) * std::uint64_t{static_cast<Unsigned<T>>(x)});
     } else {
         return x;
@@ -335,7 +335,7 @@ inline Accumulator<T> mapped_integer(T x) {
 }
 
 template <template <typename> typename Op, typename Acc>
-inline Acc folded_integer(Acc a, Acc b) {
+inline Acc reduced_integer(Acc a, Acc b) {
     if constexpr (std::is_base_of_v<Largest, Op<Acc>>) {
         return b > a ? b : a;
     } else if constexpr (std::is_base_of_v<Smallest, Op<Acc>>) {
@@ -347,21 +347,21 @@ inline Acc folded_integer(Acc a, Acc b) {
 }
 
 template <template <typename> typename Op, typename T>
-void fold_integer_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const Accumulator<T>*,
+void reduce_integer_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const Accumulator<T>*,
                        Accumulator<T>* out) {
     using Acc = Accumulator<T>;
     for (std::int64_t i = 0; i < rows; ++i) {
         const T* row = x + i * stride;
         Acc total = Op<T>::kStart;
         for (std::int64_t j = 0; j < size; ++j) {
-            total = folded_integer<Op, Acc>(total, mapped_integer<Op, T>(row[j]));
+            total = reduced_integer<Op, Acc>(total, mapped_integer<Op, T>(row[j]));
         }
         out[i] = total;
     }
 }
 
 template <template <typename> typename Op, typename T>
-void fold_integer_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const Accumulator<T>*,
+void reduce_integer_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const Accumulator<T>*,
                           Accumulator<T>* out) {
     using Acc = Accumulator<T>;
     for (std::int64_t c = 0; c < width; ++c) {
@@ -370,36 +370,36 @@ void fold_integer_columns(const T* x, std::int64_t rows, std::int64_t stride, st
     for (std::int64_t row = 1; row < rows; ++row) {
         const T* from = x + row * stride;
         for (std::int64_t c = 0; c < width; ++c) {
-            out[c] = folded_integer<Op, Acc>(out[c], mapped_integer<Op, T>(from[c]));
+            out[c] = reduced_integer<Op, Acc>(out[c], mapped_integer<Op, T>(from[c]));
         }
     }
 }
 
 template <template <typename> typename Op, typename T>
-constexpr FoldFunctions<T> fold_of() {
+constexpr ReductionFunctions<T> reduction_of() {
     if constexpr (std::is_integral_v<T>) {
-        return {fold_integer_rows<Op, T>, fold_integer_columns<Op, T>};
+        return {reduce_integer_rows<Op, T>, reduce_integer_columns<Op, T>};
     } else if constexpr (std::is_floating_point_v<T>) {
-        return {fold_rows<Op<T>, T>, fold_columns<Op<T>, T>};
+        return {reduce_rows<Op<T>, T>, reduce_columns<Op<T>, T>};
     } else {
-        return {fold_half_rows<Op<float>, T>, fold_half_columns<Op<float>, T>};
+        return {reduce_half_rows<Op<float>, T>, reduce_half_columns<Op<float>, T>};
     }
 }
 
-// In the order of Fold. Integers have no folds with a shift.
+// In the order of Reduction. Integers have no reductions with a shift.
 template <typename T>
-constexpr void set_folds(Folds<T>& folds) {
-    folds[0] = fold_of<SumFold, T>();
-    folds[1] = fold_of<ProductFold, T>();
-    folds[2] = fold_of<LargestFold, T>();
-    folds[3] = fold_of<SmallestFold, T>();
-    folds[4] = fold_of<AbsoluteFold, T>();
-    folds[5] = fold_of<SquareFold, T>();
+constexpr void set_reductions(Reductions<T>& reductions) {
+    reductions[0] = reduction_of<SumReduction, T>();
+    reductions[1] = reduction_of<ProductReduction, T>();
+    reductions[2] = reduction_of<LargestReduction, T>();
+    reductions[3] = reduction_of<SmallestReduction, T>();
+    reductions[4] = reduction_of<AbsoluteReduction, T>();
+    reductions[5] = reduction_of<SquareReduction, T>();
     if constexpr (std::is_integral_v<T>) {
-        folds[6] = folds[7] = {nullptr, nullptr};
+        reductions[6] = reductions[7] = {nullptr, nullptr};
     } else {
-        folds[6] = fold_of<ExpFold, T>();
-        folds[7] = fold_of<SquareAboutFold, T>();
+        reductions[6] = reduction_of<ExpReduction, T>();
+        reductions[7] = reduction_of<SquareAboutReduction, T>();
     }
 }
 

@@ -11,55 +11,55 @@
 
 namespace graphkit {
 
-// How elements are combined: mapped, then folded. sum_exp and sum_squares_about subtract a shift first.
-enum class Fold : std::uint8_t {
+// How elements are combined: mapped, then reduced. sum_exp and sum_squares_about subtract a shift first.
+enum class Reduction : std::uint8_t {
     sum, product, largest, smallest, sum_absolute, sum_squares, sum_exp, sum_squares_about
 };
-constexpr int kFolds = 8;
+constexpr int kReductions = 8;
 
-// What a fold over T accumulates in: integers wrap around as in 64 bits, so that means of them are exact.
+// What a reduction over T accumulates in: integers wrap around as in 64 bits, so that means of them are exact.
 template <typename T>
 using Accumulator =
     std::conditional_t<std::is_same_v<T, double>, double,
                        std::conditional_t<!std::is_integral_v<T>, float,
                                           std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>>>;
 
-// The widest tile that FoldFunctions::columns takes.
-constexpr std::int64_t kFoldTile = 1024;
+// The widest tile that ReductionFunctions::columns takes.
+constexpr std::int64_t kReductionTile = 1024;
 
-// `shift` has one element for each result; folds without a shift do not use it. NaN wins in largest and smallest.
+// `shift` has one element for each result; reductions without a shift do not use it. NaN wins in largest and smallest.
 template <typename T>
-struct FoldFunctions {
+struct ReductionFunctions {
     using Acc = Accumulator<T>;
-    // out[i] = the fold of x[i * stride + j] over j < size, for i < rows.
+    // out[i] = the reduction of x[i * stride + j] over j < size, for i < rows.
     void (*rows)(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const Acc* shift, Acc* out);
-    // out[c] = the fold of x[r * stride + c] over r < rows, for c < width <= kFoldTile; rows > 0.
+    // out[c] = the reduction of x[r * stride + c] over r < rows, for c < width <= kReductionTile; rows > 0.
     void (*columns)(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const Acc* shift, Acc* out);
 };
 
 template <typename T>
-using Folds = FoldFunctions<T>[kFolds];
+using Reductions = ReductionFunctions<T>[kReductions];
 
-struct FoldTable {
-    Folds<float> f32;
-    Folds<double> f64;
-    Folds<Float16> f16;
-    Folds<BFloat16> bf16;
-    Folds<std::int8_t> i8;
-    Folds<std::uint8_t> u8;
-    Folds<std::int32_t> i32;
-    Folds<std::uint32_t> u32;
-    Folds<std::int64_t> i64;
-    Folds<std::uint64_t> u64;
+struct ReductionTable {
+    Reductions<float> f32;
+    Reductions<double> f64;
+    Reductions<Float16> f16;
+    Reductions<BFloat16> bf16;
+    Reductions<std::int8_t> i8;
+    Reductions<std::uint8_t> u8;
+    Reductions<std::int32_t> i32;
+    Reductions<std::uint32_t> u32;
+    Reductions<std::int64_t> i64;
+    Reductions<std::uint64_t> u64;
 
     template <typename T>
-    const FoldFunctions<T>& fold(Fold fold) const {
-        return of<T>()[static_cast<int>(fold)];
+    const ReductionFunctions<T>& reduction(Reduction reduction) const {
+        return of<T>()[static_cast<int>(reduction)];
     }
 
   private:
     template <typename T>
-    const Folds<T>& of() const {
+    const Reductions<T>& of() const {
         if constexpr (std::is_same_v<T, float>) {
             return f32;
         } else if constexpr (std::is_same_v<T, double>) {
@@ -85,6 +85,6 @@ struct FoldTable {
     }
 };
 
-GRAPHKIT_ISA_TABLE(FoldTable, fold_table);
+GRAPHKIT_ISA_TABLE(ReductionTable, reduction_table);
 
 }  // namespace graphkit

@@ -6,23 +6,23 @@
 namespace graphkit {
 namespace {
 
-constexpr FoldTable make_fold_table() {
-    FoldTable table{};
-    set_folds<float>(table.f32);
-    set_folds<double>(table.f64);
-    set_folds<Float16>(table.f16);
-    set_folds<BFloat16>(table.bf16);
-    set_folds<std::int8_t>(table.i8);
-    set_folds<std::uint8_t>(table.u8);
-    set_folds<std::int32_t>(table.i32);
-    set_folds<std::uint32_t>(table.u32);
-    set_folds<std::int64_t>(table.i64);
-    set_folds<std::uint64_t>(table.u64);
+constexpr ReductionTable make_reduction_table() {
+    ReductionTable table{};
+    set_reductions<float>(table.f32);
+    set_reductions<double>(table.f64);
+    set_reductions<Float16>(table.f16);
+    set_reductions<BFloat16>(table.bf16);
+    set_reductions<std::int8_t>(table.i8);
+    set_reductions<std::uint8_t>(table.u8);
+    set_reductions<std::int32_t>(table.i32);
+    set_reductions<std::uint32_t>(table.u32);
+    set_reductions<std::int64_t>(table.i64);
+    set_reductions<std::uint64_t>(table.u64);
     return table;
 }
 
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(FoldTable, fold_table) = make_fold_table();
+GRAPHKIT_ISA_DEFINE(ReductionTable, reduction_table) = make_reduction_table();
 
 }  // namespace graphkit

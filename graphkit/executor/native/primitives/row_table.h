@@ -19,7 +19,7 @@ struct RowFunctions {
     // Of `rows` rows that lie one behind the other.
     void (*softmax)(const T* x, T* y, std::int64_t rows, std::int64_t size);
     void (*log_softmax)(const T* x, T* y, std::int64_t rows, std::int64_t size);
-    // The same along columns: `width` <= kFoldTile columns of `rows` > 0 elements, `stride` elements apart.
+    // The same along columns: `width` <= kReductionTile columns of `rows` > 0 elements, `stride` elements apart.
     void (*softmax_columns)(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width);
     void (*log_softmax_columns)(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width);
     // y = softmax(x) * factor of one row that is not empty. The largest element and the logarithm of the sum of

@@ -154,11 +154,11 @@ void scaled_softmax(const T* x, T factor, T* y, std::int64_t size, T* largest, T
 
 template <bool Log, typename T>
 void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width) {
-    T largest[kFoldTile];
-    T sums[kFoldTile];
-    fold_columns<LargestFold<T>, T>(x, rows, stride, width, nullptr, largest);
+    T largest[kReductionTile];
+    T sums[kReductionTile];
+    reduce_columns<LargestReduction<T>, T>(x, rows, stride, width, nullptr, largest);
     if constexpr (Log) {
-        fold_columns<ExpFold<T>, T>(x, rows, stride, width, largest, sums);
+        reduce_columns<ExpReduction<T>, T>(x, rows, stride, width, largest, sums);
         for (std::int64_t c = 0; c < width; ++c) {
             sums[c] = log_of(sums[c]);
         }
@@ -172,7 +172,7 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
             const T* from = x + r * stride;
             map_row(y + r * stride, width, [&](auto&& read) { return exp_of_negative<T>(read(from, T{0}) - read(largest, T{0})); });
         }
-        fold_columns<SumFold<T>, T>(y, rows, stride, width, nullptr, sums);
+        reduce_columns<SumReduction<T>, T>(y, rows, stride, width, nullptr, sums);
         map_row(sums, width, [&](auto&& read) { return T{1} / read(sums, T{1}); });
         for (std::int64_t r = 0; r < rows; ++r) {
             T* to = y + r * stride;

@@ -71,7 +71,7 @@ Instance::Instance(const Program& program, std::byte* arena)
     : program_(program),
       table_(program.places().size(), nullptr),
       memory_(static_cast<std::size_t>(program.externals())),
-      known_(program.late()) {
+      known_(program.dynamic()) {
     for (std::size_t i = 0; i < table_.size(); ++i) {
         const Place& place = program.places()[i];
         if (place.external == Place::kArena) {
@@ -158,8 +158,8 @@ void Instance::carry_out(const Region& region, const Step& step) {
         case Step::Kind::kernel:
             run_kernel(*step.kernel, step.inputs, step.outputs, table_[step.scratch], step.name);
             break;
-        case Step::Kind::late:
-            run_late(region.late[step.index], step.name);
+        case Step::Kind::dynamic:
+            run_dynamic(region.dynamic[step.index], step.name);
             break;
         case Step::Kind::copy:
             copy_bytes(table_[step.outputs], table_[step.inputs], step.bytes);

@@ -27,11 +27,11 @@ struct Place {
 };
 
 class Region;
-struct Late;
+struct Dynamic;
 
 // One thing to do. Operands are positions in an instance's table of pointers.
 struct Step {
-    enum class Kind : std::uint8_t { kernel, late, copy, store, resize, sizes, row, call, branch, loop, commit, fail };
+    enum class Kind : std::uint8_t { kernel, dynamic, copy, store, resize, sizes, row, call, branch, loop, commit, fail };
 
     Kind kind;
     std::string name;  // of the node, for errors and traces; what a `fail` says
@@ -40,7 +40,7 @@ struct Step {
     std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy, sizes or a row
     std::size_t scratch = 0;  // entry of the working memory
     std::size_t bytes = 0;    // of a copy; of one element of a store, a resize or a row
-    std::size_t index = 0;    // of a call, a branch, a loop or a late kernel among those of its region
+    std::size_t index = 0;    // of a call, a branch, a loop or a dynamic kernel among those of its region
     bool wide = true;         // whether a row's index is an int64, else an int32
     int source = -1;          // the slot that a store, sizes or a row read
     int target = -1;          // the slot that a store or a resize writes
@@ -68,7 +68,7 @@ struct Prepared {
 };
 
 // A node that is prepared in the run that tells the shapes of its operands. What was prepared is kept for these shapes.
-struct Late {
+struct Dynamic {
     // An operand in a slot has the slot's shape. Of those that decide shapes the elements count as well.
     struct Operand {
         int slot = -1;              // -1: a shape that never changes
@@ -144,7 +144,7 @@ struct Loop {
     std::vector<Varying> varying;
     std::vector<Slice> slices;
     std::vector<Stack> stacks;
-    std::unique_ptr<Late> empty;  // tells the shapes of the rows of `stacks` where there are none
+    std::unique_ptr<Dynamic> empty;  // tells the shapes of the rows of `stacks` where there are none
     std::unique_ptr<Region> body;
 };
 
@@ -154,7 +154,7 @@ class Region {
     std::vector<Step> steps;
     std::vector<Branch> branches;
     std::vector<Loop> loops;
-    std::vector<Late> late;
+    std::vector<Dynamic> dynamic;
 };
 
 // What all instances of a program have in common. Built step by step, then frozen by the first instance.
@@ -171,11 +171,11 @@ class Program {
     // There is external memory of this number.
     void use_external(int external) { externals_ = std::max(externals_, external + 1); }
 
-    // A number for another late kernel.
-    std::size_t take_late() { return late_++; }
+    // A number for another dynamic kernel.
+    std::size_t take_dynamic() { return dynamic_++; }
 
     int threads() const { return threads_; }
-    std::size_t late() const { return late_; }
+    std::size_t dynamic() const { return dynamic_; }
     std::size_t arena_bytes() const { return arena_bytes_; }
     int externals() const { return externals_; }
     const std::vector<Place>& places() const { return places_; }
@@ -186,7 +186,7 @@ class Program {
     int threads_;
     std::size_t arena_bytes_;
     int externals_;
-    std::size_t late_ = 0;
+    std::size_t dynamic_ = 0;
     std::vector<Place> places_;
     Region root_;
 };
@@ -251,7 +251,7 @@ class Instance {
         Dims shape;
         Buffer buffer;
     };
-    // What was prepared for one late kernel, by shapes and elements of its operands.
+    // What was prepared for one dynamic kernel, by shapes and elements of its operands.
     struct Known {
         std::map<Dims, std::shared_ptr<const Prepared>> found;
         const Dims* latest_key = nullptr;
@@ -264,12 +264,12 @@ class Instance {
     void run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch,
                     const std::string& name);
     void copy_row(const Step& step);
-    void run_late(const Late& late, const std::string& name);
-    void call_late(const Late& late, const Prepared& chosen, const std::string& name);
-    const Prepared& prepared(const Late& late);
-    std::shared_ptr<const Prepared> prepare(const Late& late) const;
-    std::int64_t elements_of(const Late::Operand& operand) const;
-    void append_elements(const Late::Operand& operand, const void* data, Dims& to) const;
+    void run_dynamic(const Dynamic& dynamic, const std::string& name);
+    void call_dynamic(const Dynamic& dynamic, const Prepared& chosen, const std::string& name);
+    const Prepared& prepared(const Dynamic& dynamic);
+    std::shared_ptr<const Prepared> prepare(const Dynamic& dynamic) const;
+    std::int64_t elements_of(const Dynamic::Operand& operand) const;
+    void append_elements(const Dynamic::Operand& operand, const void* data, Dims& to) const;
     void run_loop(const Loop& loop);
     std::int64_t start_loop(const Loop& loop);
     void start_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
@@ -290,9 +290,9 @@ class Instance {
     const Program& program_;
     std::vector<void*> table_;
     std::vector<Memory> memory_;  // each external memory
-    std::vector<Known> known_;    // of each late kernel
+    std::vector<Known> known_;    // of each dynamic kernel
     Dims key_;
-    Buffer scratch_;  // of late kernels
+    Buffer scratch_;  // of dynamic kernels
     const Call* call_ = nullptr;
     const std::function<void()>* poll_ = nullptr;
     std::uint64_t polled_ = 0;  // ticks

@@ -42,7 +42,7 @@ Place place_of(const Where& where) {
     return {where.first, where.second};
 }
 
-// What Python made for a late kernel: kernel or None, shapes of the outputs, views, known outputs, function or None.
+// What Python made for a dynamic kernel: kernel or None, shapes of the outputs, views, known outputs, function or None.
 using Made = std::tuple<nb::object, std::vector<Dims>, std::vector<std::pair<std::size_t, std::size_t>>,
                         std::vector<std::pair<std::size_t, nb::bytes>>, nb::object>;
 
@@ -158,30 +158,30 @@ struct Builder {
     }
 
     // (slot or -1, bytes of an element, elements or 0 for a slot, whether the elements count)
-    using LateOperand = std::tuple<int, std::size_t, std::int64_t, bool>;
+    using DynamicOperand = std::tuple<int, std::size_t, std::int64_t, bool>;
 
-    Late make_late(nb::object make, const std::vector<Where>& inputs, const std::vector<LateOperand>& operands) const {
-        Late late;
-        late.number = program->take_late();
-        late.first_input = entries(inputs);
+    Dynamic make_dynamic(nb::object make, const std::vector<Where>& inputs, const std::vector<DynamicOperand>& operands) const {
+        Dynamic dynamic;
+        dynamic.number = program->take_dynamic();
+        dynamic.first_input = entries(inputs);
         for (const auto& [slot, item, elements, by_value] : operands) {
-            late.inputs.push_back({known(slot), item, elements, by_value});
+            dynamic.inputs.push_back({known(slot), item, elements, by_value});
         }
         // The program keeps the function; it needs no reference of its own, which to drop would need the GIL.
-        late.make = [function = make.ptr()](const Late::Shapes& shapes, const Late::Shapes& values) {
+        dynamic.make = [function = make.ptr()](const Dynamic::Shapes& shapes, const Dynamic::Shapes& values) {
             const nb::gil_scoped_acquire gil;
             return prepared_from(nb::borrow(function)(shapes, values));
         };
         program->kept.push_back(std::move(make));
-        return late;
+        return dynamic;
     }
 
-    void late(const std::string& name, nb::object make, const std::vector<Where>& inputs,
-              const std::vector<LateOperand>& operands, const std::vector<Where>& outputs,
-              const std::vector<LateOperand>& results) const {
-        Step step{Step::Kind::late, name};
-        step.index = region->late.size();
-        Late& made = region->late.emplace_back(make_late(std::move(make), inputs, operands));
+    void dynamic(const std::string& name, nb::object make, const std::vector<Where>& inputs,
+              const std::vector<DynamicOperand>& operands, const std::vector<Where>& outputs,
+              const std::vector<DynamicOperand>& results) const {
+        Step step{Step::Kind::dynamic, name};
+        step.index = region->dynamic.size();
+        Dynamic& made = region->dynamic.emplace_back(make_dynamic(std::move(make), inputs, operands));
         made.first_output = entries(outputs);
         for (const auto& [slot, item, elements, by_value] : results) {
             made.outputs.push_back({known(slot), item, elements, by_value});
@@ -255,7 +255,7 @@ struct Builder {
     // row, slot, shape of a row or None, bytes of an element, backwards
     using Stack = std::tuple<int, int, std::optional<Dims>, std::size_t, bool>;
     // function, operands
-    using Empty = std::tuple<nb::object, std::vector<Where>, std::vector<LateOperand>>;
+    using Empty = std::tuple<nb::object, std::vector<Where>, std::vector<DynamicOperand>>;
 
     Builder loop(const std::string& name, std::int64_t trips, const std::optional<Where>& trip_count,
                  const std::optional<Where>& condition, const std::optional<Where>& iteration,
@@ -296,7 +296,7 @@ struct Builder {
         }
         if (empty) {
             const auto& [function, inputs, operands] = *empty;
-            made.empty = std::make_unique<Late>(make_late(function, inputs, operands));
+            made.empty = std::make_unique<Dynamic>(make_dynamic(function, inputs, operands));
         }
         made.body = std::make_unique<Region>();
         return Builder{program, made.body.get()};
@@ -388,7 +388,7 @@ GRAPHKIT_BINDINGS(program) {
                                      "arena, -2 an operand that is absent.")
         .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
         .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
-        .def("late", &Builder::late, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
+        .def("late", &Builder::dynamic, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
              "A node that make(shapes, values) prepares when its operands' shapes are known.")
         .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a slot.")
         .def("resize", &Builder::resize, "name"_a, "slot"_a, "shape"_a, "item"_a, "Give a slot a shape, and memory.")

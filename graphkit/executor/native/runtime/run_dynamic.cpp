@@ -1,29 +1,29 @@
-// Late kernels: found by the shapes of their operands, or made for them.
+// Dynamic kernels: found by the shapes of their operands, or made for them.
 #include "runtime/bytes.h"
 #include "runtime/program.h"
 
 namespace graphkit {
 namespace {
 
-// What one late kernel keeps; a program whose shapes never come back starts again from nothing.
+// What one dynamic kernel keeps; a program whose shapes never come back starts again from nothing.
 constexpr std::size_t kPreparedLimit = 4096;
 
 }  // namespace
 
-const Prepared& Instance::prepared(const Late& late) {
+const Prepared& Instance::prepared(const Dynamic& dynamic) {
     key_.clear();
-    for (std::size_t i = 0; i < late.inputs.size(); ++i) {
-        const Late::Operand& operand = late.inputs[i];
+    for (std::size_t i = 0; i < dynamic.inputs.size(); ++i) {
+        const Dynamic::Operand& operand = dynamic.inputs[i];
         if (operand.slot >= 0) {
             const Dims& shape = shape_of(operand.slot);
             key_.push_back(static_cast<std::int64_t>(shape.size()));
             key_.insert(key_.end(), shape.begin(), shape.end());
         }
         if (operand.by_value) {
-            append_elements(operand, table_[late.first_input + i], key_);
+            append_elements(operand, table_[dynamic.first_input + i], key_);
         }
     }
-    Known& known = known_[late.number];
+    Known& known = known_[dynamic.number];
     if (known.latest != nullptr && *known.latest_key == key_) {
         return *known.latest;
     }
@@ -33,77 +33,77 @@ const Prepared& Instance::prepared(const Late& late) {
             known.latest = nullptr;
             known.found.clear();
         }
-        found = known.found.emplace(key_, prepare(late)).first;
+        found = known.found.emplace(key_, prepare(dynamic)).first;
     }
     known.latest_key = &found->first;
     known.latest = found->second.get();
     return *known.latest;
 }
 
-std::shared_ptr<const Prepared> Instance::prepare(const Late& late) const {
-    Late::Shapes shapes(late.inputs.size());
-    Late::Shapes values(late.inputs.size());
-    for (std::size_t i = 0; i < late.inputs.size(); ++i) {
-        const Late::Operand& operand = late.inputs[i];
+std::shared_ptr<const Prepared> Instance::prepare(const Dynamic& dynamic) const {
+    Dynamic::Shapes shapes(dynamic.inputs.size());
+    Dynamic::Shapes values(dynamic.inputs.size());
+    for (std::size_t i = 0; i < dynamic.inputs.size(); ++i) {
+        const Dynamic::Operand& operand = dynamic.inputs[i];
         if (operand.slot >= 0) {
             shapes[i] = shape_of(operand.slot);
         }
         if (operand.by_value) {
-            append_elements(operand, table_[late.first_input + i], values[i].emplace());
+            append_elements(operand, table_[dynamic.first_input + i], values[i].emplace());
         }
     }
-    return late.make(shapes, values);
+    return dynamic.make(shapes, values);
 }
 
-std::int64_t Instance::elements_of(const Late::Operand& operand) const {
+std::int64_t Instance::elements_of(const Dynamic::Operand& operand) const {
     return operand.slot < 0 ? operand.elements : count(shape_of(operand.slot));
 }
 
-void Instance::append_elements(const Late::Operand& operand, const void* data, Dims& to) const {
+void Instance::append_elements(const Dynamic::Operand& operand, const void* data, Dims& to) const {
     const bool narrow = operand.item == sizeof(std::int32_t);
     for (std::int64_t i = 0; i < elements_of(operand); ++i) {
         to.push_back(narrow ? static_cast<const std::int32_t*>(data)[i] : static_cast<const std::int64_t*>(data)[i]);
     }
 }
 
-void Instance::run_late(const Late& late, const std::string& name) {
-    const Prepared& chosen = prepared(late);
+void Instance::run_dynamic(const Dynamic& dynamic, const std::string& name) {
+    const Prepared& chosen = prepared(dynamic);
     if (chosen.call) {
-        call_late(late, chosen, name);
+        call_dynamic(dynamic, chosen, name);
         return;
     }
-    for (std::size_t i = 0; i < late.outputs.size(); ++i) {
-        if (late.outputs[i].slot >= 0) {
-            resize(late.outputs[i].slot, chosen.shapes[i], late.outputs[i].item);
+    for (std::size_t i = 0; i < dynamic.outputs.size(); ++i) {
+        if (dynamic.outputs[i].slot >= 0) {
+            resize(dynamic.outputs[i].slot, chosen.shapes[i], dynamic.outputs[i].item);
         }
     }
     for (const auto& [input, output] : chosen.views) {
-        copy_bytes(table_[late.first_output + output], table_[late.first_input + input],
-                   bytes_of(chosen.shapes[output], late.outputs[output].item));
+        copy_bytes(table_[dynamic.first_output + output], table_[dynamic.first_input + input],
+                   bytes_of(chosen.shapes[output], dynamic.outputs[output].item));
     }
     for (const auto& [output, bytes] : chosen.known) {
-        copy_bytes(table_[late.first_output + output], bytes.data(), bytes.size());
+        copy_bytes(table_[dynamic.first_output + output], bytes.data(), bytes.size());
     }
     if (chosen.kernel != nullptr) {
         scratch_.reserve(chosen.scratch_bytes, 0);
-        run_kernel(*chosen.kernel, late.first_input, late.first_output, scratch_.data(), name);
+        run_kernel(*chosen.kernel, dynamic.first_input, dynamic.first_output, scratch_.data(), name);
     }
 }
 
-void Instance::call_late(const Late& late, const Prepared& chosen, const std::string& name) {
+void Instance::call_dynamic(const Dynamic& dynamic, const Prepared& chosen, const std::string& name) {
     std::vector<std::size_t> bytes;
-    for (const Late::Operand& operand : late.inputs) {
+    for (const Dynamic::Operand& operand : dynamic.inputs) {
         bytes.push_back(static_cast<std::size_t>(elements_of(operand)) * operand.item);
     }
-    chosen.call(&table_[late.first_input], bytes,
+    chosen.call(&table_[dynamic.first_input], bytes,
                 [&](std::size_t output, const void* data, const Dims& shape, std::size_t size) {
-                    const Late::Operand& target = late.outputs[output];
+                    const Dynamic::Operand& target = dynamic.outputs[output];
                     if (target.slot >= 0) {
                         store(target.slot, data, shape, target.item);
                     } else if (size != static_cast<std::size_t>(target.elements) * target.item) {
                         throw NativeError(name + ": result " + std::to_string(output) + " has the shape " +
                                           to_string(shape) + ", which is not what was inferred");
-                    } else if (void* const place = table_[late.first_output + output]; place != nullptr) {
+                    } else if (void* const place = table_[dynamic.first_output + output]; place != nullptr) {
                         copy_bytes(place, data, size);
                     }
                 });

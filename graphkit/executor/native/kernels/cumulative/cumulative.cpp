@@ -82,43 +82,43 @@ struct Product {
 };
 
 // `size` steps of `stride` elements from x and y on, for `columns` neighbours at once.
-template <typename Fold, typename T>
-void fold_columns(const T* x, T* y, std::int64_t size, std::int64_t stride, std::int64_t columns, bool exclusive) {
+template <typename Rule, typename T>
+void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride, std::int64_t columns, bool exclusive) {
     using S = Totals<T>;
     using Total = typename S::type;
     Total totals[kColumns];
     for (std::int64_t c = 0; c < columns; ++c) {
         totals[c] = S::of(x[c]);
-        y[c] = exclusive ? S::to(Total{Fold::kNeutral}) : x[c];
+        y[c] = exclusive ? S::to(Total{Rule::kNeutral}) : x[c];
     }
     for (std::int64_t i = 1; i < size; ++i) {
         x += stride;
         y += stride;
         for (std::int64_t c = 0; c < columns; ++c) {
             const Total before = totals[c];
-            totals[c] = Fold::combine(before, S::of(x[c]));
+            totals[c] = Rule::combine(before, S::of(x[c]));
             y[c] = S::to(exclusive ? before : totals[c]);
         }
     }
 }
 
 // Rows whose axis is the last one: `Rows` of them side by side, because each total waits for the one before it.
-template <typename Fold, int Rows, typename T>
-void fold_rows(const T* x, T* y, std::int64_t size, std::int64_t step, bool exclusive) {
+template <typename Rule, int Rows, typename T>
+void accumulate_rows(const T* x, T* y, std::int64_t size, std::int64_t step, bool exclusive) {
     using S = Totals<T>;
     using Total = typename S::type;
     Total totals[Rows];
     for (int r = 0; r < Rows; ++r) {
         const T first = x[r * size];
         totals[r] = S::of(first);
-        y[r * size] = exclusive ? S::to(Total{Fold::kNeutral}) : first;
+        y[r * size] = exclusive ? S::to(Total{Rule::kNeutral}) : first;
     }
     for (std::int64_t i = 1; i < size; ++i) {
         x += step;
         y += step;
         for (int r = 0; r < Rows; ++r) {
             const Total before = totals[r];
-            totals[r] = Fold::combine(before, S::of(x[r * size]));
+            totals[r] = Rule::combine(before, S::of(x[r * size]));
             y[r * size] = S::to(exclusive ? before : totals[r]);
         }
     }
@@ -151,8 +151,8 @@ void for_each_line(int threads, const AroundAxis& around, Rows&& rows, Columns&&
     });
 }
 
-template <typename Fold, typename T>
-void fold(int threads, const AroundAxis& around, bool exclusive, bool reverse, const T* x, T* y) {
+template <typename Rule, typename T>
+void accumulate(int threads, const AroundAxis& around, bool exclusive, bool reverse, const T* x, T* y) {
     const std::int64_t start = reverse ? (around.size - 1) * around.inner : 0;
     const std::int64_t step = reverse ? -around.inner : around.inner;
     x += start;
@@ -161,10 +161,10 @@ void fold(int threads, const AroundAxis& around, bool exclusive, bool reverse, c
         threads, around,
         [&](std::int64_t row, auto count) {
             const std::int64_t at = row * around.size;
-            fold_rows<Fold, decltype(count)::value>(x + at, y + at, around.size, step, exclusive);
+            accumulate_rows<Rule, decltype(count)::value>(x + at, y + at, around.size, step, exclusive);
         },
         [&](std::int64_t at, std::int64_t count) {
-            fold_columns<Fold>(x + at, y + at, around.size, step, count, exclusive);
+            accumulate_columns<Rule>(x + at, y + at, around.size, step, count, exclusive);
         });
 }
 
@@ -209,9 +209,9 @@ void Cumulative::run(const void* const* inputs, void* const* outputs, std::byte*
             const auto* x = static_cast<const T*>(inputs[0]);
             auto* y = static_cast<T*>(outputs[0]);
             if (product_) {
-                fold<Product>(threads(), around_, exclusive_, reverse_, x, y);
+                accumulate<Product>(threads(), around_, exclusive_, reverse_, x, y);
             } else {
-                fold<Sum>(threads(), around_, exclusive_, reverse_, x, y);
+                accumulate<Sum>(threads(), around_, exclusive_, reverse_, x, y);
             }
         }
     });

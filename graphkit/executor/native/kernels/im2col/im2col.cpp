@@ -29,9 +29,9 @@ struct BlockGeometry {
 
 // x: [N, C, *image] -> y: [N, C * block, positions], or with `add` the other way round, elements that meet added and
 // those in the padding dropped. float32, float64 and integers of 32 and 64 bits, which wrap around.
-class Columns final : public Kernel {
+class Im2Col final : public Kernel {
   public:
-    Columns(bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
+    Im2Col(bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
             const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin, ElementType type,
             int threads);
 
@@ -100,7 +100,7 @@ BlockGeometry::BlockGeometry(const Kernel& kernel, const Dims& given_image, cons
     take(given_begin, begin, 0);
 }
 
-Columns::Columns(bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
+Im2Col::Im2Col(bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
                  const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin,
                  ElementType type, int threads)
     : Kernel(add ? "Col2Im" : "Im2Col", threads),
@@ -118,7 +118,7 @@ Columns::Columns(bool add, std::int64_t batch, std::int64_t channels, const Dims
 }
 
 template <typename T>
-void Columns::run_as(const T* from, T* to) const {
+void Im2Col::run_as(const T* from, T* to) const {
     const BlockGeometry& g = geometry_;
     const std::int64_t columns = g.block_size() * g.count();
     const double cost = 0.4 * static_cast<double>(columns + g.image_size());
@@ -162,7 +162,7 @@ void Columns::run_as(const T* from, T* to) const {
     });
 }
 
-void Columns::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+void Im2Col::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const auto start = [&]<typename T>(T) { run_as(static_cast<const T*>(inputs[0]), static_cast<T*>(outputs[0])); };
     switch (outputs_[0].type) {
         case ElementType::f32:
@@ -177,13 +177,13 @@ void Columns::run(const void* const* inputs, void* const* outputs, std::byte*) c
 }
 
 GRAPHKIT_BINDINGS(im2col) {
-    nb::class_<Columns, Kernel>(m, "Columns")
+    nb::class_<Im2Col, Kernel>(m, "Im2Col")
         .def(
             "__init__",
-            [](Columns* self, bool add, std::int64_t batch, std::int64_t channels, const Dims& image,
+            [](Im2Col* self, bool add, std::int64_t batch, std::int64_t channels, const Dims& image,
                const Dims& block, const Dims& positions, const Dims& strides, const Dims& dilations,
                const Dims& begin, const std::string& dtype, int threads) {
-                new (self) Columns(add, batch, channels, image, block, positions, strides, dilations, begin,
+                new (self) Im2Col(add, batch, channels, image, block, positions, strides, dilations, begin,
                                    element_type(dtype), threads);
             },
             nb::kw_only(), "add"_a, "batch"_a, "channels"_a, "image"_a, "block"_a, "positions"_a, "strides"_a,

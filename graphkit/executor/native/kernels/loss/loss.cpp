@@ -218,8 +218,8 @@ template <typename T>
 struct TypedNormaliser : ClassLoss::Normaliser {
     explicit TypedNormaliser(const LabelGeometry& g)
         : count(g.count()),
-          largest(ReduceGeometry({g.images, g.classes, g.inner}, {false, true, false}), Fold::largest),
-          sum(ReduceGeometry({g.images, g.classes, g.inner}, {false, true, false}), Fold::sum_exp) {}
+          largest(ReductionGeometry({g.images, g.classes, g.inner}, {false, true, false}), Reduction::largest),
+          sum(ReductionGeometry({g.images, g.classes, g.inner}, {false, true, false}), Reduction::sum_exp) {}
 
     std::size_t scratch_bytes() const override {
         const std::int64_t partial = std::max(largest.partial_count(), sum.partial_count());
@@ -241,8 +241,8 @@ struct TypedNormaliser : ClassLoss::Normaliser {
     }
 
     std::int64_t count;
-    Folding<T> largest;
-    Folding<T> sum;
+    Reducer<T> largest;
+    Reducer<T> sum;
 };
 
 }  // namespace

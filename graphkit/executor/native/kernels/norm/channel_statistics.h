@@ -26,11 +26,11 @@ void for_each_channel_group(const ChannelGeometry& g, int threads, double elemen
     });
 }
 
-// out[i] = the fold of x over all of channel first + i, for a group of channels.
+// out[i] = the reduction of x over all of channel first + i, for a group of channels.
 template <typename T>
-void fold_channels(const ChannelGeometry& g, Fold fold, const T* x, std::int64_t first, std::int64_t count,
+void reduce_channels(const ChannelGeometry& g, Reduction reduction, const T* x, std::int64_t first, std::int64_t count,
                    const Wide<T>* shift, Wide<T>* out) {
-    const FoldFunctions<T>& functions = fold_table().fold<T>(fold);
+    const ReductionFunctions<T>& functions = reduction_table().reduction<T>(reduction);
     if (g.inner == 1 && g.images > 0) {
         functions.columns(x + first, g.images, g.channels, count, shift, out);
         return;
@@ -53,11 +53,11 @@ void channel_statistics(const ChannelGeometry& g, const T* x, std::int64_t first
                         Wide<T>* mean, Wide<T>* inverse, Wide<T>* var) {
     using W = Wide<T>;
     const auto elements = static_cast<W>(g.count());
-    fold_channels(g, Fold::sum, x, first, count, nullptr, mean);
+    reduce_channels(g, Reduction::sum, x, first, count, nullptr, mean);
     for (std::int64_t i = 0; i < count; ++i) {
         mean[i] /= elements;
     }
-    fold_channels(g, Fold::sum_squares_about, x, first, count, mean, inverse);
+    reduce_channels(g, Reduction::sum_squares_about, x, first, count, mean, inverse);
     for (std::int64_t i = 0; i < count; ++i) {
         const W spread = inverse[i] / elements;
         inverse[i] = W{1} / std::sqrt(spread + static_cast<W>(epsilon));

@@ -229,10 +229,10 @@ void GroupNorm::run_as(const void* const* inputs, void* const* outputs, std::byt
             const T* from = x + row * size;
             const auto elements = static_cast<W>(size);
             W mean;
-            fold_table().fold<T>(Fold::sum).rows(from, 1, 0, size, nullptr, &mean);
+            reduction_table().reduction<T>(Reduction::sum).rows(from, 1, 0, size, nullptr, &mean);
             mean /= elements;
             W squares;
-            fold_table().fold<T>(Fold::sum_squares_about).rows(from, 1, 0, size, &mean, &squares);
+            reduction_table().reduction<T>(Reduction::sum_squares_about).rows(from, 1, 0, size, &mean, &squares);
             const W inverse = W{1} / std::sqrt(squares / elements + static_cast<W>(epsilon_));
             const std::int64_t first = row * per_group_ % channels_;
             for (std::int64_t i = 0; i < per_group_; ++i) {

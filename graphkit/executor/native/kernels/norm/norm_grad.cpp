@@ -25,7 +25,7 @@ class LayerNormGrad : public Kernel {
     template <typename T>
     void run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
     template <typename T>
-    void store_total(const Wide<T>* total, Wide<T>* folded, void* to) const;
+    void store_total(const Wide<T>* total, Wide<T>* summed, void* to) const;
 
     ElementType type_;
     ElementType statistics_;
@@ -105,13 +105,13 @@ std::size_t LayerNormGrad::scratch_bytes() const {
 
 // Writes a sum over rows, which has one element for each of a row, in scale's shape.
 template <typename T>
-void LayerNormGrad::store_total(const Wide<T>* total, Wide<T>* folded, void* to) const {
+void LayerNormGrad::store_total(const Wide<T>* total, Wide<T>* summed, void* to) const {
     if (!scale_offsets_.empty()) {
-        std::fill_n(folded, scale_size_, Wide<T>{0});
+        std::fill_n(summed, scale_size_, Wide<T>{0});
         for (std::size_t i = 0; i < scale_offsets_.size(); ++i) {
-            folded[scale_offsets_[i]] += total[i];
+            summed[scale_offsets_[i]] += total[i];
         }
-        total = folded;
+        total = summed;
     }
     store_floats(total, to, type_, scale_size_);
 }
@@ -173,19 +173,19 @@ void LayerNormGrad::run_as(const void* const* inputs, void* const* outputs, std:
             }
         }
     });
-    const auto fold_chunks = [&](const W* from, void* to) {
+    const auto reduce_chunks = [&](const W* from, void* to) {
         if (to == nullptr || size_ == 0) {
             return;
         }
-        for (std::int64_t at = 0; at < size_; at += kFoldTile) {
-            fold_table().fold<W>(Fold::sum).columns(from + at, chunks_, size_, std::min(kFoldTile, size_ - at), nullptr,
+        for (std::int64_t at = 0; at < size_; at += kReductionTile) {
+            reduction_table().reduction<W>(Reduction::sum).columns(from + at, chunks_, size_, std::min(kReductionTile, size_ - at), nullptr,
                                                     total + at);
         }
         store_total<T>(total, total + size_, to);
     };
-    fold_chunks(dscale, outputs[1]);
+    reduce_chunks(dscale, outputs[1]);
     if (about_mean_) {
-        fold_chunks(dbias, outputs[2]);
+        reduce_chunks(dbias, outputs[2]);
     }
 }
 
@@ -269,7 +269,7 @@ void BatchNormGrad::run_as(const void* const* inputs, void* const* outputs, std:
     const auto elements = static_cast<W>(g.count());
     for_each_channel_group(g, threads(), 2 * kElementNanoseconds, [&](std::int64_t first, std::int64_t size) {
         channel_statistics(g, x, first, size, epsilon_, mean + first, inverse + first, static_cast<W*>(nullptr));
-        fold_channels(g, Fold::sum, dy, first, size, nullptr, dbias + first);
+        reduce_channels(g, Reduction::sum, dy, first, size, nullptr, dbias + first);
         dot_channels(g, dy, x, first, size, mean + first, dscale + first);
         for (std::int64_t i = first; i < first + size; ++i) {
             dscale[i] *= inverse[i];

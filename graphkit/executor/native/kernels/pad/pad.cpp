@@ -8,7 +8,7 @@
 namespace graphkit {
 namespace {
 
-// x with elements added around it, or taken away: see MappedCopy for `maps`. The fill value is operand 2, a scalar of
+// x with elements added around it, or taken away: see AxisGather for `maps`. The fill value is operand 2, a scalar of
 // x's type, when has_value, else 0. Any element type. Operand 1 (the pads) is not read.
 class Pad final : public Kernel {
   public:
@@ -17,7 +17,7 @@ class Pad final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    MappedCopy copy_;
+    AxisGather copy_;
 };
 
 }  // namespace
@@ -25,7 +25,7 @@ class Pad final : public Kernel {
 Pad::Pad(Dims x, const Maps& maps, Dims pads, std::optional<Dims> value, ElementType type, int threads)
     : Kernel("Pad", threads) {
     Dims y;
-    copy_ = MappedCopy(x, maps, size_of(type), y);
+    copy_ = AxisGather(x, maps, size_of(type), y);
     inputs_ = {{"x", std::move(x), type}, {"pads", std::move(pads), ElementType::i64, true}};
     if (value) {
         inputs_.push_back({"constant_value", std::move(*value), type});

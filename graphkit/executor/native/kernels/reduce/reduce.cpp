@@ -54,23 +54,23 @@ Op op_of(const std::string& name) {
     return static_cast<Op>(found - kOps.begin());
 }
 
-Fold fold_of(Op op) {
+Reduction reduction_of(Op op) {
     switch (op) {
         case Op::largest:
-            return Fold::largest;
+            return Reduction::largest;
         case Op::smallest:
-            return Fold::smallest;
+            return Reduction::smallest;
         case Op::product:
-            return Fold::product;
+            return Reduction::product;
         case Op::l1:
-            return Fold::sum_absolute;
+            return Reduction::sum_absolute;
         case Op::l2:
         case Op::sum_square:
-            return Fold::sum_squares;
+            return Reduction::sum_squares;
         case Op::log_sum_exp:
-            return Fold::sum_exp;
+            return Reduction::sum_exp;
         default:
-            return Fold::sum;
+            return Reduction::sum;
     }
 }
 
@@ -81,8 +81,8 @@ class TypedReduce : public Reduce::Implementation {
     static constexpr bool kIsWide = std::is_same_v<T, Acc>;
 
   public:
-    TypedReduce(const ReduceGeometry& geometry, Op op)
-        : geometry_(geometry), op_(op), folding_(geometry, fold_of(op)), largest_(geometry, Fold::largest) {
+    TypedReduce(const ReductionGeometry& geometry, Op op)
+        : geometry_(geometry), op_(op), reducer_(geometry, reduction_of(op)), largest_(geometry, Reduction::largest) {
         if constexpr (kIsInteger) {
             const bool extreme = op == Op::largest || op == Op::smallest;
             if (op == Op::log_sum || op == Op::log_sum_exp || (sizeof(T) == 1 && !extreme)) {
@@ -95,7 +95,7 @@ class TypedReduce : public Reduce::Implementation {
     std::size_t scratch_bytes() const override {
         const std::int64_t totals = kIsWide ? 0 : geometry_.outputs;
         const std::int64_t shifts = op_ == Op::log_sum_exp ? geometry_.outputs : 0;
-        const std::int64_t partial = std::max(folding_.partial_count(), largest_.partial_count());
+        const std::int64_t partial = std::max(reducer_.partial_count(), largest_.partial_count());
         return static_cast<std::size_t>(totals + shifts + partial) * sizeof(Acc);
     }
 
@@ -120,7 +120,7 @@ class TypedReduce : public Reduce::Implementation {
                 std::replace_if(shift, shift + n, [](Acc value) { return !std::isfinite(value); }, Acc{0});
             }
         }
-        folding_.run(x, shift, totals, memory, threads);
+        reducer_.run(x, shift, totals, memory, threads);
         if (kIsWide && (op_ == Op::largest || op_ == Op::smallest || op_ == Op::sum || op_ == Op::product)) {
             return;
         }
@@ -144,10 +144,10 @@ class TypedReduce : public Reduce::Implementation {
                 totals[i] = function(totals[i]);
             }
         };
-        const auto folded = static_cast<Acc>(geometry_.folded);
+        const auto behind = static_cast<Acc>(geometry_.reduced_count);
         if constexpr (kIsInteger) {
             if (op_ == Op::mean) {  // towards 0; 0 over no elements
-                apply([&](Acc total) { return folded == 0 ? Acc{0} : total / folded; });
+                apply([&](Acc total) { return behind == 0 ? Acc{0} : total / behind; });
             } else if (op_ == Op::l2) {  // a sum that ran over has no root
                 apply([](Acc total) {
                     return total < 0 ? std::numeric_limits<Acc>::min()
@@ -156,7 +156,7 @@ class TypedReduce : public Reduce::Implementation {
             }
         } else {
             if (op_ == Op::mean) {
-                apply([&](Acc total) { return total / folded; });
+                apply([&](Acc total) { return total / behind; });
             } else if (op_ == Op::l2) {
                 apply([](Acc total) { return std::sqrt(total); });
             } else if (op_ == Op::log_sum) {
@@ -179,13 +179,13 @@ class TypedReduce : public Reduce::Implementation {
         }
     }
 
-    ReduceGeometry geometry_;
+    ReductionGeometry geometry_;
     Op op_;
-    Folding<T> folding_;
-    Folding<T> largest_;
+    Reducer<T> reducer_;
+    Reducer<T> largest_;
 };
 
-std::unique_ptr<Reduce::Implementation> make(ElementType type, const ReduceGeometry& geometry, Op op) {
+std::unique_ptr<Reduce::Implementation> make(ElementType type, const ReductionGeometry& geometry, Op op) {
     switch (type) {
         case ElementType::f32:
             return std::make_unique<TypedReduce<float>>(geometry, op);
@@ -226,7 +226,7 @@ Reduce::Reduce(const std::string& op, const Dims& x, const Dims& axes, const Dim
         }
         reduced[static_cast<std::size_t>(axis < 0 ? axis + rank : axis)] = true;
     }
-    const ReduceGeometry geometry(x, reduced);
+    const ReductionGeometry geometry(x, reduced);
     if (count(y) != geometry.outputs) {
         throw NativeError(name() + ": the result of " + to_string(x) + " cannot have the shape " + to_string(y));
     }
@@ -235,7 +235,7 @@ Reduce::Reduce(const std::string& op, const Dims& x, const Dims& axes, const Dim
     const Op kind = op_of(op);
     // The extremes of bool are those of 0 and 1.
     const bool is_bool = element == ElementType::boolean && (kind == Op::largest || kind == Op::smallest);
-    all_true_ = is_bool && kind == Op::smallest && geometry.folded == 0;
+    all_true_ = is_bool && kind == Op::smallest && geometry.reduced_count == 0;
     implementation_ = make(is_bool ? ElementType::u8 : element, geometry, kind);
 }
 

@@ -13,7 +13,7 @@ class ResizeNearest final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    MappedCopy copy_;
+    AxisGather copy_;
     std::string fill_;
 };
 
@@ -22,7 +22,7 @@ class ResizeNearest final : public Kernel {
 ResizeNearest::ResizeNearest(Dims x, const Maps& maps, const std::string& fill, ElementType type, int threads)
     : Kernel("Resize", threads), fill_(fill) {
     Dims y;
-    copy_ = MappedCopy(x, maps, size_of(type), y);
+    copy_ = AxisGather(x, maps, size_of(type), y);
     inputs_ = {{"x", std::move(x), type}};
     outputs_ = {{"y", std::move(y), type}};
     if (fill_.size() != size_of(type)) {

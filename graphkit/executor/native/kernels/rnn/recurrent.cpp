@@ -96,9 +96,9 @@ Recurrent::Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden
     lay_out_scratch();
 }
 
-WalkSharing Recurrent::choose_sharing() const {
+RecurrenceSharing Recurrent::choose_sharing() const {
     const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-    return share_walk({.steps = steps_,
+    return share_recurrence({.steps = steps_,
                        .batch = batch_,
                        .groups = groups(),
                        .lanes = table_.lanes,
@@ -276,7 +276,7 @@ void Recurrent::prepare(const Run& run, int chunk) const {
     }
 }
 
-// The input's product for steps from number `first` of the walk on, as many as there is memory for.
+// The input's product for steps from number `first` of the recurrence on, as many as there is memory for.
 void Recurrent::project(const Run& run, const Part& part, std::int64_t first) const {
     const std::int64_t steps = std::min(chunk_, steps_ - first);
     const std::int64_t lanes = table_.lanes;
@@ -310,7 +310,7 @@ void Recurrent::project(const Run& run, const Part& part, std::int64_t first) co
     }
 }
 
-// Step `number` of the walk, or for a GRU one half of it.
+// Step `number` of the recurrence, or for a GRU one half of it.
 void Recurrent::step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const {
     const std::int64_t lanes = table_.lanes;
     const bool second = kind == CellKind::gru_output;
@@ -389,7 +389,7 @@ void Recurrent::write_states(const Run& run, const Part& part) const {
     }
 }
 
-void Recurrent::walk_sequences(const Run& run, const Part& part) const {
+void Recurrent::run_sequences(const Run& run, const Part& part) const {
     for (std::int64_t direction = 0; direction < directions_; ++direction) {
         const Part one{direction * blocks_, (direction + 1) * blocks_, part.batch_begin, part.batch_end};
         for (std::int64_t number = 0; number < steps_; ++number) {
@@ -405,12 +405,12 @@ void Recurrent::walk_sequences(const Run& run, const Part& part) const {
     write_states(run, part);
 }
 
-void Recurrent::walk(const Run& run, int thread, int threads) const {
+void Recurrent::run_recurrence(const Run& run, int thread, int threads) const {
     Lockstep::Thread self{sharing_.chunks * thread / threads, sharing_.chunks * (thread + 1) / threads};
     const auto phase = [&](auto&& work) { run.lockstep.next_phase(self, work); };
     phase([&](int chunk) { prepare(run, chunk); });
     if (sharing_.by_sequence || sharing_.chunks == 1) {
-        phase([&](int chunk) { walk_sequences(run, part_of(chunk)); });
+        phase([&](int chunk) { run_sequences(run, part_of(chunk)); });
         return;
     }
     for (std::int64_t number = 0; number < steps_; ++number) {
@@ -430,7 +430,7 @@ void Recurrent::walk(const Run& run, int thread, int threads) const {
 
 void Recurrent::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const Run memory{inputs, outputs, scratch, Lockstep(scratch + lockstep_at_, sharing_.chunks)};
-    together(sharing_.parts, [&](int thread, int threads) { walk(memory, thread, threads); });
+    together(sharing_.parts, [&](int thread, int threads) { run_recurrence(memory, thread, threads); });
 }
 
 GRAPHKIT_BINDINGS(recurrent) {

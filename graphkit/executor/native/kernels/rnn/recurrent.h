@@ -14,7 +14,7 @@ namespace graphkit {
 // those that RecurrentGrad reads, h_before and c_before [D, T, N, H] and gates [D, T, N, gates * H]: what activations take,
 // without peepholes and before clipping; with linear_before_reset there is a fourth, R h + Rb of the last gate.
 //
-// The whole layer is one parallel region (see lockstep.h). Either chunks of the work are sequences, each walked from its
+// The whole layer is one parallel region (see lockstep.h). Either chunks of the work are sequences, each run from its
 // first step to its last; or they are blocks of hidden units, and all threads meet after each step. The input's product
 // with w is computed for some steps at a time, in the layout in which its readers find it. Sums do not depend on how the
 // work is shared: any number of threads gives the same bits.
@@ -36,7 +36,7 @@ class Recurrent final : public Kernel {
     struct Run;
     struct Part;
 
-    WalkSharing choose_sharing() const;
+    RecurrenceSharing choose_sharing() const;
     void lay_out_scratch();
     std::size_t reserve(std::int64_t bytes);
     std::int64_t items() const { return directions_ * blocks_; }
@@ -48,8 +48,8 @@ class Recurrent final : public Kernel {
     void project(const Run& run, const Part& part, std::int64_t first) const;
     void step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const;
     void write_states(const Run& run, const Part& part) const;
-    void walk_sequences(const Run& run, const Part& part) const;
-    void walk(const Run& run, int thread, int threads) const;
+    void run_sequences(const Run& run, const Part& part) const;
+    void run_recurrence(const Run& run, int thread, int threads) const;
 
     const RecurrentTable& table_;
     RecurrentLayer layer_;
@@ -68,7 +68,7 @@ class Recurrent final : public Kernel {
     bool input_forget_;
     bool packed_[2];
     float clip_;
-    WalkSharing sharing_;
+    RecurrenceSharing sharing_;
     std::int64_t saved_gates_ = 0;
 
     std::size_t scratch_bytes_ = 0;

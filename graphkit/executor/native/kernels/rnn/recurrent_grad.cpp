@@ -1,4 +1,4 @@
-// The walk back in time of the gradients of recurrent layers (RNN, GRU, LSTM), float32.
+// The recurrence back in time of the gradients of recurrent layers (RNN, GRU, LSTM), float32.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -25,7 +25,7 @@ namespace {
 // The work is shared as in Recurrent: any number of threads gives the same bits.
 class RecurrentGrad final : public Kernel {
   public:
-    // `reads_gates`, `reads_other`: whether somebody reads d_gates and `other`; else they are working memory where the walk
+    // `reads_gates`, `reads_other`: whether somebody reads d_gates and `other`; else they are working memory where the recurrence
     // needs them. Throws NativeError for shapes or options that are none.
     RecurrentGrad(const std::string& kind, std::int64_t steps, std::int64_t batch, std::int64_t hidden,
                   const RecurrentOptions& options, bool reads_gates, bool reads_other, int threads);
@@ -50,8 +50,8 @@ class RecurrentGrad final : public Kernel {
     void step(const Run& run, const Part& part, std::int64_t number) const;
     void reset(const Run& run, const Part& part, std::int64_t number) const;
     void write_states(const Run& run, const Part& part) const;
-    void walk_sequences(const Run& run, const Part& part) const;
-    void walk(const Run& run, int thread, int threads) const;
+    void run_sequences(const Run& run, const Part& part) const;
+    void run_recurrence(const Run& run, int thread, int threads) const;
 
     const RecurrentGradTable& table_;
     RecurrentLayer layer_;
@@ -62,7 +62,7 @@ class RecurrentGrad final : public Kernel {
     bool batch_first_;
     bool input_forget_;
     float clip_;
-    WalkSharing sharing_;
+    RecurrenceSharing sharing_;
     std::int64_t vectors_ = 4;  // of a block of hidden units
     std::int64_t blocks_ = 0;
     std::int64_t padded_ = 0;   // hidden units with those that fill the blocks
@@ -135,7 +135,7 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
     const std::int64_t directions = layer_.directions;
     const std::int64_t single_blocks = (hidden + table_.lanes - 1) / table_.lanes;
     const auto matrix = static_cast<double>(directions * layer_.gates * hidden * hidden);
-    sharing_ = share_walk({.steps = steps_,
+    sharing_ = share_recurrence({.steps = steps_,
                            .batch = batch_,
                            .groups = (directions * single_blocks * table_.lanes + kLine - 1) / kLine,
                            .lanes = table_.lanes,
@@ -224,7 +224,7 @@ std::int64_t RecurrentGrad::state_row(std::int64_t direction, std::int64_t seque
     return (batch_first_ ? sequence * layer_.directions + direction : direction * batch_ + sequence) * hidden_;
 }
 
-// The time of step `number` of the walk back.
+// The time of step `number` of the recurrence back.
 std::int64_t RecurrentGrad::time_of(std::int64_t direction, std::int64_t number) const {
     return layer_.reversed[direction] ? number : steps_ - 1 - number;
 }
@@ -325,7 +325,7 @@ void RecurrentGrad::cell(const Run& run, const Part& part, std::int64_t item, st
     });
 }
 
-// Step `number` of the walk back; for a GRU that resets h before its product, the part before that product.
+// Step `number` of the recurrence back; for a GRU that resets h before its product, the part before that product.
 void RecurrentGrad::step(const Run& run, const Part& part, std::int64_t number) const {
     for (std::int64_t i = part.item_begin; i < part.item_end; ++i) {
         // To and fro: the panels that one step used last are the ones that the next finds in the cache.
@@ -379,7 +379,7 @@ void RecurrentGrad::write_states(const Run& run, const Part& part) const {
     }
 }
 
-void RecurrentGrad::walk_sequences(const Run& run, const Part& part) const {
+void RecurrentGrad::run_sequences(const Run& run, const Part& part) const {
     for (std::int64_t direction = 0; direction < layer_.directions; ++direction) {
         const Part one{direction * blocks_, (direction + 1) * blocks_, part.batch_begin, part.batch_end};
         for (std::int64_t number = 0; number <= steps_; ++number) {
@@ -392,12 +392,12 @@ void RecurrentGrad::walk_sequences(const Run& run, const Part& part) const {
     write_states(run, part);
 }
 
-void RecurrentGrad::walk(const Run& run, int thread, int threads) const {
+void RecurrentGrad::run_recurrence(const Run& run, int thread, int threads) const {
     Lockstep::Thread self{sharing_.chunks * thread / threads, sharing_.chunks * (thread + 1) / threads};
     const auto phase = [&](auto&& work) { run.lockstep.next_phase(self, work); };
     phase([&](int chunk) { prepare(run, chunk); });
     if (sharing_.by_sequence || sharing_.chunks == 1) {
-        phase([&](int chunk) { walk_sequences(run, part_of(chunk)); });
+        phase([&](int chunk) { run_sequences(run, part_of(chunk)); });
         return;
     }
     for (std::int64_t number = 0; number < steps_; ++number) {
@@ -439,7 +439,7 @@ void RecurrentGrad::run(const void* const* inputs, void* const* outputs, std::by
     if (own_other_) {
         memory.other = memory.at(other_at_);
     }
-    together(sharing_.parts, [&](int thread, int threads) { walk(memory, thread, threads); });
+    together(sharing_.parts, [&](int thread, int threads) { run_recurrence(memory, thread, threads); });
 }
 
 GRAPHKIT_BINDINGS(recurrent_grad) {

@@ -20,7 +20,7 @@ constexpr double kChunkNanoseconds = 10000;  // least work that is handed from o
 
 }  // namespace
 
-WalkSharing share_walk(const WalkWork& work, int threads) {
+RecurrenceSharing share_recurrence(const RecurrenceWork& work, int threads) {
     const auto number = [](std::int64_t value) { return static_cast<double>(value); };
     const double steps = number(work.steps);
     const double batch = number(work.batch);
@@ -34,7 +34,7 @@ WalkSharing share_walk(const WalkWork& work, int threads) {
         return steps * step_nanoseconds(sequences, units) +
                product_nanoseconds(elements * steps * batch * sequences, 4 * work.once_passes * elements, work.lanes);
     };
-    WalkSharing sharing;
+    RecurrenceSharing sharing;
     double best = nanoseconds(1, 1);
     for (std::int64_t parts = 2; parts <= threads; ++parts) {
         const auto share = [&](std::int64_t total) { return number((total + parts - 1) / parts) / number(total); };

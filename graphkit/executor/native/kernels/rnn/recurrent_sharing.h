@@ -1,17 +1,17 @@
-// How the walk of a recurrent layer is shared among threads.
+// How the recurrence of a recurrent layer is shared among threads.
 #pragma once
 
 #include <cstdint>
 
 namespace graphkit {
 
-struct WalkSharing {
+struct RecurrenceSharing {
     int parts = 1;
     int chunks = 1;            // of each phase's work, several for each thread
     bool by_sequence = false;  // threads own sequences, not units
 };
 
-struct WalkWork {
+struct RecurrenceWork {
     std::int64_t steps;
     std::int64_t batch;
     std::int64_t groups;   // of hidden units, in which they can be handed out
@@ -23,6 +23,6 @@ struct WalkWork {
 };
 
 // The fastest of all ways to share the work, by a rough model of its time.
-WalkSharing share_walk(const WalkWork& work, int threads);
+RecurrenceSharing share_recurrence(const RecurrenceWork& work, int threads);
 
 }  // namespace graphkit

@@ -35,7 +35,7 @@ constexpr int kMaxSplit = 2;
 // row number i is sequence `batch_begin + i % batch` at step `i / batch`.
 struct ProjectionBlock {
     const float* x;             // of step 0
-    std::int64_t x_step;        // negative for a walk from the end
+    std::int64_t x_step;        // negative for a recurrence from the end
     std::int64_t x_sequence;
     std::int64_t batch_begin;
     std::int64_t batch;

@@ -27,8 +27,8 @@ Softmax::Softmax(const Dims& shape, std::int64_t axis, const std::string& type, 
     outer_ = count(Dims(shape.begin(), at));
     size_ = *at;
     inner_ = count(Dims(at + 1, shape.end()));
-    const std::int64_t fitting = size_ == 0 ? kFoldTile : kTileElements / size_;
-    tile_ = std::min({inner_, kFoldTile, std::max(fitting, kFewestColumns)});
+    const std::int64_t fitting = size_ == 0 ? kReductionTile : kTileElements / size_;
+    tile_ = std::min({inner_, kReductionTile, std::max(fitting, kFewestColumns)});
 }
 
 std::size_t Softmax::scratch_bytes() const {

@@ -131,7 +131,7 @@ std::size_t ArgExtreme::scratch_bytes() const {
 template <typename T>
 void ArgExtreme::run_as(const T* x, std::int64_t* y) const {
     const AxisGeometry& g = geometry_;
-    const ArgFunctions<T>& functions = select_table().of<T>().arg;
+    const ArgFunctions<T>& functions = sorting_table().of<T>().arg;
     if (g.inner == 1) {
         const double cost = 10 + kElementNanoseconds * static_cast<double>(g.size);
         parallel_for(threads(), g.outer, cost, [&](std::int64_t begin, std::int64_t end) {
@@ -159,7 +159,7 @@ void ArgExtreme::run_halves(const T* x, std::int64_t* y, std::int16_t* ranks) co
     parallel_for(
         threads(), count(inputs_[0].shape), 0.1,
         [&](std::int64_t begin, std::int64_t end) {
-            select_table().rank(x + begin, end - begin, largest_, ranks + begin);
+            sorting_table().rank(x + begin, end - begin, largest_, ranks + begin);
         },
         64);
     run_as(static_cast<const std::int16_t*>(ranks), y);
@@ -249,7 +249,7 @@ template <typename T>
 void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     using K = Key<T>;
     const AxisGeometry& g = geometry_;
-    const KeyFunctions<T>& functions = select_table().key<T>();
+    const KeyFunctions<T>& functions = sorting_table().key<T>();
     const auto* x = static_cast<const T*>(inputs[0]);
     auto* values = static_cast<T*>(outputs[0]);
     auto* indices = static_cast<std::int64_t*>(outputs[1]);

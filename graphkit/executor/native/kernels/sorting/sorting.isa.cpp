@@ -278,21 +278,21 @@ std::int64_t next_block(const T* x, std::int64_t stride, std::int64_t at, std::i
 }
 
 template <typename T>
-constexpr SelectFunctions<T> select_functions() {
+constexpr SortingFunctions<T> sorting_functions() {
     return {{arg_row<T>, arg_columns<T>}, {key<T>, next_block<T>}};
 }
 
-constexpr SelectTable make_select_table() {
-    return {select_functions<float>(),
-            select_functions<double>(),
-            select_functions<std::int8_t>(),
-            select_functions<std::int16_t>(),
-            select_functions<std::int32_t>(),
-            select_functions<std::int64_t>(),
-            select_functions<std::uint8_t>(),
-            select_functions<std::uint16_t>(),
-            select_functions<std::uint32_t>(),
-            select_functions<std::uint64_t>(),
+constexpr SortingTable make_sorting_table() {
+    return {sorting_functions<float>(),
+            sorting_functions<double>(),
+            sorting_functions<std::int8_t>(),
+            sorting_functions<std::int16_t>(),
+            sorting_functions<std::int32_t>(),
+            sorting_functions<std::int64_t>(),
+            sorting_functions<std::uint8_t>(),
+            sorting_functions<std::uint16_t>(),
+            sorting_functions<std::uint32_t>(),
+            sorting_functions<std::uint64_t>(),
             rank_halves<Float16>,
             rank_halves<BFloat16>,
             {key<Float16>, next_block<Float16>},
@@ -301,6 +301,6 @@ constexpr SelectTable make_select_table() {
 
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(SelectTable, select_table) = make_select_table();
+GRAPHKIT_ISA_DEFINE(SortingTable, sorting_table) = make_sorting_table();
 
 }  // namespace graphkit

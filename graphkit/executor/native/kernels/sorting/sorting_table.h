@@ -42,22 +42,22 @@ struct KeyFunctions {
 };
 
 template <typename T>
-struct SelectFunctions {
+struct SortingFunctions {
     ArgFunctions<T> arg;
     KeyFunctions<T> key;
 };
 
-struct SelectTable {
-    SelectFunctions<float> f32;
-    SelectFunctions<double> f64;
-    SelectFunctions<std::int8_t> i8;
-    SelectFunctions<std::int16_t> i16;
-    SelectFunctions<std::int32_t> i32;
-    SelectFunctions<std::int64_t> i64;
-    SelectFunctions<std::uint8_t> u8;
-    SelectFunctions<std::uint16_t> u16;
-    SelectFunctions<std::uint32_t> u32;
-    SelectFunctions<std::uint64_t> u64;
+struct SortingTable {
+    SortingFunctions<float> f32;
+    SortingFunctions<double> f64;
+    SortingFunctions<std::int8_t> i8;
+    SortingFunctions<std::int16_t> i16;
+    SortingFunctions<std::int32_t> i32;
+    SortingFunctions<std::int64_t> i64;
+    SortingFunctions<std::uint8_t> u8;
+    SortingFunctions<std::uint16_t> u16;
+    SortingFunctions<std::uint32_t> u32;
+    SortingFunctions<std::uint64_t> u64;
     // Half floats as integers of the same order; NaN is above all numbers if `largest`, else below.
     void (*rank_f16)(const Float16* x, std::int64_t size, bool largest, std::int16_t* to);
     void (*rank_bf16)(const BFloat16* x, std::int64_t size, bool largest, std::int16_t* to);
@@ -65,7 +65,7 @@ struct SelectTable {
     KeyFunctions<BFloat16> key_bf16;
 
     template <typename T>
-    const SelectFunctions<T>& of() const {
+    const SortingFunctions<T>& of() const {
         if constexpr (std::is_same_v<T, float>) {
             return f32;
         } else if constexpr (std::is_same_v<T, double>) {
@@ -109,6 +109,6 @@ struct SelectTable {
     }
 };
 
-GRAPHKIT_ISA_TABLE(SelectTable, select_table);
+GRAPHKIT_ISA_TABLE(SortingTable, sorting_table);
 
 }  // namespace graphkit
