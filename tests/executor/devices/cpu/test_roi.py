@@ -1,4 +1,4 @@
-"""Native kernels of regions, blocks, running totals and Lp pools against the operators' references."""
+"""Native kernels of regions against the operators' references."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.devices.cpu import native
 from graphkit.ops.image.roi import NonMaxSuppression, RoiAlign
-from graphkit.ops.math.cumulative import CumProd, CumSum, LinearRecurrence
-from graphkit.ops.nn.im2col import Col2Im, Im2Col
-from graphkit.ops.nn.pool import LpPool
 from graphkit.ops.xp import numpy_xp
 
 SEEDS = range(12)
 
 
 pytestmark = pytest.mark.usefixtures("isa")
-
-
-# --- regions --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -98,89 +92,6 @@ def test_suppression_runs_natively_in_a_program():
     bound = gk.Model({"y": gk.non_max_suppression(gk.input("b", [1, 5, 4]), gk.input("s", [1, 2, 5]), *limits)})
     steps = {step.op: step.kernel for step in bound.compile().plan.steps}
     assert steps["NonMaxSuppression"] == "native"
-
-
-# --- blocks ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_columns(seed, dtype):
-    rng = np.random.default_rng(seed)
-    rank = int(rng.integers(1, 4))
-    block, strides, dilations = (tuple(int(v) for v in rng.integers(1, high, rank)) for high in (4, 4, 3))
-    pads = tuple(int(v) for v in rng.integers(0, 3, 2 * rank))
-    span = [(k - 1) * d + 1 for k, d in zip(block, dilations, strict=True)]
-    image = tuple(s + int(rng.integers(0, 6)) for s in span)
-    attrs = {"strides": strides, "dilations": dilations, "pads": pads}
-    x = rng.integers(-9, 9, (2, 3, *image)).astype(dtype)
-    expected = Im2Col(**attrs).reference(numpy_xp, x, np.array(block))
-    window, positions = Im2Col(**attrs).window(image, block)
-    common = dict(
-        batch=2, channels=3, image=image, block=block, positions=positions, strides=window.strides,
-        dilations=window.dilations, begin=window.begin, dtype=np.dtype(dtype).name, threads=2,
-    )  # fmt: skip
-    columns = np.full(expected.shape, 99, dtype)
-    native.Columns(add=False, **common)([x], [columns])
-    np.testing.assert_array_equal(columns, expected)
-    y = np.full(x.shape, 99, dtype)
-    native.Columns(add=True, **common)([columns], [y])
-    np.testing.assert_array_equal(y, Col2Im(**attrs).reference(numpy_xp, columns, np.array(image), np.array(block)))
-
-
-# --- running totals -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint64"])
-@pytest.mark.parametrize("exclusive", [False, True])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(("shape", "axis"), [((7,), 0), ((9, 5), 1), ((3, 4, 130), 1), ((2, 6, 3), 0), ((4, 0), 1)])
-def test_running_totals(shape, axis, reverse, exclusive, dtype):
-    x = np.random.default_rng(1).integers(1, 3, shape).astype(dtype)
-    for op, product in ((CumSum, False), (CumProd, True)):
-        y = np.full(shape, 77, dtype)
-        native.Cumulative(shape, axis, product, exclusive, reverse, dtype, 2)([x], [y])
-        expected = op(exclusive=exclusive, reverse=reverse).reference(numpy_xp, x, np.array(axis))
-        np.testing.assert_array_equal(y, expected)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(("shape", "axis"), [((7,), 0), ((9, 5), 1), ((3, 4, 130), 1), ((2, 6, 3), 0), ((4, 0), 1)])
-def test_linear_recurrence(shape, axis, reverse, dtype):
-    a, b = np.random.default_rng(2).uniform(-1, 1, (2, *shape)).astype(dtype)
-    expected = LinearRecurrence(axis=axis, reverse=reverse).reference(numpy_xp, a, b)
-    kernel = native.LinearRecurrence(shape, axis, reverse, dtype, 2)
-    for target in (np.empty_like(b), b, a):  # apart, and in place of either operand
-        given = [a.copy() if target is b else a, b.copy() if target is a else b]
-        given = [target if v is target else v for v in given]
-        kernel(given, [target])
-        np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
-        a, b = np.random.default_rng(2).uniform(-1, 1, (2, *shape)).astype(dtype)
-
-
-# --- pools ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("p", [1, 2, 3])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_lp_pool(seed, p):
-    rng = np.random.default_rng(seed)
-    rank = int(rng.integers(1, 4))
-    kernel, strides, dilations = (tuple(int(v) for v in rng.integers(1, high, rank)) for high in (4, 4, 3))
-    pads = tuple(int(rng.integers(0, k)) for k in kernel * 2)
-    spatial = tuple((k - 1) * d + 1 + int(rng.integers(0, 6)) for k, d in zip(kernel, dilations, strict=True))
-    shape = (2, 3, *spatial)
-    op = LpPool(
-        kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads, p=p, ceil_mode=bool(rng.integers(0, 2))
-    )
-    x = rng.standard_normal(shape).astype(np.float32)
-    expected = op.reference(numpy_xp, x)
-    window = op.window_of(spatial)
-    geometry = native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
-    y = np.full(expected.shape, np.nan, np.float32)
-    native.LpPool(shape, expected.shape, geometry, p, 2)([x], [y])
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_program_names_the_node_of_a_region_outside():

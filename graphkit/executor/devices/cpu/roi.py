@@ -1,4 +1,4 @@
-"""Regions and blocks of images: RoiAlign, NonMaxSuppression, Im2Col and Col2Im."""
+"""Regions of images: RoiAlign and NonMaxSuppression."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import constants, kernel, native, shape, sized
+from graphkit.executor.devices.cpu._base import kernel, native, shape, sized
 from graphkit.executor.devices.kernels import KernelContext, SizedKernel
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
-from graphkit.ops._base import DOMAIN
 
 
 @kernel("RoiAlign")
@@ -28,38 +27,6 @@ def _roi_align(node: Node, context: KernelContext) -> Any:
         scale=op.spatial_scale,
         half_pixel=op.coordinate_transformation_mode == "half_pixel",
         maximum=op.mode == "max",
-        threads=context.threads,
-    )
-
-
-@kernel("Col2Im")
-def _col2im(node: Node, context: KernelContext) -> Any:
-    return _columns(node, context, shape(node.output), constants(node.inputs[2]), add=True)
-
-
-@kernel("Im2Col", DOMAIN)
-def _im2col(node: Node, context: KernelContext) -> Any:
-    return _columns(node, context, shape(node.inputs[0]), constants(node.inputs[1]), add=False)
-
-
-def _columns(
-    node: Node, context: KernelContext, images: tuple[int, ...], block: tuple[int, ...] | None, *, add: bool
-) -> Any:
-    op: Any = node.op
-    if block is None:
-        return None
-    window, positions = op.window(images[2:], block)
-    return native.Columns(
-        add=add,
-        batch=images[0],
-        channels=images[1],
-        image=images[2:],
-        block=block,
-        positions=positions,
-        strides=window.strides,
-        dilations=window.dilations,
-        begin=window.begin,
-        dtype=node.output.dtype.value,
         threads=context.threads,
     )
 

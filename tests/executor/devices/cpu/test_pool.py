@@ -9,7 +9,7 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastMaxPoolGrad,
     ChannelsLastMaxPoolTaps,
 )
-from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, MaxPool, MaxPoolGrad
+from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, MaxPoolGrad
 from graphkit.ops.xp import numpy_xp
 
 
@@ -197,3 +197,24 @@ def test_gradient_of_averages_with_channels_last(case, include_pad, isa):
     native.ChannelsLastAveragePoolGrad(pooled, shape, window, include_pad, 2)([dy], [dx])
     expected = op.reference(numpy_xp, dy.astype(np.float64), dx)
     np.testing.assert_allclose(dx, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_lp_pool(seed, p, isa):
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, 4))
+    kernel, strides, dilations = (tuple(int(v) for v in rng.integers(1, high, rank)) for high in (4, 4, 3))
+    pads = tuple(int(rng.integers(0, k)) for k in kernel * 2)
+    spatial = tuple((k - 1) * d + 1 + int(rng.integers(0, 6)) for k, d in zip(kernel, dilations, strict=True))
+    shape = (2, 3, *spatial)
+    op = LpPool(
+        kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads, p=p, ceil_mode=bool(rng.integers(0, 2))
+    )
+    x = rng.standard_normal(shape).astype(np.float32)
+    expected = op.reference(numpy_xp, x)
+    window = op.window_of(spatial)
+    geometry = native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
+    y = np.full(expected.shape, np.nan, np.float32)
+    native.LpPool(shape, expected.shape, geometry, p, 2)([x], [y])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
