@@ -5,8 +5,8 @@
 Each mutant changes one operator, comparison or number in one line of a file drawn at random with `--seed`; then come
 the tests of that file's room, and where these pass those of whole networks. Needs graphkit installed in editable mode
 from this checkout, without changes; `--build` is the command that builds the extension again (default: an editable
-install into build/mutation). The record is written after every mutant, and a second call goes on where the first one stopped.
-The kind of a survivor is for a person to tell: a gap in the tests, or a change that computes the same.
+install into build/mutation). The record is written after every mutant, and a second call goes on where the first one
+stopped. The kind of a survivor is for a person to tell: a gap in the tests, or a change that computes the same.
 """
 
 from __future__ import annotations

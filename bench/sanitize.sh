@@ -41,7 +41,7 @@ address() {
 thread() {
     # Without OpenMP, whose runtime ThreadSanitizer does not understand. The engine starts no parallel regions.
     "$compiler" -std=c++20 -O1 -g -fsanitize=thread -Wall -Wextra -Wno-unknown-pragmas -I "$native" \
-        "$root/tests/executor/devices/cpu/engine_stress.cpp" "$native/engine.cpp" "$native/variable.cpp" "$native/threads.cpp" \
+        "$root/tests/executor/devices/cpu/engine_stress.cpp" "$native"/runtime/{engine,variable,threads}.cpp \
         -pthread -o "$work/stress"
     TSAN_OPTIONS=halt_on_error=1 "$work/stress" 10
 }

@@ -245,7 +245,7 @@ class TriangularSystem(Kernel):
         threads: int = 0,
     ) -> None: ...
 
-class Columns(Kernel):
+class Im2Col(Kernel):
     def __init__(
         self,
         *,

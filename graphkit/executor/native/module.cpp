@@ -1,12 +1,8 @@
-// The Python module graphkit._native. graphkit/_native.pyi describes it.
-#include "bindings.h"
-#include "cpu_info.h"
-#include "isa.h"
-
-#ifdef GRAPHKIT_ONEDNN
-#include "not_finite.h"
-#include "onednn.h"
-#endif
+// The Python module graphkit._native.
+#include "runtime/bindings.h"
+#include "runtime/cpu_info.h"
+#include "runtime/isa.h"
+#include "runtime/not_finite.h"
 
 NB_MODULE(_native, m) {
     using namespace graphkit;
@@ -30,26 +26,10 @@ NB_MODULE(_native, m) {
     nb::exception<NotFinite>(m, "NotFinite", error);
     nb::exception<Unsupported>(m, "Unsupported", error);  // after its base, so that it is tried first
 
-    bind_kernels(m);
-    bind_program(m);
-    bind_engine(m, error);
-    bind_pooling(m);
-    bind_pointwise(m);
-    bind_movement(m);
-    bind_random(m);
-    bind_reduce(m);
-    bind_normalization(m);
-    bind_loss(m);
-    bind_attention(m);
-    bind_recurrent(m);
-    bind_regions(m);
-    bind_linear(m);
 #ifdef GRAPHKIT_ONEDNN
     m.def("has_onednn", [] { return true; });
-    m.def("onednn_version", &onednn_version);
-    m.def("onednn_isa", &onednn_isa, "The instruction set that oneDNN uses.");
-    bind_onednn(m);
 #else
     m.def("has_onednn", [] { return false; });
 #endif
+    bind_all(m);
 }

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -94,6 +95,18 @@ def shape(value: Value | None) -> tuple[int, ...]:
     """The static shape of an operand that is there."""
     assert value is not None
     return value.tensor.static_shape
+
+
+def dtype(node: Node, position: int = 0) -> str:
+    """The name of the element type of an operand that is there."""
+    value = operand(node, position)
+    assert value is not None
+    return value.dtype.value
+
+
+def row_major(sizes: Sequence[int]) -> list[int]:
+    """Elements between neighbours along each axis."""
+    return [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
 def constants(value: Value | None) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-// Vectors of channels, whole or in part. Only simd/<family>_<isa>.cpp include this.
+// Vectors of channels, whole or in part. For *.isa.cpp only.
 #pragma once
 
 #include "simd/vector.h"

@@ -1,7 +1,7 @@
-// Half floats to float and back, to the nearest and to even at ties. Included by simd/<family>_<isa>.cpp only.
+// Half floats to float and back, to the nearest and to even at ties. For *.isa.cpp only.
 #pragma once
 
-#include "half.h"
+#include "simd/half.h"
 #include "simd/vector.h"
 
 namespace graphkit {

@@ -1,4 +1,4 @@
-// Loops over a row: element by element, and sums. Included by simd/<family>_<isa>.cpp only.
+// Loops over a row: element by element, and sums. For *.isa.cpp only.
 #pragma once
 
 #include "simd/vector.h"

@@ -1,4 +1,4 @@
-// Vectors of the instruction set that a translation unit is compiled for. Only simd/<family>_<isa>.cpp include this:
+// Vectors of the instruction set that a translation unit is compiled for. For *.isa.cpp only:
 // everything here has internal linkage, so that the linker never takes one instruction set's code for another's.
 #pragma once
 

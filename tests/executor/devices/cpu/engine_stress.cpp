@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine.h"
+#include "runtime/engine.h"
 
 using namespace graphkit;
 

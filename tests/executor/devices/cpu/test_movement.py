@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.cpu.movement import row_major
+from graphkit.executor.devices.cpu._base import row_major
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.ir.graph import Value

@@ -1,0 +1,40 @@
+"""Tensors made from a few numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.cpu._base import dtype, kernel, native, shape
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.ir.graph import Node
+
+
+@kernel("OneHot")
+def _one_hot(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    y = shape(node.output)
+    indices, depth, _ = (shape(v) for v in node.inputs)
+    size = y[op.axis]
+    return native.OneHot(indices, depth, size, op.axis, dtype(node, 2), dtype(node), dtype(node, 1), context.threads)
+
+
+@kernel("EyeLike")
+def _eye_like(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    one = np.ones((), node.output.dtype.numpy).tobytes()
+    return native.EyeLike(shape(node.inputs[0]), dtype(node), op.k, one, node.output.dtype.value, context.threads)
+
+
+@kernel("ConstantOfShape")
+def _constant_of_shape(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    element = np.zeros((), np.float32) if op.value is None else op.value.array
+    return native.Fill(shape(node.output), element.tobytes(), node.output.dtype.value, context.threads)
+
+
+@kernel("Range")
+def _range(node: Node, context: KernelContext) -> Any:
+    shapes = [shape(v) for v in node.inputs]
+    return native.Range(shapes, shape(node.output)[0], dtype(node), context.threads)

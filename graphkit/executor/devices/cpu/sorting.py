@@ -1,0 +1,36 @@
+"""Positions of extreme elements, and the k largest or smallest ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphkit.executor.devices.cpu._base import kernel, native, shape
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.ir.graph import Node
+
+
+def _arg_extreme(node: Node, context: KernelContext, largest: bool) -> Any:
+    op: Any = node.op
+    x = node.inputs[0]
+    assert x is not None
+    return native.ArgExtreme(
+        shape(x), op.axis, shape(node.output), str(x.dtype), largest, op.select_last_index, context.threads
+    )
+
+
+@kernel("ArgMax")
+def _arg_max(node: Node, context: KernelContext) -> Any:
+    return _arg_extreme(node, context, largest=True)
+
+
+@kernel("ArgMin")
+def _arg_min(node: Node, context: KernelContext) -> Any:
+    return _arg_extreme(node, context, largest=False)
+
+
+@kernel("TopK")
+def _top_k(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    values = node.outputs[0]
+    count = shape(values)[op.axis]
+    return native.TopK(shape(node.inputs[0]), op.axis, count, str(values.dtype), op.largest, context.threads)

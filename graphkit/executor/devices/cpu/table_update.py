@@ -1,0 +1,49 @@
+"""Pointwise updates of a table whose gradient is given by rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from graphkit.executor.devices.cpu._base import kernel, native
+from graphkit.executor.devices.cpu.pointwise import kernel_of
+from graphkit.executor.devices.kernel import KernelContext
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.subgraph import inline
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import DOMAIN
+from graphkit.ops.internal.fused import Fused
+
+# Elements of a table's tile: long enough that a kernel's start counts little, short enough for the second-level cache.
+_TILE = 4096
+
+
+@kernel("TableUpdate", DOMAIN)
+def _table_update(node: Node, context: KernelContext) -> Any:
+    op: Any = node.op
+    table = op.body.inputs[0].tensor
+    indices = node.inputs[1]
+    assert indices is not None
+    size, *rest = table.static_shape
+    rows = max(1, min(size, _TILE // max(1, math.prod(rest))))
+    if table.dtype is not DType.FLOAT32 or not table.static_shape or not math.prod(table.static_shape):
+        return None
+
+    def tile(count: int) -> Any:
+        def cut(value: Value) -> Value:
+            return value if value.tensor.shape == () else Value(TensorType(value.dtype, (count, *rest)))
+
+        inputs = [cut(v) for v in op.body.inputs]
+        results = inline(op.body, inputs)
+        stand_in = Node(Fused(body=Graph(inputs, results)), inputs)
+        return kernel_of("TableUpdate", stand_in, inputs, results, replace(context, threads=1))
+
+    whole = tile(rows)
+    left = tile(size % rows) if size % rows else None
+    if whole is None or (size % rows and left is None):
+        return None
+    dtype = indices.dtype.value
+    return native.TableUpdate(
+        whole, left, size=size, indices=indices.tensor.static_shape, index_dtype=dtype, threads=context.threads
+    )

@@ -1,0 +1,163 @@
+// Scaled dot-product attention, fused: scores never leave the near caches.
+#include <algorithm>
+#include <optional>
+
+#include "kernels/attention/attention_table.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// y = softmax(scale * q @ k^T + mask) @ v for each head, in float32.
+//
+// q: [N, H, L, D], k: [N, H, S, D], v: [N, H, S, Dv] -> [N, H, L, Dv]; with heads_last they are [N, L, H, D] and so on,
+// with output_heads_last y is. The mask broadcasts to [N, H, L, S]: floats are added, where a boolean one is false the
+// score is `hidden_score`. Causal: query i sees no key behind i + S - L. Rows that see nothing are NaN.
+class Attention : public Kernel {
+  public:
+    Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
+              double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    // Where the rows of a head lie.
+    struct Rows {
+        std::int64_t batch, head, row;
+        std::int64_t offset(std::int64_t n, std::int64_t h) const { return n * batch + h * head; }
+    };
+    static Rows rows_of(std::int64_t heads, std::int64_t rows, std::int64_t columns, bool heads_last);
+
+    const AttentionTable& table_;
+    std::int64_t batch_, heads_;
+    Rows q_{}, k_{}, v_{}, y_{};
+    std::int64_t mask_strides_[4] = {};
+    bool masked_, boolean_mask_;
+    AttentionBlock block_{};  // what all blocks share
+    std::int64_t queries_;    // rows of q
+};
+
+// Nanoseconds of a multiplication and addition.
+constexpr double kProductNanoseconds = 0.02;
+
+}  // namespace
+
+Attention::Rows Attention::rows_of(std::int64_t heads, std::int64_t rows, std::int64_t columns, bool heads_last) {
+    const std::int64_t batch = heads * rows * columns;
+    return heads_last ? Rows{batch, columns, heads * columns} : Rows{batch, rows * columns, columns};
+}
+
+Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
+                     double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
+                     int threads)
+    : Kernel("Attention", threads),
+      table_(attention_table()),
+      masked_(mask.has_value()),
+      boolean_mask_(boolean_mask) {
+    inputs_ = {{"q", q}, {"k", k}, {"v", v}};
+    if (mask) {
+        inputs_.push_back({"mask", *mask, boolean_mask ? ElementType::boolean : ElementType::f32});
+    }
+    const auto fail = [&](const std::string& what) { throw NativeError(describe() + ": " + what); };
+    if (q.size() != 4 || k.size() != 4 || v.size() != 4) {
+        fail("operands of four axes are expected");
+    }
+    const std::size_t head_axis = heads_last ? 2 : 1;
+    const std::size_t row_axis = heads_last ? 1 : 2;
+    batch_ = q[0];
+    heads_ = q[head_axis];
+    queries_ = q[row_axis];
+    const std::int64_t keys = k[row_axis];
+    if (k[0] != batch_ || v[0] != batch_ || k[head_axis] != heads_ || v[head_axis] != heads_ || v[row_axis] != keys ||
+        k[3] != q[3]) {
+        fail("the shapes do not go together");
+    }
+    const Dims y = output_heads_last ? Dims{batch_, queries_, heads_, v[3]} : Dims{batch_, heads_, queries_, v[3]};
+    outputs_ = {{"y", y}};
+    q_ = rows_of(heads_, queries_, q[3], heads_last);
+    k_ = rows_of(heads_, keys, k[3], heads_last);
+    v_ = rows_of(heads_, keys, v[3], heads_last);
+    y_ = rows_of(heads_, queries_, v[3], output_heads_last);
+    if (mask) {
+        const Dims scores{batch_, heads_, queries_, keys};
+        const Dims strides = row_major(*mask);
+        const std::size_t missing = 4 - std::min<std::size_t>(mask->size(), 4);
+        for (std::size_t i = 0; i < mask->size(); ++i) {
+            const std::int64_t size = (*mask)[i];
+            if (mask->size() > 4 || (size != 1 && size != scores[missing + i])) {
+                fail("the mask does not broadcast to " + to_string(scores));
+            }
+            mask_strides_[missing + i] = size == 1 ? 0 : strides[i];
+        }
+    }
+    block_.keys = keys;
+    block_.depth = q[3];
+    block_.value_depth = v[3];
+    block_.q_stride = q_.row;
+    block_.k_stride = k_.row;
+    block_.v_stride = v_.row;
+    block_.y_stride = y_.row;
+    block_.scale = static_cast<float>(scale);
+    block_.hidden_score = static_cast<float>(hidden_score);
+    block_.mask_row = mask_strides_[2];
+    block_.mask_key = mask_strides_[3];
+    block_.causal_offset = causal ? keys - queries_ : keys;
+}
+
+std::size_t Attention::scratch_bytes() const {
+    const std::int64_t floats = table_.memory(block_.depth, block_.value_depth);
+    return static_cast<std::size_t>(std::max(threads(), 1)) * static_cast<std::size_t>(floats) * sizeof(float);
+}
+
+void Attention::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (block_.value_depth == 0) {
+        return;
+    }
+    const auto* q = static_cast<const float*>(inputs[0]);
+    const auto* k = static_cast<const float*>(inputs[1]);
+    const auto* v = static_cast<const float*>(inputs[2]);
+    auto* y = static_cast<float*>(outputs[0]);
+    const std::int64_t blocks = (queries_ + table_.queries - 1) / table_.queries;
+    const std::int64_t products =
+        std::min(queries_, table_.queries) * block_.keys * (block_.depth + block_.value_depth);
+    const double cost = 100 + kProductNanoseconds * static_cast<double>(products);
+    parallel_for(threads(), batch_ * heads_ * blocks, cost, [&](std::int64_t begin, std::int64_t end) {
+        auto* memory = reinterpret_cast<float*>(scratch) +
+                       thread_number() * table_.memory(block_.depth, block_.value_depth);
+        for (std::int64_t item = begin; item < end; ++item) {
+            const std::int64_t n = item / blocks / heads_;
+            const std::int64_t h = item / blocks % heads_;
+            const std::int64_t row = item % blocks * table_.queries;
+            AttentionBlock block = block_;
+            block.q = q + q_.offset(n, h) + row * q_.row;
+            block.k = k + k_.offset(n, h);
+            block.v = v + v_.offset(n, h);
+            block.y = y + y_.offset(n, h) + row * y_.row;
+            block.rows = std::min(table_.queries, queries_ - row);
+            block.causal_offset += block_.causal_offset < block_.keys ? row : 0;
+            if (masked_) {
+                const std::int64_t at = n * mask_strides_[0] + h * mask_strides_[1] + row * mask_strides_[2];
+                if (boolean_mask_) {
+                    block.visible = static_cast<const std::uint8_t*>(inputs[3]) + at;
+                } else {
+                    block.added = static_cast<const float*>(inputs[3]) + at;
+                }
+            }
+            table_.run(block, memory);
+        }
+    });
+}
+
+GRAPHKIT_BINDINGS(attention) {
+    nb::class_<Attention, Kernel>(m, "Attention")
+        .def(nb::init<const Dims&, const Dims&, const Dims&, const std::optional<Dims>&, bool, double, double, bool,
+                      bool, bool, int>(),
+             "q"_a, "k"_a, "v"_a, "mask"_a.none() = nb::none(), "boolean_mask"_a = false, "scale"_a = 1.0,
+             "hidden_score"_a = 0.0, "causal"_a = false, "heads_last"_a = false, "output_heads_last"_a = false,
+             "threads"_a = 0);
+}
+
+}  // namespace graphkit

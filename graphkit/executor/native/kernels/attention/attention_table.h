@@ -1,0 +1,39 @@
+// Scaled dot-product attention of a block of queries, compiled for several instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/isa.h"
+
+namespace graphkit {
+
+// Up to `queries` rows of q against all keys. Elements of a row are neighbours; strides lie between rows.
+struct AttentionBlock {
+    const float* q;  // `rows` rows of `depth`
+    const float* k;  // `keys` rows of `depth`
+    const float* v;  // `keys` rows of `value_depth`
+    float* y;        // `rows` rows of `value_depth`
+    std::int64_t rows, keys, depth, value_depth;
+    std::int64_t q_stride, k_stride, v_stride, y_stride;
+    float scale;
+
+    // One of them or none. The mask of row i and key j is element i * mask_row + j * mask_key.
+    const float* added;           // to the scores
+    const std::uint8_t* visible;  // where it is 0, the score is hidden_score
+    std::int64_t mask_row, mask_key;
+    float hidden_score;
+
+    // Row i sees the keys up to causal_offset + i; `keys` or more where all are seen.
+    std::int64_t causal_offset;
+};
+
+struct AttentionTable {
+    std::int64_t queries;  // the most rows of a block
+    // Floats of working memory, aligned to kAlignment.
+    std::int64_t (*memory)(std::int64_t depth, std::int64_t value_depth);
+    void (*run)(const AttentionBlock& block, float* memory);
+};
+
+GRAPHKIT_ISA_TABLE(AttentionTable, attention_table);
+
+}  // namespace graphkit

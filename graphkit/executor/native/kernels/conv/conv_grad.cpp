@@ -1,0 +1,305 @@
+// The two gradients of a convolution.
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "kernels/conv/conv_library.h"
+#include "kernels/conv/window_products.h"
+#include "onednn/product.h"
+#include "runtime/bindings.h"
+
+namespace graphkit {
+namespace {
+
+using dnnl::algorithm;
+using dnnl::memory;
+
+constexpr auto kF32 = ElementType::f32;
+
+// Filters of a piece of the gradient of weights: whole vectors, and enough for what it reads.
+constexpr std::int64_t kFilterGrain = 16;
+constexpr std::int64_t kLeastFilters = 32;
+// Channels in the library's widest vectors of float32.
+constexpr std::int64_t kVectorChannels = 16;
+
+struct GradientOptions {
+    bool pack_weights = false;  // the weights are constant: they come in oneDNN's layout
+    bool channels_last = false;  // x, dx and dy lie in memory as [N, spatial, C]
+    ElementType type = ElementType::f32;  // of x, w, dy and dx: f32 or bf16
+    bool deterministic = false;  // the same bits for any number of threads
+};
+
+// dx from dy and w: the gradient of Convolution in x.
+class ConvolutionBackwardData final : public ConvolutionKernel {
+  public:
+    ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window, const GradientOptions& options,
+                            int threads);
+
+  private:
+    void prepare(const Dims& dy, const Dims& w, const Dims& dx, const Window& window, const GradientOptions& options,
+                 const Way& way);
+};
+
+// dw (and the bias gradient, when asked) from x and dy. The results are float32 for operands of any type.
+class ConvolutionBackwardWeights final : public ConvolutionKernel {
+  public:
+    ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
+                               const GradientOptions& options, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::string implementation() const override;
+
+  private:
+    void as_product(std::int64_t positions, const Dims& dw, ElementType type);
+    void as_convolution(const Dims& x, const Dims& dy, const Dims& dw, const Window& window, bool last,
+                        ElementType type);
+
+    std::optional<WindowProducts> products_;
+};
+
+// From so many channels on, on both sides, a product of matrices is at least as fast as the convolution's gradient.
+constexpr std::int64_t kProductChannels = 64;
+
+// Whether windows are single elements, one for each of the input.
+bool is_pointwise(const Dims& w, const Window& window) {
+    const auto all = [](const Dims& values, std::int64_t value) {
+        return std::all_of(values.begin(), values.end(), [=](std::int64_t v) { return v == value; });
+    };
+    return window.groups == 1 && all(Dims(w.begin() + 2, w.end()), 1) && all(window.strides, 1) &&
+           all(window.pads_begin, 0) && all(window.pads_end, 0);
+}
+
+// In how many parts the gradient of weights cuts the batch, whose results are added, and the filters.
+struct WeightCuts {
+    std::int64_t images = 1;
+    std::int64_t filters = 1;
+};
+
+// The cuts that read and write least: partial results have the size of dw each, a part of the filters copies its part
+// of dy and reads all of x.
+WeightCuts cut_weights(const Dims& x, const Dims& dy, const Dims& dw, std::int64_t groups, std::int64_t pieces) {
+    WeightCuts best;
+    std::int64_t most = 0;
+    std::int64_t least = std::numeric_limits<std::int64_t>::max();
+    for (const std::int64_t filters : numbers_of_parts(groups == 1 ? dw[0] : 1, kLeastFilters, pieces)) {
+        const std::int64_t images = std::min(x[0], pieces / filters);
+        const std::int64_t results = (images > 1 ? 3 * images : 1) * count(dw);
+        const std::int64_t traffic = results + (filters > 1 ? 2 : 1) * count(dy) + 2 * filters * count(x);
+        const std::int64_t made = images * filters;
+        if (made > most || (made == most && traffic < least)) {
+            most = made;
+            least = traffic;
+            best = {images, filters};
+        }
+    }
+    return best;
+}
+
+}  // namespace
+
+ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const Window& window,
+                                                 const GradientOptions& options, int threads)
+    : ConvolutionKernel("ConvolutionBackwardData", threads, options.deterministic) {
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    inputs_ = {{"dy", dy, type}, {"w", w, type}};
+    outputs_ = {{"dx", dx, type}};
+    check_shapes(*this, dx, w, dy, window);
+    inputs_[0].shape = placed(dy, last);
+    outputs_[0].shape = placed(dx, last);
+    empty_ = count(dy) == 0 || count(dx) == 0;
+    if (empty_) {
+        return;
+    }
+    guarded(*this, [&] { choose_way(last, {}, [&](const Way& way) { prepare(dy, w, dx, window, options, way); }); });
+}
+
+void ConvolutionBackwardData::prepare(const Dims& dy, const Dims& w, const Dims& dx, const Window& window,
+                                      const GradientOptions& options, const Way& way) {
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    const Dims weights = grouped(w, window.groups);
+    memory::desc w_layout = any(weights, type);
+    for (const Range& images : cut(dx[0], pieces_for(multiply_adds(w, dy)))) {
+        const Dims dy_part = with_batch(dy, images.size);
+        const Dims dx_part = with_batch(dx, images.size);
+        add_piece(piece_of(images, image_bytes(dy, type), image_bytes(dx, type)), {images.size}, [&] {
+            const auto descriptor = choose<dnnl::convolution_backward_data>(
+                way.accepts, engine(), algorithm::convolution_direct, data_layout(dx_part, way.last, type), w_layout,
+                data_layout(dy_part, way.last, type), window.strides, library_dilations(window), window.pads_begin,
+                window.pads_end, forward_hint(dx_part, w, dy_part, window, way.last, type), Operation::attributes());
+            w_layout = descriptor.weights_desc();
+            Operation operation;
+            operation.input(DNNL_ARG_DIFF_DST, 0, laid_out(dy_part, last, type), descriptor.diff_dst_desc());
+            operation.input(DNNL_ARG_WEIGHTS, 1, w_layout, w_layout);
+            operation.output(DNNL_ARG_DIFF_SRC, 0, laid_out(dx_part, last, type), descriptor.diff_src_desc());
+            operation.finish(descriptor, dnnl::convolution_backward_data(descriptor));
+            return operation;
+        });
+    }
+    share_weights(plain(weights, type), w_layout, options.pack_weights);
+}
+
+ConvolutionBackwardWeights::ConvolutionBackwardWeights(Dims x, Dims dy, Dims dw, const Window& window, bool bias,
+                                                       const GradientOptions& options, int threads)
+    : ConvolutionKernel("ConvolutionBackwardWeights", threads, options.deterministic) {
+    const bool last = options.channels_last;
+    const ElementType type = options.type;
+    inputs_ = {{"x", x, type}, {"dy", dy, type}};
+    outputs_ = {{"dw", dw}};
+    check_shapes(*this, x, dw, dy, window);
+    inputs_[0].shape = placed(x, last);
+    inputs_[1].shape = placed(dy, last);
+    if (bias) {
+        outputs_.push_back({"dbias", {dw[0]}});
+    }
+    empty_ = count(dy) == 0 || count(x) == 0;
+    if (empty_) {
+        return;
+    }
+    if (last && !bias && is_pointwise(dw, window) && std::min(dw[0], dw[1]) >= kProductChannels) {
+        guarded(*this, [&] { as_product(count(x) / x[1], dw, type); });
+    } else {
+        guarded(*this, [&] {
+            if (!attempt([&] { as_convolution(x, dy, dw, window, last, type); })) {
+                products_.emplace(x, dy, dw, window, last, type, this->threads());
+            }
+        });
+    }
+}
+
+std::size_t ConvolutionBackwardWeights::scratch_bytes() const {
+    return products_ ? products_->scratch_bytes() : LibraryKernel::scratch_bytes();
+}
+
+void ConvolutionBackwardWeights::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (!products_) {
+        LibraryKernel::run(inputs, outputs, scratch);
+        return;
+    }
+    guarded(*this, [&] {
+        products_->run(inputs[0], inputs[1], static_cast<float*>(outputs[0]),
+                       outputs_.size() > 1 ? static_cast<float*>(outputs[1]) : nullptr, scratch);
+    });
+}
+
+std::string ConvolutionBackwardWeights::implementation() const {
+    return products_ ? std::string("windows:") + isa_name() : LibraryKernel::implementation();
+}
+
+// dy^T x over all positions. The product comes out in the plain order of the weights.
+void ConvolutionBackwardWeights::as_product(std::int64_t positions, const Dims& dw, ElementType type) {
+    const Matrices left{{}, dw[0], positions, true};
+    const Matrices right{{}, positions, dw[1], false};
+    const Matrices product{{}, dw[0], dw[1], false};
+    const double work = static_cast<double>(positions) * static_cast<double>(count(dw));
+    const auto pieces = cut_product(left, product, pieces_for(work), true);
+    sum_partials(pieces.back().partial + 1);
+    for (const ProductPiece& piece : pieces) {
+        const auto bytes = [](std::int64_t elements, ElementType of) {
+            return static_cast<std::size_t>(elements) * size_of(of);
+        };
+        Piece place;
+        place.inputs = {bytes(right.offset(0, piece.terms.begin, piece.columns.begin), type),
+                        bytes(left.offset(0, piece.rows.begin, piece.terms.begin), type), 0, 0};
+        place.outputs[0] = bytes(product.offset(0, piece.rows.begin, piece.columns.begin), kF32);
+        place.partial = piece.partial;
+        add_piece(place, piece.extents(), [&] {
+            const memory::desc a = left.descriptor(type, 1, piece.rows.size, piece.terms.size);
+            const memory::desc b = right.descriptor(type, 1, piece.terms.size, piece.columns.size);
+            const memory::desc y = product.descriptor(kF32, 1, piece.rows.size, piece.columns.size);
+            const auto descriptor = choose<dnnl::matmul>(any_name, engine(), a, b, y, Operation::attributes());
+            Operation operation;
+            operation.input(DNNL_ARG_SRC, 1, a, a);
+            operation.input(DNNL_ARG_WEIGHTS, 0, b, b);
+            operation.output(DNNL_ARG_DST, 0, y, y);
+            operation.finish(descriptor, dnnl::matmul(descriptor));
+            return operation;
+        });
+    }
+}
+
+void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, const Dims& dw, const Window& window,
+                                                bool last, ElementType type) {
+    const bool bias = outputs_.size() > 1;
+    const bool suits = WindowProducts::suits(dw, window, last);
+    // With the channels last, the library's gradients of dilated windows in bfloat16 read beside them.
+    const bool misreads = last && type == ElementType::bf16 &&
+                          std::any_of(window.dilations.begin(), window.dilations.end(), [](auto d) { return d > 1; });
+    // Of fewer channels than a vector has, its gradients of strided single elements write beyond their working memory.
+    const bool overruns = last && dw[1] < kVectorChannels &&
+                          std::all_of(dw.begin() + 2, dw.end(), [](auto k) { return k == 1; }) &&
+                          std::any_of(window.strides.begin(), window.strides.end(), [](auto step) { return step > 1; });
+    const Accepts accepts = [&](const std::string& name) {
+        return !(suits && is_by_columns(name)) && !(misreads && name.find("jit_bf16") != std::string::npos) &&
+               !(overruns && name.find("1x1") != std::string::npos);
+    };
+    const WeightCuts cuts = cut_weights(x, dy, dw, window.groups, pieces_for(multiply_adds(dw, dy)));
+    const auto image_ranges = cut(x[0], cuts.images);
+    sum_partials(image_ranges.size());
+    // Between filters in dy and in dw.
+    const std::size_t dy_step = size_of(type) * (last ? 1 : static_cast<std::size_t>(count(dy) / (dy[0] * dy[1])));
+    const std::size_t dw_step = size_of(kF32) * static_cast<std::size_t>(count(dw) / dw[0]);
+    for (std::size_t i = 0; i < image_ranges.size(); ++i) {
+        const Range images = image_ranges[i];
+        for (const Range& filters : cut(dw[0], cuts.filters, kFilterGrain)) {
+            const auto first = static_cast<std::size_t>(filters.begin);
+            Piece piece = piece_of(images, image_bytes(x, type), 0);
+            piece.inputs[1] = static_cast<std::size_t>(images.begin) * image_bytes(dy, type) + first * dy_step;
+            piece.outputs = {first * dw_step, first * size_of(kF32)};
+            piece.partial = i;
+            const Dims x_part = with_batch(x, images.size);
+            Dims dy_part = with_batch(dy, images.size);
+            Dims dw_part = dw;
+            dy_part[1] = dw_part[0] = filters.size;
+            add_piece(piece, {images.size, filters.size}, [&] {
+                const Dims weights = grouped(dw_part, window.groups);
+                const memory::desc bias_layout = bias ? plain({filters.size}, kF32) : memory::desc();
+                const memory::desc dy_given(dy_part, library_type(type), laid_out(dy, last, type).get_strides());
+                const auto descriptor = choose<dnnl::convolution_backward_weights>(
+                    accepts, engine(), algorithm::convolution_direct, data_layout(x_part, last, type),
+                    any(weights, kF32),
+                    bias_layout, data_layout(dy_part, last, type), window.strides, library_dilations(window),
+                    window.pads_begin, window.pads_end, forward_hint(x_part, dw_part, dy_part, window, last, type),
+                    Operation::attributes());
+                Operation operation;
+                operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
+                operation.input(DNNL_ARG_DIFF_DST, 1, dy_given, descriptor.diff_dst_desc());
+                operation.output(DNNL_ARG_DIFF_WEIGHTS, 0, plain(weights, kF32), descriptor.diff_weights_desc());
+                if (bias) {
+                    operation.output(DNNL_ARG_DIFF_BIAS, 1, bias_layout, descriptor.diff_bias_desc());
+                }
+                operation.finish(descriptor, dnnl::convolution_backward_weights(descriptor));
+                return operation;
+            });
+        }
+    }
+}
+
+GRAPHKIT_BINDINGS(conv_grad, "conv") {
+    nb::class_<ConvolutionBackwardData, Kernel>(m, "ConvolutionBackwardData")
+        .def(
+            "__init__",
+            [](ConvolutionBackwardData* self, Dims dy, Dims w, Dims dx, const Window& window, bool pack_weights,
+               bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+                const GradientOptions options{pack_weights, channels_last, element_type(dtype), deterministic};
+                new (self)
+                    ConvolutionBackwardData(std::move(dy), std::move(w), std::move(dx), window, options, threads);
+            },
+            "dy"_a, "w"_a, "dx"_a, "window"_a, nb::kw_only(), "pack_weights"_a = false, "channels_last"_a = false,
+            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+    nb::class_<ConvolutionBackwardWeights, Kernel>(m, "ConvolutionBackwardWeights")
+        .def(
+            "__init__",
+            [](ConvolutionBackwardWeights* self, Dims x, Dims dy, Dims dw, const Window& window, bool bias,
+               bool channels_last, bool deterministic, const std::string& dtype, int threads) {
+                const GradientOptions options{false, channels_last, element_type(dtype), deterministic};
+                new (self) ConvolutionBackwardWeights(std::move(x), std::move(dy), std::move(dw), window, bias, options,
+                                                      threads);
+            },
+            "x"_a, "dy"_a, "dw"_a, "window"_a, nb::kw_only(), "bias"_a = false, "channels_last"_a = false,
+            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+}
+
+}  // namespace graphkit

@@ -1,0 +1,427 @@
+// Depthwise convolution of data with the channels last and its gradients: float32, one filter for each channel, one to
+// three spatial dimensions. Results do not depend on the number of threads.
+#include <cstdint>
+
+#include "runtime/isa.h"
+#include "simd/channels.h"
+
+namespace graphkit {
+
+// Rows of channels that `count` results side by side are made of: result i at out + i * out_step sums
+// in[i * step + offsets[t]] * w[numbers[t] * channels] over the taps.
+struct DepthwiseRun {
+    const std::int64_t* offsets;
+    const std::int64_t* numbers;
+    std::int64_t taps;
+    // Rows of the input that the next run will add, from where this one reads the first of its windows on.
+    const std::int64_t* ahead;
+    std::int64_t ahead_count;
+    std::int64_t count;
+    std::int64_t step;
+    std::int64_t out_step;
+    std::int64_t channels;
+};
+
+struct DepthwiseFunctions {
+    void (*correlate)(const DepthwiseRun& run, const float* in, const float* w, float* out);
+    // w[numbers[t]] += in[i * step + offsets[t]] * out[i * out_step] over the run.
+    void (*add_products)(const DepthwiseRun& run, const float* in, const float* out, float* w);
+};
+
+GRAPHKIT_ISA_TABLE(DepthwiseFunctions, depthwise_functions);
+
+// Depthwise convolution of runs of windows.
+namespace {
+
+// Loads what the next run reads behind `count` windows from number `first` on, while this one computes.
+inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t first, std::int64_t count) {
+    constexpr std::int64_t kCacheLine = 64 / sizeof(float);
+    for (std::int64_t row = 0; row < run.ahead_count; ++row) {
+        const float* from = in + run.ahead[row] + first * run.step;
+        for (std::int64_t at = 0; at < (count - 1) * run.step + run.channels; at += kCacheLine) {
+            __builtin_prefetch(from + at, 0, 2);
+        }
+    }
+}
+
+// `Width` results side by side, so that an element of the filter is loaded once for them.
+template <std::int64_t Width, typename Access>
+inline void correlate_block(const DepthwiseRun& run, const float* in, const float* w, float* out, Access access) {
+    Lane sums[Width] = {};
+    for (std::int64_t t = 0; t < run.taps; ++t) {
+        const Lane factor = access.read(w + run.numbers[t] * run.channels);
+        const float* from = in + run.offsets[t];
+        for (std::int64_t i = 0; i < Width; ++i) {
+            sums[i] += access.read(from + i * run.step) * factor;
+        }
+    }
+    for (std::int64_t i = 0; i < Width; ++i) {
+        access.write(out + i * run.out_step, sums[i]);
+    }
+}
+
+void correlate(const DepthwiseRun& run, const float* in, const float* w, float* out) {
+    constexpr std::int64_t kWide = 6;
+    std::int64_t i = 0;
+    for (; i + kWide <= run.count; i += kWide) {
+        fetch_ahead(run, in, i, kWide);
+        over_channels(run.channels, [&](std::int64_t c, auto access) {
+            correlate_block<kWide>(run, in + i * run.step + c, w + c, out + i * run.out_step + c, access);
+        });
+    }
+    for (; i < run.count; ++i) {
+        over_channels(run.channels, [&](std::int64_t c, auto access) {
+            correlate_block<1>(run, in + i * run.step + c, w + c, out + i * run.out_step + c, access);
+        });
+    }
+}
+
+// Adds the sums of `Width` taps from number `first` on, over `count` windows.
+template <std::int64_t Width, typename Access>
+inline void add_block(const DepthwiseRun& run, std::int64_t first, std::int64_t count, const float* in,
+                      const float* out, float* w, Access access) {
+    Lane sums[Width];
+    const float* from[Width];
+    for (std::int64_t t = 0; t < Width; ++t) {
+        from[t] = in + run.offsets[first + t];
+        sums[t] = access.read(w + run.numbers[first + t] * run.channels);
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+        const Lane factor = access.read(out + i * run.out_step);
+        for (std::int64_t t = 0; t < Width; ++t) {
+            sums[t] += access.read(from[t] + i * run.step) * factor;
+        }
+    }
+    for (std::int64_t t = 0; t < Width; ++t) {
+        access.write(w + run.numbers[first + t] * run.channels, sums[t]);
+    }
+}
+
+void add_products(const DepthwiseRun& run, const float* in, const float* out, float* w) {
+    constexpr std::int64_t kTaps = 9;
+    constexpr std::int64_t kWindows = 16;
+    for (std::int64_t i = 0; i < run.count; i += kWindows) {
+        const std::int64_t count = run.count - i < kWindows ? run.count - i : kWindows;
+        fetch_ahead(run, in, i, count);
+        over_channels(run.channels, [&](std::int64_t c, auto access) {
+            const float* here = in + i * run.step + c;
+            const float* there = out + i * run.out_step + c;
+            std::int64_t t = 0;
+            for (; t + kTaps <= run.taps; t += kTaps) {
+                add_block<kTaps>(run, t, count, here, there, w + c, access);
+            }
+            for (; t + 3 <= run.taps; t += 3) {
+                add_block<3>(run, t, count, here, there, w + c, access);
+            }
+            for (; t < run.taps; ++t) {
+                add_block<1>(run, t, count, here, there, w + c, access);
+            }
+        });
+    }
+}
+
+}  // namespace
+
+GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_products};
+
+}  // namespace graphkit
+
+#ifdef GRAPHKIT_ONCE
+#include <algorithm>
+
+#include "kernels/pool/pool.h"
+#include "runtime/bindings.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// Which elements of the input, times which elements of the filter, each element of the output sums.
+class DepthwisePlan {
+  public:
+    DepthwisePlan() = default;
+    // Results are the windows of a convolution, or with `transposed` the elements that the windows lie on.
+    DepthwisePlan(const PoolGeometry& geometry, bool transposed);
+
+    std::int64_t lines() const { return output_[0] * output_[1]; }  // of one image's output
+    std::int64_t input_size() const { return input_[0] * input_[1] * input_[2]; }
+    std::int64_t width() const { return output_[2]; }
+
+    // Calls body(run, first result of the run) for all runs of a line.
+    template <typename Body>
+    void for_each_run(std::int64_t line, std::int64_t channels, Body&& body) const;
+
+  private:
+    struct Tap {
+        std::int64_t from;
+        std::int64_t element;
+    };
+    using Taps = std::vector<Tap>;
+    struct Run {
+        std::int64_t first;
+        std::int64_t count;
+        Taps taps;  // of the first result; those of the next ones lie `step_` further each
+    };
+
+    bool continues(const Run& run, const Taps& taps) const;
+
+    std::vector<Taps> taps_[3];  // along each axis, by place in the output
+    std::vector<Run> runs_;      // along the last axis
+    std::int64_t input_[3] = {1, 1, 1};
+    std::int64_t output_[3] = {1, 1, 1};
+    std::int64_t kernel_[3] = {1, 1, 1};
+    std::int64_t step_ = 1;
+    std::int64_t out_step_ = 1;
+};
+
+// What the kernels here share; shapes are given as [N, C, ...], filters are [C, 1, kernel].
+class Depthwise : public Kernel {
+  protected:
+    Depthwise(const char* name, const Dims& x, const Dims& y, const PoolWindow& window, bool transposed, int threads);
+    void correlate(const float* in, const float* w, float* out, std::byte* scratch) const;
+    std::size_t filter_bytes() const;
+
+    Dims x_, y_, w_;  // as arrays
+    DepthwisePlan plan_;
+    std::int64_t batch_;
+    std::int64_t channels_;
+    std::int64_t taps_;
+    const DepthwiseFunctions& functions_;
+};
+
+// y from x and w.
+class DepthwiseConvolution final : public Depthwise {
+  public:
+    DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, int threads);
+    std::size_t scratch_bytes() const override { return filter_bytes(); }
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+};
+
+// dx from dy and w.
+class DepthwiseBackwardData final : public Depthwise {
+  public:
+    DepthwiseBackwardData(Dims dy, Dims dx, const PoolWindow& window, int threads);
+    std::size_t scratch_bytes() const override { return filter_bytes(); }
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+};
+
+// dw from x and dy. Sums over a constant number of parts of the lines are added in order.
+class DepthwiseBackwardWeights final : public Depthwise {
+  public:
+    DepthwiseBackwardWeights(Dims x, Dims dy, const PoolWindow& window, int threads);
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    std::int64_t parts_ = 1;
+};
+
+constexpr double kProductNanoseconds = 0.05;
+// Products of a part of the weights' gradient, and the most parts.
+constexpr std::int64_t kPartProducts = 1 << 18;
+constexpr std::int64_t kMostParts = 32;
+constexpr std::int64_t kMostAhead = 4;
+
+Dims channels_behind(const Dims& dims) {
+    Dims moved(dims);
+    moved.erase(moved.begin() + 1);
+    moved.push_back(dims[1]);
+    return moved;
+}
+
+}  // namespace
+
+DepthwisePlan::DepthwisePlan(const PoolGeometry& g, bool transposed) {
+    for (int axis = 0; axis < 3; ++axis) {
+        const auto windows = static_cast<std::int64_t>(g.windows[axis].size());
+        kernel_[axis] = g.kernel[axis];
+        input_[axis] = transposed ? windows : g.input[axis];
+        output_[axis] = transposed ? g.input[axis] : windows;
+        taps_[axis].resize(static_cast<std::size_t>(output_[axis]));
+        for (std::int64_t w = 0; w < windows; ++w) {
+            const Span& span = g.windows[axis][static_cast<std::size_t>(w)];
+            for (std::int64_t k = span.first; k < span.last; ++k) {
+                const std::int64_t position = span.start + k * g.dilation[axis];
+                const auto place = static_cast<std::size_t>(transposed ? position : w);
+                taps_[axis][place].push_back({transposed ? w : position, k});
+            }
+        }
+    }
+    (transposed ? out_step_ : step_) = g.stride;
+    for (std::int64_t residue = 0; residue < std::min(out_step_, output_[2]); ++residue) {
+        for (std::int64_t place = residue; place < output_[2]; place += out_step_) {
+            const Taps& taps = taps_[2][static_cast<std::size_t>(place)];
+            if (place != residue && continues(runs_.back(), taps)) {
+                ++runs_.back().count;
+            } else {
+                runs_.push_back({place, 1, taps});
+            }
+        }
+    }
+}
+
+bool DepthwisePlan::continues(const Run& run, const Taps& taps) const {
+    const std::int64_t shift = run.count * step_;
+    return std::equal(taps.begin(), taps.end(), run.taps.begin(), run.taps.end(), [&](const Tap& a, const Tap& b) {
+        return a.from == b.from + shift && a.element == b.element;
+    });
+}
+
+template <typename Body>
+void DepthwisePlan::for_each_run(std::int64_t line, std::int64_t channels, Body&& body) const {
+    std::int64_t few[2][32];
+    std::vector<std::int64_t> many;
+    std::int64_t* offsets = few[0];
+    std::int64_t* numbers = few[1];
+    const std::int64_t most = kernel_[0] * kernel_[1] * kernel_[2];
+    if (most > 32) {
+        many.resize(static_cast<std::size_t>(2 * most));
+        offsets = many.data();
+        numbers = offsets + most;
+    }
+    const Taps& deep = taps_[0][static_cast<std::size_t>(line / output_[1])];
+    const Taps& high = taps_[1][static_cast<std::size_t>(line % output_[1])];
+    const std::int64_t next = std::min(line % output_[1] + 1, output_[1] - 1);
+    const Taps& higher = taps_[1][static_cast<std::size_t>(next)];
+    const std::int64_t reached = high.empty() ? -1 : high.back().from;
+    for (const Run& run : runs_) {
+        std::int64_t count = 0;
+        std::int64_t ahead[kMostAhead];
+        std::int64_t ahead_count = 0;
+        for (const Tap& h : higher) {
+            if (h.from > reached && ahead_count < kMostAhead && !deep.empty() && !run.taps.empty()) {
+                const std::int64_t row = deep.back().from * input_[1] + h.from;
+                ahead[ahead_count++] = (row * input_[2] + run.taps.front().from) * channels;
+            }
+        }
+        for (const Tap& d : deep) {
+            for (const Tap& h : high) {
+                for (const Tap& w : run.taps) {
+                    offsets[count] = ((d.from * input_[1] + h.from) * input_[2] + w.from) * channels;
+                    numbers[count++] = (d.element * kernel_[1] + h.element) * kernel_[2] + w.element;
+                }
+            }
+        }
+        const DepthwiseRun made{offsets,   numbers,          count,                ahead,   ahead_count,
+                                run.count, step_ * channels, out_step_ * channels, channels};
+        body(made, run.first * channels);
+    }
+}
+
+Depthwise::Depthwise(const char* name, const Dims& x, const Dims& y, const PoolWindow& window, bool transposed,
+                     int threads)
+    : Kernel(name, threads), functions_(depthwise_functions()) {
+    const PoolGeometry geometry = pool_geometry(*this, x, y, window);
+    plan_ = DepthwisePlan(geometry, transposed);
+    batch_ = x[0];
+    channels_ = x[1];
+    taps_ = geometry.kernel_size();
+    x_ = channels_behind(x);
+    y_ = channels_behind(y);
+    w_ = {channels_, 1};
+    w_.insert(w_.end(), window.kernel.begin(), window.kernel.end());
+}
+
+std::size_t Depthwise::filter_bytes() const {
+    return static_cast<std::size_t>(taps_ * channels_) * sizeof(float);
+}
+
+void Depthwise::correlate(const float* in, const float* w, float* out, std::byte* scratch) const {
+    auto* filters = reinterpret_cast<float*>(scratch);  // the channels of each element side by side
+    for (std::int64_t c = 0; c < channels_; ++c) {
+        for (std::int64_t t = 0; t < taps_; ++t) {
+            filters[t * channels_ + c] = w[c * taps_ + t];
+        }
+    }
+    const std::int64_t lines = plan_.lines();
+    const double cost = kProductNanoseconds * static_cast<double>(plan_.width() * channels_ * taps_);
+    parallel_for(threads(), batch_ * lines, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t at = begin; at < end; ++at) {
+            const float* image = in + at / lines * plan_.input_size() * channels_;
+            float* line = out + at * plan_.width() * channels_;
+            plan_.for_each_run(at % lines, channels_, [&](const DepthwiseRun& run, std::int64_t first) {
+                functions_.correlate(run, image, filters, line + first);
+            });
+        }
+    });
+}
+
+DepthwiseConvolution::DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, int threads)
+    : Depthwise("DepthwiseConvolution", x, y, window, false, threads) {
+    inputs_ = {{"x", x_}, {"w", w_}};
+    outputs_ = {{"y", y_}};
+}
+
+void DepthwiseConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    correlate(static_cast<const float*>(inputs[0]), static_cast<const float*>(inputs[1]),
+              static_cast<float*>(outputs[0]), scratch);
+}
+
+DepthwiseBackwardData::DepthwiseBackwardData(Dims dy, Dims dx, const PoolWindow& window, int threads)
+    : Depthwise("DepthwiseBackwardData", dx, dy, window, true, threads) {
+    inputs_ = {{"dy", y_}, {"w", w_}};
+    outputs_ = {{"dx", x_}};
+}
+
+void DepthwiseBackwardData::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    correlate(static_cast<const float*>(inputs[0]), static_cast<const float*>(inputs[1]),
+              static_cast<float*>(outputs[0]), scratch);
+}
+
+DepthwiseBackwardWeights::DepthwiseBackwardWeights(Dims x, Dims dy, const PoolWindow& window, int threads)
+    : Depthwise("DepthwiseBackwardWeights", x, dy, window, false, threads) {
+    inputs_ = {{"x", x_}, {"dy", y_}};
+    outputs_ = {{"dw", w_}};
+    const std::int64_t lines = batch_ * plan_.lines();
+    const std::int64_t most = std::clamp<std::int64_t>(lines, 1, kMostParts);
+    parts_ = std::clamp<std::int64_t>(lines * plan_.width() * channels_ * taps_ / kPartProducts, 1, most);
+}
+
+std::size_t DepthwiseBackwardWeights::scratch_bytes() const {
+    return static_cast<std::size_t>(parts_) * filter_bytes();
+}
+
+void DepthwiseBackwardWeights::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const auto* x = static_cast<const float*>(inputs[0]);
+    const auto* dy = static_cast<const float*>(inputs[1]);
+    auto* dw = static_cast<float*>(outputs[0]);
+    auto* totals = reinterpret_cast<float*>(scratch);
+    const std::int64_t size = taps_ * channels_;
+    const std::int64_t lines = plan_.lines();
+    const double products = static_cast<double>(batch_ * lines * plan_.width() * size);
+    parallel_for(threads(), parts_, kProductNanoseconds * products / static_cast<double>(parts_),
+                 [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t part = begin; part < end; ++part) {
+            float* total = totals + part * size;
+            std::fill_n(total, size, 0.0F);
+            for (std::int64_t at = batch_ * lines * part / parts_; at < batch_ * lines * (part + 1) / parts_; ++at) {
+                const float* image = x + at / lines * plan_.input_size() * channels_;
+                const float* line = dy + at * plan_.width() * channels_;
+                plan_.for_each_run(at % lines, channels_, [&](const DepthwiseRun& run, std::int64_t first) {
+                    functions_.add_products(run, image, line + first, total);
+                });
+            }
+        }
+    });
+    for (std::int64_t c = 0; c < channels_; ++c) {
+        for (std::int64_t t = 0; t < taps_; ++t) {
+            double sum = 0;
+            for (std::int64_t part = 0; part < parts_; ++part) {
+                sum += static_cast<double>(totals[part * size + t * channels_ + c]);
+            }
+            dw[c * taps_ + t] = static_cast<float>(sum);
+        }
+    }
+}
+
+GRAPHKIT_BINDINGS(depthwise_channels_last, "pool") {
+    nb::class_<DepthwiseConvolution, Kernel>(m, "DepthwiseConvolution")
+        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "y"_a, "window"_a, "threads"_a = 0);
+    nb::class_<DepthwiseBackwardData, Kernel>(m, "DepthwiseBackwardData")
+        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
+    nb::class_<DepthwiseBackwardWeights, Kernel>(m, "DepthwiseBackwardWeights")
+        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "dy"_a, "window"_a, "threads"_a = 0);
+}
+
+}  // namespace graphkit
+#endif

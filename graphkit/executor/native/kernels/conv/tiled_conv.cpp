@@ -1,0 +1,384 @@
+// Convolution by our own code, tile by tile: sums are added up in short chains, so that their error does not grow with their
+// length, and windows of 3 x 3 need fewer multiplications than the definition has. Float32, channels last, two spatial
+// dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "kernels/conv/tiled_table.h"
+#include "kernels/conv/window.h"
+#include "kernels/pointwise/pointwise.h"
+#include "onednn/epilogue.h"
+#include "runtime/bindings.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+enum class TiledMethod : std::uint8_t { winograd, direct };
+
+struct TiledOptions {
+    TiledMethod method = TiledMethod::winograd;
+    Epilogue epilogue;
+    bool pack_weights = false;  // the weights are constant: they come transformed
+    bool transposed = false;    // the gradient in x: `x` is dy, `y` is dx, and w [C of x, C of y, kernel]
+};
+
+// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, H, W], arrays lie as [N, H, W, C]; w [M, C, kernel] lies as it
+// is. The residual is the last input. The same bits for any number of threads.
+class TiledConvolution final : public Kernel {
+  public:
+    // Throws Unsupported where the method does not cover the window, for a scaled product and for an epilogue of the
+    // gradient, NativeError for shapes that do not fit.
+    TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const TiledOptions& options,
+                     int threads);
+
+    // The method to compute this convolution with, of `constant` weights or not. None where the library's code is faster,
+    // and has no longer chains of sums.
+    static std::optional<TiledMethod> method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                             bool constant, bool transposed);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<int> packed_inputs() const override;
+    std::size_t packed_bytes(int input) const override;
+    std::string packed_layout(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
+    std::vector<std::pair<int, int>> inplace() const override;
+    std::string implementation() const override { return implementation_; }
+
+  private:
+    void follow(const Epilogue& epilogue);
+    void share_out();
+    void transform(const float* w, std::byte* to) const;
+    std::int64_t blocks() const { return (shape_.filters + table_.block - 1) / table_.block; }
+    std::int64_t tiles() const;
+    std::int64_t parts() const { return tile_parts_ * block_parts_; }
+    std::size_t workers() const;
+    // Of the weights: for each chunk of channels of each block whether it is unsound, then the blocks.
+    std::size_t flag_bytes() const;
+    std::size_t weight_bytes() const;
+    std::size_t part_bytes() const;
+    std::size_t product_bytes() const;
+
+    const TiledTable& table_;
+    std::string implementation_;  // with the instruction set of the table
+    TiledShape shape_{};
+    std::int64_t images_;
+    bool packed_;
+    bool transposed_;
+    TiledEpilogue epilogue_;
+    std::unique_ptr<Kernel> pass_;  // an activation that the table has not
+    bool apart_ = false;            // ... which needs the product in memory of its own
+    std::int64_t tile_parts_ = 1;   // the work is cut into so many parts of the tiles
+    std::int64_t block_parts_ = 1;  // ... times so many parts of the blocks
+};
+
+// What takes as long as so many of the library's multiplications: transforming a channel or a filter of a tile, reading a
+// transformed filter of a channel, and making it.
+constexpr std::int64_t kTileCost = 224;
+constexpr std::int64_t kReadCost = 200;
+constexpr std::int64_t kFilterCost = 290;
+// Products in a sum from which the library's one chain of them shows in its error.
+constexpr std::int64_t kLongSum = 512;
+// Results from which the weights' order is made anew in every run, and which fill the registers.
+constexpr std::int64_t kManyResults = 512;
+constexpr std::int64_t kFewResults = 14;
+constexpr double kProductNanoseconds = 0.02;
+constexpr double kFilterNanoseconds = 4;
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+    return (a + b - 1) / b;
+}
+
+const TiledTable& table_of(TiledMethod method) {
+    return method == TiledMethod::winograd ? winograd_table() : direct_table();
+}
+
+const char* name_of(TiledMethod method) {
+    return method == TiledMethod::winograd ? "winograd" : "direct";
+}
+
+// The shape of the convolution that is computed: the gradient in x of one with windows at every element is another, with
+// the filters turned round.
+TiledShape shape_of(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool transposed) {
+    TiledShape s{x[2], x[3], transposed ? w[0] : w[1], y[2], y[3], transposed ? w[1] : w[0],
+                 window.pads_begin[0], window.pads_begin[1], {w[2], w[3]}, {window.strides[0], window.strides[1]},
+                 {window.dilations[0], window.dilations[1]}};
+    if (transposed) {
+        s.pad_top = s.dilations[0] * (s.kernel[0] - 1) - s.pad_top;
+        s.pad_left = s.dilations[1] * (s.kernel[1] - 1) - s.pad_left;
+    }
+    return s;
+}
+
+bool covers(TiledMethod method, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool transposed) {
+    const auto fits = [](const Dims& values, std::int64_t least) {
+        return values.size() == 2 && std::min(values[0], values[1]) >= least;
+    };
+    if (x.size() != 4 || w.size() != 4 || y.size() != 4 || count(w) == 0 || window.groups != 1 ||
+        !fits(window.strides, 1) || !fits(window.dilations, 1) || !fits(window.pads_begin, 0) ||
+        !fits(window.pads_end, 0)) {
+        return false;
+    }
+    const bool is_winograds = w[2] == 3 && w[3] == 3 && window.strides[0] == 1 && window.strides[1] == 1;
+    return method == TiledMethod::winograd ? is_winograds : !transposed;
+}
+
+// Whether fewer multiplications weigh more than the transformations.
+bool pays(const TiledShape& s, std::int64_t images, bool constant) {
+    const std::int64_t block = winograd_table().block;
+    const std::int64_t filters = divide_up(s.filters, block) * block;
+    const std::int64_t tiles = images * winograd_table().count(s);
+    const std::int64_t once = s.channels * filters * (constant ? kReadCost : kFilterCost);
+    const std::int64_t each = 16 * s.channels * filters + kTileCost * (s.channels + filters);
+    return once + tiles * each < images * s.out_height * s.out_width * 9 * s.channels * s.filters;
+}
+
+// Whether sums of windows of 3 x 3 are long, and our code takes little longer than the library's.
+bool is_long(const TiledShape& s, std::int64_t images, bool constant) {
+    const std::int64_t results = images * s.out_height * s.out_width;
+    const std::int64_t block = direct_table().block;
+    return s.kernel[0] == 3 && s.kernel[1] == 3 && s.taps() * s.channels >= kLongSum &&
+           (s.filters % block == 0 || s.filters > 4 * block) && results >= (constant ? kFewResults : kManyResults);
+}
+
+// Whether the table applies it itself.
+bool applies(const std::optional<Activation>& activation) {
+    return !activation || activation->kind == "relu" || activation->kind == "clip";
+}
+
+}  // namespace
+
+std::optional<TiledMethod> TiledConvolution::method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                                    bool constant, bool transposed) {
+    if (covers(TiledMethod::winograd, x, w, y, window, transposed) &&
+        pays(shape_of(x, w, y, window, transposed), y[0], constant)) {
+        return TiledMethod::winograd;
+    }
+    if (covers(TiledMethod::direct, x, w, y, window, transposed) &&
+        is_long(shape_of(x, w, y, window, transposed), y[0], constant)) {
+        return TiledMethod::direct;
+    }
+    return std::nullopt;
+}
+
+TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                   const TiledOptions& options, int threads)
+    : Kernel("TiledConvolution", threads > 0 ? threads : default_threads()),
+      table_(table_of(options.method)),
+      implementation_(std::string(name_of(options.method)) + ":" + isa_name()),
+      images_(x.empty() ? 0 : x[0]),
+      packed_(options.pack_weights),
+      transposed_(options.transposed) {
+    const Epilogue& epilogue = options.epilogue;
+    inputs_ = {{"x", x}, {"w", w}};
+    outputs_ = {{"y", y}};
+    const bool follows = epilogue.alpha == 1 && (!transposed_ || epilogue.empty());
+    if (!follows || !covers(options.method, x, w, y, window, transposed_)) {
+        throw Unsupported(describe() + ": not by the method " + name_of(options.method));
+    }
+    shape_ = shape_of(x, w, y, window, transposed_);
+    const Dims& wide = transposed_ ? y : x;
+    const Dims& narrow = transposed_ ? x : y;
+    for (std::size_t i = 0; i < 2; ++i) {
+        const std::int64_t span = (w[i + 2] - 1) * window.dilations[i] + 1;
+        const std::int64_t room = wide[i + 2] + window.pads_begin[i] + window.pads_end[i] - span;
+        if (room < 0 || room / window.strides[i] + 1 != narrow[i + 2]) {
+            throw NativeError(describe() + ": spatial dimension " + std::to_string(i) + " does not fit");
+        }
+    }
+    if (x[0] != y[0] || x[1] != shape_.channels || y[1] != shape_.filters) {
+        throw NativeError(describe() + ": batch or channels do not fit");
+    }
+    inputs_[0].shape = {x[0], x[2], x[3], x[1]};
+    outputs_[0].shape = {y[0], y[2], y[3], y[1]};
+    if (!transposed_) {
+        inputs_.push_back({"bias", {shape_.filters}, ElementType::f32, !epilogue.bias});
+    }
+    if (epilogue.residual != 0) {
+        inputs_.push_back({"residual", outputs_[0].shape});
+    }
+    follow(epilogue);
+    share_out();
+}
+
+void TiledConvolution::follow(const Epilogue& epilogue) {
+    if (!applies(epilogue.activation)) {
+        const std::int64_t results = images_ * shape_.out_height * shape_.out_width;
+        apart_ = epilogue.residual != 0;
+        pass_ = std::make_unique<Pointwise>(
+            epilogue.pass({results, shape_.filters, 1}, ElementType::f32, ElementType::f32), this->threads());
+        return;
+    }
+    epilogue_.weight = epilogue.residual;
+    epilogue_.residual_last = epilogue.residual_last;
+    if (epilogue.activation) {
+        const auto& [kind, alpha, beta] = *epilogue.activation;
+        if (kind == "clip") {
+            epilogue_.low = alpha;
+            epilogue_.high = beta;
+        } else if (alpha == 0) {
+            epilogue_.low = 0;
+        } else {
+            epilogue_.slope = alpha;
+        }
+    }
+}
+
+// Parts of tiles fill the registers. Parts of the blocks make the same tiles ready once each, so that they are for threads
+// that would have nothing to do.
+void TiledConvolution::share_out() {
+    tile_parts_ = divide_up(tiles(), table_.tiles);
+    const std::int64_t wanted = threads();
+    if (tile_parts_ >= wanted) {
+        tile_parts_ = std::min(tiles(), divide_up(tile_parts_, wanted) * wanted);
+    } else {
+        block_parts_ = std::min(blocks(), divide_up(wanted, std::max<std::int64_t>(tile_parts_, 1)));
+    }
+}
+
+std::int64_t TiledConvolution::tiles() const {
+    return images_ * table_.count(shape_);
+}
+
+std::size_t TiledConvolution::workers() const {
+    return static_cast<std::size_t>(std::min<std::int64_t>(threads(), parts()));
+}
+
+std::size_t TiledConvolution::flag_bytes() const {
+    return aligned(static_cast<std::size_t>(blocks() * shape_.chunks()));
+}
+
+std::size_t TiledConvolution::weight_bytes() const {
+    return aligned(flag_bytes() + static_cast<std::size_t>(blocks() * table_.filter_floats(shape_)) * sizeof(float));
+}
+
+std::size_t TiledConvolution::part_bytes() const {
+    const std::int64_t most = divide_up(tiles(), std::max<std::int64_t>(tile_parts_, 1));
+    return aligned(static_cast<std::size_t>(table_.scratch_floats(shape_, most)) * sizeof(float));
+}
+
+std::size_t TiledConvolution::product_bytes() const {
+    return apart_ ? aligned(static_cast<std::size_t>(count(outputs_[0].shape)) * sizeof(float)) : 0;
+}
+
+// Weights, then a part for each thread, then the product, and what the pass works on.
+std::size_t TiledConvolution::scratch_bytes() const {
+    return (packed_ ? 0 : weight_bytes()) + workers() * part_bytes() + product_bytes() +
+           (pass_ ? pass_->scratch_bytes() : 0);
+}
+
+std::vector<int> TiledConvolution::packed_inputs() const {
+    return packed_ ? std::vector<int>{1} : std::vector<int>{};
+}
+
+std::size_t TiledConvolution::packed_bytes(int input) const {
+    require_packed(input);
+    return weight_bytes();
+}
+
+std::string TiledConvolution::packed_layout(int input) const {
+    require_packed(input);
+    return implementation() + (transposed_ ? " transposed " : " ") + to_string(inputs_[1].shape);
+}
+
+void TiledConvolution::pack(int input, const void* plain, void* packed) const {
+    require_packed(input);
+    const Team team(threads());
+    transform(static_cast<const float*>(plain), static_cast<std::byte*>(packed));
+}
+
+std::vector<std::pair<int, int>> TiledConvolution::inplace() const {
+    return inputs_.size() > 3 ? std::vector<std::pair<int, int>>{{3, 0}} : std::vector<std::pair<int, int>>{};
+}
+
+void TiledConvolution::transform(const float* w, std::byte* to) const {
+    auto* flags = reinterpret_cast<std::uint8_t*>(to);
+    auto* filters = reinterpret_cast<float*>(to + flag_bytes());
+    const std::int64_t taps = shape_.taps();
+    const std::int64_t outer = taps * inputs_[1].shape[1];
+    const double cost = kFilterNanoseconds * static_cast<double>(table_.block * kTiledChunk);
+    parallel_for(threads(), blocks() * shape_.chunks(), cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t at = begin; at < end; ++at) {
+            const std::int64_t block = at / shape_.chunks();
+            const std::int64_t filter = block * table_.block;
+            TiledFilters part{};
+            part.first_channel = at % shape_.chunks() * kTiledChunk;
+            part.channels = std::min(kTiledChunk, shape_.channels - part.first_channel);
+            part.filters = std::min(table_.block, shape_.filters - filter);
+            part.filter_step = transposed_ ? taps : outer;
+            part.channel_step = transposed_ ? outer : taps;
+            part.tap_step = transposed_ ? -1 : 1;
+            part.w = w + filter * part.filter_step + part.first_channel * part.channel_step;
+            if (transposed_) {
+                part.w += taps - 1;  // the filters turned round
+            }
+            part.to = filters + block * table_.filter_floats(shape_);
+            flags[at] = table_.transform(shape_, part) ? 0 : 1;
+        }
+    });
+}
+
+void TiledConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const auto* weights = static_cast<const std::byte*>(inputs[1]);
+    if (!packed_) {
+        transform(static_cast<const float*>(inputs[1]), scratch);
+        weights = scratch;
+        scratch += weight_bytes();
+    }
+    std::byte* product = scratch + workers() * part_bytes();
+    TiledPart whole{};
+    whole.shape = shape_;
+    whole.x = static_cast<const float*>(inputs[0]);
+    whole.unsound = reinterpret_cast<const std::uint8_t*>(weights);
+    whole.filters = reinterpret_cast<const float*>(weights + flag_bytes());
+    whole.y = apart_ ? reinterpret_cast<float*>(product) : static_cast<float*>(outputs[0]);
+    const void* bias = inputs_.size() > 2 ? inputs[2] : nullptr;
+    const void* residual = inputs_.size() > 3 ? inputs[3] : nullptr;
+    if (!pass_) {
+        whole.epilogue = epilogue_;
+        whole.epilogue.bias = static_cast<const float*>(bias);
+        whole.epilogue.residual = static_cast<const float*>(residual);
+    }
+    const double products = static_cast<double>(count(outputs_[0].shape)) *
+                            static_cast<double>(shape_.taps() * shape_.channels);
+    const double cost = kProductNanoseconds * products / static_cast<double>(std::max<std::int64_t>(parts(), 1));
+    parallel_for(threads(), parts(), cost, [&](std::int64_t begin, std::int64_t end) {
+        TiledPart part = whole;
+        part.scratch = reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * part_bytes());
+        for (std::int64_t at = begin; at < end; ++at) {
+            const std::int64_t i = at / block_parts_;
+            const std::int64_t j = at % block_parts_;
+            part.first_tile = tiles() * i / tile_parts_;
+            part.tiles = tiles() * (i + 1) / tile_parts_ - part.first_tile;
+            part.first_block = blocks() * j / block_parts_;
+            part.end_block = blocks() * (j + 1) / block_parts_;
+            table_.run(part);
+        }
+    });
+    if (pass_) {
+        const void* operands[] = {whole.y, bias, residual};
+        pass_->run(operands, outputs, product + product_bytes());
+    }
+}
+
+GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {
+    nb::enum_<TiledMethod>(m, "TiledMethod").value("winograd", TiledMethod::winograd).value("direct", TiledMethod::direct);
+    nb::class_<TiledConvolution, Kernel>(m, "TiledConvolution")
+        .def(
+            "__init__",
+            [](TiledConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
+               TiledMethod method, bool bias, Epilogue last, bool pack_weights, bool transposed, int threads) {
+                last.bias = bias;
+                new (self) TiledConvolution(x, w, y, window, {method, last, pack_weights, transposed}, threads);
+            },
+            "x"_a, "w"_a, "y"_a, "window"_a, "method"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
+            "pack_weights"_a = false, "transposed"_a = false, "threads"_a = 0, NoGil())
+        .def_static("method", &TiledConvolution::method, "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "constant"_a,
+                    "transposed"_a = false,
+                    "The method to compute this convolution with, of constant weights or not; None where the library's code "
+                    "is faster, and has no longer chains of sums.");
+}
+
+}  // namespace graphkit

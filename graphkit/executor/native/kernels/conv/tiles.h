@@ -1,0 +1,159 @@
+// What convolutions by tiles share: products of rows with a block of filters, and what follows them. For *.isa.cpp
+// only.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "simd/vector.h"
+#include "kernels/conv/tiled_table.h"
+
+namespace graphkit {
+namespace {
+
+using Lanes = Vector<float>;
+constexpr std::int64_t kWide = kLanes<float>;
+constexpr int kVectors = 2;
+constexpr std::int64_t kBlock = kVectors * kWide;
+#if defined(__AVX512F__)
+constexpr int kRegisterRows = 14;
+constexpr std::int64_t kPartTiles = 28;
+#else
+constexpr int kRegisterRows = 6;
+constexpr std::int64_t kPartTiles = 30;
+#endif
+// Elements whose filters are fetched ahead.
+constexpr std::int64_t kAhead = 16;
+
+// Floats from row to row of so many elements: not a power of two, which would put rows at one place of the cache.
+constexpr std::int64_t row_floats(std::int64_t elements) {
+    return (elements + 15) / 16 * 16 + 16;
+}
+
+// rows [Rows, elements], `step` apart, times filters [elements, kBlock]: one chain of sums for each result. They are added to
+// `to`, [Rows, kBlock], or take its place.
+template <int Rows>
+__attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t step, const float* filters,
+                                             std::int64_t elements, float* to, bool adds) {
+    Lanes sums[Rows][kVectors] = {};
+    for (std::int64_t e = 0; e < elements; ++e) {
+        const float* filter = filters + e * kBlock;
+        Lanes factors[kVectors];
+        for (int v = 0; v < kVectors; ++v) {
+            factors[v] = load<float>(filter + v * kWide);
+            __builtin_prefetch(filter + kAhead * kBlock + v * kWide);
+        }
+        for (int r = 0; r < Rows; ++r) {
+            const Lanes element = splat(rows[r * step + e]);
+            for (int v = 0; v < kVectors; ++v) {
+                sums[r][v] += element * factors[v];
+            }
+        }
+    }
+    // Unrolled, or the sums would leave their registers.
+    if (adds) {
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+            for (int v = 0; v < kVectors; ++v) {
+                sums[r][v] += load<float>(to + r * kBlock + v * kWide);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+        for (int v = 0; v < kVectors; ++v) {
+            store(to + r * kBlock + v * kWide, sums[r][v]);
+        }
+    }
+}
+
+using MultiplyRows = void (*)(const float*, std::int64_t, const float*, std::int64_t, float*, bool);
+
+template <int... Less>
+constexpr MultiplyRows multiply_some(std::int64_t rows, std::integer_sequence<int, Less...>) {
+    constexpr MultiplyRows all[] = {multiply_rows<Less + 1>...};
+    return all[rows - 1];
+}
+
+// The same for any number of rows, in chains of `chain` elements.
+inline void multiply(std::int64_t count, const float* rows, std::int64_t step, const float* filters,
+                     std::int64_t elements, std::int64_t chain, float* to, bool adds = false) {
+    const std::int64_t parts = (count + kRegisterRows - 1) / kRegisterRows;
+    std::int64_t begin = 0;
+    for (std::int64_t part = 0; part < parts; ++part) {
+        const std::int64_t some = (count - begin + parts - part - 1) / (parts - part);
+        const MultiplyRows run = multiply_some(some, std::make_integer_sequence<int, kRegisterRows>());
+        for (std::int64_t first = 0; first < elements; first += chain) {
+            run(rows + begin * step + first, step, filters + first * kBlock, std::min(chain, elements - first),
+                to + begin * kBlock, adds || first > 0);
+        }
+        begin += some;
+    }
+}
+
+// 0 or NaN in each lane: NaN where an element is not finite.
+inline Lanes not_finite(Lanes x) {
+    return x * splat(0.0F);
+}
+
+inline bool is_sound(Lanes watch) {
+    return across<Add, float>(watch) == 0;
+}
+
+// Element (m, c, tap) of filters as they were given; zero for a filter that is missing.
+inline float given_filter(const TiledFilters& f, std::int64_t m, std::int64_t c, std::int64_t tap) {
+    return m < f.filters ? f.w[m * f.filter_step + c * f.channel_step + tap * f.tap_step] : 0.0F;
+}
+
+inline bool any_unsound(const TiledPart& p, std::int64_t block) {
+    bool any = false;
+    for (std::int64_t chunk = 0; chunk < p.shape.chunks(); ++chunk) {
+        any = any || p.unsound[block * p.shape.chunks() + chunk] != 0;
+    }
+    return any;
+}
+
+// The epilogue of the results of one block.
+class Finish {
+  public:
+    Finish(const TiledPart& p, std::int64_t block) : part_(p), first_(block * kBlock) {
+        const float* bias = p.epilogue.bias;
+        for (; vectors_ < kVectors && first_ + vectors_ * kWide < p.shape.filters; ++vectors_) {
+            const std::int64_t filter = first_ + vectors_ * kWide;
+            count_[vectors_] = std::min(p.shape.filters - filter, kWide);
+            bias_[vectors_] = bias == nullptr ? Lanes{} : load_part<float>(bias + filter, count_[vectors_], 0);
+        }
+    }
+
+    // Stores a result of all filters, number `position` of the batch.
+    void operator()(const Lanes (&results)[kVectors], std::int64_t position) const {
+        const TiledEpilogue& e = part_.epilogue;
+        for (int v = 0; v < vectors_; ++v) {
+            const std::int64_t at = position * part_.shape.filters + first_ + v * kWide;
+            Lanes x = results[v] + bias_[v];
+            const Lanes residual =
+                e.residual == nullptr ? Lanes{} : splat(e.weight) * load_part<float>(e.residual + at, count_[v], 0);
+            if (e.residual != nullptr && !e.residual_last) {
+                x += residual;
+            }
+            if (e.slope != 1) {
+                x = x < Lanes{} ? x * splat(e.slope) : x;
+            }
+            x = at_most<float>(at_least<float>(x, e.low), e.high);
+            if (e.residual != nullptr && e.residual_last) {
+                x += residual;
+            }
+            store_part<float>(part_.y + at, x, count_[v]);
+        }
+    }
+
+  private:
+    const TiledPart& part_;
+    std::int64_t first_;
+    int vectors_ = 0;  // that have filters
+    std::int64_t count_[kVectors];
+    Lanes bias_[kVectors];
+};
+
+}  // namespace
+}  // namespace graphkit

@@ -1,0 +1,267 @@
+// Running totals along an axis: CumSum, CumProd, and the first-order linear recurrence.
+#include <algorithm>
+#include <type_traits>
+
+#include "primitives/elements.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
+#include "runtime/threads.h"
+#include "simd/half_convert.h"
+
+namespace graphkit {
+namespace {
+
+// Sums, or products with `product`, of the elements up to each position. exclusive: without the element itself;
+// reverse: from the end. Floats and integers of 32 and 64 bits; half floats are computed in float. Each total is in the
+// order of the axis, for any number of threads.
+class Cumulative final : public Kernel {
+  public:
+    Cumulative(Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    AroundAxis around_;
+    bool product_;
+    bool exclusive_;
+    bool reverse_;
+};
+
+// h[t] = a[t] * h[t - 1] + b[t] along an axis from h = 0, or from the end with `reverse`; float32 and float64.
+class LinearRecurrence final : public Kernel {
+  public:
+    LinearRecurrence(Dims a, std::int64_t axis, bool reverse, ElementType type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<std::pair<int, int>> inplace() const override { return {{0, 0}, {1, 0}}; }
+
+  private:
+    AroundAxis around_;
+    bool reverse_;
+};
+
+// Columns that one pass along the axis sums side by side.
+constexpr std::int64_t kColumns = 64;
+
+// The type that totals are kept in, and conversions to and from it. Integers wrap around.
+template <typename T>
+struct Totals {
+    using type = std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
+    static type of(T value) { return static_cast<type>(value); }
+    static T to(type total) { return static_cast<T>(total); }
+};
+
+template <>
+struct Totals<Float16> {
+    using type = float;
+    static float of(Float16 value) { return to_float(value); }
+    static Float16 to(float total) { return to_float16(total); }
+};
+
+template <>
+struct Totals<BFloat16> {
+    using type = float;
+    static float of(BFloat16 value) { return to_float(value); }
+    static BFloat16 to(float total) { return to_bfloat16(total); }
+};
+
+struct Sum {
+    static constexpr int kNeutral = 0;
+    template <typename S>
+    static S combine(S a, S b) {
+        return a + b;
+    }
+};
+
+struct Product {
+    static constexpr int kNeutral = 1;
+    template <typename S>
+    static S combine(S a, S b) {
+        return a * b;
+    }
+};
+
+// `size` steps of `stride` elements from x and y on, for `columns` neighbours at once.
+template <typename Rule, typename T>
+void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride, std::int64_t columns, bool exclusive) {
+    using S = Totals<T>;
+    using Total = typename S::type;
+    Total totals[kColumns];
+    for (std::int64_t c = 0; c < columns; ++c) {
+        totals[c] = S::of(x[c]);
+        y[c] = exclusive ? S::to(Total{Rule::kNeutral}) : x[c];
+    }
+    for (std::int64_t i = 1; i < size; ++i) {
+        x += stride;
+        y += stride;
+        for (std::int64_t c = 0; c < columns; ++c) {
+            const Total before = totals[c];
+            totals[c] = Rule::combine(before, S::of(x[c]));
+            y[c] = S::to(exclusive ? before : totals[c]);
+        }
+    }
+}
+
+// Rows whose axis is the last one: `Rows` of them side by side, because each total waits for the one before it.
+template <typename Rule, int Rows, typename T>
+void accumulate_rows(const T* x, T* y, std::int64_t size, std::int64_t step, bool exclusive) {
+    using S = Totals<T>;
+    using Total = typename S::type;
+    Total totals[Rows];
+    for (int r = 0; r < Rows; ++r) {
+        const T first = x[r * size];
+        totals[r] = S::of(first);
+        y[r * size] = exclusive ? S::to(Total{Rule::kNeutral}) : first;
+    }
+    for (std::int64_t i = 1; i < size; ++i) {
+        x += step;
+        y += step;
+        for (int r = 0; r < Rows; ++r) {
+            const Total before = totals[r];
+            totals[r] = Rule::combine(before, S::of(x[r * size]));
+            y[r * size] = S::to(exclusive ? before : totals[r]);
+        }
+    }
+}
+
+// Calls rows(first, count) for one or four rows of an axis that is the last one, or else columns(offset, count) for
+// neighbours that one pass along the axis treats.
+template <typename Rows, typename Columns>
+void for_each_line(int threads, const AroundAxis& around, Rows&& rows, Columns&& columns) {
+    const auto [outer, size, inner] = around;
+    if (inner == 1) {
+        parallel_for(threads, outer, static_cast<double>(size), [&](std::int64_t begin, std::int64_t end) {
+            std::int64_t row = begin;
+            for (; row + 4 <= end; row += 4) {
+                rows(row, std::integral_constant<int, 4>{});
+            }
+            for (; row < end; ++row) {
+                rows(row, std::integral_constant<int, 1>{});
+            }
+        });
+        return;
+    }
+    const std::int64_t blocks = (inner + kColumns - 1) / kColumns;
+    const double cost = static_cast<double>(size * std::min(kColumns, inner)) * 0.3;
+    parallel_for(threads, outer * blocks, cost, [&, size = size, inner = inner](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t item = begin; item < end; ++item) {
+            const std::int64_t column = item % blocks * kColumns;
+            columns(item / blocks * size * inner + column, std::min(kColumns, inner - column));
+        }
+    });
+}
+
+template <typename Rule, typename T>
+void accumulate(int threads, const AroundAxis& around, bool exclusive, bool reverse, const T* x, T* y) {
+    const std::int64_t start = reverse ? (around.size - 1) * around.inner : 0;
+    const std::int64_t step = reverse ? -around.inner : around.inner;
+    x += start;
+    y += start;
+    for_each_line(
+        threads, around,
+        [&](std::int64_t row, auto count) {
+            const std::int64_t at = row * around.size;
+            accumulate_rows<Rule, decltype(count)::value>(x + at, y + at, around.size, step, exclusive);
+        },
+        [&](std::int64_t at, std::int64_t count) {
+            accumulate_columns<Rule>(x + at, y + at, around.size, step, count, exclusive);
+        });
+}
+
+// `size` steps of `stride` elements, for `columns` neighbours that lie `apart`.
+template <typename T>
+void recur(const T* a, const T* b, T* h, std::int64_t size, std::int64_t stride, std::int64_t columns,
+           std::int64_t apart) {
+    T states[kColumns];
+    for (std::int64_t c = 0; c < columns; ++c) {
+        h[c * apart] = states[c] = b[c * apart];
+    }
+    for (std::int64_t i = 1; i < size; ++i) {
+        a += stride;
+        b += stride;
+        h += stride;
+        for (std::int64_t c = 0; c < columns; ++c) {
+            h[c * apart] = states[c] = b[c * apart] + a[c * apart] * states[c];
+        }
+    }
+}
+
+}  // namespace
+
+Cumulative::Cumulative(Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, ElementType type,
+                       int threads)
+    : Kernel(product ? "CumProd" : "CumSum", threads), product_(product), exclusive_(exclusive), reverse_(reverse) {
+    around_ = AroundAxis(x, checked_axis(axis, x.size()));
+    outputs_ = {{"y", x, type}};
+    inputs_ = {{"x", std::move(x), type}};
+    if (type == ElementType::boolean || size_of(type) == 1 || type == ElementType::i16 || type == ElementType::u16) {
+        throw Unsupported(describe() + ": not a type of running totals");
+    }
+}
+
+void Cumulative::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    if (count(outputs_[0].shape) == 0) {
+        return;
+    }
+    with_type(outputs_[0].type, [&](auto element) {
+        using T = decltype(element);
+        if constexpr (sizeof(T) > 1 && !std::is_same_v<T, std::int16_t> && !std::is_same_v<T, std::uint16_t>) {
+            const auto* x = static_cast<const T*>(inputs[0]);
+            auto* y = static_cast<T*>(outputs[0]);
+            if (product_) {
+                accumulate<Product>(threads(), around_, exclusive_, reverse_, x, y);
+            } else {
+                accumulate<Sum>(threads(), around_, exclusive_, reverse_, x, y);
+            }
+        }
+    });
+}
+
+LinearRecurrence::LinearRecurrence(Dims a, std::int64_t axis, bool reverse, ElementType type, int threads)
+    : Kernel("LinearRecurrence", threads), reverse_(reverse) {
+    around_ = AroundAxis(a, checked_axis(axis, a.size()));
+    inputs_ = {{"a", a, type}, {"b", a, type}};
+    outputs_ = {{"h", std::move(a), type}};
+    if (type != ElementType::f32 && type != ElementType::f64) {
+        throw Unsupported(describe() + ": not float32 or float64");
+    }
+}
+
+void LinearRecurrence::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    if (count(outputs_[0].shape) == 0) {
+        return;
+    }
+    const auto run_as = [&]<typename T>(T) {
+        const std::int64_t start = reverse_ ? (around_.size - 1) * around_.inner : 0;
+        const std::int64_t step = reverse_ ? -around_.inner : around_.inner;
+        const T* a = static_cast<const T*>(inputs[0]) + start;
+        const T* b = static_cast<const T*>(inputs[1]) + start;
+        T* h = static_cast<T*>(outputs[0]) + start;
+        for_each_line(
+            threads(), around_,
+            [&](std::int64_t row, auto columns) {
+                const std::int64_t at = row * around_.size;
+                recur(a + at, b + at, h + at, around_.size, step, decltype(columns)::value, around_.size);
+            },
+            [&](std::int64_t at, std::int64_t columns) { recur(a + at, b + at, h + at, around_.size, step, columns, 1); });
+    };
+    outputs_[0].type == ElementType::f32 ? run_as(float{}) : run_as(double{});
+}
+
+GRAPHKIT_BINDINGS(cumulative) {
+    nb::class_<Cumulative, Kernel>(m, "Cumulative")
+        .def("__init__",
+             [](Cumulative* self, Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, Text dtype,
+                int threads) {
+                 new (self) Cumulative(std::move(x), axis, product, exclusive, reverse, element_type(dtype), threads);
+             },
+             "x"_a, "axis"_a, "product"_a, "exclusive"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<LinearRecurrence, Kernel>(m, "LinearRecurrence")
+        .def("__init__",
+             [](LinearRecurrence* self, Dims a, std::int64_t axis, bool reverse, Text dtype, int threads) {
+                 new (self) LinearRecurrence(std::move(a), axis, reverse, element_type(dtype), threads);
+             },
+             "a"_a, "axis"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
+}
+
+}  // namespace graphkit

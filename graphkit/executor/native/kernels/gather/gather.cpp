@@ -1,0 +1,166 @@
+// Elements and slices taken by index. Any element type; indices outside their axis throw NativeError from run.
+#include "primitives/indices.h"
+#include "primitives/slice_copy.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
+
+namespace graphkit {
+namespace {
+
+// x: [*a, n, *b] with n at `axis`; y: [*a, *indices, *b]. Indices are int32 or int64.
+class Gather final : public Kernel {
+  public:
+    Gather(Dims x, Dims indices, std::int64_t axis, ElementType type, ElementType index_type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    AroundAxis around_;
+    std::size_t axis_;
+};
+
+// y[i, j, ...] = x with `axis` at indices[i, j, ...]; other axes of the indices are at most as long as x's.
+class GatherElements final : public Kernel {
+  public:
+    GatherElements(Dims x, Dims indices, std::int64_t axis, ElementType type, ElementType index_type, int threads);
+
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    std::size_t axis_;
+    Dims strides_;  // of x
+};
+
+// x: [*batch, *a, *b]; indices: int64 [*batch, *c, len(a)]; y: [*batch, *c, *b].
+class GatherND final : public Kernel {
+  public:
+    GatherND(Dims x, Dims indices, std::int64_t batch_dims, ElementType type, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    IndexTuples tuples_;
+};
+
+}  // namespace
+
+Gather::Gather(Dims x, Dims indices, std::int64_t axis, ElementType type, ElementType index_type, int threads)
+    : Kernel("Gather", threads), axis_(checked_axis(axis, x.size())) {
+    with_index(index_type, [](auto) {});
+    const auto at = static_cast<std::ptrdiff_t>(axis_);
+    Dims y(x.begin(), x.begin() + at);
+    y.insert(y.end(), indices.begin(), indices.end());
+    y.insert(y.end(), x.begin() + at + 1, x.end());
+    around_ = AroundAxis(x, axis_);
+    inputs_ = {{"x", std::move(x), type}, {"indices", std::move(indices), index_type}};
+    outputs_ = {{"y", std::move(y), type}};
+}
+
+void Gather::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const auto* x = static_cast<const std::byte*>(inputs[0]);
+    auto* y = static_cast<std::byte*>(outputs[0]);
+    const std::int64_t bytes = around_.inner * static_cast<std::int64_t>(size_of(inputs_[0].type));
+    const std::int64_t taken = count(inputs_[1].shape);
+    const std::int64_t size = around_.size;
+    with_index(inputs_[1].type, [&](auto index) {
+        const auto* indices = static_cast<const decltype(index)*>(inputs[1]);
+        check_indices(*this, indices, taken, axis_, size);
+        copy_slices(threads(), x, y, around_.outer, taken, bytes, [=](std::int64_t outer, std::int64_t i) {
+            return outer * size + from_front(indices[i], size);
+        });
+    });
+}
+
+GatherElements::GatherElements(Dims x, Dims indices, std::int64_t axis, ElementType type, ElementType index_type,
+                               int threads)
+    : Kernel("GatherElements", threads), axis_(checked_axis(axis, x.size())), strides_(row_major(x)) {
+    with_index(index_type, [](auto) {});
+    outputs_ = {{"y", indices, type}};
+    inputs_ = {{"x", std::move(x), type}, {"indices", std::move(indices), index_type}};
+    require_fibres(*this, inputs_[0].shape, inputs_[1].shape, axis_);
+}
+
+void GatherElements::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const Dims& shape = inputs_[1].shape;
+    const std::int64_t columns = shape.back();
+    const std::int64_t total = count(shape);
+    const std::int64_t size = inputs_[0].shape[axis_];
+    const std::int64_t stride = strides_[axis_];
+    const std::int64_t along = axis_ + 1 == shape.size() ? 0 : 1;  // what a column adds to the position in x
+    if (total == 0) {
+        return;
+    }
+    with_index(inputs_[1].type, [&](auto index) {
+        const auto* indices = static_cast<const decltype(index)*>(inputs[1]);
+        check_indices(*this, indices, total, axis_, size);
+        with_element(size_of(inputs_[0].type), [&](auto element) {
+            using T = decltype(element);
+            const auto* x = static_cast<const T*>(inputs[0]);
+            auto* y = static_cast<T*>(outputs[0]);
+            const double cost = static_cast<double>(columns) + 5;
+            parallel_for(threads(), total / columns, cost, [&](std::int64_t begin, std::int64_t end) {
+                for (std::int64_t row = begin; row < end; ++row) {
+                    std::int64_t base = 0;
+                    std::int64_t rest = row;
+                    for (std::size_t i = shape.size() - 1; i-- > 0;) {
+                        base += i == axis_ ? 0 : rest % shape[i] * strides_[i];
+                        rest /= shape[i];
+                    }
+                    const auto* chosen = indices + row * columns;
+                    for (std::int64_t j = 0; j < columns; ++j) {
+                        y[row * columns + j] = x[base + from_front(chosen[j], size) * stride + j * along];
+                    }
+                }
+            });
+        });
+    });
+}
+
+GatherND::GatherND(Dims x, Dims indices, std::int64_t batch_dims, ElementType type, int threads)
+    : Kernel("GatherND", threads) {
+    inputs_ = {{"x", std::move(x), type}, {"indices", std::move(indices), ElementType::i64}};
+    tuples_ = IndexTuples(*this, inputs_[0].shape, inputs_[1].shape, batch_dims);
+    Dims y(inputs_[1].shape.begin(), inputs_[1].shape.end() - 1);
+    const auto below = static_cast<std::ptrdiff_t>(tuples_.first_axis + tuples_.sizes.size());
+    y.insert(y.end(), inputs_[0].shape.begin() + below, inputs_[0].shape.end());
+    outputs_ = {{"y", std::move(y), type}};
+}
+
+std::size_t GatherND::scratch_bytes() const {
+    return static_cast<std::size_t>(tuples_.tuples) * sizeof(std::int64_t);
+}
+
+void GatherND::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    auto* slices = reinterpret_cast<std::int64_t*>(scratch);
+    tuples_.resolve(*this, static_cast<const std::int64_t*>(inputs[1]), slices);
+    const std::int64_t bytes = tuples_.slice * static_cast<std::int64_t>(size_of(inputs_[0].type));
+    copy_slices(threads(), static_cast<const std::byte*>(inputs[0]), static_cast<std::byte*>(outputs[0]),
+                1, tuples_.tuples, bytes, [=](std::int64_t, std::int64_t i) { return slices[i]; });
+}
+
+GRAPHKIT_BINDINGS(gather) {
+    nb::class_<Gather, Kernel>(m, "Gather")
+        .def("__init__",
+             [](Gather* self, Dims x, Dims indices, std::int64_t axis, Text dtype, Text index_dtype, int threads) {
+                 new (self) Gather(std::move(x), std::move(indices), axis, element_type(dtype),
+                                   element_type(index_dtype), threads);
+             },
+             "x"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+    nb::class_<GatherElements, Kernel>(m, "GatherElements")
+        .def("__init__",
+             [](GatherElements* self, Dims x, Dims indices, std::int64_t axis, Text dtype, Text index_dtype,
+                int threads) {
+                 new (self) GatherElements(std::move(x), std::move(indices), axis, element_type(dtype),
+                                           element_type(index_dtype), threads);
+             },
+             "x"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+    nb::class_<GatherND, Kernel>(m, "GatherND")
+        .def("__init__",
+             [](GatherND* self, Dims x, Dims indices, std::int64_t batch_dims, Text dtype, int threads) {
+                 new (self) GatherND(std::move(x), std::move(indices), batch_dims, element_type(dtype), threads);
+             },
+             "x"_a, "indices"_a, "batch_dims"_a, "dtype"_a, "threads"_a = 0);
+}
+
+}  // namespace graphkit

@@ -1,0 +1,283 @@
+// Matrix products in ONNX's (numpy's) sense.
+#include <algorithm>
+#include <cstring>
+
+#include "onednn/product.h"
+#include "onednn/watched_product.h"
+#include "runtime/bindings.h"
+
+namespace graphkit {
+namespace {
+
+struct MatMulOptions {
+    bool transpose_a = false;  // swap the last two dimensions of an operand; no effect on vectors
+    bool transpose_b = false;
+    std::optional<Dims> bias;  // shape of a third input, added after scaling; broadcasts to the result
+    float alpha = 1;           // result = alpha * a b + beta * bias, then the epilogue's activation and residual
+    float beta = 1;
+    ElementType type = ElementType::f32;  // of all operands and the result: f32 or bf16
+    Epilogue epilogue;         // its residual is the last input, of the result's shape
+    bool pack_b = false;  // b is constant: it comes in oneDNN's layout, where there is one for all pieces
+    bool deterministic = false;  // the same bits for any number of threads
+};
+
+// y = a b over the last two dimensions, broadcast over the others; a vector a is a row, a vector b a column, and the
+// dimension added is dropped from y. Throws NativeError when the shapes do not fit; Unsupported for a bias that varies
+// over batch dimensions.
+class MatMul final : public LibraryKernel {
+  public:
+    MatMul(Dims a, Dims b, const MatMulOptions& options, int threads);
+
+    std::vector<std::pair<int, int>> inplace() const override { return residual_inplace(); }
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    // With the epilogue fused, else in a pass of its own.
+    void as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
+                    const Epilogue& epilogue, bool fused);
+    void spread_bias(const float* bias, float* y) const;
+
+    std::size_t zeros_ = 0;  // elements that stand for a and b when they have none but the result has
+    bool prefill_ = false;   // the bias is written into y first and the product added to it
+    std::int64_t rows_ = 0;  // of the bias as a matrix: its broadcast extent and steps
+    std::int64_t columns_ = 0;
+    std::int64_t row_step_ = 0;
+    std::int64_t column_step_ = 0;
+};
+
+using dnnl::memory;
+
+Matrices as_matrices(const Dims& shape, bool transposed, bool vector_is_row) {
+    if (shape.size() == 1) {
+        return vector_is_row ? Matrices{{}, 1, shape[0], false} : Matrices{{}, shape[0], 1, false};
+    }
+    const std::int64_t m = shape[shape.size() - 2];
+    const std::int64_t n = shape[shape.size() - 1];
+    return {Dims(shape.begin(), shape.end() - 2), transposed ? n : m, transposed ? m : n, transposed};
+}
+
+// Fewer dimensions with the same meaning: ones dropped, neighbours that broadcast alike merged, and the whole batch
+// of a moved into its rows when b has none.
+void simplify(Matrices& a, Matrices& b, Matrices& y) {
+    Dims merged_a;
+    Dims merged_b;
+    Dims merged_y;
+    for (std::size_t i = 0; i < y.batch.size(); ++i) {
+        if (y.batch[i] == 1) {
+            continue;
+        }
+        const bool alike = !merged_y.empty() && (merged_a.back() == merged_y.back()) == (a.batch[i] == y.batch[i]) &&
+                           (merged_b.back() == merged_y.back()) == (b.batch[i] == y.batch[i]);
+        if (alike) {
+            merged_a.back() *= a.batch[i];
+            merged_b.back() *= b.batch[i];
+            merged_y.back() *= y.batch[i];
+        } else {
+            merged_a.push_back(a.batch[i]);
+            merged_b.push_back(b.batch[i]);
+            merged_y.push_back(y.batch[i]);
+        }
+    }
+    if (merged_y.size() == 1 && merged_b[0] == 1 && !a.transposed) {
+        a.rows *= merged_a[0];
+        y.rows *= merged_y[0];
+        merged_a = merged_b = merged_y = {};
+    }
+    a.batch = merged_a;
+    b.batch = merged_b;
+    y.batch = merged_y;
+}
+
+}  // namespace
+
+MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int threads)
+    : LibraryKernel("MatMul", threads, options.deterministic) {
+    const std::string shapes = "MatMul of a " + to_string(a_shape) + (options.transpose_a ? " (transposed)" : "") +
+                               " and b " + to_string(b_shape) + (options.transpose_b ? " (transposed)" : "");
+    if (a_shape.empty() || b_shape.empty()) {
+        throw NativeError(shapes + ": operands must have at least one dimension");
+    }
+    Matrices a = as_matrices(a_shape, options.transpose_a, true);
+    Matrices b = as_matrices(b_shape, options.transpose_b, false);
+    if (a.columns != b.rows) {
+        throw NativeError(shapes + ": inner dimensions " + std::to_string(a.columns) + " and " +
+                          std::to_string(b.rows) + " differ");
+    }
+    const std::size_t rank = std::max(a.batch.size(), b.batch.size());
+    a.batch.insert(a.batch.begin(), rank - a.batch.size(), 1);
+    b.batch.insert(b.batch.begin(), rank - b.batch.size(), 1);
+    Matrices y{Dims(rank), a.rows, b.columns, false};
+    for (std::size_t i = 0; i < rank; ++i) {
+        if (a.batch[i] != b.batch[i] && a.batch[i] != 1 && b.batch[i] != 1) {
+            throw NativeError(shapes + ": batch dimensions do not broadcast");
+        }
+        y.batch[i] = a.batch[i] == 1 ? b.batch[i] : a.batch[i];
+    }
+    Dims y_shape = y.batch;
+    if (a_shape.size() > 1) {
+        y_shape.push_back(y.rows);
+    }
+    if (b_shape.size() > 1) {
+        y_shape.push_back(y.columns);
+    }
+    const ElementType type = options.type;
+    inputs_ = {{"a", a_shape, type}, {"b", b_shape, type}};
+    outputs_ = {{"y", y_shape, type}};
+
+    simplify(a, b, y);
+    bool library_bias = false;
+    if (options.bias) {
+        inputs_.push_back({"bias", *options.bias, type});
+        const std::int64_t size = count(*options.bias);
+        const std::int64_t last = options.bias->empty() ? 1 : options.bias->back();
+        const std::int64_t before = options.bias->size() < 2 ? 1 : (*options.bias)[options.bias->size() - 2];
+        const bool fits_last = (last == 1 || last == y.columns) && b_shape.size() > 1;
+        const bool fits_rows = before == 1 || (y_shape.size() == 2 && before == y_shape[0]);
+        if (!fits_last || !fits_rows || size != last * before) {
+            throw Unsupported(shapes + ": bias " + to_string(*options.bias) + " is neither one row nor a matrix");
+        }
+        library_bias = before == 1 && last == y.columns && options.alpha == 1 && options.beta == 1;
+        prefill_ = !library_bias;
+        if (prefill_ && type != ElementType::f32) {
+            throw Unsupported(shapes + ": bias " + to_string(*options.bias) + " in " + name_of(type));
+        }
+        rows_ = count(y.batch) * y.rows;
+        columns_ = y.columns;
+        row_step_ = before == 1 ? 0 : last;
+        column_step_ = last == 1 ? 0 : 1;
+    }
+    if (options.epilogue.residual != 0) {
+        if (prefill_) {
+            throw Unsupported(shapes + ": a residual and a bias that is not one row");
+        }
+        inputs_.resize(3, {"bias", {y.columns}, type, true});
+        accumulate(3);
+        inputs_.push_back({"residual", y_shape, type});
+    }
+    empty_ = count(y_shape) == 0;
+    if (empty_) {
+        return;
+    }
+    if (a.columns == 0) {  // a sum of nothing: the product of zeros has the same value
+        a.columns = b.rows = 1;
+        zeros_ = static_cast<std::size_t>(std::max(count(a.batch) * a.rows, count(b.batch) * b.columns));
+    }
+
+    guarded(*this, [&] {
+        Epilogue epilogue = options.epilogue;
+        epilogue.alpha = options.alpha;
+        epilogue.bias = library_bias;
+        if (prefill_) {
+            epilogue.residual = options.beta;
+        }
+        const bool may_fuse = epilogue.applied == Applied::fused || epilogue.empty();
+        if (!may_fuse || !attempt([&] { as_product(a, b, y, options, epilogue, true); })) {
+            as_product(a, b, y, options, epilogue, false);
+        }
+    });
+}
+
+void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
+                        const Epilogue& epilogue, bool fused) {
+    const ElementType type = options.type;
+    const bool has_bias = fused && epilogue.bias;
+    const std::int64_t y_rows = count(y.batch) * y.rows;
+    const ElementType y_type = fused ? type : apply_after(epilogue, {y_rows, y.columns, 1}, type);
+    const dnnl::post_ops chain = fused ? epilogue.post_ops() : dnnl::post_ops();
+    const double work = static_cast<double>(y_rows * y.columns) * static_cast<double>(a.columns);
+    const bool may_add = type == ElementType::f32 && epilogue.empty();
+    const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work) : 1, may_add);
+    sum_partials(pieces.back().partial + 1);
+    // The packed form of b is one for all pieces.
+    const bool whole_b = std::all_of(pieces.begin(), pieces.end(), [&](const ProductPiece& piece) {
+        return piece.columns.size == b.columns && piece.terms.size == b.rows &&
+               (b.batch.empty() || piece.batch.size >= b.batch[0]);
+    });
+    const bool packs = options.pack_b && zeros_ == 0 && whole_b;
+    memory::desc packed = b.any_layout(type);
+    const auto bytes = [](std::int64_t elements, ElementType of) {
+        return static_cast<std::size_t>(elements) * size_of(of);
+    };
+    for (const ProductPiece& piece : pieces) {
+        Piece place;
+        place.inputs = {bytes(a.offset(piece.batch.begin, piece.rows.begin, piece.terms.begin), type),
+                        bytes(b.offset(piece.batch.begin, piece.terms.begin, piece.columns.begin), type),
+                        has_bias ? bytes(piece.columns.begin, type) : 0, 0};
+        place.outputs[0] = bytes(y.offset(piece.batch.begin, piece.rows.begin, piece.columns.begin), y_type);
+        place.partial = piece.partial;
+        add_piece(place, piece.extents(), [&] {
+            const memory::desc left = a.descriptor(type, piece.batch.size, piece.rows.size, piece.terms.size);
+            const memory::desc right = b.descriptor(type, piece.batch.size, piece.terms.size, piece.columns.size);
+            const memory::desc result = y.descriptor(y_type, piece.batch.size, piece.rows.size, piece.columns.size);
+            Dims bias_dims(y.batch.size() + 1, 1);
+            bias_dims.push_back(piece.columns.size);
+            const memory::desc bias = has_bias ? plain(bias_dims, type) : memory::desc();
+            const auto descriptor = choose<dnnl::matmul>(any_name, engine(), left, packs ? packed : right, bias, result,
+                                                         Operation::attributes(chain));
+            packed = descriptor.weights_desc();
+            Operation operation;
+            operation.input(DNNL_ARG_SRC, 0, left, left);
+            operation.input(DNNL_ARG_WEIGHTS, 1, packed, packed);
+            if (has_bias) {
+                operation.input(DNNL_ARG_BIAS, 2, bias, bias);
+            }
+            operation.output(DNNL_ARG_DST, 0, result, result);
+            operation.finish(descriptor, dnnl::matmul(descriptor));
+            return operation;
+        });
+    }
+    if (packs) {
+        share_weights(b.descriptor(type, b.batch.empty() ? 1 : b.batch[0], b.rows, b.columns), packed, true);
+    }
+}
+
+void MatMul::spread_bias(const float* bias, float* y) const {
+    for (std::int64_t i = 0; i < rows_; ++i) {
+        for (std::int64_t j = 0; j < columns_; ++j) {
+            y[i * columns_ + j] = bias[i * row_step_ + j * column_step_];
+        }
+    }
+}
+
+std::size_t MatMul::scratch_bytes() const {
+    return LibraryKernel::scratch_bytes() + zeros_ * sizeof(float);
+}
+
+void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (!empty_ && prefill_) {
+        spread_bias(static_cast<const float*>(inputs[2]), static_cast<float*>(outputs[0]));
+    }
+    if (empty_ || zeros_ == 0) {
+        LibraryKernel::run(inputs, outputs, scratch);
+        return;
+    }
+    std::byte* zeros = scratch + LibraryKernel::scratch_bytes();
+    std::memset(zeros, 0, zeros_ * sizeof(float));
+    std::array<const void*, 4> operands{};
+    std::copy(inputs, inputs + inputs_.size(), operands.begin());
+    operands[0] = operands[1] = zeros;
+    LibraryKernel::run(operands.data(), outputs, scratch);
+}
+
+GRAPHKIT_BINDINGS(matmul, "epilogue") {
+    nb::class_<Watched<MatMul>, Kernel>(m, "MatMul")
+        .def(
+            "__init__",
+            [](Watched<MatMul>* self, const Dims& a, const Dims& b, bool transpose_a, bool transpose_b,
+               const std::optional<Dims>& bias, float alpha, float beta, const Epilogue& last, bool pack_b,
+               bool deterministic, const std::string& dtype, int threads) {
+                const ElementType type = element_type(dtype);
+                const auto make = [=](const Epilogue& end, bool may_pack) {
+                    const MatMulOptions options{transpose_a, transpose_b, bias, alpha,              beta,
+                                                type,        end,         pack_b && may_pack, deterministic};
+                    return std::make_unique<MatMul>(a, b, options, threads);
+                };
+                new (self) Watched<MatMul>(make, last);
+            },
+            "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
+            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false,
+            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+}
+
+}  // namespace graphkit

@@ -1,0 +1,397 @@
+#include "kernels/pointwise/pointwise.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "runtime/bindings.h"
+#include "runtime/cpu_info.h"
+#include "runtime/isa.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+constexpr std::int64_t kLine = 64;
+constexpr std::size_t kSingleBytes = 64;  // of a constant or a single value: the widest vector
+// What the registers and the blocks of operands may take of the first-level cache together.
+constexpr std::size_t kBlocksBytes = std::size_t{24} << 10;
+constexpr std::int64_t kBlockBytes = 2048;
+constexpr std::int64_t kSmallestBlock = 256;
+// Of a single step, which leaves nothing to another one.
+constexpr std::int64_t kLongBlock = std::int64_t{1} << 20;
+
+std::int64_t round_up(std::int64_t value, std::int64_t step) {
+    return (value + step - 1) / step * step;
+}
+
+std::int64_t bytes_of(const PointwiseSource& source, std::int64_t count) {
+    std::int64_t total = 0;
+    for (std::size_t i = 0; i < source.inputs.size(); ++i) {
+        const PointwiseInput& input = source.inputs[i];
+        const auto bytes = static_cast<std::int64_t>(size_of(input.type));
+        total += source.reads(static_cast<int>(i)) ? graphkit::count(input.shape) * bytes : 0;
+    }
+    for (const PointwiseOutput& output : source.outputs) {
+        total += output.value < 0 ? 0 : count * static_cast<std::int64_t>(size_of(output.type));
+    }
+    return total;
+}
+
+// An operand that nobody reads needs not broadcast.
+std::vector<Dims> shapes_of(const PointwiseSource& source) {
+    std::vector<Dims> shapes;
+    for (std::size_t i = 0; i < source.inputs.size(); ++i) {
+        shapes.push_back(source.reads(static_cast<int>(i)) ? source.inputs[i].shape : Dims{});
+    }
+    return shapes;
+}
+
+double slowness() {
+    switch (isa()) {
+        case Isa::avx512:
+            return 1;
+        case Isa::avx2:
+            return 1.7;
+        default:
+            return 4;
+    }
+}
+
+}  // namespace
+
+Pointwise::Pointwise(PointwiseSource source, int threads)
+    : Kernel(source.name, threads > 0 ? threads : default_threads()),
+      source_(std::move(source)),
+      loops_(make_loops(source_.shape, shapes_of(source_))),
+      table_(pointwise_table()),
+      stream_(bytes_of(source_, loops_.count) > last_level_cache()),
+      steps_(make_steps(source_, loops_, table_, stream_)) {
+    for (std::size_t i = 0; i < source_.inputs.size(); ++i) {
+        const PointwiseInput& input = source_.inputs[i];
+        inputs_.push_back({std::string("x").append(std::to_string(i)), input.shape, input.type, input.absent});
+    }
+    for (std::size_t i = 0; i < source_.outputs.size(); ++i) {
+        const PointwiseOutput& output = source_.outputs[i];
+        outputs_.push_back({std::string("y").append(std::to_string(i)), source_.shape, output.type, output.value < 0});
+    }
+    constants_.resize(source_.constants.size() * kSingleBytes);
+    for (std::size_t i = 0; i < source_.constants.size(); ++i) {
+        const std::string& bytes = source_.constants[i].bytes;
+        table_.splat(constants_.data() + i * kSingleBytes, reinterpret_cast<const std::byte*>(bytes.data()),
+                     bytes.size());
+    }
+
+    granule_ = kLine / static_cast<std::int64_t>(steps_.narrowest);
+    const auto widest = static_cast<std::int64_t>(steps_.widest);
+    const bool single = steps_.block.size() == 1 && steps_.registers == 0;
+    block_ = single ? kLongBlock : kBlockBytes / widest;
+    const std::size_t blocks = static_cast<std::size_t>(steps_.registers) + steps_.read.size() + source_.outputs.size();
+    while (!single && block_ > kSmallestBlock && blocks * static_cast<std::size_t>(block_ * widest) > kBlocksBytes) {
+        block_ /= 2;
+    }
+    if (!loops_.by_rows && loops_.sizes.size() > 1) {
+        // Blocks of whole rows see the same part of every operand that repeats itself row by row.
+        std::int64_t period = loops_.row();
+        while (period % granule_ != 0 && period <= block_) {
+            period += loops_.row();
+        }
+        block_ = period > 0 && period <= block_ ? block_ / period * period : block_;
+    }
+    const std::int64_t longest = loops_.by_rows ? loops_.row() : loops_.count;
+    block_ = std::max(granule_, std::min(block_, round_up(longest, granule_)));
+
+    const double nanoseconds = static_cast<double>(loops_.count) * steps_.nanoseconds * slowness();
+    const std::int64_t grains = std::max<std::int64_t>(1, loops_.count / granule_);
+    parts_ = static_cast<int>(std::min<std::int64_t>(threads_for(this->threads(), nanoseconds), grains));
+
+    const std::size_t places = static_cast<std::size_t>(steps_.places());
+    const auto staged = static_cast<std::size_t>(steps_.inputs + steps_.outputs);
+    part_bytes_ = static_cast<std::size_t>(
+        round_up(static_cast<std::int64_t>(places * sizeof(BlockOperand) + source_.inputs.size() * sizeof(void*)), kLine));
+    part_bytes_ += static_cast<std::size_t>(steps_.singles) * kSingleBytes;
+    part_bytes_ += staged * static_cast<std::size_t>(granule_) * 8;
+    part_bytes_ += static_cast<std::size_t>(steps_.registers) * static_cast<std::size_t>(block_ * widest);
+}
+
+// One thread's way through its part of the output.
+class Pointwise::Walk {
+  public:
+    Walk(const Pointwise& kernel, const void* const* inputs, void* const* outputs, std::byte* memory)
+        : kernel_(kernel), steps_(kernel.steps_), inputs_(inputs), outputs_(outputs) {
+        places_ = reinterpret_cast<BlockOperand*>(memory);
+        bases_ = reinterpret_cast<const std::byte**>(places_ + steps_.places());
+        const auto table = static_cast<std::int64_t>(static_cast<std::size_t>(steps_.places()) * sizeof(BlockOperand) +
+                                                     static_cast<std::size_t>(steps_.inputs) * sizeof(void*));
+        memory += round_up(table, kLine);
+        for (int i = 0; i < steps_.constants; ++i) {
+            places_[steps_.constant_place(i)] = {
+                kernel.constants_.data() + static_cast<std::size_t>(i) * kSingleBytes, 0};
+        }
+        for (int i = 0; i < steps_.singles; ++i) {
+            places_[steps_.single_place(i)] = {memory, 0};
+            memory += kSingleBytes;
+        }
+        stage_ = memory;
+        memory += (steps_.inputs + steps_.outputs) * kernel.granule_ * 8;
+        for (int i = 0; i < steps_.registers; ++i) {
+            places_[steps_.register_place(i)] = {memory, -1};
+            memory += kernel.block_ * static_cast<std::int64_t>(steps_.widest);
+        }
+    }
+
+    void run(std::int64_t begin, std::int64_t end) {
+        const Loops& loops = kernel_.loops_;
+        run_singles(steps_.once, begin);
+        for (std::int64_t position = begin; position < end;) {
+            std::int64_t row_end = end;
+            if (loops.by_rows) {
+                row_end = std::min(end, (position / loops.row() + 1) * loops.row());
+                run_singles(steps_.row, position);
+            }
+            for (const int i : steps_.read) {
+                const auto at = static_cast<std::size_t>(i);
+                const std::int64_t shift =
+                    loops.by_rows ? loops.row_offset(at, position) - position / loops.row() * loops.row() : 0;
+                bases_[i] = source(i) + shift * element(i);
+            }
+            position = run_row(position, row_end);
+        }
+    }
+
+  private:
+    const std::byte* source(int i) const { return static_cast<const std::byte*>(inputs_[i]); }
+    std::byte* target(int i) const { return static_cast<std::byte*>(outputs_[i]); }
+    std::int64_t element(int i) const {
+        return static_cast<std::int64_t>(size_of(kernel_.source_.inputs[static_cast<std::size_t>(i)].type));
+    }
+    const PointwiseOutput& output(int i) const { return kernel_.source_.outputs[static_cast<std::size_t>(i)]; }
+    std::byte* writable(int place) const { return const_cast<std::byte*>(places_[place].data); }
+
+    void run_singles(const std::vector<BlockStep>& steps, std::int64_t position) const {
+        for (const BlockStep& step : steps) {
+            std::byte* y = writable(step.y);
+            if (step.kind == BlockStep::Kind::gather) {
+                const std::int64_t offset = kernel_.loops_.row_offset(static_cast<std::size_t>(step.input), position);
+                kernel_.table_.splat(y, source(step.input) + offset * element(step.input), step.element);
+                continue;
+            }
+            compute(step, 1);
+            kernel_.table_.splat(y, y, step.element);
+        }
+    }
+
+    void compute(const BlockStep& step, std::int64_t size) const {
+        const BlockOperand operands[kMaxOperands] = {places_[step.x[0]], places_[step.x[1]], places_[step.x[2]]};
+        step.function(writable(step.y), operands, size);
+    }
+
+    std::int64_t run_row(std::int64_t position, std::int64_t end) {
+        const std::int64_t head = std::min(end - position, elements_before_line(position));
+        if (head > 0) {
+            position = run_tail(position, head);
+        }
+        const std::int64_t granule = kernel_.granule_;
+        while (end - position >= granule) {
+            const std::int64_t size = std::min(kernel_.block_, (end - position) / granule * granule);
+            for (const int i : steps_.read) {
+                places_[i] = {bases_[i] + position * element(i), -1};
+            }
+            for (int i = 0; i < steps_.outputs; ++i) {
+                if (output(i).value >= 0) {
+                    const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
+                    places_[steps_.output_place(i)] = {target(i) + position * bytes, -1};
+                }
+            }
+            run_block(position, size, size);
+            position += size;
+        }
+        return position < end ? run_tail(position, end - position) : position;
+    }
+
+    // Elements to the next line of the outputs that go past the caches; 0 where their lines do not begin together.
+    std::int64_t elements_before_line(std::int64_t position) const {
+        if (!kernel_.stream_) {
+            return 0;
+        }
+        std::int64_t elements = -1;
+        for (int i = 0; i < steps_.outputs; ++i) {
+            if (output(i).value < 0) {
+                continue;
+            }
+            const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
+            const auto address = reinterpret_cast<std::uintptr_t>(target(i) + position * bytes);
+            const std::int64_t missing = (kLine - static_cast<std::int64_t>(address % kLine)) % kLine / bytes;
+            if (elements >= 0 && elements != missing) {
+                return 0;
+            }
+            elements = missing;
+        }
+        return std::min(elements, kernel_.granule_ - 1);
+    }
+
+    // Fewer elements than a granule, or than lie before a line: by way of copies, as functions read and write whole
+    // vectors.
+    std::int64_t run_tail(std::int64_t position, std::int64_t size) {
+        const std::int64_t slot = kernel_.granule_ * 8;
+        for (const int i : steps_.read) {
+            std::byte* copy = stage_ + i * slot;
+            std::memcpy(copy, bases_[i] + position * element(i), static_cast<std::size_t>(size * element(i)));
+            places_[i] = {copy, -1};
+        }
+        for (int i = 0; i < steps_.outputs; ++i) {
+            places_[steps_.output_place(i)] = {stage_ + (steps_.inputs + i) * slot, -1};
+        }
+        run_block(position, size, kernel_.granule_);
+        for (int i = 0; i < steps_.outputs; ++i) {
+            if (output(i).value >= 0) {
+                const auto bytes = static_cast<std::int64_t>(size_of(output(i).type));
+                std::memcpy(target(i) + position * bytes, stage_ + (steps_.inputs + i) * slot,
+                            static_cast<std::size_t>(size * bytes));
+            }
+        }
+        return position + size;
+    }
+
+    // `padded`: `size`, rounded up to whole vectors.
+    void run_block(std::int64_t position, std::int64_t size, std::int64_t padded) {
+        for (const BlockStep& step : steps_.block) {
+            if (step.kind == BlockStep::Kind::compute) {
+                compute(step, step.exact ? size : padded);
+            } else if (step.kind == BlockStep::Kind::gather) {
+                gather(step, position, size);
+            } else {
+                stream(step, padded);
+            }
+        }
+        const std::int64_t column = position % kernel_.loops_.row();
+        kept_size_ = column == kept_column_ ? std::max(kept_size_, size) : size;
+        kept_column_ = column;
+    }
+
+    void gather(const BlockStep& step, std::int64_t position, std::int64_t size) {
+        const Loops& loops = kernel_.loops_;
+        const auto input = static_cast<std::size_t>(step.input);
+        // A row that repeats itself has a register of its own, which holds it from the block before.
+        const bool kept = position % loops.row() == kept_column_ && size <= kept_size_ && loops.is_periodic(input);
+        if (!kept) {
+            gather_block(loops, input, step.element, source(step.input), writable(step.y), position, size);
+        }
+    }
+
+    void stream(const BlockStep& step, std::int64_t size) const {
+        std::byte* y = writable(step.y);
+        const std::int64_t bytes = size * static_cast<std::int64_t>(step.element);
+        if (reinterpret_cast<std::uintptr_t>(y) % kLine == 0 && bytes % kLine == 0) {
+            kernel_.table_.stream(y, places_[step.x[0]].data, bytes);
+        } else {
+            std::memcpy(y, places_[step.x[0]].data, static_cast<std::size_t>(bytes));
+        }
+    }
+
+    const Pointwise& kernel_;
+    const BlockSteps& steps_;
+    const void* const* inputs_;
+    void* const* outputs_;
+    BlockOperand* places_;
+    const std::byte** bases_;  // of each input, where element 0 of the output would be, were its rows all like this one
+    std::byte* stage_;
+    // The column of a row where the last block began, and the elements that its gathered rows hold from there on.
+    std::int64_t kept_column_ = -1;
+    std::int64_t kept_size_ = 0;
+};
+
+bool Pointwise::run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const {
+    const std::int64_t grains = round_up(loops_.count, granule_) / granule_;
+    const std::int64_t begin = grains * part / parts_ * granule_;
+    const std::int64_t end = std::min(loops_.count, grains * (part + 1) / parts_ * granule_);
+    if (begin >= end) {
+        return true;
+    }
+    divided_by_zero = false;
+    alignas(kAlignment) std::byte local[kStackBytes];
+    std::byte* memory = part_bytes_ > kStackBytes ? scratch + static_cast<std::size_t>(part) * part_bytes_ : local;
+    Walk(*this, inputs, outputs, memory).run(begin, end);
+    if (stream_) {
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // stores past the caches are not ordered otherwise
+    }
+    return !divided_by_zero;
+}
+
+void Pointwise::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    std::atomic<bool> valid = true;
+    if (parts_ == 1) {
+        valid = run_part(inputs, outputs, scratch, 0);
+    } else {
+        parallel_for(parts_, parts_, kSerialNanoseconds, [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t part = first; part < last; ++part) {
+                if (!run_part(inputs, outputs, scratch, static_cast<int>(part))) {
+                    valid.store(false, std::memory_order_relaxed);
+                }
+            }
+        });
+    }
+    if (!valid) {
+        const std::string where = source_.divisions.empty() ? "" : " in " + source_.divisions;
+        throw NativeError(describe() + ": integer division by zero" + where);
+    }
+}
+
+namespace {
+
+using Input = std::optional<std::tuple<Dims, std::string>>;
+using Constant = std::tuple<std::string, nb::bytes>;
+using Instruction = std::tuple<std::string, std::vector<int>, std::string>;
+using Output = std::tuple<int, std::string>;
+
+PointwiseSource source_of(std::string name, Dims shape, const std::vector<Input>& inputs,
+                          const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
+                          const std::vector<Output>& outputs) {
+    PointwiseSource source;
+    source.name = std::move(name);
+    source.shape = std::move(shape);
+    for (const Input& input : inputs) {
+        if (input) {
+            source.inputs.push_back({std::get<0>(*input), element_type(std::get<1>(*input))});
+        } else {
+            source.inputs.push_back({{}, ElementType::f32, true});
+        }
+    }
+    for (const auto& [type, bytes] : constants) {
+        source.constants.push_back({element_type(type), std::string(bytes.c_str(), bytes.size())});
+    }
+    for (const auto& [opcode, operands, type] : instructions) {
+        source.instructions.push_back({opcode, operands, type.empty() ? ElementType::f32 : element_type(type)});
+    }
+    for (const auto& [value, type] : outputs) {
+        source.outputs.push_back({value, element_type(type)});
+    }
+    return source;
+}
+
+}  // namespace
+
+GRAPHKIT_BINDINGS(pointwise) {
+    nb::class_<Pointwise, Kernel>(m, "Pointwise",
+                                  "Elementwise operations in one pass over memory. Values are numbered: inputs (shape, "
+                                  "element type), constants (element type, bytes of one element), results of "
+                                  "instructions (opcode, operands, element type of a cast's result). Half floats are "
+                                  "float32 values inside. Outputs are (value or -1, element type), all of one shape. "
+                                  "`divisions` names the nodes that divide integers: a divisor 0 is an error.")
+        .def(
+            "__init__",
+            [](Pointwise* self, std::string name, Dims shape, const std::vector<Input>& inputs,
+               const std::vector<Constant>& constants, const std::vector<Instruction>& instructions,
+               const std::vector<Output>& outputs, int threads, std::string divisions) {
+                PointwiseSource source =
+                    source_of(std::move(name), std::move(shape), inputs, constants, instructions, outputs);
+                source.divisions = std::move(divisions);
+                new (self) Pointwise(std::move(source), threads);
+            },
+            "name"_a, "shape"_a, nb::kw_only(), "inputs"_a.none(), "constants"_a, "instructions"_a, "outputs"_a,
+            "threads"_a = 0, "divisions"_a = "")
+        .def_prop_ro("registers", &Pointwise::registers, "Blocks of intermediate results that are alive at once.")
+        .def_prop_ro("block", &Pointwise::block, "Elements of a block.");
+}
+
+}  // namespace graphkit

@@ -1,0 +1,54 @@
+// Chains of elementwise operations in one pass over memory.
+//
+// A block of each operand at a time goes through all instructions: intermediate results stay in registers of the size
+// of a block, which the first-level cache holds, and the cost of choosing an instruction is shared by a block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "runtime/kernel.h"
+#include "kernels/pointwise/pointwise_layout.h"
+#include "kernels/pointwise/pointwise_steps.h"
+#include "kernels/pointwise/pointwise_table.h"
+
+namespace graphkit {
+
+class Pointwise final : public Kernel {
+  public:
+    // `threads`: 0 for the default number.
+    Pointwise(PointwiseSource source, int threads);
+
+    std::size_t scratch_bytes() const override {
+        return part_bytes_ > kStackBytes ? static_cast<std::size_t>(parts_) * part_bytes_ : 0;
+    }
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<std::pair<int, int>> inplace() const override { return steps_.inplace; }
+
+    // Registers that hold blocks, and elements of a block.
+    int registers() const { return steps_.registers; }
+    std::int64_t block() const { return block_; }
+
+  private:
+    class Walk;
+    // Working memory up to this size lies on the threads' stacks.
+    static constexpr std::size_t kStackBytes = std::size_t{16} << 10;
+
+    // False where an integer was divided by zero.
+    bool run_part(const void* const* inputs, void* const* outputs, std::byte* scratch, int part) const;
+
+    PointwiseSource source_;
+    Loops loops_;
+    const PointwiseTable& table_;
+    bool stream_;
+    BlockSteps steps_;
+    std::vector<std::byte> constants_;  // as many equal elements of each as the widest vector has lanes
+    std::int64_t granule_ = 1;          // blocks are multiples of this many elements: whole vectors of every type
+    std::int64_t block_ = 1;
+    int parts_ = 1;                     // of the output, one for a thread
+    std::size_t part_bytes_ = 0;        // of working memory for one of them
+};
+
+}  // namespace graphkit

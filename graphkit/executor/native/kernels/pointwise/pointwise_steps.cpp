@@ -1,0 +1,408 @@
+#include "kernels/pointwise/pointwise_steps.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+#include <unordered_map>
+
+namespace graphkit {
+namespace {
+
+std::size_t index(ElementType type) {
+    return static_cast<std::size_t>(type);
+}
+
+bool is_half(ElementType type) {
+    return type == ElementType::f16 || type == ElementType::bf16;
+}
+
+bool is_comparison(Opcode opcode) {
+    return opcode == Opcode::equal || opcode == Opcode::not_equal || opcode == Opcode::less ||
+           opcode == Opcode::less_equal;
+}
+
+const std::unordered_map<std::string, Opcode>& opcodes_by_name() {
+    static const std::unordered_map<std::string, Opcode> known = [] {
+        std::unordered_map<std::string, Opcode> names;
+        for (std::size_t i = 0; i < kOpcodeCount; ++i) {
+            names[kOpcodes[i].name] = static_cast<Opcode>(i);
+        }
+        return names;
+    }();
+    return known;
+}
+
+constexpr int kNowhere = -1;
+constexpr int kForever = std::numeric_limits<int>::max();
+
+struct Value {
+    ElementType type;
+    Level level;
+    int place = kNowhere;  // inputs, outputs and constants have theirs at once; registers follow when all is known
+    int single = kNowhere;
+    int reg = kNowhere;
+};
+
+// A step whose operands are values still.
+struct Draft {
+    BlockStep step;
+    int y;  // a value, or kNowhere when the step writes an output
+    std::vector<int> x;
+    int output = kNowhere;
+};
+
+class Compiler {
+  public:
+    Compiler(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream)
+        : source_(source), loops_(loops), table_(table), stream_(stream) {
+        steps_.inputs = static_cast<int>(source.inputs.size());
+        steps_.outputs = static_cast<int>(source.outputs.size());
+        steps_.constants = static_cast<int>(source.constants.size());
+    }
+
+    BlockSteps compile() {
+        declare();
+        for (int i = 0; i < number_of_sources(); ++i) {
+            store_outputs(i);
+        }
+        for (const PointwiseInstruction& instruction : source_.instructions) {
+            numbers_.push_back(add(instruction));
+            store_outputs(static_cast<int>(numbers_.size()) - 1);
+        }
+        allocate();
+        find_inplace();
+        finish();
+        return std::move(steps_);
+    }
+
+  private:
+    int number_of_sources() const { return steps_.inputs + steps_.constants; }
+
+    void declare() {
+        for (int i = 0; i < steps_.inputs; ++i) {
+            const auto at = static_cast<std::size_t>(i);
+            const Access access = loops_.access[at];
+            const Level level = access == Access::scalar ? Level::once
+                                : access == Access::row  ? Level::row
+                                                         : Level::block;
+            numbers_.push_back(make(source_.inputs[at].type, level, i));
+        }
+        for (int i = 0; i < steps_.constants; ++i) {
+            const PointwiseConstant& constant = source_.constants[static_cast<std::size_t>(i)];
+            if (is_half(constant.type) || constant.bytes.size() != size_of(constant.type)) {
+                throw NativeError(source_.name + ": a constant has the wrong size or type");
+            }
+            numbers_.push_back(make(constant.type, Level::once, steps_.constant_place(i)));
+        }
+        for (const PointwiseOutput& output : source_.outputs) {
+            const int last = number_of_sources() + static_cast<int>(source_.instructions.size());
+            if (output.value < kNowhere || output.value >= last) {
+                throw NativeError(source_.name + ": an output is no value");
+            }
+        }
+    }
+
+    int make(ElementType type, Level level, int place = kNowhere) {
+        values_.push_back({type, level, place});
+        return static_cast<int>(values_.size()) - 1;
+    }
+
+    Value& value(int i) { return values_[static_cast<std::size_t>(i)]; }
+
+    // Adds a step that makes a new value.
+    int emit(BlockFunction function, ElementType type, std::vector<int> x, double nanoseconds) {
+        if (function == nullptr) {
+            throw Unsupported(source_.name + ": an instruction is not defined for " +
+                              (x.empty() ? "its type" : name_of(value(x[0]).type)));
+        }
+        Level level = Level::once;
+        for (const int operand : x) {
+            level = std::max(level, value(operand).level);
+        }
+        Draft draft{{}, make(type, level), std::move(x)};
+        draft.step.function = function;
+        draft.step.element = size_of(type);
+        if (level == Level::block) {
+            steps_.nanoseconds += nanoseconds;
+        } else {
+            value(draft.y).single = steps_.singles++;
+        }
+        drafts_.push_back(draft);
+        return draft.y;
+    }
+
+    // The value that instructions see for input i: gathered where its rows are short, its half floats widened.
+    int loaded(int i) {
+        const auto at = static_cast<std::size_t>(i);
+        const auto known = loaded_.find(i);
+        if (known != loaded_.end()) {
+            return known->second;
+        }
+        const PointwiseInput& input = source_.inputs[at];
+        if (input.absent) {
+            throw NativeError(source_.name + ": an operand that is absent is read");
+        }
+        int number = numbers_[at];
+        if (value(number).level != Level::block) {
+            const int single = make(input.type, value(number).level);
+            value(single).single = steps_.singles++;
+            Draft draft{{}, single, {}};
+            draft.step.kind = BlockStep::Kind::gather;
+            draft.step.input = i;
+            draft.step.element = size_of(input.type);
+            drafts_.push_back(draft);
+            number = single;
+        } else if (loops_.access[at] == Access::gathered) {
+            const int block = make(input.type, Level::block);
+            Draft draft{{}, block, {}};
+            draft.step.kind = BlockStep::Kind::gather;
+            draft.step.input = i;
+            draft.step.element = size_of(input.type);
+            steps_.nanoseconds += 0.05 + 3.0 / static_cast<double>(std::max<std::int64_t>(loops_.row(), 1));
+            drafts_.push_back(draft);
+            number = block;
+        } else {
+            steps_.read.push_back(i);
+            steps_.nanoseconds += 0.02 * static_cast<double>(size_of(input.type));
+        }
+        if (is_half(input.type)) {
+            number = emit(table_.casts[index(input.type)][index(ElementType::f32)], ElementType::f32, {number}, 0.05);
+        }
+        loaded_[i] = number;
+        return number;
+    }
+
+    int operand(int number) {
+        if (number < 0 || number >= static_cast<int>(numbers_.size())) {
+            throw NativeError(source_.name + ": an instruction reads a value that does not exist yet");
+        }
+        return number < steps_.inputs ? loaded(number) : numbers_[static_cast<std::size_t>(number)];
+    }
+
+    int add(const PointwiseInstruction& instruction) {
+        std::vector<int> x;
+        for (const int number : instruction.operands) {
+            x.push_back(operand(number));
+        }
+        if (instruction.opcode == "cast" || instruction.opcode == "cast_to_odd") {
+            if (x.size() != 1 || is_half(instruction.type)) {
+                throw NativeError(source_.name + ": a cast takes one operand, and makes no half floats");
+            }
+            const ElementType from = value(x[0]).type;
+            const bool odd = instruction.opcode == "cast_to_odd";
+            if (odd && (from != ElementType::f64 || instruction.type != ElementType::f32)) {
+                throw NativeError(source_.name + ": rounding to odd is for float64 to float32");
+            }
+            return emit(odd ? table_.narrow_to_odd : table_.casts[index(from)][index(instruction.type)],
+                        instruction.type, x, odd ? 1.0 : 0.05);
+        }
+        const auto found = opcodes_by_name().find(instruction.opcode);
+        if (found == opcodes_by_name().end()) {
+            throw NativeError(source_.name + ": no instruction '" + instruction.opcode + "'");
+        }
+        const Opcode opcode = found->second;
+        const OpcodeInfo& info = kOpcodes[static_cast<std::size_t>(opcode)];
+        if (static_cast<int>(x.size()) != info.operands) {
+            throw NativeError(source_.name + ": '" + info.name + "' takes another number of operands");
+        }
+        const bool selects = opcode == Opcode::select;
+        const ElementType type = value(x[selects ? 1 : 0]).type;
+        for (std::size_t i = selects ? 1 : 0; i < x.size(); ++i) {
+            if (value(x[i]).type != type) {
+                throw NativeError(source_.name + ": the operands of '" + info.name + "' have several types");
+            }
+        }
+        if (selects && value(x[0]).type != ElementType::boolean) {
+            throw NativeError(source_.name + ": a selection needs a boolean condition");
+        }
+        const ElementType result = is_comparison(opcode) ? ElementType::boolean : type;
+        const double scale = static_cast<double>(size_of(type)) / 4;
+        const int number = emit(table_.functions[static_cast<std::size_t>(opcode)][index(type)], result, x,
+                                info.nanoseconds * scale);
+        drafts_.back().step.exact = may_divide_by_zero(opcode, type != ElementType::f32 && type != ElementType::f64);
+        return number;
+    }
+
+    // Writes the outputs that are value `number`: the step that makes it writes to the first where it can, further
+    // steps copy, round to half floats, or pass the caches.
+    void store_outputs(int number) {
+        for (int i = 0; i < steps_.outputs; ++i) {
+            const PointwiseOutput& output = source_.outputs[static_cast<std::size_t>(i)];
+            if (output.value != number) {
+                continue;
+            }
+            int from = operand(number);
+            steps_.nanoseconds += 0.02 * static_cast<double>(size_of(output.type));
+            const bool is_source = number < number_of_sources();
+            if (value(from).type != (is_half(output.type) ? ElementType::f32 : output.type)) {
+                throw NativeError(source_.name + ": an output has another type than its value");
+            }
+            BlockFunction store = table_.functions[index_of(Opcode::copy)][index(value(from).type)];
+            if (is_half(output.type)) {
+                store = table_.casts[index(ElementType::f32)][index(output.type)];
+            } else if (!stream_ && !is_source && value(from).level == Level::block && value(from).place == kNowhere) {
+                value(from).place = steps_.output_place(i);
+                continue;
+            }
+            if (stream_ && (is_half(output.type) || value(from).level != Level::block)) {
+                const int narrow = make(output.type, Level::block);
+                Draft draft{{}, narrow, {from}};
+                draft.step.function = store;
+                draft.step.element = size_of(output.type);
+                drafts_.push_back(draft);
+                from = narrow;
+            }
+            Draft draft{{}, kNowhere, {from}, i};
+            draft.step.kind = stream_ ? BlockStep::Kind::stream : BlockStep::Kind::compute;
+            draft.step.function = store;
+            draft.step.element = size_of(output.type);
+            drafts_.push_back(draft);
+        }
+    }
+
+    static std::size_t index_of(Opcode opcode) { return static_cast<std::size_t>(opcode); }
+
+    Level level_of(const Draft& draft) { return draft.y == kNowhere ? Level::block : value(draft.y).level; }
+
+    // A linear scan: a register is free again after the last step that reads it, and a result may take the register of
+    // an operand that ends there, unless its elements are larger.
+    void allocate() {
+        std::vector<int> last(values_.size(), kNowhere);
+        for (std::size_t i = 0; i < drafts_.size(); ++i) {
+            for (const int x : drafts_[i].x) {
+                last[static_cast<std::size_t>(x)] = static_cast<int>(i);
+            }
+            // What is the same in every block stays.
+            if (drafts_[i].step.kind == BlockStep::Kind::gather && level_of(drafts_[i]) == Level::block &&
+                loops_.is_periodic(static_cast<std::size_t>(drafts_[i].step.input))) {
+                pinned_.push_back(drafts_[i].y);
+            }
+        }
+        for (const int y : pinned_) {
+            value(y).reg = steps_.registers++;
+            last[static_cast<std::size_t>(y)] = kForever;
+        }
+        std::vector<int> free;
+        for (std::size_t i = 0; i < drafts_.size(); ++i) {
+            const Draft& draft = drafts_[i];
+            if (level_of(draft) != Level::block) {
+                continue;
+            }
+            const auto release = [&](bool reusable) {
+                for (const int x : draft.x) {
+                    Value& operand = value(x);
+                    const bool fits = draft.y == kNowhere || size_of(operand.type) >= size_of(value(draft.y).type);
+                    if (last[static_cast<std::size_t>(x)] == static_cast<int>(i) && operand.reg != kNowhere &&
+                        fits == reusable) {
+                        free.push_back(operand.reg);
+                        last[static_cast<std::size_t>(x)] = kNowhere;
+                    }
+                }
+            };
+            release(true);
+            if (draft.y != kNowhere && value(draft.y).place == kNowhere && value(draft.y).reg == kNowhere) {
+                Value& result = value(draft.y);
+                if (free.empty()) {
+                    free.push_back(steps_.registers++);
+                }
+                result.reg = free.back();
+                free.pop_back();
+                if (last[static_cast<std::size_t>(draft.y)] == kNowhere) {  // nobody reads it
+                    free.push_back(result.reg);
+                }
+            }
+            release(false);
+        }
+    }
+
+    // An output may take the memory of an input of its shape and element size when no step reads the input after one
+    // that writes the output.
+    void find_inplace() {
+        const auto count = static_cast<std::int64_t>(drafts_.size());
+        for (int i = 0; i < steps_.inputs; ++i) {
+            const PointwiseInput& input = source_.inputs[static_cast<std::size_t>(i)];
+            if (!source_.reads(i) || input.shape != source_.shape) {
+                continue;
+            }
+            std::int64_t last_read = -1;
+            for (std::int64_t at = 0; at < count; ++at) {
+                const Draft& draft = drafts_[static_cast<std::size_t>(at)];
+                const bool reads = draft.step.input == i || std::any_of(draft.x.begin(), draft.x.end(), [&](int x) {
+                                       return value(x).place == i;
+                                   });
+                last_read = reads ? at : last_read;
+            }
+            for (int o = 0; o < steps_.outputs; ++o) {
+                std::int64_t first_write = count;
+                for (std::int64_t at = count; at-- > 0;) {
+                    const Draft& draft = drafts_[static_cast<std::size_t>(at)];
+                    const bool writes =
+                        draft.output == o || (draft.y != kNowhere && value(draft.y).place == steps_.output_place(o));
+                    first_write = writes ? at : first_write;
+                }
+                const std::size_t size = size_of(source_.outputs[static_cast<std::size_t>(o)].type);
+                if (first_write < count && last_read <= first_write && size == size_of(input.type)) {
+                    steps_.inplace.emplace_back(i, o);
+                }
+            }
+        }
+    }
+
+    int place_of(int i) {
+        const Value& found = value(i);
+        return found.place != kNowhere   ? found.place
+               : found.single != kNowhere ? steps_.single_place(found.single)
+                                          : steps_.register_place(found.reg);
+    }
+
+    void note_size(std::size_t bytes) {
+        steps_.widest = std::max(steps_.widest, bytes);
+        steps_.narrowest = std::min(steps_.narrowest, bytes);
+    }
+
+    void finish() {
+        for (Draft& draft : drafts_) {
+            BlockStep step = draft.step;
+            step.y = draft.y == kNowhere ? steps_.output_place(draft.output) : place_of(draft.y);
+            for (std::size_t k = 0; k < draft.x.size(); ++k) {
+                step.x[k] = place_of(draft.x[k]);
+            }
+            const Level level = level_of(draft);
+            if (level == Level::block) {
+                note_size(step.element);
+                for (const int x : draft.x) {
+                    note_size(size_of(value(x).type));
+                }
+            }
+            (level == Level::once ? steps_.once : level == Level::row ? steps_.row : steps_.block).push_back(step);
+        }
+    }
+
+    const PointwiseSource& source_;
+    const Loops& loops_;
+    const PointwiseTable& table_;
+    bool stream_;
+    BlockSteps steps_;
+    std::vector<Value> values_;
+    std::vector<int> numbers_;  // of the source's values
+    std::map<int, int> loaded_;
+    std::vector<Draft> drafts_;
+    std::vector<int> pinned_;
+};
+
+}  // namespace
+
+bool PointwiseSource::reads(int i) const {
+    return std::any_of(outputs.begin(), outputs.end(), [&](const PointwiseOutput& o) { return o.value == i; }) ||
+           std::any_of(instructions.begin(), instructions.end(), [&](const PointwiseInstruction& instruction) {
+               const std::vector<int>& x = instruction.operands;
+               return std::find(x.begin(), x.end(), i) != x.end();
+           });
+}
+
+BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream) {
+    return Compiler(source, loops, table, stream).compile();
+}
+
+}  // namespace graphkit

@@ -1,0 +1,97 @@
+// From the instructions of a pointwise kernel to steps over blocks: where every value lies, and how often it changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/kernel.h"
+#include "kernels/pointwise/pointwise_layout.h"
+#include "kernels/pointwise/pointwise_table.h"
+
+namespace graphkit {
+
+// One instruction: an opcode's name and the numbers of its operands. Values are numbered: the inputs, then the
+// constants, then the results of the instructions in order. "cast" converts to `type`.
+struct PointwiseInstruction {
+    std::string opcode;
+    std::vector<int> operands;
+    ElementType type = ElementType::f32;
+};
+
+struct PointwiseInput {
+    Dims shape;
+    ElementType type;
+    bool absent = false;  // an operand that is left out, and that no instruction reads
+};
+
+// The bytes of one element; half floats are given as float.
+struct PointwiseConstant {
+    ElementType type;
+    std::string bytes;
+};
+
+// The value that an output is, or -1 when nobody reads it. A half float's value is a float.
+struct PointwiseOutput {
+    int value;
+    ElementType type;
+};
+
+struct PointwiseSource {
+    std::string name;
+    Dims shape;  // of every output
+    std::vector<PointwiseInput> inputs;
+    std::vector<PointwiseConstant> constants;
+    std::vector<PointwiseInstruction> instructions;
+    std::vector<PointwiseOutput> outputs;
+    std::string divisions;  // the nodes that divide integers, for the message when a divisor is 0
+
+    // Whether an instruction or an output reads input i.
+    bool reads(int i) const;
+};
+
+// How often a value changes.
+enum class Level : std::uint8_t { once, row, block };
+
+struct BlockStep {
+    enum class Kind : std::uint8_t { compute, gather, stream };
+
+    Kind kind = Kind::compute;
+    BlockFunction function = nullptr;
+    int y = 0;                 // places of the result and the operands (see BlockSteps)
+    int x[kMaxOperands] = {};
+    int input = -1;            // of gather
+    std::size_t element = 0;   // bytes of an element of y
+    bool exact = false;        // computes no more elements than there are: what lies behind them may be a divisor 0
+};
+
+// Places are numbered: inputs, outputs, constants, single values, registers. Registers hold blocks, single values as
+// many equal elements as a vector has lanes.
+struct BlockSteps {
+    std::vector<BlockStep> once;
+    std::vector<BlockStep> row;
+    std::vector<BlockStep> block;
+    std::vector<int> read;              // inputs that are read in place, block by block
+    int inputs = 0;
+    int outputs = 0;
+    int constants = 0;
+    int singles = 0;
+    int registers = 0;
+    std::size_t widest = 1;             // bytes of the largest and of the smallest element in a block
+    std::size_t narrowest = 8;
+    double nanoseconds = 0;             // for one element, with wide vectors
+    std::vector<std::pair<int, int>> inplace;
+
+    int output_place(int i) const { return inputs + i; }
+    int constant_place(int i) const { return inputs + outputs + i; }
+    int single_place(int i) const { return inputs + outputs + constants + i; }
+    int register_place(int i) const { return inputs + outputs + constants + singles + i; }
+    int places() const { return register_place(registers); }
+};
+
+// `stream`: outputs go past the caches. Throws NativeError for instructions that make no sense, Unsupported for types
+// that an opcode is not defined for.
+BlockSteps make_steps(const PointwiseSource& source, const Loops& loops, const PointwiseTable& table, bool stream);
+
+}  // namespace graphkit

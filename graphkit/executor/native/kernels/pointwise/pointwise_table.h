@@ -1,0 +1,95 @@
+// The instructions of the pointwise machine: functions of whole blocks, one for each opcode and element type.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/isa.h"
+#include "runtime/kernel.h"
+
+namespace graphkit {
+
+// X(name, operands, nanoseconds for one element on one thread with wide vectors).
+// The element type of an instruction is that of its first operand (of select: the second). Its result has the same
+// type, a boolean for the comparisons.
+#define GRAPHKIT_POINTWISE_OPCODES(X)                                                                       \
+    X(copy, 1, 0.02)                                                                                        \
+    X(add, 2, 0.03) X(sub, 2, 0.03) X(mul, 2, 0.03)                                                         \
+    X(div, 2, 0.1) /* integers: towards zero */                                                             \
+    X(mod, 2, 1.0) /* the divisor's sign */ X(fmod, 2, 2.0) /* the dividend's sign */                       \
+    X(mul_add, 3, 0.04) /* a b + c */ X(mul_sub, 3, 0.04) /* a b - c */ X(nmul_add, 3, 0.04) /* c - a b */  \
+    X(minimum, 2, 0.03) X(maximum, 2, 0.03) /* NaN wins */                                                  \
+    X(equal, 2, 0.04) X(not_equal, 2, 0.04) X(less, 2, 0.04) X(less_equal, 2, 0.04)                         \
+    X(select, 3, 0.04) /* a ? b : c */                                                                      \
+    X(bit_and, 2, 0.02) X(bit_or, 2, 0.02) X(bit_xor, 2, 0.02)                                              \
+    X(shift_left, 2, 0.1) X(shift_right, 2, 0.1) /* beyond the width: only the sign is left */              \
+    X(neg, 1, 0.02) X(abs, 1, 0.02) X(sign, 1, 0.03)                                                        \
+    X(floor, 1, 0.03) X(ceil, 1, 0.03) X(round, 1, 0.03) /* to even */                                      \
+    X(sqrt, 1, 0.15) X(exp, 1, 0.15) X(expm1, 1, 0.2) /* of x <= 64 */ X(log, 1, 0.2)                       \
+    X(tanh, 1, 0.25) X(sigmoid, 1, 0.25) X(erf, 1, 0.3) X(gelu, 1, 0.35) X(gelu_tanh, 1, 0.3)               \
+    X(softplus, 1, 0.5) X(mish, 1, 0.3)                                                                     \
+    X(swish, 2, 0.25)    /* a sigmoid(a b) */                                                               \
+    X(prelu, 2, 0.04)    /* a where a >= 0, else a b */                                                     \
+    X(pow, 2, 1.5) X(sin, 1, 0.6) X(cos, 1, 0.6)                                                            \
+    X(tan, 1, 10.0) X(asin, 1, 10.0) X(acos, 1, 10.0) X(atan, 1, 10.0)                                      \
+    X(sinh, 1, 10.0) X(cosh, 1, 10.0) X(asinh, 1, 10.0) X(acosh, 1, 10.0) X(atanh, 1, 10.0)                 \
+    X(round_float16, 1, 0.1) X(round_bfloat16, 1, 0.1) /* a float as that type would hold it */
+
+enum class Opcode : std::uint8_t {
+#define GRAPHKIT_OPCODE(name, operands, cost) name,
+    GRAPHKIT_POINTWISE_OPCODES(GRAPHKIT_OPCODE)
+#undef GRAPHKIT_OPCODE
+};
+
+struct OpcodeInfo {
+    const char* name;
+    int operands;
+    double nanoseconds;
+};
+
+inline constexpr OpcodeInfo kOpcodes[] = {
+#define GRAPHKIT_OPCODE(name, operands, cost) {#name, operands, cost},
+    GRAPHKIT_POINTWISE_OPCODES(GRAPHKIT_OPCODE)
+#undef GRAPHKIT_OPCODE
+};
+
+// Set by an instruction that divides an integer by zero, whose result is then 0; the kernel reads and clears it.
+inline thread_local constinit bool divided_by_zero = false;
+
+// Whether `opcode` may set divided_by_zero: on integers, the elements beyond the last one must not be computed.
+inline bool may_divide_by_zero(Opcode opcode, bool integers) {
+    return integers &&
+           (opcode == Opcode::div || opcode == Opcode::mod || opcode == Opcode::fmod || opcode == Opcode::pow);
+}
+
+inline constexpr std::size_t kOpcodeCount = std::size(kOpcodes);
+inline constexpr std::size_t kElementTypes = 13;
+inline constexpr int kMaxOperands = 3;
+
+// An operand of a block function. Element i lies at data[i & mask]: the mask is -1 for a block, and 0 for one value,
+// which is there as often as a vector has lanes.
+struct BlockOperand {
+    const std::byte* data;
+    std::int64_t mask;
+};
+
+// Computes y for `count` elements, rounded up to whole vectors of the widest type involved. y may be an operand's
+// memory where its elements are not larger than the operand's.
+using BlockFunction = void (*)(std::byte* y, const BlockOperand* operands, std::int64_t count);
+
+// Null where an opcode is not defined for a type. Half floats only occur in conversions to and from float.
+struct PointwiseTable {
+    std::array<std::array<BlockFunction, kElementTypes>, kOpcodeCount> functions{};
+    std::array<std::array<BlockFunction, kElementTypes>, kElementTypes> casts{};  // [from][to]
+    BlockFunction narrow_to_odd = nullptr;  // double to float; what is lost shows in the last bit, so that rounding
+                                            // again to 16 bits is as if it were done once
+    // Copies whole, aligned lines past the caches; a fence has to follow before other threads may see them.
+    void (*stream)(std::byte* y, const std::byte* x, std::int64_t bytes) = nullptr;
+    // Writes one element of `size` bytes as often as a vector of 64 bytes holds it.
+    void (*splat)(std::byte* y, const std::byte* x, std::size_t size) = nullptr;
+};
+
+GRAPHKIT_ISA_TABLE(PointwiseTable, pointwise_table);
+
+}  // namespace graphkit

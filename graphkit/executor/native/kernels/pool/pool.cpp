@@ -1,0 +1,341 @@
+#include "kernels/pool/pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "runtime/bindings.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// `size` positions of the input along an axis, with `begin` and `end` of padding around them.
+Span span_of(std::int64_t position, std::int64_t stride, std::int64_t kernel, std::int64_t dilation, std::int64_t size,
+             std::int64_t begin, std::int64_t end) {
+    const std::int64_t start = position * stride - begin;
+    const auto before = [&](std::int64_t limit) {  // how many kernel positions lie before `limit`
+        return limit <= start ? 0 : std::min(kernel, (limit - start + dilation - 1) / dilation);
+    };
+    const std::int64_t last = before(size);
+    return {start, std::min(before(0), last), last, before(size + end)};
+}
+
+// Calls body(offset of the output row, depth, height) for every row of windows in a plane.
+template <typename Body>
+void for_each_row(const PoolGeometry& g, Body&& body) {
+    std::int64_t at = 0;
+    for (const Span& depth : g.windows[0]) {
+        for (const Span& height : g.windows[1]) {
+            body(at, depth, height);
+            at += g.row();
+        }
+    }
+}
+
+// Calls body(offset of an input row, tap) for every element of the kernel, for a row of windows.
+template <typename Body>
+void for_each_tap(const PoolGeometry& g, const Span& depth, const Span& height, Body&& body) {
+    for (std::int64_t d = depth.first; d < depth.last; ++d) {
+        const std::int64_t plane = (depth.start + d * g.dilation[0]) * g.input[1];
+        for (std::int64_t h = height.first; h < height.last; ++h) {
+            const std::int64_t row = (plane + height.start + h * g.dilation[1]) * g.input[2];
+            for (const Tap& tap : g.taps) {
+                body(row + tap.offset, tap);
+            }
+        }
+    }
+}
+
+// The position in x nearest to where a window starts.
+std::int64_t inside(const PoolGeometry& g, int axis, const Span& span) {
+    return std::clamp<std::int64_t>(span.start, 0, std::max<std::int64_t>(g.input[axis] - 1, 0));
+}
+
+std::int64_t to_column_major(const PoolGeometry& g, std::int64_t offset) {
+    const std::int64_t w = offset % g.input[2];
+    const std::int64_t h = offset / g.input[2] % g.input[1];
+    const std::int64_t d = offset / (g.input[2] * g.input[1]);
+    return (w * g.input[1] + h) * g.input[0] + d;
+}
+
+// One step of a row of maxima: `best` and `where` take the tap's elements that are greater, or NaN over a number.
+void keep_greater(const float* values, std::int64_t row, const Tap& tap, std::int64_t stride, float* best,
+                  std::int32_t* where) {
+#pragma omp simd
+    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+        const std::int64_t offset = row + w * stride;
+        const float value = values[offset];
+        const bool better = !(value <= best[w]) & !std::isnan(best[w]);
+        best[w] = better ? value : best[w];
+        where[w] = better ? static_cast<std::int32_t>(offset) : where[w];
+    }
+}
+
+// Nanoseconds that pooling takes for one plane.
+double plane_cost(const PoolGeometry& g) {
+    return 0.3 * static_cast<double>(g.output_size() * g.kernel_size() + g.input_size());
+}
+
+}  // namespace
+
+PoolGeometry pool_geometry(const Kernel& kernel, const Dims& x, const Dims& y, const PoolWindow& window) {
+    const auto fail = [&](const std::string& what) { throw NativeError(kernel.describe() + ": " + what); };
+    if (x.size() < 3 || x.size() > 5 || y.size() != x.size()) {
+        fail("one to three spatial dimensions on both sides are expected");
+    }
+    if (x[0] != y[0] || x[1] != y[1]) {
+        fail("batch or channels differ");
+    }
+    const std::size_t spatial = x.size() - 2;
+    for (const Dims* list :
+         {&window.kernel, &window.strides, &window.dilations, &window.pads_begin, &window.pads_end}) {
+        if (list->size() != spatial) {
+            fail("kernel, strides, dilations and pads need " + std::to_string(spatial) + " entries each");
+        }
+    }
+    PoolGeometry g;
+    g.planes = x[0] * x[1];
+    for (std::size_t axis = 0; axis < 3 - spatial; ++axis) {
+        g.windows[axis] = {Span{0, 0, 1, 1}};
+    }
+    for (std::size_t i = 0; i < spatial; ++i) {
+        const std::size_t axis = 3 - spatial + i;
+        const std::int64_t stride = window.strides[i];
+        const std::int64_t begin = window.pads_begin[i];
+        const std::int64_t end = window.pads_end[i];
+        g.input[axis] = x[i + 2];
+        g.kernel[axis] = window.kernel[i];
+        g.dilation[axis] = window.dilations[i];
+        if (g.kernel[axis] < 1 || stride < 1 || g.dilation[axis] < 1 || begin < 0 || end < 0) {
+            fail("kernel, strides and dilations must be positive, pads at least 0");
+        }
+        for (std::int64_t position = 0; position < y[i + 2]; ++position) {
+            g.windows[axis].push_back(
+                span_of(position, stride, g.kernel[axis], g.dilation[axis], g.input[axis], begin, end));
+        }
+        g.stride = stride;
+    }
+    for (std::int64_t k = 0; k < g.kernel[2]; ++k) {
+        const auto lacks = [&](const Span& span) { return k < span.first; };
+        const auto reaches = [&](const Span& span) { return k < span.last; };
+        const auto first = std::partition_point(g.windows[2].begin(), g.windows[2].end(), lacks);
+        const auto last = std::partition_point(first, g.windows[2].end(), reaches);
+        if (first != last) {
+            const std::int64_t at = first - g.windows[2].begin();
+            g.taps.push_back({at, last - g.windows[2].begin(), first->start + k * g.dilation[2] - at * g.stride});
+        }
+    }
+    return g;
+}
+
+float pool_divisor(bool include_pad, const Span& depth, const Span& height, const Span& width) {
+    const auto extent = [&](const Span& span) { return include_pad ? span.padded : span.count(); };
+    return static_cast<float>(extent(depth) * extent(height) * extent(width));
+}
+
+MaxPool::MaxPool(Dims x, Dims y, const PoolWindow& window, bool column_major, int threads)
+    : Kernel("MaxPool", threads), column_major_(column_major) {
+    inputs_ = {{"x", x}};
+    outputs_ = {{"y", y, ElementType::f32, true}, {"indices", y, ElementType::i64, true}};
+    geometry_ = pool_geometry(*this, x, y, window);
+    if (geometry_.input_size() > std::numeric_limits<std::int32_t>::max()) {
+        throw Unsupported(describe() + ": planes of 2^31 elements and more");
+    }
+}
+
+void MaxPool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const auto* x = static_cast<const float*>(inputs[0]);
+    auto* y = static_cast<float*>(outputs[0]);
+    auto* indices = static_cast<std::int64_t*>(outputs[1]);
+    const PoolGeometry& g = geometry_;
+    parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
+        std::vector<float> best(static_cast<std::size_t>(g.row()));
+        std::vector<std::int32_t> where(best.size());
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            const float* values = x + plane * g.input_size();
+            for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+                // Where nothing is more than -inf, the element closest to where the window starts.
+                const std::int64_t corner = (inside(g, 0, depth) * g.input[1] + inside(g, 1, height)) * g.input[2];
+                for (std::size_t w = 0; w < best.size(); ++w) {
+                    best[w] = -INFINITY;
+                    where[w] = static_cast<std::int32_t>(corner + inside(g, 2, g.windows[2][w]));
+                }
+                for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+                    keep_greater(values, row, tap, g.stride, best.data(), where.data());
+                });
+                const std::int64_t to = plane * g.output_size() + at;
+                if (y != nullptr) {
+                    std::copy(best.begin(), best.end(), y + to);
+                }
+                if (indices != nullptr) {
+                    for (std::size_t w = 0; w < best.size(); ++w) {
+                        const std::int64_t offset = column_major_ ? to_column_major(g, where[w]) : where[w];
+                        indices[to + static_cast<std::int64_t>(w)] = plane * g.input_size() + offset;
+                    }
+                }
+            });
+        }
+    });
+}
+
+MaxPoolGrad::MaxPoolGrad(Dims dy, Dims dx, int threads) : Kernel("MaxPoolGrad", threads) {
+    inputs_ = {{"dy", dy}, {"indices", dy, ElementType::i64}};
+    outputs_ = {{"dx", dx}};
+    if (dy.size() < 2 || dx.size() < 2 || dy[0] != dx[0] || dy[1] != dx[1]) {
+        throw NativeError(describe() + ": batch or channels differ");
+    }
+}
+
+void MaxPoolGrad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const auto* dy = static_cast<const float*>(inputs[0]);
+    const auto* indices = static_cast<const std::int64_t*>(inputs[1]);
+    auto* dx = static_cast<float*>(outputs[0]);
+    const Dims& small = inputs_[0].shape;
+    const Dims& large = outputs_[0].shape;
+    const std::int64_t planes = small[0] * small[1];
+    const std::int64_t from = count(Dims(small.begin() + 2, small.end()));
+    const std::int64_t to = count(Dims(large.begin() + 2, large.end()));
+    std::atomic<bool> outside{false};
+    const double cost = 0.3 * static_cast<double>(from + to);
+    parallel_for(threads(), planes, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            std::fill_n(dx + plane * to, to, 0.0F);
+            for (std::int64_t i = plane * from; i < (plane + 1) * from; ++i) {
+                const std::int64_t index = indices[i];
+                if (index < plane * to || index >= (plane + 1) * to) {
+                    outside.store(true, std::memory_order_relaxed);
+                    continue;
+                }
+                dx[index] += dy[i];
+            }
+        }
+    });
+    if (outside.load()) {
+        throw NativeError(describe() + ": an index lies outside the plane of its window");
+    }
+}
+
+AveragePool::AveragePool(Dims x, Dims y, const PoolWindow& window, bool include_pad, int threads)
+    : Kernel("AveragePool", threads), include_pad_(include_pad) {
+    inputs_ = {{"x", x}};
+    outputs_ = {{"y", y}};
+    geometry_ = pool_geometry(*this, x, y, window);
+}
+
+void AveragePool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const auto* x = static_cast<const float*>(inputs[0]);
+    auto* y = static_cast<float*>(outputs[0]);
+    const PoolGeometry& g = geometry_;
+    parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            const float* values = x + plane * g.input_size();
+            for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+                float* total = y + plane * g.output_size() + at;
+                std::fill_n(total, g.row(), 0.0F);
+                for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+#pragma omp simd
+                    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+                        total[w] += values[row + w * g.stride];
+                    }
+                });
+                for (std::int64_t w = 0; w < g.row(); ++w) {
+                    total[w] /= pool_divisor(include_pad_, depth, height, g.windows[2][static_cast<std::size_t>(w)]);
+                }
+            });
+        }
+    });
+}
+
+LpPool::LpPool(Dims x, Dims y, const PoolWindow& window, std::int64_t p, int threads)
+    : Kernel("LpPool", threads), p_(p) {
+    inputs_ = {{"x", x}};
+    outputs_ = {{"y", y}};
+    geometry_ = pool_geometry(*this, x, y, window);
+}
+
+template <typename Power, typename Root>
+void LpPool::run_with(const float* x, float* y, Power power, Root root) const {
+    const PoolGeometry& g = geometry_;
+    parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            const float* values = x + plane * g.input_size();
+            for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+                float* total = y + plane * g.output_size() + at;
+                std::fill_n(total, g.row(), 0.0F);
+                for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+                    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+                        total[w] += power(std::abs(values[row + w * g.stride]));
+                    }
+                });
+                std::transform(total, total + g.row(), total, root);
+            });
+        }
+    });
+}
+
+void LpPool::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const auto* x = static_cast<const float*>(inputs[0]);
+    auto* y = static_cast<float*>(outputs[0]);
+    const auto p = static_cast<float>(p_);
+    if (p_ == 1) {
+        run_with(x, y, [](float v) { return v; }, [](float v) { return v; });
+    } else if (p_ == 2) {
+        run_with(x, y, [](float v) { return v * v; }, [](float v) { return std::sqrt(v); });
+    } else {
+        run_with(x, y, [p](float v) { return std::pow(v, p); }, [p](float v) { return std::pow(v, 1 / p); });
+    }
+}
+
+AveragePoolGrad::AveragePoolGrad(Dims dy, Dims dx, const PoolWindow& window, bool include_pad, int threads)
+    : Kernel("AveragePoolGrad", threads), include_pad_(include_pad) {
+    inputs_ = {{"dy", dy}};
+    outputs_ = {{"dx", dx}};
+    geometry_ = pool_geometry(*this, dx, dy, window);
+}
+
+void AveragePoolGrad::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+    const auto* dy = static_cast<const float*>(inputs[0]);
+    auto* dx = static_cast<float*>(outputs[0]);
+    const PoolGeometry& g = geometry_;
+    parallel_for(threads(), g.planes, plane_cost(g), [&](std::int64_t begin, std::int64_t end) {
+        std::vector<float> share(static_cast<std::size_t>(g.row()));
+        for (std::int64_t plane = begin; plane < end; ++plane) {
+            float* results = dx + plane * g.input_size();
+            std::fill_n(results, g.input_size(), 0.0F);
+            for_each_row(g, [&](std::int64_t at, const Span& depth, const Span& height) {
+                const float* values = dy + plane * g.output_size() + at;
+                for (std::size_t w = 0; w < share.size(); ++w) {
+                    share[w] = values[w] / pool_divisor(include_pad_, depth, height, g.windows[2][w]);
+                }
+                for_each_tap(g, depth, height, [&](std::int64_t row, const Tap& tap) {
+                    for (std::int64_t w = tap.first; w < tap.last; ++w) {
+                        results[row + w * g.stride] += share[static_cast<std::size_t>(w)];
+                    }
+                });
+            });
+        }
+    });
+}
+
+GRAPHKIT_BINDINGS(pool) {
+    nb::class_<PoolWindow>(m, "PoolWindow")
+        .def(nb::init<Dims, Dims, Dims, Dims, Dims>(), "kernel"_a, "strides"_a, "dilations"_a, "pads_begin"_a,
+             "pads_end"_a);
+    nb::class_<MaxPool, Kernel>(m, "MaxPool")
+        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "x"_a, "y"_a, "window"_a, "column_major"_a = false,
+             "threads"_a = 0);
+    nb::class_<MaxPoolGrad, Kernel>(m, "MaxPoolGrad").def(nb::init<Dims, Dims, int>(), "dy"_a, "dx"_a, "threads"_a = 0);
+    nb::class_<AveragePool, Kernel>(m, "AveragePool")
+        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "x"_a, "y"_a, "window"_a, "include_pad"_a = false,
+             "threads"_a = 0);
+    nb::class_<LpPool, Kernel>(m, "LpPool")
+        .def(nb::init<Dims, Dims, const PoolWindow&, std::int64_t, int>(), "x"_a, "y"_a, "window"_a, "p"_a = 2,
+             "threads"_a = 0);
+    nb::class_<AveragePoolGrad, Kernel>(m, "AveragePoolGrad")
+        .def(nb::init<Dims, Dims, const PoolWindow&, bool, int>(), "dy"_a, "dx"_a, "window"_a, "include_pad"_a = false,
+             "threads"_a = 0);
+}
+
+}  // namespace graphkit

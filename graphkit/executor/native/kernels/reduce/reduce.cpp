@@ -1,0 +1,262 @@
+// Reductions over any axes.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "primitives/reduction.h"
+#include "primitives/row_table.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// Reduce<op>: Sum, Mean, Max, Min, Prod, L1, L2, SumSquare, LogSum, LogSumExp. `y` is the shape of the result, with or
+// without the reduced axes. Half floats are accumulated in float, integers in 64 bits.
+class Reduce : public Kernel {
+  public:
+    Reduce(const std::string& op, const Dims& x, const Dims& axes, const Dims& y, const std::string& type, int threads);
+    ~Reduce() override;
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+    struct Implementation;
+
+  private:
+    std::unique_ptr<Implementation> implementation_;
+    bool all_true_ = false;  // the least of no bool
+};
+
+}  // namespace
+
+struct Reduce::Implementation {
+    virtual ~Implementation() = default;
+    virtual std::size_t scratch_bytes() const = 0;
+    virtual void run(const void* x, void* y, std::byte* scratch, int threads) const = 0;
+};
+
+namespace {
+
+enum class Op : std::uint8_t { sum, mean, largest, smallest, product, l1, l2, sum_square, log_sum, log_sum_exp };
+
+constexpr std::array<const char*, 10> kOps{"Sum", "Mean",      "Max",    "Min", "Prod",
+                                           "L1",  "L2", "SumSquare", "LogSum", "LogSumExp"};
+
+Op op_of(const std::string& name) {
+    const auto found = std::find(kOps.begin(), kOps.end(), name);
+    if (found == kOps.end()) {
+        throw NativeError("Reduce" + name + " is no reduction");
+    }
+    return static_cast<Op>(found - kOps.begin());
+}
+
+Reduction reduction_of(Op op) {
+    switch (op) {
+        case Op::largest:
+            return Reduction::largest;
+        case Op::smallest:
+            return Reduction::smallest;
+        case Op::product:
+            return Reduction::product;
+        case Op::l1:
+            return Reduction::sum_absolute;
+        case Op::l2:
+        case Op::sum_square:
+            return Reduction::sum_squares;
+        case Op::log_sum_exp:
+            return Reduction::sum_exp;
+        default:
+            return Reduction::sum;
+    }
+}
+
+template <typename T>
+class TypedReduce : public Reduce::Implementation {
+    using Acc = Accumulator<T>;
+    static constexpr bool kIsInteger = std::is_integral_v<T>;
+    static constexpr bool kIsWide = std::is_same_v<T, Acc>;
+
+  public:
+    TypedReduce(const ReductionGeometry& geometry, Op op)
+        : geometry_(geometry), op_(op), reducer_(geometry, reduction_of(op)), largest_(geometry, Reduction::largest) {
+        if constexpr (kIsInteger) {
+            const bool extreme = op == Op::largest || op == Op::smallest;
+            if (op == Op::log_sum || op == Op::log_sum_exp || (sizeof(T) == 1 && !extreme)) {
+                throw Unsupported(std::string("Reduce") + kOps[static_cast<std::size_t>(op)] +
+                                  " of such integers has no native kernel");
+            }
+        }
+    }
+
+    std::size_t scratch_bytes() const override {
+        const std::int64_t totals = kIsWide ? 0 : geometry_.outputs;
+        const std::int64_t shifts = op_ == Op::log_sum_exp ? geometry_.outputs : 0;
+        const std::int64_t partial = std::max(reducer_.partial_count(), largest_.partial_count());
+        return static_cast<std::size_t>(totals + shifts + partial) * sizeof(Acc);
+    }
+
+    void run(const void* from, void* to, std::byte* scratch, int threads) const override {
+        const auto* x = static_cast<const T*>(from);
+        auto* memory = reinterpret_cast<Acc*>(scratch);
+        const std::int64_t n = geometry_.outputs;
+        Acc* totals = nullptr;
+        if constexpr (kIsWide) {
+            totals = static_cast<Acc*>(to);
+        } else {
+            totals = memory;
+            memory += n;
+        }
+        Acc* shift = nullptr;
+        if constexpr (!kIsInteger) {
+            if (op_ == Op::log_sum_exp) {
+                shift = memory;
+                memory += n;
+                largest_.run(x, nullptr, shift, memory, threads);
+                // Infinite and NaN elements come out right without a shift.
+                std::replace_if(shift, shift + n, [](Acc value) { return !std::isfinite(value); }, Acc{0});
+            }
+        }
+        reducer_.run(x, shift, totals, memory, threads);
+        if (kIsWide && (op_ == Op::largest || op_ == Op::smallest || op_ == Op::sum || op_ == Op::product)) {
+            return;
+        }
+        const bool transcendental = op_ == Op::log_sum || op_ == Op::log_sum_exp;
+        parallel_for(
+            threads, n, transcendental ? 10 : 1,
+            [&](std::int64_t begin, std::int64_t end) {
+                finish(totals + begin, shift == nullptr ? nullptr : shift + begin, end - begin);
+                if constexpr (!kIsWide) {
+                    narrow(totals + begin, static_cast<T*>(to) + begin, end - begin);
+                }
+            },
+            64);
+    }
+
+  private:
+    // What is done to `size` totals.
+    void finish(Acc* totals, const Acc* shift, std::int64_t size) const {
+        const auto apply = [&](auto&& function) {
+            for (std::int64_t i = 0; i < size; ++i) {
+                totals[i] = function(totals[i]);
+            }
+        };
+        const auto behind = static_cast<Acc>(geometry_.reduced_count);
+        if constexpr (kIsInteger) {
+            if (op_ == Op::mean) {  // towards 0; 0 over no elements
+                apply([&](Acc total) { return behind == 0 ? Acc{0} : total / behind; });
+            } else if (op_ == Op::l2) {  // a sum that ran over has no root
+                apply([](Acc total) {
+                    return total < 0 ? std::numeric_limits<Acc>::min()
+                                     : static_cast<Acc>(std::sqrt(static_cast<double>(total)));
+                });
+            }
+        } else {
+            if (op_ == Op::mean) {
+                apply([&](Acc total) { return total / behind; });
+            } else if (op_ == Op::l2) {
+                apply([](Acc total) { return std::sqrt(total); });
+            } else if (op_ == Op::log_sum) {
+                apply([](Acc total) { return std::log(total); });
+            } else if (op_ == Op::log_sum_exp) {
+                for (std::int64_t i = 0; i < size; ++i) {
+                    totals[i] = std::log(totals[i]) + shift[i];
+                }
+            }
+        }
+    }
+
+    static void narrow(const Acc* from, T* to, std::int64_t size) {
+        if constexpr (kIsInteger) {
+            for (std::int64_t i = 0; i < size; ++i) {
+                to[i] = static_cast<T>(from[i]);
+            }
+        } else {
+            row_table().narrow(from, to, size);
+        }
+    }
+
+    ReductionGeometry geometry_;
+    Op op_;
+    Reducer<T> reducer_;
+    Reducer<T> largest_;
+};
+
+std::unique_ptr<Reduce::Implementation> make(ElementType type, const ReductionGeometry& geometry, Op op) {
+    switch (type) {
+        case ElementType::f32:
+            return std::make_unique<TypedReduce<float>>(geometry, op);
+        case ElementType::f64:
+            return std::make_unique<TypedReduce<double>>(geometry, op);
+        case ElementType::f16:
+            return std::make_unique<TypedReduce<Float16>>(geometry, op);
+        case ElementType::bf16:
+            return std::make_unique<TypedReduce<BFloat16>>(geometry, op);
+        case ElementType::i8:
+            return std::make_unique<TypedReduce<std::int8_t>>(geometry, op);
+        case ElementType::u8:
+            return std::make_unique<TypedReduce<std::uint8_t>>(geometry, op);
+        case ElementType::i32:
+            return std::make_unique<TypedReduce<std::int32_t>>(geometry, op);
+        case ElementType::u32:
+            return std::make_unique<TypedReduce<std::uint32_t>>(geometry, op);
+        case ElementType::i64:
+            return std::make_unique<TypedReduce<std::int64_t>>(geometry, op);
+        case ElementType::u64:
+            return std::make_unique<TypedReduce<std::uint64_t>>(geometry, op);
+        default:
+            throw Unsupported(std::string("reductions of ") + name_of(type) + " have no native kernel");
+    }
+}
+
+}  // namespace
+
+Reduce::Reduce(const std::string& op, const Dims& x, const Dims& axes, const Dims& y, const std::string& type,
+               int threads)
+    : Kernel("Reduce" + op, threads) {
+    const ElementType element = element_type(type);
+    std::vector<bool> reduced(x.size());
+    const auto rank = static_cast<std::int64_t>(x.size());
+    for (const std::int64_t axis : axes) {
+        if (axis < -rank || axis >= rank) {
+            throw NativeError(name() + ": axis " + std::to_string(axis) + " is out of range for " + to_string(x));
+        }
+        reduced[static_cast<std::size_t>(axis < 0 ? axis + rank : axis)] = true;
+    }
+    const ReductionGeometry geometry(x, reduced);
+    if (count(y) != geometry.outputs) {
+        throw NativeError(name() + ": the result of " + to_string(x) + " cannot have the shape " + to_string(y));
+    }
+    inputs_ = {{"x", x, element}};
+    outputs_ = {{"y", y, element}};
+    const Op kind = op_of(op);
+    // The extremes of bool are those of 0 and 1.
+    const bool is_bool = element == ElementType::boolean && (kind == Op::largest || kind == Op::smallest);
+    all_true_ = is_bool && kind == Op::smallest && geometry.reduced_count == 0;
+    implementation_ = make(is_bool ? ElementType::u8 : element, geometry, kind);
+}
+
+Reduce::~Reduce() = default;
+
+std::size_t Reduce::scratch_bytes() const {
+    return implementation_->scratch_bytes();
+}
+
+void Reduce::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (all_true_) {
+        std::fill_n(static_cast<std::uint8_t*>(outputs[0]), count(outputs_[0].shape), std::uint8_t{1});
+        return;
+    }
+    implementation_->run(inputs[0], outputs[0], scratch, threads());
+}
+
+GRAPHKIT_BINDINGS(reduce) {
+    nb::class_<Reduce, Kernel>(m, "Reduce")
+        .def(nb::init<const std::string&, const Dims&, const Dims&, const Dims&, const std::string&, int>(), "op"_a,
+             "x"_a, "axes"_a, "y"_a, "type"_a, "threads"_a = 0);
+}
+
+}  // namespace graphkit

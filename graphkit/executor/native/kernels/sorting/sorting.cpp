@@ -1,0 +1,329 @@
+// Positions of extreme elements along an axis, and the k largest or smallest elements.
+#include <algorithm>
+#include <limits>
+
+#include "kernels/sorting/sorting_table.h"
+#include "primitives/float_type.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// An array as [outer, size, inner] around one axis.
+struct AxisGeometry {
+    std::int64_t outer = 1;
+    std::int64_t size = 1;
+    std::int64_t inner = 1;
+
+    AxisGeometry() = default;
+    // Throws NativeError, naming the kernel, for an axis that x does not have.
+    AxisGeometry(const Kernel& kernel, const Dims& x, std::int64_t axis);
+};
+
+// ArgMax or ArgMin: the int64 position of the extreme element, the first of equal ones or the last; NaN wins. `y` is
+// the shape of the result, with or without the axis.
+class ArgExtreme : public Kernel {
+  public:
+    ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const std::string& type, bool largest, bool last,
+               int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    template <typename T>
+    void run_as(const T* x, std::int64_t* y) const;
+    template <typename T>
+    void run_halves(const T* x, std::int64_t* y, std::int16_t* ranks) const;
+
+    ElementType type_;
+    AxisGeometry geometry_;
+    bool largest_, last_;
+};
+
+// The k first elements along an axis in descending (`largest`) or ascending order, and their positions; equal elements
+// in the order of positions; NaN is above all numbers.
+class TopK : public Kernel {
+  public:
+    TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& type, bool largest, int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    template <typename T>
+    void run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const;
+    std::int64_t capacity() const;
+
+    ElementType type_;
+    AxisGeometry geometry_;
+    std::int64_t k_;
+    bool largest_;
+};
+
+constexpr double kElementNanoseconds = 0.2;
+
+// body.operator()<T>() with the type of an element; half floats as such.
+template <typename Body>
+void with_type(ElementType type, Body&& body) {
+    switch (type) {
+        case ElementType::i8:
+            return body.template operator()<std::int8_t>();
+        case ElementType::i16:
+            return body.template operator()<std::int16_t>();
+        case ElementType::i32:
+            return body.template operator()<std::int32_t>();
+        case ElementType::i64:
+            return body.template operator()<std::int64_t>();
+        case ElementType::u8:
+        case ElementType::boolean:
+            return body.template operator()<std::uint8_t>();
+        case ElementType::u16:
+            return body.template operator()<std::uint16_t>();
+        case ElementType::u32:
+            return body.template operator()<std::uint32_t>();
+        case ElementType::u64:
+            return body.template operator()<std::uint64_t>();
+        default:
+            with_float_type(type, body);
+    }
+}
+
+}  // namespace
+
+AxisGeometry::AxisGeometry(const Kernel& kernel, const Dims& x, std::int64_t axis) {
+    const auto rank = static_cast<std::int64_t>(x.size());
+    if (axis < -rank || axis >= rank) {
+        throw NativeError(kernel.name() + ": axis " + std::to_string(axis) + " is out of range for " + to_string(x));
+    }
+    const auto at = x.begin() + (axis < 0 ? axis + rank : axis);
+    outer = count(Dims(x.begin(), at));
+    size = *at;
+    inner = count(Dims(at + 1, x.end()));
+}
+
+// --- ArgMax and ArgMin ------------------------------------------------------------------------------
+
+ArgExtreme::ArgExtreme(const Dims& x, std::int64_t axis, const Dims& y, const std::string& type, bool largest,
+                       bool last, int threads)
+    : Kernel(largest ? "ArgMax" : "ArgMin", threads),
+      type_(element_type(type)),
+      geometry_(*this, x, axis),
+      largest_(largest),
+      last_(last) {
+    inputs_ = {{"x", x, type_}};
+    outputs_ = {{"y", y, ElementType::i64}};
+    const std::int64_t results = geometry_.outer * geometry_.inner;
+    if (count(y) != results || (results > 0 && geometry_.size == 0)) {
+        throw NativeError(describe() + ": no such positions");
+    }
+    if (geometry_.size > std::numeric_limits<std::int32_t>::max()) {
+        throw Unsupported(describe() + ": positions of 2^31 and more");
+    }
+}
+
+std::size_t ArgExtreme::scratch_bytes() const {
+    return is_half(type_) ? static_cast<std::size_t>(count(inputs_[0].shape)) * sizeof(std::int16_t) : 0;
+}
+
+template <typename T>
+void ArgExtreme::run_as(const T* x, std::int64_t* y) const {
+    const AxisGeometry& g = geometry_;
+    const ArgFunctions<T>& functions = sorting_table().of<T>().arg;
+    if (g.inner == 1) {
+        const double cost = 10 + kElementNanoseconds * static_cast<double>(g.size);
+        parallel_for(threads(), g.outer, cost, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t row = begin; row < end; ++row) {
+                y[row] = functions.row(x + row * g.size, g.size, largest_, last_);
+            }
+        });
+        return;
+    }
+    const std::int64_t tile = std::min(kArgTile, g.inner);
+    const std::int64_t tiles = (g.inner + tile - 1) / tile;
+    const double cost = 10 + kElementNanoseconds * static_cast<double>(g.size * tile);
+    parallel_for(threads(), g.outer * tiles, cost, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t item = begin; item < end; ++item) {
+            const std::int64_t column = item % tiles * tile;
+            functions.columns(x + item / tiles * g.size * g.inner + column, g.size, g.inner,
+                              std::min(tile, g.inner - column), largest_, last_,
+                              y + item / tiles * g.inner + column);
+        }
+    });
+}
+
+template <typename T>
+void ArgExtreme::run_halves(const T* x, std::int64_t* y, std::int16_t* ranks) const {
+    parallel_for(
+        threads(), count(inputs_[0].shape), 0.1,
+        [&](std::int64_t begin, std::int64_t end) {
+            sorting_table().rank(x + begin, end - begin, largest_, ranks + begin);
+        },
+        64);
+    run_as(static_cast<const std::int16_t*>(ranks), y);
+}
+
+void ArgExtreme::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (geometry_.outer * geometry_.inner == 0) {
+        return;
+    }
+    auto* y = static_cast<std::int64_t*>(outputs[0]);
+    with_type(type_, [&]<typename T>() {
+        const auto* x = static_cast<const T*>(inputs[0]);
+        if constexpr (kIsHalf<T>) {
+            run_halves(x, y, reinterpret_cast<std::int16_t*>(scratch));
+        } else {
+            run_as(x, y);
+        }
+    });
+}
+
+// --- TopK -------------------------------------------------------------------------------------------
+
+namespace {
+
+// Ordered by key, then by position.
+template <typename K>
+struct Candidate {
+    K key;
+    std::int64_t position;
+
+    bool operator<(const Candidate& other) const {
+        return key < other.key || (key == other.key && position < other.position);
+    }
+};
+
+template <>
+struct Candidate<std::uint32_t> {
+    std::uint64_t both;
+
+    Candidate(std::uint32_t key, std::int64_t position)
+        : both(std::uint64_t{key} << 32 | static_cast<std::uint64_t>(position)) {}
+    bool operator<(const Candidate& other) const { return both < other.both; }
+};
+
+template <typename K>
+std::int64_t position_of(const Candidate<K>& candidate) {
+    return candidate.position;
+}
+inline std::int64_t position_of(const Candidate<std::uint32_t>& candidate) {
+    return static_cast<std::int64_t>(candidate.both & 0xffffffffU);
+}
+template <typename K>
+K key_of(const Candidate<K>& candidate) {
+    return candidate.key;
+}
+inline std::uint32_t key_of(const Candidate<std::uint32_t>& candidate) {
+    return static_cast<std::uint32_t>(candidate.both >> 32);
+}
+
+}  // namespace
+
+TopK::TopK(const Dims& x, std::int64_t axis, std::int64_t k, const std::string& type, bool largest, int threads)
+    : Kernel("TopK", threads), type_(element_type(type)), geometry_(*this, x, axis), k_(k), largest_(largest) {
+    Dims y = x;
+    y[static_cast<std::size_t>(axis < 0 ? axis + static_cast<std::int64_t>(x.size()) : axis)] = k;
+    inputs_ = {{"x", x, type_}};
+    outputs_ = {{"values", y, type_, true}, {"indices", y, ElementType::i64, true}};
+    if (k < 0 || k > geometry_.size) {
+        throw NativeError(describe() + ": k is out of range");
+    }
+    if (geometry_.size > std::numeric_limits<std::uint32_t>::max()) {
+        throw Unsupported(describe() + ": positions of 2^32 and more");
+    }
+}
+
+// Candidates that are collected before the k best of them are kept.
+std::int64_t TopK::capacity() const {
+    return std::min(geometry_.size, 2 * k_ + 16);
+}
+
+std::size_t TopK::scratch_bytes() const {
+    return static_cast<std::size_t>(std::max(threads(), 1)) *
+           aligned(static_cast<std::size_t>(capacity()) * sizeof(Candidate<std::uint64_t>));
+}
+
+template <typename T>
+void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    using K = Key<T>;
+    const AxisGeometry& g = geometry_;
+    const KeyFunctions<T>& functions = sorting_table().key<T>();
+    const auto* x = static_cast<const T*>(inputs[0]);
+    auto* values = static_cast<T*>(outputs[0]);
+    auto* indices = static_cast<std::int64_t*>(outputs[1]);
+    const std::int64_t most = capacity();
+    const std::size_t bytes = aligned(static_cast<std::size_t>(most) * sizeof(Candidate<std::uint64_t>));
+    const double cost = 50 + static_cast<double>(g.size) + 20 * static_cast<double>(k_);
+    parallel_for(threads(), g.outer * g.inner, cost, [&](std::int64_t begin, std::int64_t end) {
+        auto* candidates =
+            reinterpret_cast<Candidate<K>*>(scratch + static_cast<std::size_t>(thread_number()) * bytes);
+        for (std::int64_t row = begin; row < end; ++row) {
+            const T* from = x + row / g.inner * g.size * g.inner + row % g.inner;
+            const auto candidate = [&](std::int64_t position) {
+                return Candidate<K>{functions.key(from[position * g.inner], largest_), position};
+            };
+            std::int64_t found = 0;
+            for (; found < most; ++found) {
+                candidates[found] = candidate(found);
+            }
+            if (found < g.size) {
+                // From the k-th best of what was seen on, equal keys come too late.
+                const auto keep_best = [&] {
+                    std::nth_element(candidates, candidates + k_ - 1, candidates + found);
+                    found = k_;
+                    return key_of(candidates[k_ - 1]);
+                };
+                K limit = keep_best();
+                K keys[kKeyBlock];
+                for (std::int64_t at = most;; at += kKeyBlock) {
+                    const T worst = from[position_of(candidates[k_ - 1]) * g.inner];
+                    at = functions.next_block(from, g.inner, at, g.size, largest_, worst, keys);
+                    if (at >= g.size) {
+                        break;
+                    }
+                    const std::int64_t part = std::min(kKeyBlock, g.size - at);
+                    for (std::int64_t i = 0; i < part; ++i) {
+                        if (keys[i] < limit) {
+                            candidates[found++] = {keys[i], at + i};
+                            limit = found == most ? keep_best() : limit;
+                        }
+                    }
+                }
+            }
+            if (found > k_) {
+                std::nth_element(candidates, candidates + k_ - 1, candidates + found);
+            }
+            std::sort(candidates, candidates + k_);
+            const std::int64_t first = row / g.inner * k_ * g.inner + row % g.inner;
+            for (std::int64_t i = 0; i < k_; ++i) {
+                const std::int64_t position = position_of(candidates[i]);
+                if (values != nullptr) {
+                    values[first + i * g.inner] = from[position * g.inner];
+                }
+                if (indices != nullptr) {
+                    indices[first + i * g.inner] = position;
+                }
+            }
+        }
+    });
+}
+
+void TopK::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    if (k_ == 0) {
+        return;
+    }
+    with_type(type_, [&]<typename T>() { run_as<T>(inputs, outputs, scratch); });
+}
+
+GRAPHKIT_BINDINGS(sorting) {
+    nb::class_<ArgExtreme, Kernel>(m, "ArgExtreme")
+        .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::string&, bool, bool, int>(), "x"_a, "axis"_a,
+             "y"_a, "type"_a, "largest"_a = true, "last"_a = false, "threads"_a = 0);
+    nb::class_<TopK, Kernel>(m, "TopK")
+        .def(nb::init<const Dims&, std::int64_t, std::int64_t, const std::string&, bool, int>(), "x"_a, "axis"_a, "k"_a,
+             "type"_a, "largest"_a = true, "threads"_a = 0);
+}
+
+}  // namespace graphkit

@@ -1,0 +1,114 @@
+// The inner loops of ArgMax, ArgMin and TopK, compiled for several instruction sets.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "simd/half.h"
+#include "runtime/isa.h"
+
+namespace graphkit {
+
+// The widest tile that ArgFunctions::columns takes.
+constexpr std::int64_t kArgTile = 512;
+
+// Elements that are compared together with the worst one so far.
+constexpr std::int64_t kKeyBlock = 64;
+
+// Positions of extreme elements: the first of equal ones, or the `last`; NaN wins, half floats are given as ranks.
+template <typename T>
+struct ArgFunctions {
+    std::int64_t (*row)(const T* x, std::int64_t size, bool largest, bool last);
+    // Along each of `width` <= kArgTile columns of `rows` > 0 elements, `stride` apart.
+    void (*columns)(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, bool largest, bool last,
+                    std::int64_t* out);
+};
+
+// Unsigned integers that are ordered like elements of T.
+template <typename T>
+using Key = std::conditional_t<
+    sizeof(T) == 1, std::uint8_t,
+    std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                       std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
+
+template <typename T>
+struct KeyFunctions {
+    // The key of x; smaller ones come first in the order of TopK. NaN is above all numbers.
+    Key<T> (*key)(T x, bool largest);
+    // The first of the blocks [at, at + kKeyBlock), [at + kKeyBlock, ...), ... of positions below `size` that has a key
+    // of x[position * stride] below that of `worst`; its keys are written. Not below `size` if there is none.
+    std::int64_t (*next_block)(const T* x, std::int64_t stride, std::int64_t at, std::int64_t size, bool largest,
+                               T worst, Key<T>* keys);
+};
+
+template <typename T>
+struct SortingFunctions {
+    ArgFunctions<T> arg;
+    KeyFunctions<T> key;
+};
+
+struct SortingTable {
+    SortingFunctions<float> f32;
+    SortingFunctions<double> f64;
+    SortingFunctions<std::int8_t> i8;
+    SortingFunctions<std::int16_t> i16;
+    SortingFunctions<std::int32_t> i32;
+    SortingFunctions<std::int64_t> i64;
+    SortingFunctions<std::uint8_t> u8;
+    SortingFunctions<std::uint16_t> u16;
+    SortingFunctions<std::uint32_t> u32;
+    SortingFunctions<std::uint64_t> u64;
+    // Half floats as integers of the same order; NaN is above all numbers if `largest`, else below.
+    void (*rank_f16)(const Float16* x, std::int64_t size, bool largest, std::int16_t* to);
+    void (*rank_bf16)(const BFloat16* x, std::int64_t size, bool largest, std::int16_t* to);
+    KeyFunctions<Float16> key_f16;
+    KeyFunctions<BFloat16> key_bf16;
+
+    template <typename T>
+    const SortingFunctions<T>& of() const {
+        if constexpr (std::is_same_v<T, float>) {
+            return f32;
+        } else if constexpr (std::is_same_v<T, double>) {
+            return f64;
+        } else if constexpr (std::is_same_v<T, std::int8_t>) {
+            return i8;
+        } else if constexpr (std::is_same_v<T, std::int16_t>) {
+            return i16;
+        } else if constexpr (std::is_same_v<T, std::int32_t>) {
+            return i32;
+        } else if constexpr (std::is_same_v<T, std::int64_t>) {
+            return i64;
+        } else if constexpr (std::is_same_v<T, std::uint8_t>) {
+            return u8;
+        } else if constexpr (std::is_same_v<T, std::uint16_t>) {
+            return u16;
+        } else if constexpr (std::is_same_v<T, std::uint32_t>) {
+            return u32;
+        } else {
+            static_assert(std::is_same_v<T, std::uint64_t>);
+            return u64;
+        }
+    }
+
+    template <typename T>
+    const KeyFunctions<T>& key() const {
+        if constexpr (std::is_same_v<T, Float16>) {
+            return key_f16;
+        } else if constexpr (std::is_same_v<T, BFloat16>) {
+            return key_bf16;
+        } else {
+            return of<T>().key;
+        }
+    }
+
+    void rank(const Float16* x, std::int64_t size, bool largest, std::int16_t* to) const {
+        rank_f16(x, size, largest, to);
+    }
+    void rank(const BFloat16* x, std::int64_t size, bool largest, std::int16_t* to) const {
+        rank_bf16(x, size, largest, to);
+    }
+};
+
+GRAPHKIT_ISA_TABLE(SortingTable, sorting_table);
+
+}  // namespace graphkit

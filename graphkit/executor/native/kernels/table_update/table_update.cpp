@@ -1,0 +1,216 @@
+// Pointwise updates of a table whose gradient is given by rows: what no row touches is updated with a gradient of zero.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+
+#include "kernels/pointwise/pointwise.h"
+#include "primitives/indices.h"
+#include "runtime/bindings.h"
+#include "runtime/kernel.h"
+
+namespace graphkit {
+namespace {
+
+// Operands: rows [*indices, width...], indices (int32 or int64, counted from the back when negative), then those of the
+// update after its first one, which is the gradient: float32 [size, width...] with each row added at its index, in
+// their order. The table goes through `tile`, a kernel of one thread for some of its rows at a time, and what is left
+// over at the end through `rest`, which is null where nothing is. Both have to outlive this kernel. Operands of the
+// update are arrays of the table's shape and scalars. Indices outside the table throw NativeError from run, before
+// anything is written.
+class TableUpdate final : public Kernel {
+  public:
+    TableUpdate(const Pointwise& tile, const Pointwise* rest, std::int64_t size, Dims indices, ElementType index_type,
+                int threads);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<std::pair<int, int>> inplace() const override;
+
+  private:
+    // For each row of the table the first index that names it, for each index the next one that names its row; or -1.
+    struct Chains {
+        std::int32_t* heads;
+        std::int32_t* next;
+    };
+
+    template <typename Index>
+    void link(const Index* indices, const Chains& chains) const;
+    // Adds the gradients of some rows of the table, and tells whether there are any.
+    bool add(const float* rows, const Chains& chains, std::int64_t first, std::int64_t count, float* gradient) const;
+    void update(const void* const* inputs, void* const* outputs, const Chains& chains, std::byte* scratch,
+                std::int64_t first, std::int64_t last) const;
+
+    const Pointwise& tile_;
+    const Pointwise* rest_;
+    std::int64_t size_;       // rows of the table
+    std::int64_t width_;      // elements of a row
+    std::int64_t tile_rows_;
+    std::int64_t taken_;      // indices
+    std::size_t part_bytes_;  // of working memory for a thread
+};
+
+constexpr std::size_t kMaxArrays = 16;
+
+std::int64_t tiles_of(std::int64_t size, std::int64_t tile_rows) {
+    return (size + tile_rows - 1) / tile_rows;
+}
+
+}  // namespace
+
+TableUpdate::TableUpdate(const Pointwise& tile, const Pointwise* rest, std::int64_t size, Dims indices,
+                         ElementType index_type, int threads)
+    : Kernel(tile.name(), threads),
+      tile_(tile),
+      rest_(rest),
+      size_(size),
+      width_(1),
+      tile_rows_(0),
+      taken_(count(indices)) {
+    with_index(index_type, [](auto) {});
+    const Dims& shape = tile.outputs().at(0).shape;
+    if (shape.empty() || shape[0] < 1 || (rest == nullptr) != (size % shape[0] == 0)) {
+        throw NativeError("the tiles of " + tile.describe() + " do not make up a table of " + std::to_string(size) +
+                          " rows");
+    }
+    Dims table = shape;
+    table[0] = size;
+    tile_rows_ = shape[0];
+    width_ = count(shape) / tile_rows_;
+    Dims rows = indices;
+    rows.insert(rows.end(), shape.begin() + 1, shape.end());
+    inputs_ = {{"rows", std::move(rows)}, {"indices", std::move(indices), index_type}};
+    for (std::size_t i = 1; i < tile.inputs().size(); ++i) {
+        TensorSpec spec = tile.inputs()[i];
+        if (!spec.shape.empty()) {
+            if (spec.shape != shape) {
+                throw Unsupported(tile.describe() + ": an operand that is neither a table nor a scalar");
+            }
+            spec.shape = table;
+        }
+        inputs_.push_back(std::move(spec));
+    }
+    for (TensorSpec spec : tile.outputs()) {
+        spec.shape = table;
+        outputs_.push_back(std::move(spec));
+    }
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    if (size_ > kMost || taken_ > kMost || std::max(inputs_.size(), outputs_.size()) > kMaxArrays) {
+        throw Unsupported(tile.describe() + ": too many rows or operands");
+    }
+    part_bytes_ = aligned(static_cast<std::size_t>(tile_rows_ * width_) * sizeof(float)) +
+                  aligned(std::max(tile.scratch_bytes(), rest == nullptr ? 0 : rest->scratch_bytes()));
+}
+
+std::size_t TableUpdate::scratch_bytes() const {
+    return aligned(static_cast<std::size_t>(size_) * sizeof(std::int32_t)) +
+           aligned(static_cast<std::size_t>(taken_) * sizeof(std::int32_t)) +
+           static_cast<std::size_t>(threads()) * part_bytes_;
+}
+
+std::vector<std::pair<int, int>> TableUpdate::inplace() const {
+    std::vector<std::pair<int, int>> pairs;
+    for (const auto& [input, output] : tile_.inplace()) {
+        if (input > 0) {
+            pairs.emplace_back(input + 1, output);
+        }
+    }
+    return pairs;
+}
+
+template <typename Index>
+void TableUpdate::link(const Index* indices, const Chains& chains) const {
+    const double work = 1 + 2 * static_cast<double>(taken_) / static_cast<double>(std::max<std::int64_t>(size_, 1));
+    parallel_for(threads(), size_, work, [&](std::int64_t begin, std::int64_t end) {
+        std::fill(chains.heads + begin, chains.heads + end, -1);
+        // From the last one, so that chains begin with the first one.
+        for (std::int64_t at = taken_; at-- > 0;) {
+            const std::int64_t row = from_front(indices[at], size_);
+            if (row >= begin && row < end) {
+                chains.next[at] = chains.heads[row];
+                chains.heads[row] = static_cast<std::int32_t>(at);
+            }
+        }
+    });
+}
+
+bool TableUpdate::add(const float* rows, const Chains& chains, std::int64_t first, std::int64_t count,
+                      float* gradient) const {
+    bool any = false;
+    for (std::int64_t row = 0; row < count; ++row) {
+        for (std::int64_t at = chains.heads[first + row]; at >= 0; at = chains.next[at]) {
+            any = true;
+            for (std::int64_t i = 0; i < width_; ++i) {
+                gradient[row * width_ + i] += rows[at * width_ + i];
+            }
+        }
+    }
+    return any;
+}
+
+void TableUpdate::update(const void* const* inputs, void* const* outputs, const Chains& chains, std::byte* scratch,
+                         std::int64_t first, std::int64_t last) const {
+    auto* gradient = reinterpret_cast<float*>(scratch);
+    const auto elements = static_cast<std::size_t>(tile_rows_ * width_);
+    std::byte* memory = scratch + aligned(elements * sizeof(float));
+    std::memset(gradient, 0, elements * sizeof(float));
+    std::array<const void*, kMaxArrays> sources{};
+    std::array<void*, kMaxArrays> targets{};
+    for (std::int64_t tile = first; tile < last; ++tile) {
+        const std::int64_t row = tile * tile_rows_;
+        const std::int64_t count = std::min(tile_rows_, size_ - row);
+        const bool any = add(static_cast<const float*>(inputs[0]), chains, row, count, gradient);
+        sources[0] = gradient;
+        for (std::size_t i = 2; i < inputs_.size(); ++i) {
+            const bool whole = !inputs_[i].shape.empty() && inputs[i] != nullptr;
+            const auto step = whole ? row * width_ * static_cast<std::int64_t>(size_of(inputs_[i].type)) : 0;
+            sources[i - 1] = static_cast<const std::byte*>(inputs[i]) + step;
+        }
+        for (std::size_t i = 0; i < outputs_.size(); ++i) {
+            const auto step = row * width_ * static_cast<std::int64_t>(size_of(outputs_[i].type));
+            targets[i] = outputs[i] == nullptr ? nullptr : static_cast<std::byte*>(outputs[i]) + step;
+        }
+        (count == tile_rows_ ? tile_ : *rest_).run(sources.data(), targets.data(), memory);
+        if (any) {
+            std::memset(gradient, 0, elements * sizeof(float));
+        }
+    }
+}
+
+void TableUpdate::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const Chains chains{
+        reinterpret_cast<std::int32_t*>(scratch),
+        reinterpret_cast<std::int32_t*>(scratch + aligned(static_cast<std::size_t>(size_) * sizeof(std::int32_t)))};
+    std::byte* parts = scratch + scratch_bytes() - static_cast<std::size_t>(threads()) * part_bytes_;
+    with_index(inputs_[1].type, [&](auto index) {
+        const auto* indices = static_cast<const decltype(index)*>(inputs[1]);
+        check_indices(*this, indices, taken_, 0, size_);
+        link(indices, chains);
+    });
+    const std::int64_t tiles = tiles_of(size_, tile_rows_);
+    const auto share = [&](std::int64_t part) { return tiles * part / threads(); };
+    // A part for each thread, with memory of its own.
+    parallel_for(threads(), threads(), static_cast<double>(size_ * width_) / threads(),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     for (std::int64_t part = begin; part < end; ++part) {
+                         update(inputs, outputs, chains, parts + static_cast<std::size_t>(part) * part_bytes_,
+                                share(part), share(part + 1));
+                     }
+                 });
+}
+
+GRAPHKIT_BINDINGS(table_update, "pointwise") {
+    nb::class_<TableUpdate, Kernel>(m, "TableUpdate",
+                                    "A pointwise update of a table of `size` rows, whose gradient is given by rows. "
+                                    "`tile` updates some rows at a time, `rest` those that are left over.")
+        .def(
+            "__init__",
+            [](TableUpdate* self, const Pointwise& tile, const Pointwise* rest, std::int64_t size, Dims indices,
+               const std::string& index_dtype, int threads) {
+                new (self) TableUpdate(tile, rest, size, std::move(indices), element_type(index_dtype), threads);
+            },
+            "tile"_a, "rest"_a.none(), nb::kw_only(), "size"_a, "indices"_a, "index_dtype"_a, "threads"_a,
+            nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>());
+}
+
+}  // namespace graphkit

@@ -1,0 +1,177 @@
+#include "onednn/epilogue.h"
+
+#include <limits>
+#include <unordered_map>
+
+#include "runtime/bindings.h"
+
+namespace graphkit {
+namespace {
+
+using dnnl::algorithm;
+
+// The instructions of a pass, one by one. Values that every pass has come first, whether it reads them or not.
+class Steps {
+  public:
+    enum Value { kProduct, kBias, kResidual, kZero, kOne, kInfinity, kScale, kWeight, kAlpha, kBeta, kInverse, kResults };
+
+    Steps(const Epilogue& epilogue, PointwiseSource& source) : source_(source) {
+        const Activation activation = epilogue.activation.value_or(Activation{});
+        for (const float value : {0.0F, 1.0F, std::numeric_limits<float>::infinity(), epilogue.alpha,
+                                  epilogue.residual, activation.alpha, activation.beta, 1 / activation.alpha}) {
+            source_.constants.push_back(
+                {ElementType::f32, std::string(reinterpret_cast<const char*>(&value), sizeof value)});
+        }
+    }
+
+    int add(const char* opcode, std::vector<int> operands) {
+        source_.instructions.push_back({opcode, std::move(operands)});
+        return kResults + static_cast<int>(source_.instructions.size()) - 1;
+    }
+    // NaN stays; of two zeros the bound is taken, as the library does.
+    int at_least(int low, int x) { return add("maximum", {low, x}); }
+    int at_most(int high, int x) { return add("minimum", {high, x}); }
+    int between_zero_and_one(int x) { return at_most(kOne, at_least(kZero, x)); }
+
+  private:
+    PointwiseSource& source_;
+};
+
+struct Kind {
+    algorithm library;
+    int (*apply)(Steps& steps, const Activation& activation, int x);
+};
+
+template <typename Body>
+constexpr auto of_value(Body) {
+    return [](Steps& steps, const Activation&, int x) { return Body{}(steps, x); };
+}
+
+const Kind& kind_of(const Activation& activation) {
+    using S = Steps;
+    static const std::unordered_map<std::string, Kind> kinds{
+        {"relu",
+         {algorithm::eltwise_relu,
+          [](S& s, const Activation& a, int x) {
+              return a.alpha == 0 ? s.at_least(S::kZero, x) : s.add("prelu", {x, S::kAlpha});
+          }}},
+        {"tanh", {algorithm::eltwise_tanh, of_value([](S& s, int x) { return s.add("tanh", {x}); })}},
+        {"sigmoid", {algorithm::eltwise_logistic, of_value([](S& s, int x) { return s.add("sigmoid", {x}); })}},
+        {"gelu", {algorithm::eltwise_gelu_erf, of_value([](S& s, int x) { return s.add("gelu", {x}); })}},
+        {"gelu_tanh", {algorithm::eltwise_gelu_tanh, of_value([](S& s, int x) { return s.add("gelu_tanh", {x}); })}},
+        {"swish", {algorithm::eltwise_swish, of_value([](S& s, int x) { return s.add("swish", {x, S::kAlpha}); })}},
+        {"hard_swish",
+         {algorithm::eltwise_hardswish, of_value([](S& s, int x) {
+              return s.add("mul", {x, s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta}))});
+          })}},
+        {"hard_sigmoid",
+         {algorithm::eltwise_hardsigmoid,
+          of_value([](S& s, int x) { return s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta})); })}},
+        {"elu",
+         {algorithm::eltwise_elu, of_value([](S& s, int x) {
+              const int negative = s.add("expm1", {s.at_most(S::kZero, x)});
+              return s.add("mul_add", {S::kAlpha, negative, s.at_least(S::kZero, x)});
+          })}},
+        {"clip",
+         {algorithm::eltwise_clip, of_value([](S& s, int x) { return s.at_most(S::kBeta, s.at_least(S::kAlpha, x)); })}},
+        {"softplus",
+         {algorithm::eltwise_soft_relu, of_value([](S& s, int x) {
+              return s.add("mul", {s.add("softplus", {s.add("mul", {x, S::kAlpha})}), S::kInverse});
+          })}},
+        {"abs", {algorithm::eltwise_abs, of_value([](S& s, int x) { return s.add("abs", {x}); })}},
+        {"sqrt", {algorithm::eltwise_sqrt, of_value([](S& s, int x) { return s.add("sqrt", {x}); })}},
+        {"exp", {algorithm::eltwise_exp, of_value([](S& s, int x) { return s.add("exp", {x}); })}},
+        {"square", {algorithm::eltwise_square, of_value([](S& s, int x) { return s.add("mul", {x, x}); })}},
+        {"linear",
+         {algorithm::eltwise_linear, of_value([](S& s, int x) { return s.add("mul_add", {x, S::kAlpha, S::kBeta}); })}},
+    };
+    const auto found = kinds.find(activation.kind);
+    if (found == kinds.end()) {
+        throw NativeError("there is no activation '" + activation.kind + "'");
+    }
+    return found->second;
+}
+
+}  // namespace
+
+dnnl::post_ops Epilogue::post_ops() const {
+    dnnl::post_ops chain;
+    if (alpha != 1) {
+        chain.append_eltwise(algorithm::eltwise_linear, alpha, 0);
+    }
+    if (residual != 0 && !residual_last) {
+        chain.append_sum(residual);
+    }
+    if (activation) {
+        chain.append_eltwise(kind_of(*activation).library, activation->alpha, activation->beta);
+    }
+    if (residual != 0 && residual_last) {
+        chain.append_sum(residual);
+    }
+    return chain;
+}
+
+PointwiseSource Epilogue::pass(const Dims& shape, ElementType product, ElementType type) const {
+    using S = Steps;
+    PointwiseSource source{"Epilogue", shape, {{shape, product}}, {}, {}, {}, {}};
+    source.inputs.push_back({{shape[1], 1}, type, !bias});
+    source.inputs.push_back({shape, type, residual == 0});
+    Steps steps(*this, source);
+    const auto activate = [&](int x) { return activation ? kind_of(*activation).apply(steps, *activation, x) : x; };
+    int x = S::kProduct;
+    if (alpha != 1) {
+        x = bias ? steps.add("mul_add", {x, S::kScale, S::kBias}) : steps.add("mul", {x, S::kScale});
+    } else if (bias) {
+        x = steps.add("add", {x, S::kBias});
+    }
+    if (applied == Applied::repair) {
+        // NaN of the product shows. Any other in the result stands for a sum that is infinite, as the residual was not.
+        const int infinite = activate(steps.add("mul", {x, S::kInfinity}));
+        const int sound = steps.add("select", {steps.add("equal", {S::kResidual, S::kResidual}), S::kResidual, infinite});
+        x = steps.add("select", {steps.add("equal", {x, x}), sound, x});
+    } else {
+        const auto add_residual = [&](bool here) {
+            if (here && residual != 0) {
+                x = residual == 1 ? steps.add("add", {x, S::kResidual})
+                                  : steps.add("mul_add", {S::kResidual, S::kWeight, x});
+            }
+        };
+        add_residual(!residual_last);
+        x = activate(x);
+        add_residual(residual_last);
+    }
+    source.outputs = {{x, type}};
+    return source;
+}
+
+namespace {
+
+Epilogue epilogue(const std::string& activation, float alpha, float beta, bool residual, bool residual_last,
+                  bool fused) {
+    Epilogue made;
+    if (!activation.empty()) {
+        made.activation = Activation{activation, alpha, beta};
+    }
+    made.residual = residual ? 1.0F : 0.0F;
+    made.residual_last = residual_last;
+    made.applied = fused ? Applied::fused : Applied::after;
+    return made;
+}
+
+}  // namespace
+
+GRAPHKIT_BINDINGS(epilogue) {
+    nb::class_<Epilogue>(m, "Epilogue",
+                         "What happens to a product before it is stored: an activation with oneDNN's alpha and beta, the "
+                         "sum with a residual before it or last. Not `fused`: in a pass of graphkit's own.")
+        .def(
+            "__init__",
+            [](Epilogue* self, const std::string& activation, float alpha, float beta, bool residual,
+               bool residual_last, bool fused) {
+                new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last, fused));
+            },
+            "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false,
+            "fused"_a = true);
+}
+
+}  // namespace graphkit

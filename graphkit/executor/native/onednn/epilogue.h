@@ -1,0 +1,46 @@
+// What follows a product of matrices or a convolution before the result is stored.
+#pragma once
+
+#include <dnnl.hpp>
+#include <optional>
+#include <string>
+
+#include "kernels/pointwise/pointwise.h"
+
+namespace graphkit {
+
+// An elementwise function of a result: kind (relu, tanh, sigmoid, gelu, gelu_tanh, swish, hard_swish, hard_sigmoid, elu,
+// clip, softplus, abs, sqrt, exp, square, linear) and its alpha and beta, as oneDNN defines them.
+struct Activation {
+    std::string kind;
+    float alpha = 0;
+    float beta = 0;
+};
+
+// Who applies an epilogue.
+enum class Applied {
+    fused,   // the library, on the way, where it has an implementation that does it; else as `after`
+    after,   // graphkit's own code, in a pass behind the product
+    repair,  // the same where a fused one took the residual's place and may have lost NaN; the residual was finite
+};
+
+// y = activation(alpha * product + bias + residual * r), or with `residual_last`
+// y = activation(alpha * product + bias) + residual * r, where r is an operand of y's shape.
+struct Epilogue {
+    float alpha = 1;
+    bool bias = false;
+    float residual = 0;  // 0: there is none
+    bool residual_last = false;
+    std::optional<Activation> activation;
+    Applied applied = Applied::fused;
+
+    bool empty() const { return alpha == 1 && !bias && residual == 0 && !activation; }
+    // As operations of the library's primitive, whose destination holds r. The bias is an operand of the product
+    // itself. Throws NativeError for an activation of an unknown kind.
+    dnnl::post_ops post_ops() const;
+    // As own code, for a result that lies row-major as [outer, channels, inner]: a kernel of the inputs product (of
+    // type `product`), bias [channels] and r (of `type`), where y may be the memory of the product or of r.
+    PointwiseSource pass(const Dims& shape, ElementType product, ElementType type) const;
+};
+
+}  // namespace graphkit

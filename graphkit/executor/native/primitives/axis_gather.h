@@ -1,0 +1,48 @@
+// Copies in which every axis has a table of the positions that it copies: padding, and resizing to nearest elements.
+#pragma once
+
+#include <optional>
+
+#include "runtime/kernel.h"
+
+namespace graphkit {
+
+// For each axis the positions that it copies; none: the axis as it is.
+using Maps = std::vector<std::optional<Dims>>;
+
+// y[i, j, ...] = x[maps[0][i], maps[1][j], ...]; a position of -1 stands for the fill value.
+class AxisGather {
+  public:
+    AxisGather() = default;
+    // Throws NativeError for a position outside its axis. `y` receives the shape of the result.
+    AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dims& y);
+
+    // `fill` points at one element.
+    void run(int threads, const std::byte* x, std::byte* y, const std::byte* fill) const;
+
+  private:
+    struct Axis {
+        std::int64_t size;    // in y
+        std::int64_t stride;  // in x, in bytes
+        Dims map;             // empty: the identity
+    };
+    // Elements of a row that lie side by side in x too, or that all are the fill value (source -1). In bytes.
+    struct Run {
+        std::int64_t target;
+        std::int64_t bytes;
+        std::int64_t source;
+    };
+
+    std::int64_t source_of(std::int64_t row) const;
+    template <typename T>
+    void copy_row(const std::byte* x, std::byte* y, T fill) const;
+
+    std::int64_t rows_ = 0;
+    std::int64_t row_bytes_ = 0;  // of y
+    std::size_t element_ = 1;
+    std::vector<Axis> outer_;
+    std::vector<Run> runs_;
+    std::vector<std::int32_t> picks_;  // where runs are short: the byte offset of each element; -1: fill
+};
+
+}  // namespace graphkit

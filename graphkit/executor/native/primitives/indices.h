@@ -1,0 +1,92 @@
+// Index operands: read at run time, counted from the back when negative, checked before anything is written.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+
+#include "primitives/elements.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+
+// Remembers the first of several findings that threads make in any order.
+class FirstOf {
+  public:
+    void found(std::int64_t position) {
+        std::int64_t known = first_.load(std::memory_order_relaxed);
+        while (position < known && !first_.compare_exchange_weak(known, position, std::memory_order_relaxed)) {
+        }
+    }
+    bool any() const { return first() != kNone; }
+    std::int64_t first() const { return first_.load(std::memory_order_relaxed); }
+
+  private:
+    static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
+    std::atomic<std::int64_t> first_{kNone};
+};
+
+template <typename Index>
+inline bool is_inside(Index index, std::int64_t size) {
+    const auto wide = static_cast<std::uint64_t>(size);
+    return static_cast<std::uint64_t>(index) + wide < 2 * wide;
+}
+
+template <typename Index>
+inline std::int64_t from_front(Index index, std::int64_t size) {
+    const auto wide = static_cast<std::int64_t>(index);
+    return wide < 0 ? wide + size : wide;
+}
+
+[[noreturn]] inline void throw_index_error(const Kernel& kernel, std::int64_t position, std::int64_t value,
+                                           std::size_t axis, std::int64_t size) {
+    throw NativeError(kernel.describe() + ": index " + std::to_string(value) + " (element " +
+                      std::to_string(position) + " of the indices) is outside axis " + std::to_string(axis) +
+                      ", which has " + std::to_string(size) + " elements");
+}
+
+// Throws NativeError, naming the first offender, unless all indices are in [-size, size - 1].
+template <typename Index>
+void check_indices(const Kernel& kernel, const Index* indices, std::int64_t length, std::size_t axis,
+                   std::int64_t size) {
+    FirstOf bad;
+    parallel_for(
+        kernel.threads(), length, 0.5,
+        [&](std::int64_t begin, std::int64_t end) {
+            bool outside = false;
+            for (std::int64_t i = begin; i < end; ++i) {
+                outside |= !is_inside(indices[i], size);
+            }
+            if (outside) {
+                const auto inside = [&](Index index) { return is_inside(index, size); };
+                bad.found(std::find_if_not(indices + begin, indices + end, inside) - indices);
+            }
+        },
+        1024);
+    if (bad.any()) {
+        throw_index_error(kernel, bad.first(), static_cast<std::int64_t>(indices[bad.first()]), axis, size);
+    }
+}
+
+// What GatherElements and ScatterElements ask for: one rank, and no axis of the indices but `axis` longer than x's.
+void require_fibres(const Kernel& kernel, const Dims& x, const Dims& indices, std::size_t axis);
+
+// Tuples of indices into the leading axes (after `batch` shared ones) of an array.
+struct IndexTuples {
+    std::int64_t tuples = 0;
+    std::int64_t per_batch = 1;     // tuples that share a batch
+    std::int64_t batch_stride = 0;  // slices between batches
+    std::size_t first_axis = 0;
+    Dims sizes;    // of the axes that the tuples address
+    Dims strides;  // in slices
+    std::int64_t slice = 1;  // elements below the addressed axes
+
+    // Throws NativeError when shapes do not fit.
+    IndexTuples() = default;
+    IndexTuples(const Kernel& kernel, const Dims& x, const Dims& indices, std::int64_t batch_dims);
+
+    // slices[t] = which slice of x tuple t addresses. Throws NativeError, naming the first offender.
+    void resolve(const Kernel& kernel, const std::int64_t* indices, std::int64_t* slices) const;
+};
+
+}  // namespace graphkit

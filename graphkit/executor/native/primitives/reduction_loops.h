@@ -1,0 +1,407 @@
+// Reductions of rows and of columns. For *.isa.cpp only.
+#pragma once
+
+#include <cstddef>
+
+#include "primitives/reduction_table.h"
+#include "simd/exp.h"
+#include "simd/half_convert.h"
+#include "simd/row_loops.h"
+
+namespace graphkit {
+namespace {
+
+// Like kRowBlock, for sums over many rows.
+constexpr std::int64_t kColumnBlock = 64;
+constexpr int kRowsTogether = 8;
+// Vectors of columns whose totals are kept in registers, and how wide rows may be to be read in such strips.
+constexpr int kStripVectors = kVectorBytes == 64 ? 16 : 8;
+constexpr std::int64_t kStripWidth = 256;
+
+template <typename T>
+struct Limit {
+    static constexpr T kLowest = std::numeric_limits<T>::lowest();
+    static constexpr T kHighest = std::numeric_limits<T>::max();
+};
+template <>
+struct Limit<float> {
+    static constexpr float kLowest = -std::numeric_limits<float>::infinity();
+    static constexpr float kHighest = std::numeric_limits<float>::infinity();
+};
+template <>
+struct Limit<double> {
+    static constexpr double kLowest = -std::numeric_limits<double>::infinity();
+    static constexpr double kHighest = std::numeric_limits<double>::infinity();
+};
+
+// kStart changes no result; an element kFill is mapped to it.
+template <typename T>
+struct SumReduction : Add {
+    static constexpr T kStart = 0, kFill = 0;
+    template <typename V>
+    static V map(V x, V) {
+        return x;
+    }
+};
+
+template <typename T>
+struct ProductReduction : Multiply {
+    static constexpr T kStart = 1, kFill = 1;
+    template <typename V>
+    static V map(V x, V) {
+        return x;
+    }
+};
+
+template <typename T>
+struct LargestReduction : Largest {
+    static constexpr T kStart = Limit<T>::kLowest, kFill = kStart;
+    template <typename V>
+    static V map(V x, V) {
+        return x;
+    }
+};
+
+template <typename T>
+struct SmallestReduction : Smallest {
+    static constexpr T kStart = Limit<T>::kHighest, kFill = kStart;
+    template <typename V>
+    static V map(V x, V) {
+        return x;
+    }
+};
+
+template <typename T>
+struct AbsoluteReduction : Add {
+    static constexpr T kStart = 0, kFill = 0;
+    template <typename V>
+    static V map(V x, V) {
+        return x < 0 ? -x : x;
+    }
+};
+
+template <typename T>
+struct SquareReduction : Add {
+    static constexpr T kStart = 0, kFill = 0;
+    template <typename V>
+    static V map(V x, V) {
+        return x * x;
+    }
+};
+
+template <typename T>
+struct ExpReduction : Add {
+    static constexpr T kStart = 0, kFill = Limit<T>::kLowest;
+    static Vector<T> map(Vector<T> x, Vector<T> shift) { return exp<T>(x - shift); }
+};
+
+// An element equal to the shift is mapped to 0.
+template <typename T>
+struct SquareAboutReduction : Add {
+    static constexpr T kStart = 0, kFill = 0;
+    static Vector<T> map(Vector<T> x, Vector<T> shift) { return (x - shift) * (x - shift); }
+};
+
+// --- float and double -----------------------------------------------------------------------------
+
+template <typename Op, typename T>
+T reduce_row(const T* x, std::int64_t size, T shift) {
+    if (size > kRowBlock) {
+        const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
+        const T first = reduce_row<Op, T>(x, half, shift);  // in the order of memory
+        return Op::combine(first, reduce_row<Op, T>(x + half, size - half, shift));
+    }
+    constexpr std::int64_t lanes = kLanes<T>;
+    constexpr int ways = 8;
+    const Vector<T> about = splat(shift);
+    Vector<T> total = splat(T{Op::kStart});
+    std::int64_t at = 0;
+    if (size >= ways * lanes) {
+        Vector<T> sums[ways];
+#pragma GCC unroll 8
+        for (int way = 0; way < ways; ++way) {
+            sums[way] = Op::map(load(x + way * lanes), about);
+        }
+        for (at = ways * lanes; at + ways * lanes <= size; at += ways * lanes) {
+#pragma GCC unroll 8
+            for (int way = 0; way < ways; ++way) {
+                sums[way] = Op::combine(sums[way], Op::map(load(x + at + way * lanes), about));
+            }
+        }
+        total = Op::combine(Op::combine(Op::combine(sums[0], sums[1]), Op::combine(sums[2], sums[3])),
+                            Op::combine(Op::combine(sums[4], sums[5]), Op::combine(sums[6], sums[7])));
+    }
+    for (; at + lanes <= size; at += lanes) {
+        total = Op::combine(total, Op::map(load(x + at), about));
+    }
+    if (at < size) {
+        const T fill = std::is_same_v<Op, SquareAboutReduction<T>> ? shift : T{Op::kFill};
+        total = Op::combine(total, Op::map(load_part(x + at, size - at, fill), about));
+    }
+    return across<Op, T>(total);
+}
+
+template <typename Op, typename T>
+void reduce_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const T* shift, T* out) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+        out[i] = reduce_row<Op, T>(x + i * stride, size, shift == nullptr ? T{0} : shift[i]);
+    }
+}
+
+// acc = the reduction of `Rows` rows, and of acc itself unless `first`.
+template <typename Op, int Rows, typename T>
+void reduce_few_rows(const T* x, std::int64_t stride, std::int64_t width, const T* shift, T* acc, bool first) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    const auto column = [&](auto&& read, Vector<T> about) {
+        Vector<T> part[Rows];
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            part[r] = Op::map(read(x + r * stride), about);
+        }
+#pragma GCC unroll 4
+        for (int step = 1; step < Rows; step *= 2) {
+#pragma GCC unroll 8
+            for (int r = 0; r + step < Rows; r += 2 * step) {
+                part[r] = Op::combine(part[r], part[r + step]);
+            }
+        }
+        return part[0];
+    };
+    std::int64_t c = 0;
+    for (; c + lanes <= width; c += lanes) {
+        const Vector<T> about = shift == nullptr ? splat(T{0}) : load(shift + c);
+        const Vector<T> total = column([&](const T* from) { return load(from + c); }, about);
+        store(acc + c, first ? total : Op::combine(load(acc + c), total));
+    }
+    if (c < width) {
+        const std::int64_t rest = width - c;
+        const Vector<T> about = shift == nullptr ? splat(T{0}) : load_part(shift + c, rest, T{0});
+        const Vector<T> total = column([&](const T* from) { return load_part(from + c, rest, T{Op::kFill}); }, about);
+        store_part(acc + c, first ? total : Op::combine(load_part(acc + c, rest, T{Op::kStart}), total), rest);
+    }
+}
+
+// The reduction of all rows for Count vectors of columns, of which the last has `rest` elements: totals stay in registers.
+template <typename Op, int Count, typename T>
+void reduce_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t rest, const T* shift, T* out) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    const auto read = [&](const T* from, int i, T fill) {
+        return i + 1 < Count || rest == lanes ? load(from + i * lanes) : load_part(from + i * lanes, rest, fill);
+    };
+    // Several rows side by side where there are registers: sums are shorter, and do not wait for each other.
+    constexpr int ways = Count <= 4 ? 4 : 1;
+    Vector<T> about[Count];
+    Vector<T> totals[ways][Count];
+#pragma GCC unroll 16
+    for (int i = 0; i < Count; ++i) {
+        about[i] = shift == nullptr ? splat(T{0}) : read(shift, i, T{0});
+#pragma GCC unroll 4
+        for (int way = 0; way < ways; ++way) {
+            totals[way][i] = splat(T{Op::kStart});
+        }
+    }
+    const auto add = [&](const T* from, Vector<T>(&total)[Count]) {
+#pragma GCC unroll 16
+        for (int i = 0; i < Count; ++i) {
+            total[i] = Op::combine(total[i], Op::map(read(from, i, T{Op::kFill}), about[i]));
+        }
+    };
+    std::int64_t row = 0;
+    for (; row + ways <= rows; row += ways, x += ways * stride) {
+#pragma GCC unroll 4
+        for (int way = 0; way < ways; ++way) {
+            add(x + way * stride, totals[way]);
+        }
+    }
+    for (; row < rows; ++row, x += stride) {
+        add(x, totals[0]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < Count; ++i) {
+        Vector<T> total = totals[0][i];
+        if constexpr (ways == 4) {
+            total = Op::combine(Op::combine(total, totals[1][i]), Op::combine(totals[2][i], totals[3][i]));
+        }
+        if (i + 1 < Count || rest == lanes) {
+            store(out + i * lanes, total);
+        } else {
+            store_part(out + i * lanes, total, rest);
+        }
+    }
+}
+
+template <typename Op, int Count, typename T>
+void reduce_strips(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    for (; width >= Count * lanes; width -= Count * lanes) {
+        reduce_strip<Op, Count, T>(x, rows, stride, lanes, shift, out);
+        x += Count * lanes;
+        out += Count * lanes;
+        shift += shift == nullptr ? 0 : Count * lanes;
+    }
+    if constexpr (Count > 1) {
+        reduce_strips<Op, Count / 2, T>(x, rows, stride, width, shift, out);
+    } else if (width > 0) {
+        reduce_strip<Op, 1, T>(x, rows, stride, width, shift, out);
+    }
+}
+
+template <typename Op, typename T>
+void reduce_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const T* shift, T* out) {
+    const std::int64_t block = width <= 4 * kLanes<T> ? 4 * kColumnBlock : kColumnBlock;
+    if (rows > block) {
+        const std::int64_t half = (rows / 2 + block - 1) / block * block;
+        T other[kReductionTile];
+        reduce_columns<Op, T>(x, half, stride, width, shift, out);
+        reduce_columns<Op, T>(x + half * stride, rows - half, stride, width, shift, other);
+        for (std::int64_t c = 0; c < width; ++c) {
+            out[c] = Op::combine(out[c], other[c]);
+        }
+        return;
+    }
+    if (width <= kStripWidth) {
+        reduce_strips<Op, kStripVectors, T>(x, rows, stride, width, shift, out);
+        return;
+    }
+    // Totals that are not aligned would be slow to read again just after they were written.
+    alignas(kVectorBytes) T total[kReductionTile];
+    std::int64_t row = 0;
+    for (; row + kRowsTogether <= rows; row += kRowsTogether) {
+        reduce_few_rows<Op, kRowsTogether, T>(x + row * stride, stride, width, shift, total, row == 0);
+    }
+    for (; row < rows; ++row) {
+        reduce_few_rows<Op, 1, T>(x + row * stride, stride, width, shift, total, row == 0);
+    }
+    __builtin_memcpy(out, total, static_cast<std::size_t>(width) * sizeof(T));
+}
+
+// --- half floats, through blocks of float ---------------------------------------------------------
+
+template <typename Op, typename Half>
+float reduce_half_row(const Half* x, std::int64_t size, float shift) {
+    if (size > kReductionTile) {
+        const std::int64_t half = (size / 2 + kReductionTile - 1) / kReductionTile * kReductionTile;
+        const float first = reduce_half_row<Op>(x, half, shift);
+        return Op::combine(first, reduce_half_row<Op>(x + half, size - half, shift));
+    }
+    float wide[kReductionTile];
+    widen(x, wide, size);
+    return reduce_row<Op, float>(wide, size, shift);
+}
+
+template <typename Op, typename Half>
+void reduce_half_rows(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const float* shift,
+                    float* out) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+        out[i] = reduce_half_row<Op>(x + i * stride, size, shift == nullptr ? 0.0F : shift[i]);
+    }
+}
+
+template <typename Op, typename Half>
+void reduce_half_columns(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const float* shift,
+                       float* out) {
+    alignas(kVectorBytes) float wide[kReductionTile];
+    if (rows > kColumnBlock) {
+        const std::int64_t half = (rows / 2 + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
+        reduce_half_columns<Op>(x, half, stride, width, shift, out);
+        reduce_half_columns<Op>(x + half * stride, rows - half, stride, width, shift, wide);
+        for (std::int64_t c = 0; c < width; ++c) {
+            out[c] = Op::combine(out[c], wide[c]);
+        }
+        return;
+    }
+    alignas(kVectorBytes) float total[kReductionTile];
+    for (std::int64_t row = 0; row < rows; ++row) {
+        widen(x + row * stride, wide, width);
+        reduce_few_rows<Op, 1, float>(wide, 0, width, shift, total, row == 0);
+    }
+    __builtin_memcpy(out, total, static_cast<std::size_t>(width) * sizeof(float));
+}
+
+// --- integers: mapped in their own type, where they wrap around, and reduced in 64 bits -----------
+
+template <typename T>
+using Unsigned = std::make_unsigned_t<T>;
+
+template <template <typename> typename Op, typename T>
+inline Accumulator<T> mapped_integer(T x) {
+    if constexpr (std::is_same_v<Op<T>, AbsoluteReduction<T>>) {
+        return static_cast<T>(x < 0 ? Unsigned<T>{0} - static_cast<Unsigned<T>>(x) : static_cast<Unsigned<T>>(x));
+    } else if constexpr (std::is_same_v<Op<T>, SquareReduction<T>>) {
+        return static_cast<T>(static_cast<Unsigned<T>>(x) * std::uint64_t{static_cast<Unsigned<T>>(x)});
+    } else {
+        return x;
+    }
+}
+
+template <template <typename> typename Op, typename Acc>
+inline Acc reduced_integer(Acc a, Acc b) {
+    if constexpr (std::is_base_of_v<Largest, Op<Acc>>) {
+        return b > a ? b : a;
+    } else if constexpr (std::is_base_of_v<Smallest, Op<Acc>>) {
+        return b < a ? b : a;
+    } else {
+        using Bits = std::uint64_t;
+        return static_cast<Acc>(Op<Bits>::combine(static_cast<Bits>(a), static_cast<Bits>(b)));
+    }
+}
+
+template <template <typename> typename Op, typename T>
+void reduce_integer_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const Accumulator<T>*,
+                       Accumulator<T>* out) {
+    using Acc = Accumulator<T>;
+    for (std::int64_t i = 0; i < rows; ++i) {
+        const T* row = x + i * stride;
+        Acc total = Op<T>::kStart;
+        for (std::int64_t j = 0; j < size; ++j) {
+            total = reduced_integer<Op, Acc>(total, mapped_integer<Op, T>(row[j]));
+        }
+        out[i] = total;
+    }
+}
+
+template <template <typename> typename Op, typename T>
+void reduce_integer_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const Accumulator<T>*,
+                          Accumulator<T>* out) {
+    using Acc = Accumulator<T>;
+    for (std::int64_t c = 0; c < width; ++c) {
+        out[c] = mapped_integer<Op, T>(x[c]);
+    }
+    for (std::int64_t row = 1; row < rows; ++row) {
+        const T* from = x + row * stride;
+        for (std::int64_t c = 0; c < width; ++c) {
+            out[c] = reduced_integer<Op, Acc>(out[c], mapped_integer<Op, T>(from[c]));
+        }
+    }
+}
+
+template <template <typename> typename Op, typename T>
+constexpr ReductionFunctions<T> reduction_of() {
+    if constexpr (std::is_integral_v<T>) {
+        return {reduce_integer_rows<Op, T>, reduce_integer_columns<Op, T>};
+    } else if constexpr (std::is_floating_point_v<T>) {
+        return {reduce_rows<Op<T>, T>, reduce_columns<Op<T>, T>};
+    } else {
+        return {reduce_half_rows<Op<float>, T>, reduce_half_columns<Op<float>, T>};
+    }
+}
+
+// In the order of Reduction. Integers have no reductions with a shift.
+template <typename T>
+constexpr void set_reductions(Reductions<T>& reductions) {
+    reductions[0] = reduction_of<SumReduction, T>();
+    reductions[1] = reduction_of<ProductReduction, T>();
+    reductions[2] = reduction_of<LargestReduction, T>();
+    reductions[3] = reduction_of<SmallestReduction, T>();
+    reductions[4] = reduction_of<AbsoluteReduction, T>();
+    reductions[5] = reduction_of<SquareReduction, T>();
+    if constexpr (std::is_integral_v<T>) {
+        reductions[6] = reductions[7] = {nullptr, nullptr};
+    } else {
+        reductions[6] = reduction_of<ExpReduction, T>();
+        reductions[7] = reduction_of<SquareAboutReduction, T>();
+    }
+}
+
+}  // namespace
+}  // namespace graphkit

@@ -1,0 +1,51 @@
+// Copies of slices, each from a place of its own.
+#pragma once
+
+#include <algorithm>
+
+#include "primitives/elements.h"
+
+namespace graphkit {
+
+// Calls body(T{}) for slices that are a register's worth; false for others.
+template <typename Body>
+bool with_small_slice(std::int64_t bytes, Body&& body) {
+    if (bytes != 1 && bytes != 2 && bytes != 4 && bytes != 8 && bytes != 16) {
+        return false;
+    }
+    with_element(static_cast<std::size_t>(bytes), body);
+    return true;
+}
+
+// Slice (row, column) of y = the slice of x number source(row, column). `source` holds what it needs by value: stores
+// of bytes might change what it refers to, and have it read again for each of them.
+template <typename Source>
+void copy_slices(int threads, const std::byte* x, std::byte* y, std::int64_t rows, std::int64_t columns,
+                 std::int64_t bytes, Source source) {
+    const double cost = static_cast<double>(bytes) / kBytesPerNanosecond + 2;
+    parallel_for(threads, rows * columns, cost, [=](std::int64_t begin, std::int64_t end) {
+        const auto each = [=](auto copy_slice) {
+            for (std::int64_t row = begin / columns; row * columns < end; ++row) {
+                const std::int64_t first = std::max<std::int64_t>(begin - row * columns, 0);
+                const std::int64_t last = std::min(columns, end - row * columns);
+                for (std::int64_t column = first; column < last; ++column) {
+                    copy_slice(row * columns + column, source(row, column));
+                }
+            }
+        };
+        const bool small = with_small_slice(bytes, [=](auto slice) {
+            using T = decltype(slice);
+            constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+            each([=](std::int64_t to, std::int64_t from) {
+                store_element(y + to * kSize, load_element<T>(x + from * kSize));
+            });
+        });
+        if (!small) {
+            each([=](std::int64_t to, std::int64_t from) {
+                copy_bytes(y + to * bytes, x + from * bytes, static_cast<std::size_t>(bytes));
+            });
+        }
+    });
+}
+
+}  // namespace graphkit

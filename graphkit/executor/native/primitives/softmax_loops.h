@@ -1,0 +1,185 @@
+// Softmax and its logarithm along rows and columns. For *.isa.cpp only.
+#pragma once
+
+#include "primitives/reduction_loops.h"
+
+namespace graphkit {
+namespace {
+
+// Rows of at most so many vectors stay in registers.
+constexpr int kShortVectors = 8;
+
+inline float log_of(float x) {
+    return __builtin_logf(x);
+}
+inline double log_of(double x) {
+    return __builtin_log(x);
+}
+
+// The largest number of a row. NaN need not show: it makes the sum NaN.
+template <typename T>
+inline T largest_of_row(const T* x, std::int64_t size) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    constexpr T lowest = Limit<T>::kLowest;
+    Vector<T> largest[4] = {splat(lowest), splat(lowest), splat(lowest), splat(lowest)};
+    std::int64_t at = 0;
+    for (; at + 4 * lanes <= size; at += 4 * lanes) {
+#pragma GCC unroll 4
+        for (int way = 0; way < 4; ++way) {
+            largest[way] = max_of<T>(largest[way], load(x + at + way * lanes));
+        }
+    }
+    for (; at + lanes <= size; at += lanes) {
+        largest[0] = max_of<T>(largest[0], load(x + at));
+    }
+    if (at < size) {
+        largest[1] = max_of<T>(largest[1], load_part(x + at, size - at, lowest));
+    }
+    return across<LargestNumber<T>, T>(max_of<T>(max_of<T>(largest[0], largest[1]), max_of<T>(largest[2], largest[3])));
+}
+
+// y = exp(x - about), where about is at least x; returns the sum.
+template <typename T>
+T exp_row(const T* x, T about, T* y, std::int64_t size) {
+    if (size > kRowBlock) {
+        const std::int64_t half = (size / 2 + kRowBlock - 1) / kRowBlock * kRowBlock;
+        const T first = exp_row(x, about, y, half);  // in the order of memory
+        return first + exp_row(x + half, about, y + half, size - half);
+    }
+    constexpr std::int64_t lanes = kLanes<T>;
+    Vector<T> sums[4] = {};
+    std::int64_t at = 0;
+    for (; at + 4 * lanes <= size; at += 4 * lanes) {
+#pragma GCC unroll 4
+        for (int way = 0; way < 4; ++way) {
+            const Vector<T> raised = exp_of_negative<T>(load(x + at + way * lanes) - about);
+            store(y + at + way * lanes, raised);
+            sums[way] += raised;
+        }
+    }
+    for (; at + lanes <= size; at += lanes) {
+        const Vector<T> raised = exp_of_negative<T>(load(x + at) - about);
+        store(y + at, raised);
+        sums[0] += raised;
+    }
+    if (at < size) {
+        const Vector<T> raised = exp_of_negative<T>(load_part(x + at, size - at, Limit<T>::kLowest) - about);
+        store_part(y + at, raised, size - at);
+        sums[1] += raised;
+    }
+    return across<Add, T>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// All of a row's vectors combined, as a balanced tree.
+template <typename Op, typename T, int Count>
+inline Vector<T> combine_all(const Vector<T>* v) {
+    if constexpr (Count == 1) {
+        return v[0];
+    } else {
+        constexpr int half = (Count + 1) / 2;
+        return Op::combine(combine_all<Op, T, half>(v), combine_all<Op, T, Count - half>(v + half));
+    }
+}
+
+// Rows of `Count` vectors, of which the last may be a part of one.
+template <bool Log, int Count, typename T>
+void softmax_short(const T* x, T* y, std::int64_t rows, std::int64_t size) {
+    constexpr std::int64_t lanes = kLanes<T>;
+    constexpr int whole = Count - 1;
+    const std::int64_t rest = size - whole * lanes;
+    for (std::int64_t row = 0; row < rows; ++row, x += size, y += size) {
+        Vector<T> v[Count];
+#pragma GCC unroll 8
+        for (int i = 0; i < whole; ++i) {
+            v[i] = load(x + i * lanes);
+        }
+        v[whole] = rest == lanes ? load(x + whole * lanes) : load_part(x + whole * lanes, rest, Limit<T>::kLowest);
+        const T largest = across<LargestNumber<T>, T>(combine_all<LargestNumber<T>, T, Count>(v));
+        Vector<T> raised[Count];
+#pragma GCC unroll 8
+        for (int i = 0; i < Count; ++i) {
+            v[i] = v[i] - largest;
+            raised[i] = exp_of_negative<T>(v[i]);
+        }
+        const T sum = across<Add, T>(combine_all<Add, T, Count>(raised));
+        const T last = Log ? log_of(sum) : T{1} / sum;
+#pragma GCC unroll 8
+        for (int i = 0; i < Count; ++i) {
+            v[i] = Log ? v[i] - last : raised[i] * last;
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < whole; ++i) {
+            store(y + i * lanes, v[i]);
+        }
+        if (rest == lanes) {
+            store(y + whole * lanes, v[whole]);
+        } else {
+            store_part(y + whole * lanes, v[whole], rest);
+        }
+    }
+}
+
+template <bool Log, typename T, int Count = 1>
+void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
+    if constexpr (Count <= kShortVectors) {
+        if (size <= Count * kLanes<T>) {
+            softmax_short<Log, Count, T>(x, y, rows, size);
+        } else {
+            softmax_rows<Log, T, Count + 1>(x, y, rows, size);
+        }
+    } else {
+        for (std::int64_t row = 0; row < rows; ++row, x += size, y += size) {
+            const T largest = largest_of_row(x, size);
+            if constexpr (Log) {
+                const T log_sum = log_of(sum_row<T>(0, size, [&](auto&& read) {
+                    return exp_of_negative<T>(read(x, Limit<T>::kLowest) - largest);
+                }));
+                map_row(y, size, [&](auto&& read) { return (read(x, T{0}) - largest) - log_sum; });
+            } else {
+                const T factor = T{1} / exp_row(x, largest, y, size);
+                map_row(y, size, [&](auto&& read) { return read(y, T{0}) * factor; });
+            }
+        }
+    }
+}
+
+template <typename T>
+void scaled_softmax(const T* x, T factor, T* y, std::int64_t size, T* largest, T* log_sum) {
+    *largest = largest_of_row(x, size);
+    const T sum = exp_row(x, *largest, y, size);
+    *log_sum = log_of(sum);
+    const T scale = factor / sum;
+    map_row(y, size, [&](auto&& read) { return read(y, T{0}) * scale; });
+}
+
+template <bool Log, typename T>
+void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, std::int64_t width) {
+    T largest[kReductionTile];
+    T sums[kReductionTile];
+    reduce_columns<LargestReduction<T>, T>(x, rows, stride, width, nullptr, largest);
+    if constexpr (Log) {
+        reduce_columns<ExpReduction<T>, T>(x, rows, stride, width, largest, sums);
+        for (std::int64_t c = 0; c < width; ++c) {
+            sums[c] = log_of(sums[c]);
+        }
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const T* from = x + r * stride;
+            map_row(y + r * stride, width,
+                    [&](auto&& read) { return (read(from, T{0}) - read(largest, T{0})) - read(sums, T{0}); });
+        }
+    } else {
+        for (std::int64_t r = 0; r < rows; ++r) {
+            const T* from = x + r * stride;
+            map_row(y + r * stride, width, [&](auto&& read) { return exp_of_negative<T>(read(from, T{0}) - read(largest, T{0})); });
+        }
+        reduce_columns<SumReduction<T>, T>(y, rows, stride, width, nullptr, sums);
+        map_row(sums, width, [&](auto&& read) { return T{1} / read(sums, T{1}); });
+        for (std::int64_t r = 0; r < rows; ++r) {
+            T* to = y + r * stride;
+            map_row(to, width, [&](auto&& read) { return read(to, T{0}) * read(sums, T{0}); });
+        }
+    }
+}
+
+}  // namespace
+}  // namespace graphkit

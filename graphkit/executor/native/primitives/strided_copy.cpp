@@ -1,0 +1,332 @@
+#include "primitives/strided_copy.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "primitives/elements.h"
+#include "runtime/isa.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+constexpr std::size_t kMaxAxes = 32;
+
+// Calls body(source offset, target offset, count) for iterations begin to end - 1 of nested loops, in runs along the
+// last loop.
+template <typename Body>
+void for_runs(const std::vector<CopyAxis>& axes, std::int64_t begin, std::int64_t end, Body&& body) {
+    if (axes.empty()) {
+        body(std::int64_t{0}, std::int64_t{0}, end - begin);
+        return;
+    }
+    const std::size_t last = axes.size() - 1;
+    std::array<std::int64_t, kMaxAxes> position{};
+    std::int64_t source = 0;
+    std::int64_t target = 0;
+    std::int64_t rest = begin;
+    for (std::size_t i = axes.size(); i-- > 0;) {
+        position[i] = rest % axes[i].size;
+        rest /= axes[i].size;
+        source += position[i] * axes[i].source;
+        target += position[i] * axes[i].target;
+    }
+    for (std::int64_t done = begin; done < end;) {
+        const std::int64_t run = std::min(end - done, axes[last].size - position[last]);
+        body(source, target, run);
+        done += run;
+        position[last] += run;
+        source += run * axes[last].source;
+        target += run * axes[last].target;
+        for (std::size_t i = last; i > 0 && position[i] == axes[i].size; --i) {
+            position[i] = 0;
+            ++position[i - 1];
+            source += axes[i - 1].source - axes[i].size * axes[i].source;
+            target += axes[i - 1].target - axes[i].size * axes[i].target;
+        }
+    }
+}
+
+std::int64_t product(const std::vector<CopyAxis>& axes) {
+    std::int64_t total = 1;
+    for (const CopyAxis& axis : axes) {
+        total *= axis.size;
+    }
+    return total;
+}
+
+CopyAxis last_of(const std::vector<CopyAxis>& axes) {
+    return axes.empty() ? CopyAxis{1, 0, 0} : axes.back();
+}
+
+template <typename T>
+void copy_row(const std::byte* source, std::byte* target, const CopyAxis& row) {
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+    if (row.target == kSize && row.source == -kSize) {
+        for (std::int64_t i = 0; i < row.size; ++i) {
+            store_element(target + i * kSize, load_element<T>(source - i * kSize));
+        }
+    } else if (row.target == kSize && row.source == 2 * kSize) {
+        for (std::int64_t i = 0; i < row.size; ++i) {
+            store_element(target + i * kSize, load_element<T>(source + 2 * i * kSize));
+        }
+    } else {
+        for (std::int64_t i = 0; i < row.size; ++i) {
+            store_element(target + i * row.target, load_element<T>(source + i * row.source));
+        }
+    }
+}
+
+template <typename T>
+void fill_row(const std::byte* source, std::byte* target, std::int64_t size) {
+    const T value = load_element<T>(source);
+    for (std::int64_t i = 0; i < size; ++i) {
+        store_element(target + i * static_cast<std::int64_t>(sizeof(T)), value);
+    }
+}
+
+constexpr std::int64_t kLine = 64;
+// Elements along each side of a block that is transposed in a buffer, at most.
+constexpr std::int64_t kBufferSide = 128;
+
+}  // namespace
+
+StridedCopy::StridedCopy(const Dims& sizes, const Dims& source_strides, const Dims& target_strides,
+                         std::size_t element)
+    : element_(static_cast<std::int64_t>(element)),
+      table_(&transpose_table()) {
+    if (count(sizes) == 0) {
+        return;
+    }
+    stream_ = count(sizes) * element_ >= kStreamBytes;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        CopyAxis axis{sizes[i], source_strides[i] * element_, target_strides[i] * element_};
+        if (axis.size == 1) {
+            continue;
+        }
+        if (axis.target < 0) {
+            source_offset_ += (axis.size - 1) * axis.source;
+            target_offset_ += (axis.size - 1) * axis.target;
+            axis.source = -axis.source;
+            axis.target = -axis.target;
+        }
+        outer_.push_back(axis);
+    }
+    std::stable_sort(outer_.begin(), outer_.end(),
+                     [](const CopyAxis& a, const CopyAxis& b) { return a.target > b.target; });
+    for (std::size_t i = outer_.size(); i-- > 1;) {
+        CopyAxis& slow = outer_[i - 1];
+        const CopyAxis& fast = outer_[i];
+        if (slow.source == fast.source * fast.size && slow.target == fast.target * fast.size) {
+            slow = {slow.size * fast.size, fast.source, fast.target};
+            outer_.erase(outer_.begin() + static_cast<std::ptrdiff_t>(i));
+        }
+    }
+    if (outer_.size() > kMaxAxes) {
+        throw Unsupported("a copy of more than " + std::to_string(kMaxAxes) + " axes");
+    }
+    choose();
+}
+
+void StridedCopy::choose() {
+    const auto is_row = [&] {
+        return !outer_.empty() && outer_.back().source == element_ && outer_.back().target == element_;
+    };
+    if (is_row()) {
+        const std::int64_t bytes = outer_.back().size * element_;
+        if (outer_.size() > 1 && (bytes == 2 || bytes == 4 || bytes == 8 || bytes == 16)) {
+            element_ = bytes;
+            outer_.pop_back();
+        }
+    }
+    if (outer_.empty() || is_row()) {
+        inner_ = Inner::rows;
+        row_ = outer_.empty() ? CopyAxis{1, element_, element_} : outer_.back();
+        if (!outer_.empty()) {
+            outer_.pop_back();
+        }
+        return;
+    }
+    row_ = outer_.back();
+    outer_.pop_back();
+    inner_ = Inner::elements;
+    if (row_.target != element_) {
+        return;
+    }
+    if (row_.source == 0) {
+        inner_ = Inner::fill;
+        return;
+    }
+    const auto column =
+        std::find_if(outer_.begin(), outer_.end(), [&](const CopyAxis& axis) { return axis.source == element_; });
+    if (column != outer_.end() && element_ <= 8) {
+        inner_ = Inner::tiles;
+        column_ = *column;
+        outer_.erase(column);
+    }
+}
+
+// Whether the outer loops go from one boundary of cache lines to another.
+bool StridedCopy::lines_stay_whole(const std::byte* target) const {
+    return reinterpret_cast<std::uintptr_t>(target) % kLine == 0 &&
+           std::all_of(outer_.begin(), outer_.end(), [](const CopyAxis& axis) { return axis.target % kLine == 0; });
+}
+
+double StridedCopy::nanoseconds(double bytes) const {
+    return bytes / kBytesPerNanosecond;
+}
+
+void StridedCopy::run(int threads, const void* source, void* target) const {
+    const auto* from = static_cast<const std::byte*>(source) + source_offset_;
+    auto* to = static_cast<std::byte*>(target) + target_offset_;
+    switch (inner_) {
+        case Inner::nothing:
+            return;
+        case Inner::rows:
+            return run_rows(threads, from, to);
+        case Inner::tiles:
+            return run_tiles(threads, from, to);
+        case Inner::fill:
+        case Inner::elements:
+            return run_elements(threads, from, to);
+    }
+}
+
+void StridedCopy::run_rows(int threads, const std::byte* source, std::byte* target) const {
+    const std::int64_t bytes = row_.size * element_;
+    if (outer_.empty()) {  // one copy, in parts
+        copy(threads, target, source, bytes);
+        return;
+    }
+    const CopyAxis step = last_of(outer_);
+    const double cost = nanoseconds(static_cast<double>(bytes)) + 1;
+    // Short rows far from each other are no pattern that the processor foresees.
+    constexpr std::int64_t kAhead = 6;
+    const std::int64_t ahead = bytes >= kLine && bytes <= 1024 && step.source > bytes ? kAhead * step.source : 0;
+    const bool stream_whole = stream_ && lines_stay_whole(target) && bytes % kLine == 0;
+    parallel_for(threads, product(outer_), cost, [&](std::int64_t begin, std::int64_t end) {
+        for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
+            for (std::int64_t i = 0; i < rows; ++i) {
+                const std::byte* source_row = source + from + i * step.source;
+                std::byte* target_row = target + to + i * step.target;
+                if (ahead != 0 && i + kAhead < rows) {
+                    for (std::int64_t line = 0; line < bytes; line += kLine) {
+                        __builtin_prefetch(source_row + ahead + line);
+                    }
+                }
+                if (stream_whole) {
+                    stream_lines(target_row, source_row, bytes);
+                } else if (stream_) {
+                    stream_bytes(target_row, source_row, bytes);
+                } else {
+                    copy_bytes(target_row, source_row, static_cast<std::size_t>(bytes));
+                }
+            }
+        });
+        if (stream_) {
+            end_stream();
+        }
+    });
+}
+
+void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* target) const {
+    const CopyAxis step = last_of(outer_);
+    const double cost = static_cast<double>(row_.size) * 0.5 + 2;
+    // A single row is shared in parts.
+    const std::int64_t parts = outer_.empty() ? row_.size : 1;
+    with_element(static_cast<std::size_t>(element_), [&](auto element) {
+        using T = decltype(element);
+        const auto copy_one = [&](const std::byte* from, std::byte* to, const CopyAxis& row) {
+            inner_ == Inner::fill ? fill_row<T>(from, to, row.size) : copy_row<T>(from, to, row);
+        };
+        if (parts > 1) {
+            parallel_for(threads, parts, 0.5, [&](std::int64_t begin, std::int64_t end) {
+                copy_one(source + begin * row_.source, target + begin * row_.target,
+                     {end - begin, row_.source, row_.target});
+            });
+            return;
+        }
+        parallel_for(threads, product(outer_), cost, [&](std::int64_t begin, std::int64_t end) {
+            for_runs(outer_, begin, end, [&](std::int64_t from, std::int64_t to, std::int64_t rows) {
+                for (std::int64_t i = 0; i < rows; ++i) {
+                    copy_one(source + from + i * step.source, target + to + i * step.target, row_);
+                }
+            });
+        });
+    });
+}
+
+void StridedCopy::run_tiles(int threads, const std::byte* source, std::byte* target) const {
+    const TransposeTable::Tile tile = table_->tile[std::countr_zero(static_cast<std::uint64_t>(element_))];
+    const bool direct = stream_ && lines_stay_whole(target) && column_.target % kLine == 0;
+    const bool buffered = stream_ && !direct && row_.size * element_ >= 8 * kLine;
+    // Blocks are long where the source is contiguous, for the prefetchers, unless its rows are short and close to each
+    // other. Those that go through a buffer have long rows in the target too: only whole lines can go past the caches.
+    const bool long_rows = !buffered && column_.size * element_ > 1024;
+    const std::int64_t strip = kLine / element_;
+    const std::int64_t side = std::min<std::int64_t>(512 / element_, kBufferSide);
+    const std::int64_t down = buffered ? side : long_rows ? 2048 / element_ : strip;
+    const std::int64_t along = buffered ? side : long_rows ? strip : 256 / element_;
+    const std::int64_t blocks_down = (column_.size + down - 1) / down;
+    const std::int64_t blocks_along = (row_.size + along - 1) / along;
+    const std::int64_t blocks = blocks_down * blocks_along;
+    const auto block_bytes = static_cast<double>(std::min(along, row_.size) * std::min(down, column_.size) * element_);
+    const auto move_blocks = [&](std::int64_t begin, std::int64_t end) {
+        alignas(kAlignment) std::byte buffer[kBufferSide * 512];
+        const auto move_block = [&](const std::byte* from, std::byte* to, std::int64_t block) {
+            const std::int64_t a = block / blocks_along * down;
+            const std::int64_t b = block % blocks_along * along;
+            const std::int64_t rows = std::min(down, column_.size - a);
+            const std::int64_t columns = std::min(along, row_.size - b);
+            from += a * element_ + b * row_.source;
+            to += a * column_.target + b * element_;
+            if (!buffered) {
+                return tile(from, to, row_.source, column_.target, rows, columns, direct);
+            }
+            const std::int64_t pitch = along * element_;
+            for (std::int64_t column = 0; column < columns; column += strip) {
+                tile(from + column * row_.source, buffer + column * element_, row_.source, pitch, rows,
+                     std::min(strip, columns - column), false);
+            }
+            for (std::int64_t row = 0; row < rows; ++row) {
+                stream_bytes(to + row * column_.target, buffer + row * pitch, columns * element_);
+            }
+        };
+        for (std::int64_t at = begin; at < end;) {
+            const std::int64_t first = at % blocks;
+            const std::int64_t last = std::min(blocks, first + end - at);
+            for_runs(outer_, at / blocks, at / blocks + 1, [&](std::int64_t from, std::int64_t to, std::int64_t) {
+                for (std::int64_t block = first; block < last; ++block) {
+                    move_block(source + from, target + to, block);
+                }
+            });
+            at += last - first;
+        }
+        if (direct || buffered) {
+            end_stream();
+        }
+    };
+    parallel_for(threads, product(outer_) * blocks, 2 * nanoseconds(block_bytes) + 2, move_blocks);
+}
+
+void require_inside(const Kernel& kernel, const Dims& sizes, const Dims& strides, std::int64_t offset,
+                    std::int64_t elements) {
+    if (sizes.size() != strides.size()) {
+        throw NativeError(kernel.describe() + ": sizes and strides have different lengths");
+    }
+    if (count(sizes) == 0) {
+        return;
+    }
+    std::int64_t lowest = offset;
+    std::int64_t highest = offset;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+        const std::int64_t reach = (sizes[i] - 1) * strides[i];
+        (reach < 0 ? lowest : highest) += reach;
+    }
+    if (lowest < 0 || highest >= elements) {
+        throw NativeError(kernel.describe() + ": the view leaves the array");
+    }
+}
+
+}  // namespace graphkit

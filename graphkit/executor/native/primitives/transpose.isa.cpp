@@ -1,0 +1,145 @@
+// Transposition of tiles in registers, by exchanging ever smaller blocks between pairs of rows (Eklundh 1972).
+#include <cstddef>
+#include <utility>
+
+#include "simd/vector.h"
+#include "primitives/strided_copy.h"
+
+namespace graphkit {
+namespace {
+
+template <typename T, int Lanes>
+using Row = typename VectorOf<T, Lanes * static_cast<int>(sizeof(T))>::type;
+
+// Of rows `a` and `b`, whose blocks of `Block` elements are numbered alternately even and odd: the even (or odd) blocks
+// of both, side by side.
+template <int Block, bool Odd, typename V, int... Lane>
+inline V exchanged(V a, V b, std::integer_sequence<int, Lane...>) {
+    constexpr int kLanesOf = sizeof...(Lane);
+    return __builtin_shufflevector(
+        a, b,
+        ((Lane / Block) % 2 == 0 ? Lane + (Odd ? Block : 0) : Lane - (Odd ? 0 : Block) + kLanesOf)...);
+}
+
+template <int Block, typename T, int N>
+inline void exchange(Row<T, N>* rows) {
+    if constexpr (Block > 0) {
+        for (int first = 0; first < N; first += 2 * Block) {
+            for (int i = first; i < first + Block; ++i) {
+                const Row<T, N> a = rows[i];
+                const Row<T, N> b = rows[i + Block];
+                rows[i] = exchanged<Block, false>(a, b, std::make_integer_sequence<int, N>());
+                rows[i + Block] = exchanged<Block, true>(a, b, std::make_integer_sequence<int, N>());
+            }
+        }
+        exchange<Block / 2, T, N>(rows);
+    }
+}
+
+template <typename V>
+inline void store_past_caches(std::byte* to, V row) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(V) == 64) {
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to), bit_cast<__m512i>(row));
+        return;
+    }
+#endif
+#if defined(__AVX2__)
+    if constexpr (sizeof(V) == 32) {
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bit_cast<__m256i>(row));
+        return;
+    }
+#endif
+    __builtin_memcpy(to, &row, sizeof row);
+}
+
+// A tile of N x N elements; `to` is aligned to a row when Stream.
+template <typename T, int N, bool Stream>
+inline void transpose_tile(const std::byte* from, std::byte* to, std::int64_t source_stride,
+                           std::int64_t target_stride) {
+    Row<T, N> rows[N];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+        __builtin_memcpy(&rows[i], from + i * source_stride, sizeof rows[i]);
+    }
+    exchange<N / 2, T, N>(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+        if constexpr (Stream) {
+            store_past_caches(to + i * target_stride, rows[i]);
+        } else {
+            __builtin_memcpy(to + i * target_stride, &rows[i], sizeof rows[i]);
+        }
+    }
+}
+
+// Rows of a few elements, as the channels of a picture.
+template <typename T, int Columns>
+inline void interleave(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
+                       std::int64_t rows) {
+    for (std::int64_t a = 0; a < rows; ++a) {
+        for (int b = 0; b < Columns; ++b) {
+            __builtin_memcpy(to + a * target_stride + b * static_cast<int>(sizeof(T)),
+                             from + a * static_cast<int>(sizeof(T)) + b * source_stride, sizeof(T));
+        }
+    }
+}
+
+// The target's rows are `columns` long. What does not fill a tile of N x N is done by smaller ones.
+template <typename T, int N, bool Stream>
+void transpose_block(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
+                     std::int64_t rows, std::int64_t columns) {
+    constexpr auto kSize = static_cast<std::int64_t>(sizeof(T));
+    if constexpr (N * sizeof(T) < 8 || N < 2) {
+        for (std::int64_t a = 0; a < rows; ++a) {
+            for (std::int64_t b = 0; b < columns; ++b) {
+                __builtin_memcpy(to + a * target_stride + b * kSize, from + a * kSize + b * source_stride, sizeof(T));
+            }
+        }
+    } else {
+        const std::int64_t whole_rows = rows / N * N;
+        const std::int64_t whole_columns = columns / N * N;
+        for (std::int64_t a = 0; a < whole_rows; a += N) {
+            for (std::int64_t b = 0; b < whole_columns; b += N) {
+                transpose_tile<T, N, Stream>(from + a * kSize + b * source_stride, to + a * target_stride + b * kSize,
+                                             source_stride, target_stride);
+            }
+        }
+        if (whole_columns < columns) {
+            transpose_block<T, N / 2, false>(from + whole_columns * source_stride, to + whole_columns * kSize,
+                                             source_stride, target_stride, whole_rows, columns - whole_columns);
+        }
+        if (whole_rows < rows) {
+            transpose_block<T, N / 2, false>(from + whole_rows * kSize, to + whole_rows * target_stride, source_stride,
+                                             target_stride, rows - whole_rows, columns);
+        }
+    }
+}
+
+// At most 16 rows, so that a tile stays in registers.
+template <typename T>
+constexpr int kTile = static_cast<int>(kLanes<T> < 16 ? kLanes<T> : 16);
+
+template <typename T>
+void transpose(const std::byte* from, std::byte* to, std::int64_t source_stride, std::int64_t target_stride,
+               std::int64_t rows, std::int64_t columns, bool stream) {
+    if (columns == 2) {
+        return interleave<T, 2>(from, to, source_stride, target_stride, rows);
+    }
+    if (columns == 3) {
+        return interleave<T, 3>(from, to, source_stride, target_stride, rows);
+    }
+    constexpr bool kStreams = kTile<T> * sizeof(T) >= 32;
+    if (kStreams && stream && reinterpret_cast<std::uintptr_t>(to) % (kTile<T> * sizeof(T)) == 0) {
+        transpose_block<T, kTile<T>, kStreams>(from, to, source_stride, target_stride, rows, columns);
+    } else {
+        transpose_block<T, kTile<T>, false>(from, to, source_stride, target_stride, rows, columns);
+    }
+}
+
+}  // namespace
+
+GRAPHKIT_ISA_DEFINE(TransposeTable, transpose_table) = {
+    {transpose<std::uint8_t>, transpose<std::uint16_t>, transpose<std::uint32_t>, transpose<std::uint64_t>}};
+
+}  // namespace graphkit

@@ -1,0 +1,83 @@
+#include "runtime/array.h"
+
+#define NPY_NO_DEPRECATED_API NPY_2_0_API_VERSION
+#define NPY_TARGET_VERSION NPY_2_0_API_VERSION
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wshadow"
+#include <numpy/ndarraytypes.h>
+#pragma GCC diagnostic pop
+
+#include <algorithm>
+#include <string>
+
+namespace graphkit {
+namespace {
+
+// The letter and size of an element type in numpy's descriptors; bfloat16 is ml_dtypes'.
+bool fits(ElementType type, char kind, char letter, npy_intp size) {
+    const auto wanted = static_cast<npy_intp>(size_of(type));
+    switch (type) {
+        case ElementType::f32:
+        case ElementType::f64:
+        case ElementType::f16:
+            return kind == 'f' && size == wanted;
+        case ElementType::bf16:
+            return letter == 'E' && size == 2;
+        case ElementType::boolean:
+            return kind == 'b';
+        case ElementType::u8:
+        case ElementType::u16:
+        case ElementType::u32:
+        case ElementType::u64:
+            return kind == 'u' && size == wanted;
+        default:
+            return kind == 'i' && size == wanted;
+    }
+}
+
+const PyArrayObject_fields* fields(nb::handle object, const char* name, bool writable) {
+    static PyTypeObject* const array_type =
+        reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
+    if (!PyObject_TypeCheck(object.ptr(), array_type)) {
+        const std::string message = std::string("'") + name + "' must be an array, not " +
+                                    nb::type_name(object.type()).c_str();
+        throw nb::type_error(message.c_str());
+    }
+    const auto* array = reinterpret_cast<const PyArrayObject_fields*>(object.ptr());
+    const int needed = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writable ? NPY_ARRAY_WRITEABLE : 0);
+    if ((array->flags & needed) != needed || array->descr->byteorder == '>') {
+        const std::string message =
+            std::string("'") + name + "' must be a contiguous" + (writable ? ", writable" : "") + " array";
+        throw nb::value_error(message.c_str());
+    }
+    return array;
+}
+
+}  // namespace
+
+Array open_array(nb::handle object, const char* name, bool writable) {
+    const PyArrayObject_fields* array = fields(object, name, writable);
+    std::size_t bytes = static_cast<std::size_t>(array->descr->elsize);
+    for (int i = 0; i < array->nd; ++i) {
+        bytes *= static_cast<std::size_t>(array->dimensions[i]);
+    }
+    return {array->data, bytes};
+}
+
+void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel, bool writable) {
+    const PyArrayObject_fields* array = fields(object, (kernel.describe() + ": " + spec.name).c_str(), writable);
+    const PyArray_Descr* descriptor = array->descr;
+    const bool shape_fits = static_cast<std::size_t>(array->nd) == spec.shape.size() &&
+                            std::equal(spec.shape.begin(), spec.shape.end(), array->dimensions);
+    if (!shape_fits || !fits(spec.type, descriptor->kind, descriptor->type, descriptor->elsize)) {
+        const Dims shape(array->dimensions, array->dimensions + array->nd);
+        const std::string message = kernel.describe() + ": '" + spec.name + "' got an array of " +
+                                    nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(array->descr)))) +
+                                    to_string(shape);
+        throw nb::value_error(message.c_str());
+    }
+    return array->data;
+}
+
+}  // namespace graphkit

@@ -1,0 +1,20 @@
+// numpy's arrays as kernels see them: read through numpy's own structures, without a call.
+#pragma once
+
+#include "runtime/bindings.h"
+
+namespace graphkit {
+
+struct Array {
+    void* data;
+    std::size_t bytes;
+};
+
+// A C-contiguous, aligned array in native byte order; raises TypeError or ValueError, which say `name`, for any other
+// object. The array must stay alive while the memory is used.
+Array open_array(nb::handle object, const char* name, bool writable);
+
+// The same, checked against what a kernel expects.
+void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel, bool writable);
+
+}  // namespace graphkit

@@ -1,0 +1,444 @@
+#include "runtime/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#ifdef __unix__
+#include <pthread.h>
+#endif
+
+#include "runtime/threads.h"
+#include "runtime/variable.h"
+
+namespace graphkit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+// How often this process is the child of a fork: threads and locks of engines made before are not here.
+std::atomic<int> forks{0};
+
+int fork_count() {
+#ifdef __unix__
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    static_cast<void>(registered);
+#endif
+    return forks.load(std::memory_order_relaxed);
+}
+
+std::atomic<std::uint64_t> engines{0};  // made so far; each has its number
+
+// The number of the engine whose worker this thread is; kNever is none's.
+thread_local std::uint64_t current = kNever;
+
+}  // namespace
+
+class Engine::State : public std::enable_shared_from_this<Engine::State> {
+  public:
+    explicit State(int workers) : id_(engines.fetch_add(1)), workers_(workers), forks_(fork_count()) {}
+
+    void start();
+    void push(EngineOperation&& made, const Variables& reads, const Variables& writes);
+    std::shared_ptr<const Failure> wait(const VariablePtr& variable, bool exclusive, const Poll& poll);
+    std::shared_ptr<const Failure> wait_all(const Poll& poll);
+    void cancel();
+    void stop();
+    bool join(std::chrono::milliseconds patience, const Poll& poll);
+    bool elsewhere() const { return forks_ != fork_count(); }
+
+    std::uint64_t id() const { return id_; }
+    int workers() const { return workers_; }
+    std::size_t pending() const {
+        check_caller();
+        const std::lock_guard lock(mutex_);
+        return operations_.size();
+    }
+    void trace(bool on) {
+        check_caller();
+        const std::lock_guard lock(mutex_);
+        tracing_ = on;
+    }
+    std::vector<Event> take_events() {
+        check_caller();
+        const std::lock_guard lock(mutex_);
+        return std::exchange(events_, {});
+    }
+
+  private:
+    using Lock = std::unique_lock<std::mutex>;
+
+    void work(int worker);
+    std::size_t submit(EngineOperation&& made, const Variables& reads, const Variables& writes);
+    std::size_t finish(EngineOperation& operation, std::shared_ptr<const Failure> failure);
+    void erase(const EngineOperation& operation);
+    std::size_t settle(std::vector<EngineOperation*>& ready);
+    std::shared_ptr<const Failure> obstacle(const EngineOperation& operation) const;
+    void wake(std::size_t count);
+    void check_caller() const;
+    void check_waiter() const;
+    template <typename Done>
+    void wait_until(Lock& lock, const Poll& poll, Done&& done);
+
+    // Whether the variable is not fit to be used by the operation of that number.
+    bool failed(const Variable& variable, std::uint64_t sequence) const {
+        const bool forgiven = variable.failed_by < forgiven_before_ && sequence >= forgiven_before_;
+        return variable.failure != nullptr && sequence < variable.usable_from && !forgiven;
+    }
+
+    static bool later(const EngineOperation* a, const EngineOperation* b) {
+        return a->priority != b->priority ? a->priority < b->priority : a->sequence > b->sequence;
+    }
+
+    const std::uint64_t id_;
+    const int workers_;
+    const int forks_;
+    mutable std::mutex mutex_;
+    std::condition_variable work_;  // for workers: something is ready, or the engine stops
+    std::condition_variable done_;  // for everybody who waits
+
+    std::list<EngineOperation> operations_;  // not done, oldest first
+    std::vector<EngineOperation*> ready_;    // heap: the next to run is in front
+    std::uint64_t next_ = 0;
+    std::uint64_t cancelled_before_ = 0;
+    std::uint64_t forgiven_before_ = 0;
+    std::uint64_t awaited_ = kNever;  // someone waits until nothing older than this is left
+    std::map<std::uint64_t, std::shared_ptr<const Failure>> unreported_;
+
+    int idle_ = 0;
+    int started_ = 0;  // worker threads: none before the first operation, so that an engine without work costs nothing
+    int running_ = 0;  // those that have not ended
+    bool stopping_ = false;
+    bool tracing_ = false;
+    std::vector<Event> events_;
+};
+
+// The caller holds the mutex.
+void Engine::State::start() {
+    for (; started_ < workers_; ++started_, ++running_) {
+        start_thread([self = shared_from_this(), worker = started_] { self->work(worker); }).detach();
+    }
+}
+
+void Engine::State::work(int worker) {
+    current = id_;
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), "graphkit-worker");
+#endif
+    work_alone();
+    Lock lock(mutex_);
+    for (;;) {
+        ++idle_;
+        work_.wait(lock, [this] { return stopping_ || !ready_.empty(); });
+        --idle_;
+        if (ready_.empty()) {
+            break;
+        }
+        std::pop_heap(ready_.begin(), ready_.end(), later);
+        EngineOperation& operation = *ready_.back();
+        ready_.pop_back();
+        std::shared_ptr<const Failure> failure = obstacle(operation);
+        if (failure == nullptr) {
+            const bool traced = tracing_;
+            lock.unlock();
+            const std::int64_t start = traced ? now() : 0;
+            try {
+                operation.work();
+            } catch (...) {
+                failure = std::make_shared<const Failure>(
+                    Failure{operation.sequence, operation.name, std::current_exception()});
+            }
+            const std::int64_t end = traced ? now() : 0;
+            operation.work = nullptr;
+            lock.lock();
+            if (traced) {
+                events_.push_back({operation.name, worker, start, end});
+            }
+        }
+        // This worker takes one of the operations that became ready itself.
+        const std::size_t made_ready = finish(operation, std::move(failure));
+        wake(made_ready > 0 ? made_ready - 1 : 0);
+    }
+    --running_;
+    done_.notify_all();
+}
+
+void Engine::State::check_caller() const {
+    if (elsewhere()) {
+        throw NativeError("this engine belongs to the parent of this process, as do its workers; make another one");
+    }
+}
+
+void Engine::State::push(EngineOperation&& made, const Variables& reads, const Variables& writes) {
+    check_caller();
+    const std::lock_guard lock(mutex_);
+    if (stopping_) {
+        throw NativeError("the engine is closed; operation '" + made.name + "' was not accepted");
+    }
+    start();
+    wake(submit(std::move(made), reads, writes));
+}
+
+// Puts an operation in line for its variables; returns how many operations became ready to run.
+std::size_t Engine::State::submit(EngineOperation&& made, const Variables& reads, const Variables& writes) {
+    for (const Variables* list : {&reads, &writes}) {
+        for (const VariablePtr& variable : *list) {
+            if (variable->engine != id_) {
+                throw NativeError("operation '" + made.name + "' uses a variable of another engine");
+            }
+        }
+    }
+    // Written variables first: of those that are named twice, the first is kept.
+    made.sequence = next_++;
+    made.variables.reserve(reads.size() + writes.size());
+    made.claims.reserve(reads.size() + writes.size());
+    for (const Variables* list : {&writes, &reads}) {
+        for (const VariablePtr& variable : *list) {
+            if (variable->named_by != made.sequence) {
+                variable->named_by = made.sequence;
+                made.variables.push_back(variable);
+                made.claims.push_back({nullptr, list == &writes, nullptr});
+            }
+        }
+    }
+    EngineOperation& operation = operations_.emplace_back(std::move(made));
+    operation.self = std::prev(operations_.end());
+    for (std::size_t i = 0; i < operation.claims.size(); ++i) {
+        operation.claims[i].operation = &operation;
+        operation.missing += operation.variables[i]->enter(operation.claims[i]) ? 0 : 1;
+    }
+    std::vector<EngineOperation*> ready;
+    if (operation.missing == 0) {
+        ready.push_back(&operation);
+    }
+    return settle(ready);
+}
+
+// Why an operation that is ready must not run; null when it may.
+std::shared_ptr<const Failure> Engine::State::obstacle(const EngineOperation& operation) const {
+    std::shared_ptr<const Failure> first;
+    for (const VariablePtr& variable : operation.variables) {
+        const std::shared_ptr<const Failure>& failure = variable->failure;
+        if (failed(*variable, operation.sequence) && (first == nullptr || failure->sequence < first->sequence)) {
+            first = failure;
+        }
+    }
+    if (first == nullptr && operation.sequence < cancelled_before_) {
+        const Cancelled error("operation '" + operation.name + "' was cancelled");
+        first = std::make_shared<const Failure>(
+            Failure{operation.sequence, operation.name, std::make_exception_ptr(error)});
+    }
+    return first;
+}
+
+// Ends an operation that ran, or was kept from running by `failure`; returns how many became ready to run.
+std::size_t Engine::State::finish(EngineOperation& operation, std::shared_ptr<const Failure> failure) {
+    if (failure != nullptr && failure->sequence == operation.sequence) {
+        unreported_.emplace(failure->sequence, failure);
+    }
+    std::vector<EngineOperation*> ready;
+    for (std::size_t i = 0; i < operation.claims.size(); ++i) {
+        Variable& variable = *operation.variables[i];
+        if (operation.claims[i].write) {
+            variable.failure = failure;
+            variable.failed_by = operation.sequence;
+            variable.usable_from = kNever;
+        }
+        variable.leave(operation.claims[i].write, ready);
+    }
+    erase(operation);
+    return settle(ready);
+}
+
+void Engine::State::erase(const EngineOperation& operation) {
+    operations_.erase(operation.self);
+    if (operations_.empty() || operations_.front().sequence >= awaited_) {
+        awaited_ = kNever;
+        done_.notify_all();
+    }
+}
+
+// Puts operations that have all they need in line for the workers, and ends marks at once; returns how many can run.
+std::size_t Engine::State::settle(std::vector<EngineOperation*>& ready) {
+    std::size_t count = 0;
+    while (!ready.empty()) {
+        EngineOperation& operation = *ready.back();
+        ready.pop_back();
+        if (operation.mark == nullptr) {
+            ready_.push_back(&operation);
+            std::push_heap(ready_.begin(), ready_.end(), later);
+            ++count;
+            continue;
+        }
+        Variable& variable = *operation.variables.front();
+        if (!operation.mark->abandoned && failed(variable, operation.sequence)) {
+            operation.mark->failure = variable.failure;
+            variable.usable_from = operation.sequence;
+            unreported_.erase(variable.failure->sequence);
+        }
+        operation.mark->reached = true;
+        done_.notify_all();
+        variable.leave(operation.claims.front().write, ready);
+        erase(operation);
+    }
+    return count;
+}
+
+void Engine::State::wake(std::size_t count) {
+    for (std::size_t i = std::min(count, static_cast<std::size_t>(idle_)); i > 0; --i) {
+        work_.notify_one();
+    }
+}
+
+template <typename Done>
+void Engine::State::wait_until(Lock& lock, const Poll& poll, Done&& done) {
+    auto next = Clock::now() + Engine::kPollInterval;
+    while (!done()) {
+        if (done_.wait_until(lock, next) == std::cv_status::timeout) {
+            lock.unlock();
+            poll();
+            lock.lock();
+            next = Clock::now() + Engine::kPollInterval;
+        }
+    }
+}
+
+void Engine::State::check_waiter() const {
+    check_caller();
+    if (current == id_) {
+        throw NativeError("an operation cannot wait for the engine that runs it; name what it needs in `reads`");
+    }
+}
+
+std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, bool exclusive,
+                                                   const Poll& poll) {
+    check_waiter();
+    EngineOperation place;
+    place.name = "wait";
+    place.mark = std::make_shared<Mark>();
+    const std::shared_ptr<Mark> mark = place.mark;
+    const Variables list{variable};
+    Lock lock(mutex_);
+    submit(std::move(place), exclusive ? Variables{} : list, exclusive ? list : Variables{});
+    try {
+        wait_until(lock, poll, [&] { return mark->reached; });
+    } catch (...) {
+        lock.lock();
+        mark->abandoned = true;
+        if (mark->failure != nullptr) {  // nobody will see it here
+            unreported_.emplace(mark->failure->sequence, mark->failure);
+        }
+        throw;
+    }
+    return mark->failure;
+}
+
+std::shared_ptr<const Failure> Engine::State::wait_all(const Poll& poll) {
+    check_waiter();
+    Lock lock(mutex_);
+    const std::uint64_t limit = next_;
+    wait_until(lock, poll, [&] {
+        if (operations_.empty() || operations_.front().sequence >= limit) {
+            return true;
+        }
+        awaited_ = std::min(awaited_, limit);
+        return false;
+    });
+    std::shared_ptr<const Failure> first;
+    if (!unreported_.empty() && unreported_.begin()->first < limit) {
+        first = unreported_.begin()->second;
+        unreported_.erase(unreported_.begin(), unreported_.lower_bound(limit));
+    }
+    forgiven_before_ = std::max(forgiven_before_, limit);
+    return first;
+}
+
+void Engine::State::cancel() {
+    check_caller();
+    const std::lock_guard lock(mutex_);
+    cancelled_before_ = next_;
+}
+
+void Engine::State::stop() {
+    const std::lock_guard lock(mutex_);
+    cancelled_before_ = next_;
+    stopping_ = true;
+    work_.notify_all();
+}
+
+bool Engine::State::join(std::chrono::milliseconds patience, const Poll& poll) {
+    const auto deadline = Clock::now() + patience;
+    Lock lock(mutex_);
+    const int own = current == id_ ? 1 : 0;  // an operation that closes its own engine does not wait for itself
+    wait_until(lock, poll, [&] { return running_ <= own || Clock::now() >= deadline; });
+    return running_ <= own;
+}
+
+Engine::Engine(int workers) {
+    if (workers < 1) {
+        throw NativeError("an engine needs at least one worker");
+    }
+    state_ = std::make_shared<State>(workers);
+}
+
+Engine::~Engine() {
+    if (state_->elsewhere()) {
+        // The workers' shares keep the state, whose locks may be held by threads that are not here.
+        return;
+    }
+    state_->stop();
+}
+
+VariablePtr Engine::variable() {
+    return std::make_shared<Variable>(state_->id());
+}
+
+void Engine::push(std::string name, Work work, const Variables& reads, const Variables& writes, int priority) {
+    EngineOperation made;
+    made.name = std::move(name);
+    made.work = std::move(work);
+    made.priority = priority;
+    state_->push(std::move(made), reads, writes);
+}
+
+std::shared_ptr<const Failure> Engine::wait(const VariablePtr& variable, bool exclusive, const Poll& poll) {
+    return state_->wait(variable, exclusive, poll);
+}
+
+std::shared_ptr<const Failure> Engine::wait_all(const Poll& poll) {
+    return state_->wait_all(poll);
+}
+
+void Engine::cancel() {
+    state_->cancel();
+}
+
+bool Engine::close(std::chrono::milliseconds patience, const Poll& poll) {
+    if (state_->elsewhere()) {
+        return true;
+    }
+    state_->stop();
+    return state_->join(patience, poll);
+}
+
+int Engine::workers() const {
+    return state_->workers();
+}
+
+std::size_t Engine::pending() const {
+    return state_->pending();
+}
+
+void Engine::trace(bool on) {
+    state_->trace(on);
+}
+
+std::vector<Engine::Event> Engine::take_events() {
+    return state_->take_events();
+}
+
+}  // namespace graphkit

@@ -1,0 +1,60 @@
+// Which instruction set graphkit's own vector kernels use, and the tables of functions compiled for each set.
+//
+// CMakeLists.txt compiles every *.isa.cpp once for each set; see graphkit_isa_sources there for the form of such a file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace graphkit {
+
+enum class Isa : std::uint8_t { baseline, avx2, avx512 };
+
+// The best set that the processor offers, unless use_isa said otherwise. avx2 means AVX2, FMA and F16C; avx512 the F,
+// DQ, BW and VL parts besides.
+Isa isa();
+
+const char* isa_name();
+
+// Kernels made from now on use the named set, "baseline", "avx2" or "avx512", or the best one for "". Throws Unsupported
+// when the processor lacks it or this build has no kernels for it.
+void use_isa(const std::string& name);
+
+template <typename Table>
+const Table& select(const Table& baseline, const Table& avx2, const Table& avx512) {
+    switch (isa()) {
+        case Isa::avx512:
+            return avx512;
+        case Isa::avx2:
+            return avx2;
+        case Isa::baseline:
+            break;
+    }
+    return baseline;
+}
+
+}  // namespace graphkit
+
+// Declares the tables of every set, and name(), the one of the set that kernels made from now on use.
+#ifdef GRAPHKIT_X86_KERNELS
+#define GRAPHKIT_ISA_TABLE(Table, name)  \
+    extern const Table name##_baseline;  \
+    extern const Table name##_avx2;      \
+    extern const Table name##_avx512;    \
+    inline const Table& name() {         \
+        return ::graphkit::select(name##_baseline, name##_avx2, name##_avx512); \
+    }                                    \
+    static_assert(true)
+#else
+#define GRAPHKIT_ISA_TABLE(Table, name)  \
+    extern const Table name##_baseline;  \
+    inline const Table& name() {         \
+        return name##_baseline;          \
+    }                                    \
+    static_assert(true)
+#endif
+
+// Defines the table of the set that a *.isa.cpp is being compiled for: GRAPHKIT_ISA_DEFINE(Table, name) = {...};
+#define GRAPHKIT_ISA_DEFINE(Table, name) constinit const Table GRAPHKIT_ISA_PASTE(name, GRAPHKIT_ISA)
+#define GRAPHKIT_ISA_PASTE(name, isa) GRAPHKIT_ISA_PASTE_EXPANDED(name, isa)
+#define GRAPHKIT_ISA_PASTE_EXPANDED(name, isa) name##_##isa

@@ -1,0 +1,237 @@
+#include "runtime/program.h"
+
+#include <chrono>
+#include <limits>
+#include <new>
+#include <stdexcept>
+
+#include "runtime/bytes.h"
+#include "runtime/not_finite.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A counter that is read in nanoseconds of no consequence between steps that take a microsecond; an interval of 30 to 100
+// milliseconds, by the frequency of the processor's counter.
+#if defined(__x86_64__)
+std::uint64_t ticks() {
+    return __builtin_ia32_rdtsc();
+}
+constexpr std::uint64_t kPollTicks = 100'000'000;
+#else
+std::uint64_t ticks() {
+    return static_cast<std::uint64_t>(Clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+constexpr std::uint64_t kPollTicks = 50'000'000;
+#endif
+
+std::int64_t now() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+std::size_t Program::entry(const Place& place) {
+    use_external(place.external);
+    places_.push_back(place);
+    return places_.size() - 1;
+}
+
+std::size_t Program::entries(const std::vector<Place>& places) {
+    const std::size_t first = places_.size();
+    for (const Place& place : places) {
+        entry(place);
+    }
+    return first;
+}
+
+void Buffer::Free::operator()(std::byte* memory) const {
+    ::operator delete(memory, std::align_val_t{kAlignment});
+}
+
+void Buffer::reserve(std::size_t bytes, std::size_t kept) {
+    if (data_ != nullptr && bytes <= capacity_) {
+        return;
+    }
+    const std::size_t capacity = std::max(std::max(bytes, 2 * capacity_), kAlignment);
+    void* const memory = ::operator new(capacity, std::align_val_t{kAlignment}, std::nothrow);
+    if (memory == nullptr) {
+        throw NoRoom(bytes);
+    }
+    std::unique_ptr<std::byte, Free> grown(static_cast<std::byte*>(memory));
+    copy_bytes(grown.get(), data_.get(), std::min(kept, capacity_));
+    data_ = std::move(grown);
+    capacity_ = capacity;
+}
+
+Instance::Instance(const Program& program, std::byte* arena)
+    : program_(program),
+      table_(program.places().size(), nullptr),
+      memory_(static_cast<std::size_t>(program.externals())),
+      known_(program.dynamic()) {
+    for (std::size_t i = 0; i < table_.size(); ++i) {
+        const Place& place = program.places()[i];
+        if (place.external == Place::kArena) {
+            table_[i] = arena + place.offset;
+        } else if (place.external >= 0) {
+            memory(place.external).patches.push_back({i, place.offset});
+        }
+    }
+}
+
+void Instance::patch(const Memory& memory) {
+    for (const Patch& patch : memory.patches) {
+        table_[patch.entry] = memory.data == nullptr ? nullptr : at(memory.data, patch.offset);
+    }
+}
+
+void Instance::set_external(int external, void* data) {
+    Memory& target = memory(external);
+    if (target.data != data) {
+        target.data = data;
+        patch(target);
+    }
+}
+
+void Instance::lend(int slot, void* data, Dims shape) {
+    set_external(slot, data);
+    memory(slot).shape = std::move(shape);
+}
+
+void Instance::grow(int slot, std::size_t bytes, std::size_t kept) {
+    Memory& target = memory(slot);
+    target.buffer.reserve(bytes, kept);
+    set_external(slot, target.buffer.data());
+}
+
+void Instance::resize(int slot, const Dims& shape, std::size_t item) {
+    memory(slot).shape = shape;
+    grow(slot, bytes_of(shape, item), 0);
+}
+
+void Instance::store(int target, const void* source, const Dims& shape, std::size_t item) {
+    resize(target, shape, item);
+    copy_bytes(memory(target).data, source, bytes_of(shape, item));
+}
+
+void Instance::run(const Call& call, const std::function<void()>& poll) {
+    call_ = &call;
+    poll_ = &poll;
+    polled_ = ticks();
+    committed_ = false;
+    const Team team(program_.threads());
+    run_region(program_.root());
+}
+
+void Instance::run_region(const Region& region) {
+    for (const Step& step : region.steps) {
+        if (tracing_) [[unlikely]] {
+            const std::int64_t start = now();
+            run_step(region, step);
+            events_.push_back({&step, start, now()});
+        } else {
+            run_step(region, step);
+        }
+        poll();
+    }
+}
+
+void Instance::run_step(const Region& region, const Step& step) {
+    try {
+        carry_out(region, step);
+    } catch (const NoRoom& error) {
+        const bool counted = error.bytes < std::numeric_limits<std::size_t>::max();
+        throw NoMemory(step.name + ": no memory for " +
+                       (counted ? std::to_string(error.bytes) + " bytes" : "more bytes than can be counted"));
+    } catch (const std::bad_alloc&) {
+        throw NoMemory(step.name + ": no memory for what it keeps while it works");
+    } catch (const std::length_error&) {
+        throw NoMemory(step.name + ": no memory for what it keeps while it works");
+    }
+}
+
+void Instance::carry_out(const Region& region, const Step& step) {
+    switch (step.kind) {
+        case Step::Kind::kernel:
+            run_kernel(*step.kernel, step.inputs, step.outputs, table_[step.scratch], step.name);
+            break;
+        case Step::Kind::dynamic:
+            run_dynamic(region.dynamic[step.index], step.name);
+            break;
+        case Step::Kind::copy:
+            copy_bytes(table_[step.outputs], table_[step.inputs], step.bytes);
+            break;
+        case Step::Kind::store:
+            store(step.target, memory(step.source).data, memory(step.source).shape, step.bytes);
+            break;
+        case Step::Kind::resize:
+            resize(step.target, step.dims, step.bytes);
+            break;
+        case Step::Kind::sizes: {
+            const Dims& shape = memory(step.source).shape;
+            std::memcpy(table_[step.outputs], shape.data() + step.dims[0],
+                        static_cast<std::size_t>(step.dims[1] - step.dims[0]) * sizeof(std::int64_t));
+            break;
+        }
+        case Step::Kind::row:
+            copy_row(step);
+            break;
+        case Step::Kind::call:
+            (*call_)(step.index);
+            break;
+        case Step::Kind::branch:
+            run_region(*region.branches[step.index].taken[read_bool(step.inputs) ? 1 : 0]);
+            break;
+        case Step::Kind::loop:
+            run_loop(region.loops[step.index]);
+            break;
+        case Step::Kind::commit:
+            committed_ = true;
+            break;
+        case Step::Kind::fail:
+            throw NativeError(step.name);
+    }
+}
+
+void Instance::run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch,
+                          const std::string& name) {
+    try {
+        kernel.run(&table_[inputs], &table_[outputs], static_cast<std::byte*>(scratch));
+    } catch (const NotFinite& error) {
+        throw NotFinite(name + ": " + error.what());
+    } catch (const NativeError& error) {
+        throw NativeError(name + ": " + error.what());
+    }
+}
+
+void Instance::copy_row(const Step& step) {
+    const Memory& slot = memory(step.source);
+    const std::int64_t size = slot.shape[0];
+    const std::int64_t index = step.wide ? *static_cast<const std::int64_t*>(table_[step.inputs])
+                                         : *static_cast<const std::int32_t*>(table_[step.inputs]);
+    if (index < -size || index >= size) {
+        throw NativeError(step.name + ": index " + std::to_string(index) + " is outside of an axis of size " +
+                          std::to_string(size));
+    }
+    const std::size_t bytes = row_bytes(slot.shape, step.bytes);
+    const std::int64_t place = index < 0 ? index + size : index;
+    copy_bytes(table_[step.outputs], at(slot.data, place * static_cast<std::int64_t>(bytes)), bytes);
+}
+
+void Instance::poll() {
+    if (ticks() - polled_ > kPollTicks) [[unlikely]] {
+        ask();
+    }
+}
+
+void Instance::ask() {
+    if (!committed_) {
+        (*poll_)();
+    }
+    polled_ = ticks();
+}
+
+}  // namespace graphkit

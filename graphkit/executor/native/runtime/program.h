@@ -1,0 +1,304 @@
+// A program: prepared steps in a tree of regions, whose operands lie in one arena or in memory that a run provides.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/kernel.h"
+
+namespace graphkit {
+
+// A step got no memory; names it, and how many bytes it wanted.
+struct NoMemory : NativeError {
+    using NativeError::NativeError;
+};
+
+// Where an operand lies: at an offset in the arena, at an offset in a piece of external memory, or nowhere.
+struct Place {
+    static constexpr int kArena = -1;
+    static constexpr int kAbsent = -2;
+    int external = kAbsent;
+    std::int64_t offset = 0;
+};
+
+class Region;
+struct Dynamic;
+
+// One thing to do. Operands are positions in an instance's table of pointers.
+struct Step {
+    enum class Kind : std::uint8_t { kernel, dynamic, copy, store, resize, sizes, row, call, branch, loop, commit, fail };
+
+    Kind kind;
+    std::string name;  // of the node, for errors and traces; what a `fail` says
+    const Kernel* kernel = nullptr;
+    std::size_t inputs = 0;   // first entry of a kernel's inputs; a copy's source, a row's index, a branch's condition
+    std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy, sizes or a row
+    std::size_t scratch = 0;  // entry of the working memory
+    std::size_t bytes = 0;    // of a copy; of one element of a store, a resize or a row
+    std::size_t index = 0;    // of a call, a branch, a loop or a dynamic kernel among those of its region
+    bool wide = true;         // whether a row's index is an int64, else an int32
+    int source = -1;          // the slot that a store, sizes or a row read
+    int target = -1;          // the slot that a store or a resize writes
+    Dims dims{};              // what a resize gives the slot; the axes (first, last) of sizes
+};
+
+// An If: one of two regions.
+struct Branch {
+    std::unique_ptr<Region> taken[2];  // else, then
+};
+
+// What a node needs for operands of certain shapes: a kernel, a call of Python, or no more than bytes to copy.
+struct Prepared {
+    // Gets the operands and their bytes, and hands over each result with its shape and bytes.
+    using Deliver = std::function<void(std::size_t output, const void* data, const Dims& shape, std::size_t bytes)>;
+    using Sizes = std::vector<std::size_t>;
+    using Compute = std::function<void(const void* const* inputs, const Sizes& bytes, const Deliver& deliver)>;
+
+    const Kernel* kernel = nullptr;
+    Compute call;
+    std::vector<Dims> shapes;  // of the outputs, where they are known before
+    std::vector<std::pair<std::size_t, std::size_t>> views;  // (input, output): the output has the input's bytes
+    std::vector<std::pair<std::size_t, std::string>> known;  // an output, and its bytes
+    std::size_t scratch_bytes = 0;
+};
+
+// A node that is prepared in the run that tells the shapes of its operands. What was prepared is kept for these shapes.
+struct Dynamic {
+    // An operand in a slot has the slot's shape. Of those that decide shapes the elements count as well.
+    struct Operand {
+        int slot = -1;              // -1: a shape that never changes
+        std::size_t item = 0;       // bytes of an element
+        std::int64_t elements = 0;  // without a slot
+        bool by_value = false;      // int64 or int32, by `item`
+    };
+    using Shapes = std::vector<std::optional<Dims>>;  // of operands in slots; elements of operands by value
+    using Make = std::function<std::shared_ptr<const Prepared>(const Shapes& shapes, const Shapes& values)>;
+
+    Make make;
+    std::vector<Operand> inputs;
+    std::vector<Operand> outputs;
+    std::size_t first_input = 0;   // entries
+    std::size_t first_output = 0;
+    std::size_t number = 0;  // among those of the program
+};
+
+// A Loop or a Scan. Entries are positions in the table of pointers; slots are external memory with a shape.
+struct Loop {
+    static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+    // What the body reads as a slice of a larger array, or writes as one: iteration i has bytes [i * stride, ...).
+    struct Slice {
+        int external;       // of the body, set before each iteration
+        std::size_t whole;  // entry of the array
+        std::int64_t stride;
+        bool backwards;
+        int slot = -1;         // of the array, when a run tells its length: then the stride follows from its shape
+        std::size_t item = 0;  // bytes of an element, with a slot
+    };
+    // A value that one iteration hands to the next one. Two buffers take turns; the first iteration reads `initial`.
+    // A value that is stacked as well, so that `after` is the place of a slice or a stack, needs no buffers: the next
+    // iteration reads the row before its own.
+    struct Carried {
+        enum class Where : std::uint8_t { buffers, row, row_from_end };
+
+        std::size_t initial;
+        int before;  // external memory, as the body reads it
+        int after;   // as the body writes it
+        std::size_t buffers[2];
+        std::size_t final;  // kNone when nobody reads it
+        std::size_t bytes;
+        Where where;
+    };
+    // The same for a value whose shape may change: `before` and `after` are slots, which swap what they hold.
+    struct Varying {
+        std::size_t initial;
+        int slot;     // of the initial value; -1: it has the shape `dims`
+        Dims dims;
+        int before;
+        int after;
+        int final;  // slot; -1 when nobody reads it
+        std::size_t item;
+    };
+    // What the body writes in each iteration, one after the other, as many as there will be.
+    struct Stack {
+        int row;         // external memory of the body: a place in the stack, or a slot
+        int whole;       // slot
+        bool fixed_row;  // whether rows have the shape `dims`, so that the body writes them where they belong
+        Dims dims;
+        std::size_t item;
+        bool backwards;
+    };
+
+    std::int64_t trips = -1;              // how often at most, when it is known; else -1
+    std::size_t trip_count = kNone;       // an int64 that says how often at most
+    std::size_t condition = kNone;        // a bool: whether to start
+    std::size_t iteration = kNone;        // an int64 that the body reads
+    std::size_t condition_before = kNone; // a bool that the body reads
+    std::size_t condition_after = kNone;  // a bool that the body wrote: whether to go on
+    std::vector<Carried> carried;
+    std::vector<Varying> varying;
+    std::vector<Slice> slices;
+    std::vector<Stack> stacks;
+    std::unique_ptr<Dynamic> empty;  // tells the shapes of the rows of `stacks` where there are none
+    std::unique_ptr<Region> body;
+};
+
+// Steps in their order. Filled once; steps refer to the operands of `layout`, which all regions of a program share.
+class Region {
+  public:
+    std::vector<Step> steps;
+    std::vector<Branch> branches;
+    std::vector<Loop> loops;
+    std::vector<Dynamic> dynamic;
+};
+
+// What all instances of a program have in common. Built step by step, then frozen by the first instance.
+class Program {
+  public:
+    Program(int threads, std::size_t arena_bytes, int externals)
+        : threads_(threads), arena_bytes_(arena_bytes), externals_(externals) {}
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+
+    // A new entry of the table of pointers; entries of one step that follow each other are contiguous.
+    std::size_t entry(const Place& place);
+    std::size_t entries(const std::vector<Place>& places);
+    // There is external memory of this number.
+    void use_external(int external) { externals_ = std::max(externals_, external + 1); }
+
+    // A number for another dynamic kernel.
+    std::size_t take_dynamic() { return dynamic_++; }
+
+    int threads() const { return threads_; }
+    std::size_t dynamic() const { return dynamic_; }
+    std::size_t arena_bytes() const { return arena_bytes_; }
+    int externals() const { return externals_; }
+    const std::vector<Place>& places() const { return places_; }
+    Region& root() { return root_; }
+    const Region& root() const { return root_; }
+
+  private:
+    int threads_;
+    std::size_t arena_bytes_;
+    int externals_;
+    std::size_t dynamic_ = 0;
+    std::vector<Place> places_;
+    Region root_;
+};
+
+struct Event {
+    const Step* step;
+    std::int64_t start;  // nanoseconds of the steady clock
+    std::int64_t end;
+};
+
+// Aligned memory that grows by factors and never shrinks.
+class Buffer {
+  public:
+    std::byte* data() const { return data_.get(); }
+    // Room for so many bytes, of which the first `kept` stay what they are. Throws NoRoom when there is no memory.
+    void reserve(std::size_t bytes, std::size_t kept);
+
+  private:
+    struct Free {
+        void operator()(std::byte* memory) const;
+    };
+    std::unique_ptr<std::byte, Free> data_;
+    std::size_t capacity_ = 0;
+};
+
+// One arena with the pointers into it: what one run at a time uses. Memory of sizes that only a run tells belongs to it
+// as well, and is there for the next run.
+class Instance {
+  public:
+    // Calls number i of the program; `poll` is called now and then between steps, and may throw to stop the run. It is not
+    // called any more after a commit step: from there on, old values of states are written over.
+    using Call = std::function<void(std::size_t)>;
+
+    Instance(const Program& program, std::byte* arena);
+    Instance(const Instance&) = delete;
+    Instance& operator=(const Instance&) = delete;
+
+    void set_external(int external, void* memory);
+    // A slot that refers to somebody's memory until it is written again; what it holds.
+    void lend(int slot, void* memory, Dims shape);
+    const Dims& shape_of(int slot) const { return memory_[static_cast<std::size_t>(slot)].shape; }
+    void* data_of(int slot) const { return memory_[static_cast<std::size_t>(slot)].data; }
+    // Runs every step. Throws NativeError, naming the node, when one fails, NoMemory for want of memory; what `call` throws comes through.
+    void run(const Call& call, const std::function<void()>& poll);
+
+    // Whether the run that goes on, or the last one, has come to its commit step.
+    bool committed() const { return committed_; }
+
+    // With tracing, events of all runs since it was switched on.
+    void trace(bool on) { tracing_ = on; }
+    std::vector<Event> take_events() { return std::exchange(events_, {}); }
+
+  private:
+    struct Patch {
+        std::size_t entry;
+        std::int64_t offset;
+    };
+    // One piece of external memory. Slots have a shape, and a buffer for what steps write there.
+    struct Memory {
+        void* data = nullptr;
+        std::vector<Patch> patches;
+        Dims shape;
+        Buffer buffer;
+    };
+    // What was prepared for one dynamic kernel, by shapes and elements of its operands.
+    struct Known {
+        std::map<Dims, std::shared_ptr<const Prepared>> found;
+        const Dims* latest_key = nullptr;
+        const Prepared* latest = nullptr;
+    };
+
+    void run_region(const Region& region);
+    void run_step(const Region& region, const Step& step);
+    void carry_out(const Region& region, const Step& step);
+    void run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch,
+                    const std::string& name);
+    void copy_row(const Step& step);
+    void run_dynamic(const Dynamic& dynamic, const std::string& name);
+    void call_dynamic(const Dynamic& dynamic, const Prepared& chosen, const std::string& name);
+    const Prepared& prepared(const Dynamic& dynamic);
+    std::shared_ptr<const Prepared> prepare(const Dynamic& dynamic) const;
+    std::int64_t elements_of(const Dynamic::Operand& operand) const;
+    void append_elements(const Dynamic::Operand& operand, const void* data, Dims& to) const;
+    void run_loop(const Loop& loop);
+    std::int64_t start_loop(const Loop& loop);
+    void start_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
+    void* latest(const Loop::Carried& value, std::int64_t iteration) const;
+    void end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
+    void end_loop(const Loop& loop, std::int64_t done);
+    void poll();
+    void ask();
+    bool read_bool(std::size_t entry) const { return *static_cast<const bool*>(table_[entry]); }
+
+    Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
+    void patch(const Memory& memory);
+    // Memory of its own for a slot of this shape, `kept` bytes of which stay.
+    void resize(int slot, const Dims& shape, std::size_t item);
+    void store(int target, const void* source, const Dims& shape, std::size_t item);
+    void grow(int slot, std::size_t bytes, std::size_t kept);
+
+    const Program& program_;
+    std::vector<void*> table_;
+    std::vector<Memory> memory_;  // each external memory
+    std::vector<Known> known_;    // of each dynamic kernel
+    Dims key_;
+    Buffer scratch_;  // of dynamic kernels
+    const Call* call_ = nullptr;
+    const std::function<void()>* poll_ = nullptr;
+    std::uint64_t polled_ = 0;  // ticks
+    bool committed_ = false;
+    bool tracing_ = false;
+    std::vector<Event> events_;
+};
+
+}  // namespace graphkit

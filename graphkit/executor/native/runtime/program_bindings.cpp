@@ -1,0 +1,429 @@
+#include <atomic>
+#include <memory>
+#include <tuple>
+
+#ifdef __unix__
+#include <pthread.h>
+#endif
+
+#include "runtime/array.h"
+#include "runtime/bindings.h"
+#include "runtime/program.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+using Where = std::pair<int, std::int64_t>;  // a Place as Python writes it
+
+// The thread that handles Python's signals, which in the child of a fork is the one that forked.
+std::atomic<unsigned long> main_thread{0};
+
+void follow_main_thread() {
+    const nb::object ident = nb::module_::import_("threading").attr("main_thread")().attr("ident");
+    main_thread = nb::cast<unsigned long>(ident);
+#ifdef __unix__
+    pthread_atfork(nullptr, nullptr, [] { main_thread = PyThread_get_thread_ident(); });
+#endif
+}
+
+bool in_main_thread() {
+    return PyThread_get_thread_ident() == main_thread.load(std::memory_order_relaxed);
+}
+
+// A program with the Python objects that its steps refer to.
+struct BoundProgram : Program {
+    using Program::Program;
+    BoundProgram(const BoundProgram&) = delete;
+    std::vector<nb::object> kept;
+};
+
+Place place_of(const Where& where) {
+    return {where.first, where.second};
+}
+
+// What Python made for a dynamic kernel: kernel or None, shapes of the outputs, views, known outputs, function or None.
+using Made = std::tuple<nb::object, std::vector<Dims>, std::vector<std::pair<std::size_t, std::size_t>>,
+                        std::vector<std::pair<std::size_t, nb::bytes>>, nb::object>;
+
+nb::object bytes_at(const void* data, std::size_t bytes) {
+    auto* const start = static_cast<char*>(const_cast<void*>(data));
+    return nb::steal(PyMemoryView_FromMemory(start, static_cast<Py_ssize_t>(bytes), PyBUF_WRITE));
+}
+
+nb::list arrays_at(const void* const* data, const std::vector<std::size_t>& bytes) {
+    nb::list made;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+        made.append(data[i] == nullptr ? nb::none() : bytes_at(data[i], bytes[i]));
+    }
+    return made;
+}
+
+// Needs the GIL; whoever lets go of the result last need not have it.
+std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
+    struct Held {
+        Prepared prepared;
+        nb::object kernel;
+        nb::object function;
+    };
+    auto [kernel, shapes, views, known, call] = nb::cast<Made>(object);
+    std::shared_ptr<Held> held(new Held, [](Held* done) {
+        const nb::gil_scoped_acquire gil;
+        delete done;
+    });
+    Prepared& made = held->prepared;
+    made.shapes = std::move(shapes);
+    made.views = std::move(views);
+    for (const auto& [output, bytes] : known) {
+        made.known.emplace_back(output, std::string(bytes.c_str(), bytes.size()));
+    }
+    held->kernel = std::move(kernel);
+    held->function = std::move(call);
+    if (!held->kernel.is_none()) {
+        made.kernel = nb::cast<const Kernel*>(held->kernel);
+        made.scratch_bytes = made.kernel->scratch_bytes();
+    }
+    if (!held->function.is_none()) {
+        made.call = [function = held->function.ptr()](const void* const* inputs, const std::vector<std::size_t>& bytes,
+                                                      const Prepared::Deliver& deliver) {
+            const nb::gil_scoped_acquire gil;
+            const nb::list results(nb::borrow(function)(arrays_at(inputs, bytes)));
+            std::size_t output = 0;
+            for (nb::handle result : results) {
+                if (!result.is_none()) {
+                    const Array array = open_array(result, "result", false);
+                    deliver(output, array.data, nb::cast<Dims>(result.attr("shape")), array.bytes);
+                }
+                ++output;
+            }
+        };
+    }
+    return {held, &made};
+}
+
+void require_present(const std::string& step, const Kernel& kernel, const std::vector<TensorSpec>& specs,
+                     const std::vector<Where>& places) {
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+        if (!specs[i].optional && places[i].first == Place::kAbsent) {
+            throw NativeError(step + ": " + kernel.describe() + " got no memory for '" + specs[i].name + "'");
+        }
+    }
+}
+
+// A region that is being filled.
+struct Builder {
+    BoundProgram* program;
+    Region* region;
+
+    std::size_t entry(const Where& where) const { return program->entry(place_of(where)); }
+
+    // A slot need not be an operand of anything, so that no entry tells the program of it.
+    int known(int external) const {
+        program->use_external(external);
+        return external;
+    }
+
+    std::size_t optional_entry(const std::optional<Where>& where) const { return where ? entry(*where) : Loop::kNone; }
+
+    std::size_t entries(const std::vector<Where>& list) const {
+        std::vector<Place> places;
+        for (const Where& where : list) {
+            places.push_back(place_of(where));
+        }
+        return program->entries(places);
+    }
+
+    void kernel(const std::string& name, nb::object kernel, const std::vector<Where>& inputs,
+                const std::vector<Where>& outputs, const Where& scratch) const {
+        Step step{Step::Kind::kernel, name};
+        step.kernel = nb::cast<const Kernel*>(kernel);
+        if (inputs.size() < step.kernel->inputs().size() || outputs.size() < step.kernel->outputs().size()) {
+            throw NativeError(name + ": " + step.kernel->describe() + " got too few operands");
+        }
+        require_present(name, *step.kernel, step.kernel->inputs(), inputs);
+        require_present(name, *step.kernel, step.kernel->outputs(), outputs);
+        step.inputs = entries(inputs);
+        step.outputs = entries(outputs);
+        step.scratch = entry(scratch);
+        region->steps.push_back(std::move(step));
+        program->kept.push_back(std::move(kernel));
+    }
+
+    void copy(const std::string& name, const Where& source, const Where& target, std::size_t bytes) const {
+        Step step{Step::Kind::copy, name};
+        step.inputs = entry(source);
+        step.outputs = entry(target);
+        step.bytes = bytes;
+        region->steps.push_back(std::move(step));
+    }
+
+    // (slot or -1, bytes of an element, elements or 0 for a slot, whether the elements count)
+    using DynamicOperand = std::tuple<int, std::size_t, std::int64_t, bool>;
+
+    Dynamic make_dynamic(nb::object make, const std::vector<Where>& inputs, const std::vector<DynamicOperand>& operands) const {
+        Dynamic dynamic;
+        dynamic.number = program->take_dynamic();
+        dynamic.first_input = entries(inputs);
+        for (const auto& [slot, item, elements, by_value] : operands) {
+            dynamic.inputs.push_back({known(slot), item, elements, by_value});
+        }
+        // The program keeps the function; it needs no reference of its own, which to drop would need the GIL.
+        dynamic.make = [function = make.ptr()](const Dynamic::Shapes& shapes, const Dynamic::Shapes& values) {
+            const nb::gil_scoped_acquire gil;
+            return prepared_from(nb::borrow(function)(shapes, values));
+        };
+        program->kept.push_back(std::move(make));
+        return dynamic;
+    }
+
+    void dynamic(const std::string& name, nb::object make, const std::vector<Where>& inputs,
+              const std::vector<DynamicOperand>& operands, const std::vector<Where>& outputs,
+              const std::vector<DynamicOperand>& results) const {
+        Step step{Step::Kind::dynamic, name};
+        step.index = region->dynamic.size();
+        Dynamic& made = region->dynamic.emplace_back(make_dynamic(std::move(make), inputs, operands));
+        made.first_output = entries(outputs);
+        for (const auto& [slot, item, elements, by_value] : results) {
+            made.outputs.push_back({known(slot), item, elements, by_value});
+        }
+        region->steps.push_back(std::move(step));
+    }
+
+    void store(const std::string& name, int source, int target, std::size_t item) const {
+        Step step{Step::Kind::store, name};
+        step.source = known(source);
+        step.target = known(target);
+        step.bytes = item;
+        region->steps.push_back(std::move(step));
+    }
+
+    void resize(const std::string& name, int slot, const Dims& shape, std::size_t item) const {
+        Step step{Step::Kind::resize, name};
+        step.target = known(slot);
+        step.dims = shape;
+        step.bytes = item;
+        region->steps.push_back(std::move(step));
+    }
+
+    void row(const std::string& name, int slot, std::size_t item, const Where& index, bool wide,
+             const Where& target) const {
+        Step step{Step::Kind::row, name};
+        step.source = known(slot);
+        step.bytes = item;
+        step.wide = wide;
+        step.inputs = entry(index);
+        step.outputs = entry(target);
+        region->steps.push_back(std::move(step));
+    }
+
+    void sizes(const std::string& name, int slot, std::int64_t first, std::int64_t last, const Where& target) const {
+        Step step{Step::Kind::sizes, name};
+        step.source = known(slot);
+        step.dims = {first, last};
+        step.outputs = entry(target);
+        region->steps.push_back(std::move(step));
+    }
+
+    void call(const std::string& name, std::size_t index) const {
+        Step step{Step::Kind::call, name};
+        step.index = index;
+        region->steps.push_back(std::move(step));
+    }
+
+    void commit() const { region->steps.push_back(Step{Step::Kind::commit, "commit"}); }
+
+    void fail(const std::string& message) const { region->steps.push_back(Step{Step::Kind::fail, message}); }
+
+    std::pair<Builder, Builder> branch(const std::string& name, const Where& condition) const {
+        Step step{Step::Kind::branch, name};
+        step.inputs = entry(condition);
+        step.index = region->branches.size();
+        region->steps.push_back(std::move(step));
+        Branch& made = region->branches.emplace_back();
+        made.taken[0] = std::make_unique<Region>();
+        made.taken[1] = std::make_unique<Region>();
+        return {Builder{program, made.taken[1].get()}, Builder{program, made.taken[0].get()}};
+    }
+
+    // initial, before, after, the two buffers or whether the row that `after` is comes from the end, final, bytes
+    using Buffers = std::variant<std::pair<Where, Where>, bool>;
+    using Carried = std::tuple<Where, int, int, Buffers, std::optional<Where>, std::size_t>;
+    // initial, its slot or -1, its shape without one, before, after, final or -1, bytes of an element
+    using Varying = std::tuple<Where, int, Dims, int, int, int, std::size_t>;
+    // external, whole, stride, backwards, slot of the whole or -1, bytes of an element
+    using Slice = std::tuple<int, Where, std::int64_t, bool, int, std::size_t>;
+    // row, slot, shape of a row or None, bytes of an element, backwards
+    using Stack = std::tuple<int, int, std::optional<Dims>, std::size_t, bool>;
+    // function, operands
+    using Empty = std::tuple<nb::object, std::vector<Where>, std::vector<DynamicOperand>>;
+
+    Builder loop(const std::string& name, std::int64_t trips, const std::optional<Where>& trip_count,
+                 const std::optional<Where>& condition, const std::optional<Where>& iteration,
+                 const std::optional<Where>& condition_before, const std::optional<Where>& condition_after,
+                 const std::vector<Carried>& carried, const std::vector<Varying>& varying,
+                 const std::vector<Slice>& slices, const std::vector<Stack>& stacks,
+                 const std::optional<Empty>& empty) const {
+        Step step{Step::Kind::loop, name};
+        step.index = region->loops.size();
+        region->steps.push_back(std::move(step));
+        Loop& made = region->loops.emplace_back();
+        made.trips = trips;
+        made.trip_count = optional_entry(trip_count);
+        made.condition = optional_entry(condition);
+        made.iteration = optional_entry(iteration);
+        made.condition_before = optional_entry(condition_before);
+        made.condition_after = optional_entry(condition_after);
+        for (const auto& [initial, before, after, buffers, final, bytes] : carried) {
+            Loop::Carried& value = made.carried.emplace_back(
+                Loop::Carried{entry(initial), known(before), known(after), {0, 0}, optional_entry(final), bytes,
+                              Loop::Carried::Where::buffers});
+            if (const auto* pair = std::get_if<std::pair<Where, Where>>(&buffers)) {
+                value.buffers[0] = entry(pair->first);
+                value.buffers[1] = entry(pair->second);
+            } else {
+                value.where = std::get<bool>(buffers) ? Loop::Carried::Where::row_from_end : Loop::Carried::Where::row;
+            }
+        }
+        for (const auto& [initial, slot, dims, before, after, final, item] : varying) {
+            made.varying.push_back(
+                {entry(initial), known(slot), dims, known(before), known(after), known(final), item});
+        }
+        for (const auto& [external, whole, stride, backwards, slot, item] : slices) {
+            made.slices.push_back({known(external), entry(whole), stride, backwards, known(slot), item});
+        }
+        for (const auto& [row, whole, dims, item, backwards] : stacks) {
+            made.stacks.push_back({known(row), known(whole), dims.has_value(), dims.value_or(Dims()), item, backwards});
+        }
+        if (empty) {
+            const auto& [function, inputs, operands] = *empty;
+            made.empty = std::make_unique<Dynamic>(make_dynamic(function, inputs, operands));
+        }
+        made.body = std::make_unique<Region>();
+        return Builder{program, made.body.get()};
+    }
+};
+
+// An instance with the arena that it runs on.
+struct BoundInstance {
+    nb::object program;
+    nb::object arena;
+    Instance instance;
+
+    BoundInstance(nb::object owner, nb::object memory)
+        : program(std::move(owner)), arena(std::move(memory)), instance(*nb::cast<BoundProgram*>(program), memory_of()) {}
+
+    std::byte* memory_of() const {
+        const Array array = open_array(arena, "arena", true);
+        if (array.bytes < nb::cast<BoundProgram*>(program)->arena_bytes()) {
+            throw nb::value_error("the arena is too small for the program");
+        }
+        return static_cast<std::byte*>(array.data);
+    }
+
+    void check(int external) const {
+        if (external < 0 || external >= nb::cast<BoundProgram*>(program)->externals()) {
+            throw nb::index_error("the program has no such external memory");
+        }
+    }
+
+    void set(int external, nb::handle array, bool writable) {
+        check(external);
+        instance.set_external(external, array.is_none() ? nullptr : open_array(array, "external", writable).data);
+    }
+
+    void lend(int slot, nb::handle array, Dims shape) {
+        check(slot);
+        instance.lend(slot, open_array(array, "slot", false).data, std::move(shape));
+    }
+
+    // The bytes of a slot and its shape, valid until the slot is written again.
+    nb::tuple read(int slot, std::size_t item) {
+        check(slot);
+        const Dims& shape = instance.shape_of(slot);
+        return nb::make_tuple(bytes_at(instance.data_of(slot), static_cast<std::size_t>(count(shape)) * item), shape);
+    }
+
+    void run(nb::list arrays, const nb::object& call) {
+        int external = 0;
+        for (nb::handle array : arrays) {
+            if (!array.is_none()) {
+                set(external, array, false);
+            }
+            ++external;
+        }
+        const Instance::Call forward = [&](std::size_t index) {
+            const WithGil gil;
+            call(index);
+        };
+        const std::function<void()> poll = [] {
+            if (!in_main_thread()) {  // others handle no signals, and would wait for the lock
+                return;
+            }
+            const WithGil gil;
+            if (PyErr_CheckSignals() != 0) {
+                throw nb::python_error();
+            }
+        };
+        const int threads = nb::cast<BoundProgram*>(program)->threads();
+        const WithoutGil no_gil;
+        where_team_works(threads, [&] { instance.run(forward, poll); });
+    }
+
+    // (name, start, end) of each step, in nanoseconds of the monotonic clock.
+    nb::list events() {
+        nb::list made;
+        for (const Event& event : instance.take_events()) {
+            made.append(nb::make_tuple(event.step->name, event.start, event.end));
+        }
+        return made;
+    }
+};
+
+}  // namespace
+
+GRAPHKIT_BINDINGS(program) {
+    follow_main_thread();
+    nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
+    nb::class_<Builder>(m, "Region", "Steps that are being written. An operand is (external memory, offset): -1 is the "
+                                     "arena, -2 an operand that is absent.")
+        .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
+        .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
+        .def("late", &Builder::dynamic, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
+             "A node that make(shapes, values) prepares when its operands' shapes are known.")
+        .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a slot.")
+        .def("resize", &Builder::resize, "name"_a, "slot"_a, "shape"_a, "item"_a, "Give a slot a shape, and memory.")
+        .def("row", &Builder::row, "name"_a, "slot"_a, "item"_a, "index"_a, "wide"_a, "target"_a,
+             "Copy the row of a slot that an int64 (`wide`) or int32 tells.")
+        .def("sizes", &Builder::sizes, "name"_a, "slot"_a, "first"_a, "last"_a, "target"_a,
+             "Write the sizes of a slot's axes, from `first` to before `last`.")
+        .def("call", &Builder::call, "name"_a, "index"_a, "Call Python: run()'s `call` with this index.")
+        .def("commit", &Builder::commit, "From here on the run is not interrupted.")
+        .def("fail", &Builder::fail, "message"_a, "Raise Error: this part is not to be reached.")
+        .def("branch", &Builder::branch, "name"_a, "condition"_a, "The regions of an If: then, else.")
+        .def("loop", &Builder::loop, "name"_a, nb::kw_only(), "trips"_a, "trip_count"_a.none(), "condition"_a.none(),
+             "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "carried"_a,
+             "varying"_a, "slices"_a, "stacks"_a, "empty"_a.none(),
+             "The region of the body of a Loop or Scan.");
+
+    nb::class_<BoundProgram>(m, "Program", "Steps for fixed shapes, and where their operands lie.")
+        .def(nb::init<int, std::size_t, int>(), "threads"_a, "arena_bytes"_a, "externals"_a)
+        .def_prop_ro(
+            "root", [](BoundProgram& program) { return Builder{&program, &program.root()}; }, nb::rv_policy::move,
+            nb::keep_alive<0, 1>());
+
+    nb::class_<BoundInstance>(m, "Instance", "An arena on which one run at a time of a program goes on.")
+        .def(nb::init<nb::object, nb::object>(), "program"_a, "arena"_a)
+        .def("set", &BoundInstance::set, "external"_a, "array"_a.none(), "writable"_a = false,
+             "Make external memory that of an array, which the caller keeps alive.")
+        .def("lend", &BoundInstance::lend, "slot"_a, "array"_a, "shape"_a,
+             "Make a slot refer to an array, which the caller keeps alive.")
+        .def("read", &BoundInstance::read, "slot"_a, "item"_a, "Bytes and shape of a slot.")
+        .def("run", &BoundInstance::run, "arrays"_a, "call"_a.none() = nb::none(),
+             "Set external memory 0, 1, ... (None: as it was), then run every step without the GIL.")
+        .def_prop_ro("committed", [](BoundInstance& self) { return self.instance.committed(); },
+                     "Whether the run, or the last one, has come to its commit step.")
+        .def("trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)
+        .def("events", &BoundInstance::events, "(name, start, end) of each step since tracing was switched on.");
+}
+
+}  // namespace graphkit

@@ -1,0 +1,154 @@
+// Loop and Scan: what happens before, between and after the iterations.
+#include "runtime/bytes.h"
+#include "runtime/program.h"
+
+namespace graphkit {
+
+void Instance::run_loop(const Loop& loop) {
+    const std::int64_t trips = start_loop(loop);
+    bool go_on = loop.condition == Loop::kNone || read_bool(loop.condition);
+    std::int64_t done = 0;
+    while (go_on && (trips < 0 || done < trips)) {
+        start_iteration(loop, done, trips);
+        run_region(*loop.body);
+        end_iteration(loop, done, trips);
+        ++done;
+        if (loop.condition_after != Loop::kNone) {
+            go_on = read_bool(loop.condition_after);
+        }
+        poll();
+    }
+    end_loop(loop, done);
+}
+
+// How often at most, -1 when nothing says it.
+std::int64_t Instance::start_loop(const Loop& loop) {
+    std::int64_t trips = loop.trips;
+    if (loop.trip_count != Loop::kNone) {
+        trips = std::max(*static_cast<const std::int64_t*>(table_[loop.trip_count]), std::int64_t{0});
+    }
+    for (const Loop::Slice& slice : loop.slices) {
+        if (slice.slot >= 0) {
+            const Dims& whole = memory(slice.slot).shape;
+            if (trips >= 0 && trips != whole[0]) {
+                throw NativeError("the scan inputs have lengths " + std::to_string(trips) + " and " +
+                                  std::to_string(whole[0]));
+            }
+            trips = whole[0];
+            memory(slice.external).shape.assign(whole.begin() + 1, whole.end());
+        }
+    }
+    if (loop.condition_before != Loop::kNone) {
+        constexpr bool yes = true;  // or no iteration starts
+        std::memcpy(table_[loop.condition_before], &yes, sizeof(yes));
+    }
+    for (const Loop::Varying& value : loop.varying) {
+        set_external(value.before, table_[value.initial]);
+        memory(value.before).shape = value.slot < 0 ? value.dims : memory(value.slot).shape;
+    }
+    return trips;
+}
+
+void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips) {
+    if (loop.iteration != Loop::kNone) {
+        std::memcpy(table_[loop.iteration], &iteration, sizeof(iteration));
+    }
+    for (const Loop::Slice& slice : loop.slices) {
+        const std::int64_t place = slice.backwards ? trips - 1 - iteration : iteration;
+        const std::int64_t stride =
+            slice.slot < 0 ? slice.stride
+                           : static_cast<std::int64_t>(row_bytes(memory(slice.slot).shape, slice.item));
+        set_external(slice.external, at(table_[slice.whole], place * stride));
+    }
+    for (const Loop::Stack& stack : loop.stacks) {
+        if (stack.fixed_row) {
+            const std::size_t row = bytes_of(stack.dims, stack.item);
+            const auto done = static_cast<std::size_t>(iteration);
+            const std::int64_t place = stack.backwards ? trips - 1 - iteration : iteration;
+            grow(stack.whole, static_cast<std::size_t>(stack.backwards ? trips : iteration + 1) * row,
+                 stack.backwards ? static_cast<std::size_t>(trips) * row : done * row);
+            set_external(stack.row, at(memory(stack.whole).data, place * static_cast<std::int64_t>(row)));
+        }
+    }
+    for (const Loop::Carried& value : loop.carried) {
+        if (value.where == Loop::Carried::Where::buffers) {
+            set_external(value.after, table_[value.buffers[iteration & 1]]);
+        }
+        set_external(value.before, iteration == 0 ? table_[value.initial] : latest(value, iteration));
+    }
+}
+
+// What the iteration before this one wrote, where the row of this one is set already.
+void* Instance::latest(const Loop::Carried& value, std::int64_t iteration) const {
+    const auto bytes = static_cast<std::int64_t>(value.bytes);
+    void* const row = memory_[static_cast<std::size_t>(value.after)].data;
+    switch (value.where) {
+        case Loop::Carried::Where::buffers:
+            return table_[value.buffers[(iteration - 1) & 1]];
+        case Loop::Carried::Where::row:
+            return at(row, -bytes);
+        case Loop::Carried::Where::row_from_end:
+            return at(row, bytes);
+    }
+    return nullptr;
+}
+
+void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips) {
+    for (const Loop::Stack& stack : loop.stacks) {
+        if (stack.fixed_row) {
+            continue;
+        }
+        const Dims& shape = memory(stack.row).shape;
+        Dims& whole = memory(stack.whole).shape;
+        if (iteration == 0) {
+            whole.assign(1, 0);
+            whole.insert(whole.end(), shape.begin(), shape.end());
+        } else if (!std::equal(shape.begin(), shape.end(), whole.begin() + 1, whole.end())) {
+            throw NativeError("a scan output changes its shape between iterations: from " +
+                              to_string(Dims(whole.begin() + 1, whole.end())) + " to " + to_string(shape));
+        }
+        const std::size_t row = bytes_of(shape, stack.item);
+        const std::int64_t place = stack.backwards ? trips - 1 - iteration : iteration;
+        const auto rows = static_cast<std::size_t>(stack.backwards ? trips : iteration + 1);
+        grow(stack.whole, rows * row, stack.backwards ? rows * row : static_cast<std::size_t>(iteration) * row);
+        copy_bytes(at(memory(stack.whole).data, place * static_cast<std::int64_t>(row)), memory(stack.row).data, row);
+    }
+    for (const Loop::Varying& value : loop.varying) {
+        Memory& before = memory(value.before);
+        Memory& after = memory(value.after);
+        std::swap(before.data, after.data);
+        std::swap(before.shape, after.shape);
+        std::swap(before.buffer, after.buffer);
+        patch(before);
+        patch(after);
+    }
+}
+
+void Instance::end_loop(const Loop& loop, std::int64_t done) {
+    for (const Loop::Carried& value : loop.carried) {
+        if (value.final != Loop::kNone) {
+            const void* const last = done == 0                                       ? table_[value.initial]
+                                     : value.where == Loop::Carried::Where::buffers ? latest(value, done)
+                                                                                    : memory(value.after).data;
+            copy_bytes(table_[value.final], last, value.bytes);
+        }
+    }
+    for (const Loop::Varying& value : loop.varying) {
+        if (value.final >= 0) {
+            store(value.final, memory(value.before).data, memory(value.before).shape, value.item);
+        }
+    }
+    for (std::size_t i = 0; i < loop.stacks.size(); ++i) {
+        const Loop::Stack& stack = loop.stacks[i];
+        Dims& whole = memory(stack.whole).shape;
+        if (stack.fixed_row || done == 0) {
+            const Dims& row = stack.fixed_row ? stack.dims : prepared(*loop.empty).shapes[i];
+            whole.assign(1, done);
+            whole.insert(whole.end(), row.begin(), row.end());
+        }
+        whole[0] = done;
+        grow(stack.whole, 0, 0);
+    }
+}
+
+}  // namespace graphkit

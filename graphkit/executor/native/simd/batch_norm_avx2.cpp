@@ -1,9 +1,0 @@
-#ifdef GRAPHKIT_X86_KERNELS
-#include "simd/batch_norm.h"
-
-namespace graphkit {
-
-constinit const BatchNormFunctions kAvx2BatchNorms = kBatchNormFunctions;
-
-}  // namespace graphkit
-#endif

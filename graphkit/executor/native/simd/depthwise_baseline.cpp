@@ -1,7 +1,0 @@
-#include "simd/depthwise.h"
-
-namespace graphkit {
-
-constinit const DepthwiseFunctions kBaselineDepthwise = kDepthwiseFunctions;
-
-}  // namespace graphkit

@@ -1,9 +1,0 @@
-#include "simd/factors.h"
-
-#include "simd/factors_tables.h"
-
-namespace graphkit {
-
-constinit const FactorTable kFactorsBaseline = kFactors;
-
-}  // namespace graphkit

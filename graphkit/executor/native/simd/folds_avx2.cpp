@@ -1,9 +1,0 @@
-#ifdef GRAPHKIT_X86_KERNELS
-#include "simd/folds.h"
-
-namespace graphkit {
-
-constinit const FoldTable kFoldsAvx2 = make_fold_table();
-
-}  // namespace graphkit
-#endif

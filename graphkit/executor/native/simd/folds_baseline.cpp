@@ -1,7 +1,0 @@
-#include "simd/folds.h"
-
-namespace graphkit {
-
-constinit const FoldTable kFoldsBaseline = make_fold_table();
-
-}  // namespace graphkit

@@ -1,7 +1,0 @@
-#include "simd/pointwise.h"
-
-namespace graphkit {
-
-constinit const PointwiseTable kPointwiseBaseline = make_pointwise_table();
-
-}  // namespace graphkit

@@ -1,9 +1,0 @@
-#ifdef GRAPHKIT_X86_KERNELS
-#include "simd/pooling.h"
-
-namespace graphkit {
-
-constinit const PoolFunctions kAvx2Pools = kPoolFunctions;
-
-}  // namespace graphkit
-#endif

@@ -1,7 +1,0 @@
-#include "simd/pooling.h"
-
-namespace graphkit {
-
-constinit const PoolFunctions kBaselinePools = kPoolFunctions;
-
-}  // namespace graphkit

@@ -1,7 +1,0 @@
-#include "simd/pooling_grad.h"
-
-namespace graphkit {
-
-constinit const PoolGradientFunctions kBaselinePoolGradients = kPoolGradientFunctions;
-
-}  // namespace graphkit

@@ -1,7 +1,0 @@
-#include "simd/recurrent.h"
-
-namespace graphkit {
-
-constinit const RecurrentTable recurrent_baseline = kRecurrent;
-
-}  // namespace graphkit

@@ -1,9 +1,0 @@
-#ifdef GRAPHKIT_X86_KERNELS
-#include "simd/rows.h"
-
-namespace graphkit {
-
-constinit const RowTable kRowsAvx512 = make_row_table();
-
-}  // namespace graphkit
-#endif

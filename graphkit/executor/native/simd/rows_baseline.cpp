@@ -1,7 +1,0 @@
-#include "simd/rows.h"
-
-namespace graphkit {
-
-constinit const RowTable kRowsBaseline = make_row_table();
-
-}  // namespace graphkit

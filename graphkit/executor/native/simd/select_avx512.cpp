@@ -1,9 +1,0 @@
-#ifdef GRAPHKIT_X86_KERNELS
-#include "simd/select.h"
-
-namespace graphkit {
-
-constinit const SelectTable kSelectAvx512 = make_select_table();
-
-}  // namespace graphkit
-#endif

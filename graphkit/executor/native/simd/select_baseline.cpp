@@ -1,7 +1,0 @@
-#include "simd/select.h"
-
-namespace graphkit {
-
-constinit const SelectTable kSelectBaseline = make_select_table();
-
-}  // namespace graphkit

@@ -1,7 +1,0 @@
-#include "simd/windows.h"
-
-namespace graphkit {
-
-constinit const WindowTable kWindowBaseline = {add_products};
-
-}  // namespace graphkit

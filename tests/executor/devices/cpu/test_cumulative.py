@@ -1,0 +1,40 @@
+"""Running totals and linear recurrences against the operators' references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphkit.executor.devices.cpu import native
+from graphkit.ops.math.cumulative import CumProd, CumSum, LinearRecurrence
+from graphkit.ops.xp import numpy_xp
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint64"])
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((7,), 0), ((9, 5), 1), ((3, 4, 130), 1), ((2, 6, 3), 0), ((4, 0), 1)])
+def test_running_totals(shape, axis, reverse, exclusive, dtype):
+    x = np.random.default_rng(1).integers(1, 3, shape).astype(dtype)
+    for op, product in ((CumSum, False), (CumProd, True)):
+        y = np.full(shape, 77, dtype)
+        native.Cumulative(shape, axis, product, exclusive, reverse, dtype, 2)([x], [y])
+        expected = op(exclusive=exclusive, reverse=reverse).reference(numpy_xp, x, np.array(axis))
+        np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("shape", "axis"), [((7,), 0), ((9, 5), 1), ((3, 4, 130), 1), ((2, 6, 3), 0), ((4, 0), 1)])
+def test_linear_recurrence(shape, axis, reverse, dtype):
+    a, b = np.random.default_rng(2).uniform(-1, 1, (2, *shape)).astype(dtype)
+    expected = LinearRecurrence(axis=axis, reverse=reverse).reference(numpy_xp, a, b)
+    kernel = native.LinearRecurrence(shape, axis, reverse, dtype, 2)
+    for target in (np.empty_like(b), b, a):  # apart, and in place of either operand
+        given = [a.copy() if target is b else a, b.copy() if target is a else b]
+        given = [target if v is target else v for v in given]
+        kernel(given, [target])
+        np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
+        a, b = np.random.default_rng(2).uniform(-1, 1, (2, *shape)).astype(dtype)

@@ -1,0 +1,220 @@
+"""The native pools against the operators' references."""
+
+import numpy as np
+import pytest
+
+from graphkit.executor.devices.cpu import native
+from graphkit.ops.internal.channels_last_gradient import (
+    ChannelsLastAveragePoolGrad,
+    ChannelsLastMaxPoolGrad,
+    ChannelsLastMaxPoolTaps,
+)
+from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, MaxPoolGrad
+from graphkit.ops.xp import numpy_xp
+
+
+def random_case(seed: int):
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, 4))
+    kernel, strides, dilations = (tuple(int(v) for v in rng.integers(1, high, rank)) for high in (4, 4, 3))
+    span = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    pads = tuple(int(rng.integers(0, k)) for k in kernel * 2)
+    spatial = tuple(s + int(rng.integers(0, 6)) for s in span)
+    shape = (int(rng.integers(1, 4)), int(rng.integers(1, 4)), *spatial)
+    ceil = bool(rng.integers(0, 2))
+    return shape, dict(kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads, ceil_mode=ceil)
+
+
+CASES = [
+    ((2, 3, 4, 4), dict(kernel_shape=(2, 2), strides=(2, 2))),
+    ((1, 2, 6, 6), dict(kernel_shape=(2, 2), pads=(1, 1, 1, 1), strides=(3, 3), ceil_mode=True)),
+    ((64, 20, 24, 24), dict(kernel_shape=(2, 2), strides=(2, 2))),
+    ((0, 2, 4, 4), dict(kernel_shape=(2, 2))),
+    *(random_case(seed) for seed in range(30)),
+]
+
+
+def geometry(op, shape):
+    window = op.window_of(shape[2:])
+    positions = op.positions(shape[2:], window, op.ceil_mode)
+    native_window = native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
+    return (*shape[:2], *positions), native_window
+
+
+def data(shape, seed=3):
+    # Few distinct values, so that windows have ties.
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("column_major", [False, True])
+def test_max(case, column_major):
+    shape, attrs = case
+    op = MaxPool(**attrs, storage_order=int(column_major))
+    x = data(shape)
+    pooled, window = geometry(op, shape)
+    y, indices = np.full(pooled, np.nan, np.float32), np.full(pooled, -9, np.int64)
+    native.MaxPool(shape, pooled, window, column_major, 2)([x], [y, indices])
+    expected, where = op.reference(numpy_xp, x)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(indices, where)
+
+
+def test_max_of_either_output_alone():
+    x = data((2, 3, 6, 6))
+    op = MaxPool(kernel_shape=(3, 3), strides=(2, 2))
+    pooled, window = geometry(op, x.shape)
+    expected, where = op.reference(numpy_xp, x)
+    y, indices = np.empty(pooled, np.float32), np.empty(pooled, np.int64)
+    step = native.MaxPool(x.shape, pooled, window)
+    step([x], [y, None])
+    step([x], [None, indices])
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(indices, where)
+
+
+def test_max_lets_nan_win():
+    x = np.array([[[[1, np.nan, 3, -np.inf], [2, np.nan, 4, -np.inf]]]], np.float32)
+    op = MaxPool(kernel_shape=(2, 2), strides=(2, 2))
+    pooled, window = geometry(op, x.shape)
+    y, indices = np.empty(pooled, np.float32), np.empty(pooled, np.int64)
+    native.MaxPool(x.shape, pooled, window)([x], [y, indices])
+    expected, where = op.reference(numpy_xp, x)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(indices, where)
+    assert indices.tolist() == [[[[1, 6]]]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_max_gradient(case):
+    shape, attrs = case
+    x = data(shape)
+    y, indices = map(np.ascontiguousarray, MaxPool(**attrs).reference(numpy_xp, x))
+    dy = data(y.shape, 4)
+    dx = np.full(shape, np.nan, np.float32)
+    native.MaxPoolGrad(dy.shape, shape, 3)([dy, indices], [dx])
+    np.testing.assert_array_equal(dx, MaxPoolGrad().reference(numpy_xp, dy, indices, x))
+
+
+@pytest.mark.parametrize("bad", [-1, 16, 10**12])
+def test_max_gradient_refuses_indices_of_another_plane(bad):
+    indices = np.zeros((1, 2, 1, 1), np.int64)
+    indices[0, 1] = bad
+    dy, dx = np.ones((1, 2, 1, 1), np.float32), np.empty((1, 2, 2, 4), np.float32)
+    step = native.MaxPoolGrad(dy.shape, dx.shape)
+    with pytest.raises(native.Error, match="outside the plane of its window"):
+        step([dy, indices], [dx])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("include_pad", [False, True])
+def test_average_and_its_gradient(case, include_pad):
+    shape, attrs = case
+    x = data(shape)
+    op = AveragePool(**attrs, count_include_pad=include_pad)
+    pooled, window = geometry(op, shape)
+    y = np.full(pooled, np.nan, np.float32)
+    native.AveragePool(shape, pooled, window, include_pad, 2)([x], [y])
+    np.testing.assert_allclose(y, op.reference(numpy_xp, x), rtol=1e-6, atol=1e-6)
+    dy = data(pooled, 5)
+    dx = np.full(shape, np.nan, np.float32)
+    native.AveragePoolGrad(pooled, shape, window, include_pad, 2)([dy], [dx])
+    expected = AveragePoolGrad(**attrs, count_include_pad=include_pad).reference(numpy_xp, dy, x)
+    np.testing.assert_allclose(dx, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_shapes_that_do_not_fit():
+    window = native.PoolWindow([2, 2], [2, 2], [1, 1], [0, 0], [0, 0])
+    with pytest.raises(native.Error, match="batch or channels differ"):
+        native.MaxPool([1, 1, 4, 4], [1, 2, 2, 2], window)
+    with pytest.raises(native.Error, match="need 3 entries each"):
+        native.AveragePool([1, 1, 4, 4, 4], [1, 1, 2, 2, 2], window)
+    with pytest.raises(native.Error, match="one to three spatial dimensions"):
+        native.AveragePool([1, 1], [1, 1], window)
+    with pytest.raises(native.Error, match="must be positive"):
+        native.MaxPool([1, 1, 4, 4], [1, 1, 2, 2], native.PoolWindow([0, 2], [2, 2], [1, 1], [0, 0], [0, 0]))
+
+
+def channels_last(x):
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
+
+
+def with_channels(case, channels):
+    shape, attrs = case
+    return (shape[0], channels, *shape[2:]), attrs
+
+
+CASES_OF_CHANNELS = [with_channels(case, (1, 3, 16, 20, 37)[i % 5]) for i, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
+def test_max_with_taps_and_its_gradient(case, isa):
+    shape, attrs = case
+    op = ChannelsLastMaxPoolTaps(**attrs)
+    x = channels_last(data(shape))
+    pooled, window = geometry(op, shape)
+    y = np.full((pooled[0], *pooled[2:], pooled[1]), np.nan, np.float32)
+    taps = np.full(y.shape, 255, np.uint8)
+    native.ChannelsLastMaxPoolTaps(shape, pooled, window, 2)([x], [y, taps])
+    expected, where = op.reference(numpy_xp, x)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(taps, where)
+    alone = np.full(y.shape, 255, np.uint8)
+    native.ChannelsLastMaxPoolTaps(shape, pooled, window, 2)([x], [None, alone])
+    np.testing.assert_array_equal(alone, where)
+    maxima = np.full(y.shape, np.nan, np.float32)
+    native.ChannelsLastMaxPoolTaps(shape, pooled, window, 2)([x], [maxima, None])
+    np.testing.assert_array_equal(maxima, expected)
+    dy, dx = data(y.shape, 4), np.full(x.shape, np.nan, np.float32)
+    native.ChannelsLastMaxPoolGrad(pooled, shape, window, 2)([dy, taps], [dx])
+    np.testing.assert_array_equal(dx, ChannelsLastMaxPoolGrad(**attrs).reference(numpy_xp, dy, taps, x))
+    # Where every window has elements, it is the gradient by flat indices.
+    _, indices = MaxPool(**attrs).reference(numpy_xp, np.moveaxis(x, -1, 1))
+    by_index = MaxPoolGrad().reference(numpy_xp, np.moveaxis(dy, -1, 1), indices, np.moveaxis(x, -1, 1))
+    np.testing.assert_array_equal(dx, channels_last(by_index))
+
+
+def test_taps_of_nan_and_infinity(isa):
+    x = np.full((1, 2, 2, 18), -np.inf, np.float32)
+    x[0, 1, 0, 1] = np.nan
+    x[0, 1, 1, 2] = 3
+    y, taps = np.empty((1, 1, 1, 18), np.float32), np.empty((1, 1, 1, 18), np.uint8)
+    window = native.PoolWindow((2, 2), (1, 1), (1, 1), (0, 0), (0, 0))
+    native.ChannelsLastMaxPoolTaps((1, 18, 2, 2), (1, 18, 1, 1), window)([x], [y, taps])
+    assert list(taps[0, 0, 0, :3]) == [0, 2, 3]
+    assert np.isnan(y[0, 0, 0, 1])
+    assert np.all(taps[0, 0, 0, 3:] == 0)
+
+
+@pytest.mark.parametrize("include_pad", [False, True])
+@pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
+def test_gradient_of_averages_with_channels_last(case, include_pad, isa):
+    shape, attrs = case
+    op = ChannelsLastAveragePoolGrad(**attrs, count_include_pad=include_pad)
+    pooled, window = geometry(op, shape)
+    dy = channels_last(data(pooled))
+    dx = np.full((shape[0], *shape[2:], shape[1]), np.nan, np.float32)
+    native.ChannelsLastAveragePoolGrad(pooled, shape, window, include_pad, 2)([dy], [dx])
+    expected = op.reference(numpy_xp, dy.astype(np.float64), dx)
+    np.testing.assert_allclose(dx, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_lp_pool(seed, p, isa):
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, 4))
+    kernel, strides, dilations = (tuple(int(v) for v in rng.integers(1, high, rank)) for high in (4, 4, 3))
+    pads = tuple(int(rng.integers(0, k)) for k in kernel * 2)
+    spatial = tuple((k - 1) * d + 1 + int(rng.integers(0, 6)) for k, d in zip(kernel, dilations, strict=True))
+    shape = (2, 3, *spatial)
+    op = LpPool(
+        kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads, p=p, ceil_mode=bool(rng.integers(0, 2))
+    )
+    x = rng.standard_normal(shape).astype(np.float32)
+    expected = op.reference(numpy_xp, x)
+    window = op.window_of(spatial)
+    geometry = native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
+    y = np.full(expected.shape, np.nan, np.float32)
+    native.LpPool(shape, expected.shape, geometry, p, 2)([x], [y])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
