@@ -19,7 +19,7 @@ from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.executor.memory.planner import aligned
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType, Type
-from graphkit.ops.control.loop_state import carried_types, output_types, without_value
+from graphkit.ops.control.loop_state import output_types, stable_types, without_value
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.bind import rebind
 from graphkit.passes.core.sweep import run_passes
@@ -315,7 +315,7 @@ def _typed_body(view: LoopView) -> Graph:
     try:
         body = typed(initial)
         if any(without_value(v.type) != t for v, t in zip(body.outputs[view.at_after], initial, strict=True)):
-            body = typed(carried_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after]))
+            body = typed(stable_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after]))
     except TypeMismatch as error:  # the reference says what does not fit
         raise NotNative(str(error)) from error
     return body

@@ -14,7 +14,7 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
-from graphkit.ops.control.views import LoopView
+from graphkit.ops.control.views import LoopView, is_if
 
 Rule: TypeAlias = Callable[[Node, list[Value | None]], Sequence[Value] | None]
 Pass: TypeAlias = Callable[[Graph], Graph]
@@ -75,7 +75,7 @@ def map_bodies(node: Node, operands: Sequence[Value | None], transform: Pass) ->
     """
     if not is_control(node):
         return node.rebuilt(operands)
-    if node.op.name != "If" and not _keeps_types(node, operands):
+    if not is_if(node) and not _keeps_types(node, operands):
         return node.rebuilt(operands)
     return map_subgraphs(node, operands, transform)
 
