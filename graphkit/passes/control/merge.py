@@ -13,10 +13,12 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ops.control.views import IfView, LoopView, is_if
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.simplify.cse import cse
 
 
+@graph_pass(ensures=[Property.CONTROL_MERGED])
 def merge_control(graph: Graph) -> Graph:
     """Merge nodes of control flow, with CSE before and after; a graph with less than two is returned as it is."""
     if sum(is_control(node) for node in graph.nodes) < 2:

@@ -11,9 +11,11 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.rnn.recurrence import Recurrence
 from graphkit.ops.rnn.walk import Walk
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, rewrite
 
 
+@graph_pass(requires=[Property.COMPOSITES_EXPANDED])
 def merge_walks(graph: Graph) -> Graph:
     """Replace layers by walks over the same operands, in subgraphs too. Linear in nodes."""
     walks: dict[Any, Node] = {}

@@ -7,10 +7,12 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.nn.activation import Clip, HardSigmoid, HardSwish, Mish, Relu, Swish
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import close, first, is_op, orders, producer, same_type, scalar, scaled, shifted
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
 
+@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.ACTIVATIONS_FUSED])
 def fuse_activation(graph: Graph) -> Graph:
     """Replace the nodes of an activation by the operator, when nothing else reads what is between. Linear."""
 

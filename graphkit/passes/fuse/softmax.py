@@ -7,10 +7,12 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.nn.softmax import LogSoftmax, Softmax
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import axes_of, first, is_op, producer, same_type
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
 
+@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.SOFTMAXES_FUSED])
 def fuse_softmax(graph: Graph) -> Graph:
     """Replace exp(x - max x) / sum(exp(x - max x)) along one axis by Softmax, and Log of a Softmax by LogSoftmax.
 

@@ -11,6 +11,7 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, read_positions, rewrite
 
 _PRODUCTS = {
@@ -29,6 +30,10 @@ _PRODUCTS = {
 }
 
 
+@graph_pass(
+    requires=[Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
+    breaks=[Property.SIMPLIFIED],
+)
 def to_bfloat16(graph: Graph) -> Graph:
     """Round the operands and the result of every float32 product to bfloat16.
 

@@ -33,6 +33,7 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastMaxPoolTaps,
 )
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
 from graphkit.passes.simplify.fold import array_of
@@ -44,6 +45,18 @@ _MOST_TAPS = 256
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
+def _channels_first(graph: Graph) -> Node | None:
+    kinds = {("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv")}
+    convolutions = (node for node in graph.nodes if (node.op.domain, node.op.name) in kinds)
+    ranked = (node for node in convolutions if not any(map(_unranked, node.operands)))
+    return next(filter(_is_float32_convolution, ranked), None)
+
+
+@graph_pass(
+    requires=[Property.HALVES_WIDENED, Property.RANKS_KNOWN, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
+    ensures=[Property.CHANNELS_LAST],
+    check=_channels_first,
+)
 def channels_last(graph: Graph) -> Graph:
     """Put the channels last from each convolution on, as far as operators permit; transpose at the borders.
 
@@ -53,6 +66,11 @@ def channels_last(graph: Graph) -> Graph:
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph).result()
     return graph
+
+
+def _is_float32_convolution(node: Node) -> bool:
+    x, w = node.operands[:2]
+    return x.dtype is DType.FLOAT32 and x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
 
 
 class _Sweep:
@@ -139,8 +157,7 @@ class _Sweep:
         return Node(op, operands, node.name, node.meta, output_names=names).outputs
 
     def _convolution(self, node: Node) -> Sequence[Value] | None:
-        x, w = node.operands[:2]
-        if x.dtype is not DType.FLOAT32 or x.rank is None or w.rank != x.rank or not 3 <= x.rank <= 5:
+        if not _is_float32_convolution(node):
             return None
         op: Any = node.op
         if op.name == "ConvGradInput":

@@ -17,13 +17,15 @@ from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import IfView, is_if
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.tensor.constants import Constant
-from graphkit.passes.core.sweep import Pass, map_subgraphs, rewrite
+from graphkit.passes.core.declare import Property, Rewrite, graph_pass
+from graphkit.passes.core.sweep import map_subgraphs, rewrite
 from graphkit.passes.simplify.cse import is_random
 
 # A folded result may be larger than its operands only up to this many bytes: files should not grow by folding.
 SIZE_LIMIT = 1 << 20
 
 
+@graph_pass(ensures=[Property.CONSTANTS_FOLDED])
 def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
     """Evaluate nodes of constant operands by reference, and write known integer values as Constants.
 
@@ -53,7 +55,7 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
     return rewrite(graph, rule)
 
 
-def map_branches(node: Node, operands: Sequence[Value | None], transform: Pass) -> Node:
+def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
     """`map_subgraphs`, but for subgraphs only whose declared input types hold whenever they run.
 
     These are the branches of an If. What a loop carries may change its shape from one iteration to the next, so
