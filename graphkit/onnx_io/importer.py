@@ -22,7 +22,7 @@ from onnx import AttributeProto, ModelProto, TypeProto
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context
 from graphkit.ir.declared import Declarations
-from graphkit.ir.graph import Graph, Node, Value, unique_names
+from graphkit.ir.graph import Graph, Node, Value, give_name, unique_names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io import control, functions, initializers, upgrade, validate
@@ -457,5 +457,5 @@ def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence
     """Give results that a rule or a function has just built the names that the file has for them."""
     for value, name in zip(results, raw.outputs, strict=False):
         if name and value is not None and value.node is not None and value.serial > mark:
-            value.name = name
+            give_name(value, name)
     return results

@@ -33,6 +33,7 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastMaxPoolTaps,
 )
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
+from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
@@ -457,7 +458,4 @@ def _place(axis: int, rank: int) -> int:
 def _transposed(value: Value, order: Sequence[int], name: str = "") -> Value:
     if tuple(order) == tuple(range(len(order))):
         return value
-    transposed: Value = F.transpose(value, perm=order)
-    if name:
-        transposed.name = name
-    return transposed
+    return Node(Transpose(perm=order), (value,), output_names=[name]).output
