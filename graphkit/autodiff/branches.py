@@ -132,16 +132,16 @@ def _zeros(value: Value, graph: Graph, other: Graph) -> list[Any] | None:
     shape = value.shape if isinstance(value.type, TensorType) else None
     if shape is None:
         return None
-    recipe: list[Any] = []
+    extents: list[Any] = []
     for size in shape:
         if isinstance(size, int):
-            recipe.append(size)
+            extents.append(size)
             continue
         place = _place_of(size, graph)
         if place is None:
             return None
-        recipe.append((other.inputs[place[0]], place[1]))
-    return recipe
+        extents.append((other.inputs[place[0]], place[1]))
+    return extents
 
 
 def _place_of(size: Any, graph: Graph) -> tuple[int, int] | None:
@@ -153,16 +153,16 @@ def _place_of(size: Any, graph: Graph) -> tuple[int, int] | None:
     return None
 
 
-def _made(recipe: Sequence[Any], dtype: DType) -> Value:
+def _made(extents: Sequence[Any], dtype: DType) -> Value:
     """Zeros of the shape that `_zeros` describes."""
     zero = np.zeros(1, dtype.numpy)
-    if all(isinstance(size, int) for size in recipe):
-        made: Value = F.constant_of_shape(np.asarray(recipe, np.int64), value=zero)
+    if all(isinstance(size, int) for size in extents):
+        made: Value = F.constant_of_shape(np.asarray(extents, np.int64), value=zero)
         return made
     sizes = [
         F.constant(value=np.array([size], np.int64)) if isinstance(size, int)
         else F.shape(size[0], start=size[1], end=size[1] + 1)
-        for size in recipe
+        for size in extents
     ]  # fmt: skip
     made = F.constant_of_shape(sizes[0] if len(sizes) == 1 else F.concat(*sizes, axis=0), value=zero)
     return made
@@ -208,9 +208,9 @@ def _saved(node: Node, branches: Sequence[_Branch], slots: Sequence[_Slot]) -> N
             if value is None:
                 wanted = slot.values[1 - number]
                 assert wanted is not None, "a slot is made for a value"
-                recipe = _zeros(wanted, other, this)
-                assert recipe is not None, "only values whose shape is known are read"
-                value = _made(recipe, wanted.dtype)
+                extents = _zeros(wanted, other, this)
+                assert extents is not None, "only values whose shape is known are read"
+                value = _made(extents, wanted.dtype)
             added.append(value)
         graphs.append(merge_control(this.replace(outputs=[*this.outputs, *added])))
     extended = Node(IfView.of(node).with_branches(graphs[0], graphs[1]), node.inputs, node.name, node.meta)

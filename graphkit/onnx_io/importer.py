@@ -138,7 +138,7 @@ class Builder:
         reader.closed(self.top, f"{label}: graph {model.graph.name!r}")
         self.declared = Declarations(label)
         self.built = 0
-        self.hoisted: dict[tuple[int, str], Value] = {}
+        self.initial_values: dict[tuple[int, str], Value] = {}
 
     # --- the whole model ---------------------------------------------------------------------------
 
@@ -150,11 +150,11 @@ class Builder:
         for region, name, role in plan.entries:
             array = self.initial_array(region, name)
             if role == "constant":
-                self.hoisted[id(region), name] = self.constant(Tensor(array), name)
+                self.initial_values[id(region), name] = self.constant(Tensor(array), name)
             else:
                 attrs = attributes.get(name) if region is self.top else None
                 value = Value(TensorType(array.dtype, array.shape), name, role=role, attrs=attrs)
-                self.hoisted[id(region), name] = value
+                self.initial_values[id(region), name] = value
                 arrays[value] = array
         names = Names()
         inputs: list[Value] = []
@@ -245,7 +245,7 @@ class Builder:
     def region(self, region: Region, names: Names, setting: Setting) -> list[Value]:
         """Build a region's nodes in `names`; returns its outputs."""
         for name in (*region.initializers, *region.sparse):
-            value = self.hoisted.get((id(region), name))
+            value = self.initial_values.get((id(region), name))
             if value is None and region is not self.top:
                 value = self.constant(Tensor(self.initial_array(region, name)), name)
             names.values[name] = value

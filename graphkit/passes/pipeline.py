@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType
-from graphkit.passes.control.merge_walks import merge_walks
+from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.control.scan_axes import scan_axes
 from graphkit.passes.core.declare import Pass, held_after, ordered, pipeline
 from graphkit.passes.core.match import FixedValues
@@ -40,7 +40,7 @@ _HELD = held_after(CLEANUP)
 
 # `ordered` moves a pass to where its declaration permits it; those that are declared apart stand as they are written.
 _PRODUCTS_AND_LAYOUTS = (
-    *ordered(widen_halves, known_ranks, expand_composites, merge_walks),
+    *ordered(widen_halves, known_ranks, expand_composites, merge_recurrences),
     # What composites consist of simplifies.
     simplify,
     *ordered(

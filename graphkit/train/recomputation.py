@@ -9,7 +9,7 @@ from typing import Literal
 from graphkit.errors import UsageError
 from graphkit.executor.devices.kernels import load_device, runs_whole
 from graphkit.ir.graph import Graph
-from graphkit.passes.control.merge_walks import merge_walks
+from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.core.bind import match_shapes
 from graphkit.passes.core.declare import pipeline
 from graphkit.passes.core.sweep import run_passes
@@ -83,5 +83,5 @@ def prepared(program: Graph, device: str = "cpu") -> Graph:
     forward and backward part both compute is one node. Composites that the device has no kernels for are expanded."""
     load_device(device)
     expand = expand_composites.with_options(whole=partial(runs_whole, device))
-    passes = pipeline(bind_rng, *CLEANUP, expand, merge_walks, *CLEANUP)
+    passes = pipeline(bind_rng, *CLEANUP, expand, merge_recurrences, *CLEANUP)
     return run_passes(program, passes).replace(output_names=program.output_names)

@@ -30,7 +30,7 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastConvGradInput,
     ChannelsLastConvGradWeight,
     ChannelsLastMaxPoolGrad,
-    ChannelsLastMaxPoolTaps,
+    ChannelsLastMaxPoolIndices,
 )
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
 from graphkit.ops.tensor.layout import Transpose
@@ -41,7 +41,7 @@ from graphkit.passes.simplify.fold import array_of
 
 _CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight")
 # Elements of a window that one byte counts, as the kernels do.
-_MOST_TAPS = 256
+_MOST_ELEMENTS = 256
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
@@ -86,8 +86,8 @@ class _Sweep:
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
         self._last: dict[Value, Value] = {}
         self._home: set[Value] = set()
-        # Of what gradients read: MaxPool (its operator, the numbers of the taps) by its indices, and the normalisations
-        # of a value.
+        # Of what gradients read: MaxPool (its operator, the indices within windows) by its indices, and the
+        # normalisations of a value.
         self._gradients_read = _read_by_pool_gradients(graph)
         self._pools: dict[Value, tuple[Any, Value]] = {}
         self._norms: dict[Value, list[_Norm]] = {}
@@ -215,7 +215,7 @@ class _Sweep:
 
     def _pool(self, node: Node, op: Any) -> Sequence[Value] | None:
         if any(self._uses[v] for v in node.outputs[1:]):
-            return self._pool_with_taps(node, op)
+            return self._pool_with_indices(node, op)
         made = ChannelsLastMaxPool if op.name == "MaxPool" else ChannelsLastAveragePool
         fields = {k: v for k, v in op.related().items() if k in made.fields}
         return self._node(node, made(**fields), [self._moved(node.operands[0])])
@@ -356,16 +356,16 @@ class _Sweep:
         # Of b nothing is read where there is no activation: a vector of the right size stands for it.
         return x, scale, scale, mean, F.reciprocal(F.sqrt(F.add(spread, epsilon)))
 
-    def _pool_with_taps(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _pool_with_indices(self, node: Node, op: Any) -> Sequence[Value] | None:
         """MaxPool whose indices only its gradients read."""
         indices = node.outputs[1] if len(node.outputs) > 1 else None
         if op.name != "MaxPool" or indices is None or indices not in self._gradients_read or op.storage_order:
             return None
-        if math.prod(op.kernel_shape) > _MOST_TAPS:
+        if math.prod(op.kernel_shape) > _MOST_ELEMENTS:
             return None
-        fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolTaps.fields}
+        fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolIndices.fields}
         operands = [self._moved(node.operands[0])]
-        made = Node(ChannelsLastMaxPoolTaps(**fields), operands, node.name, node.meta,
+        made = Node(ChannelsLastMaxPoolIndices(**fields), operands, node.name, node.meta,
                     output_names=[node.outputs[0].name, ""])  # fmt: skip
         self._pools[indices] = (ChannelsLastMaxPoolGrad(**fields), made.outputs[1])
         return [made.outputs[0]]
@@ -374,8 +374,8 @@ class _Sweep:
         dy, indices, x = node.operands
         if indices not in self._pools:
             return None
-        made, taps = self._pools[indices]
-        return self._node(node, made, [self._moved(dy), taps, self._moved(x)])
+        made, chosen = self._pools[indices]
+        return self._node(node, made, [self._moved(dy), chosen, self._moved(x)])
 
     def _reduce_to_shape(self, node: Node, op: Any) -> Sequence[Value] | None:
         x, like = node.operands
