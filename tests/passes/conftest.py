@@ -1,4 +1,4 @@
-"""`apply`: run a pass over a graph and prove by reference that it changed no result."""
+"""`apply`: run a pass over a graph and prove, interpreting both, that it changed no result."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Plan:
             f"constants {human(self.constant_bytes)}, results {human(self.result_bytes)}",
         ]
         if self.inner_fallbacks:
-            lines.append(f"by reference inside subgraphs: {', '.join(self.inner_fallbacks)}")
+            lines.append(f"interpreted inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ SIZE_LIMIT = 1 << 20
 
 @graph_pass(ensures=[Property.CONSTANTS_FOLDED])
 def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
-    """Evaluate nodes of constant operands by reference, and write known integer values as Constants.
+    """Evaluate nodes of constant operands, and write known integer values as Constants.
 
     Random operators, loops, and results that are larger than `size_limit` bytes and than their operands stay. A
     node whose evaluation fails stays as well: it fails when it runs, if it ever does. Linear.
