@@ -238,7 +238,7 @@ def report(results: Sequence[Mapping[str, Any]], what: Mapping[str, str], thread
         parts += ["## Not trained", "\n".join(refused)]
     if times := _fallback_rows(done):
         parts += [
-            "## Operators that run by reference in the training programs",
+            "## Operators that are interpreted in the training programs",
             _table(["operator", "ms per step, all files", "calls", "files, by time"], times),
         ]
     return "\n\n".join(parts) + "\n"

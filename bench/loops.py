@@ -85,14 +85,14 @@ def feeds_of(inputs: Sequence[Value], trips: int) -> dict[str, np.ndarray]:
 def time_of(
     inputs: Sequence[Value], outputs: Sequence[Any], trips: int, threads: int, repeat: int
 ) -> tuple[float, int]:
-    """Seconds of a run, and how many steps it has inside its loops. Refuses what runs by reference."""
+    """Seconds of a run, and how many steps it has inside its loops. Refuses what is interpreted."""
     executor = Executor(Graph(inputs, outputs), ParamStore({}), threads=threads)
     feeds = feeds_of(inputs, trips)
     executor.run(feeds)
     with gk.profile() as profile:
         executor.run(feeds)
     if any(o.kind == "interpreted" for o in profile.operators):
-        raise SystemExit(f"steps by reference: {executor.plan.fallbacks}")
+        raise SystemExit(f"interpreted steps: {executor.plan.fallbacks}")
     steps = sum(o.calls for o in profile.operators if o.operator not in ("Loop", "Scan"))
     return best(lambda: executor.run(feeds), 10 * repeat), steps
 

@@ -99,7 +99,7 @@ def _problems(result: Result) -> str:
 
 
 def _fallbacks(result: Result) -> str:
-    """Operators that graphkit ran by reference, by workload."""
+    """Operators that graphkit interpreted, by workload."""
     lines: dict[str, None] = {}
     for row in result["rows"]:
         steps = row["engines"].get("graphkit", {}).get("fallbacks", ())

@@ -19,18 +19,18 @@ import graphkit as gk
 from graphkit import data
 from graphkit.onnx_io.compare import OnnxRuntimeModel, runtime_version
 from graphkit.train import metrics
-from graphkit.train.carried import Carried
+from graphkit.train.recurrent_state import RecurrentState
 
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def score(net: gk.Model, run: Run, test: data.Dataset, batch_size: int, metric: str, carry: dict[str, str]) -> float:
     """The metric of `run` over a data set, which it reads in batches."""
-    measured, carried = metrics.get(metric), Carried(net, carry)
+    measured, state = metrics.get(metric), RecurrentState(net, carry)
     for inputs, targets in test.batches(batch_size, shuffle=False):
-        feeds = carried.feeds(inputs)
+        feeds = state.feeds(inputs)
         results = run(feeds if isinstance(feeds, Mapping) else {net.inputs[0]: feeds})
-        carried.keep({name: np.asarray(array) for name, array in results.items()})
+        state.keep({name: np.asarray(array) for name, array in results.items()})
         measured.update(np.asarray(results["logits"]), targets)
     return measured.value
 

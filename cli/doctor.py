@@ -64,7 +64,7 @@ def _engine() -> dict[str, Any]:
     except GraphkitError as error:
         return {"native": False, "reason": str(error)}
     if not native:
-        return {"native": False, "reason": "this source tree is not installed; operators run by reference"}
+        return {"native": False, "reason": "this source tree is not installed; operators are interpreted"}
     from graphkit.executor.devices import cpu
 
     return {"native": True, "threads": config.num_threads(), **cpu.describe()}

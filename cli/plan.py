@@ -132,7 +132,7 @@ def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
         ("naive sum", human_bytes(plan.naive_bytes) + times),
         ("peak at node", plan.peak_node),
         ("steps", len(plan.steps)),
-        ("steps by reference", len(plan.fallbacks)),
+        ("interpreted steps", len(plan.fallbacks)),
     ]
     if "run_measured_bytes" in result:
         rows += [

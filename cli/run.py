@@ -132,7 +132,7 @@ def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarr
     if not bad:
         return None
     listed = ", ".join(map(repr, bad))
-    return {"message": f"output {listed}, from the rounding of the kernels: by reference every value is finite"}
+    return {"message": f"output {listed}, from the rounding of the kernels: interpreted, every value is finite"}
 
 
 def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:

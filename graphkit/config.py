@@ -50,6 +50,7 @@ def _positive(text: str) -> int:
 NUM_THREADS = Knob("GRAPHKIT_NUM_THREADS", _positive, None, "threads of the CPU engine; default: the cores allowed")
 STRICT = Knob("GRAPHKIT_STRICT", _flag, False, "1 makes a step without a native kernel an error")
 DEBUG = Knob("GRAPHKIT_DEBUG", _flag, False, "1 logs the effect of every graph pass on stderr")
+CHECK_PASSES = Knob("GRAPHKIT_CHECK_PASSES", _flag, False, "1 proves behind every graph pass what it ensures")
 SEED = Knob("GRAPHKIT_SEED", int, 0, "seed of initialisers and random operators when none is given")
 CACHE = Knob("GRAPHKIT_CACHE", str, None, "folder that keeps plans of large programs between processes; default: none")
 ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads of a dependency engine")

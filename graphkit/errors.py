@@ -36,6 +36,10 @@ class InputError(UsageError):
     """A fed array does not fit the graph's input: name, rank, dtype, dimension or value."""
 
 
+class PassOrderError(UsageError):
+    """Graph passes in an order that their declarations rule out; the message names the pass and what it lacks."""
+
+
 class NotAnArray(UsageError, TypeError):
     """numpy was asked to compute with a graph value, which has no elements before the graph runs."""
 

@@ -42,7 +42,7 @@ def text_classifier(
     there = F.unsqueeze(F.transpose(alive(sizes, x), perm=(1, 0)), np.array([2]), name="there")
     start = F.expand(np.float32(0), F.concat(F.shape(lengths), np.array([hidden]), axis=0))
 
-    def walk(direction: str) -> Value:
+    def recurrence(direction: str) -> Value:
         def step(h: Value, slices: tuple[Value, Value]) -> tuple[Value, Value | None]:
             projected, goes_on = slices
             after = F.where(goes_on, gru_step(projected, h, name=direction), h)
@@ -55,7 +55,7 @@ def text_classifier(
         return last if pooling == "last" else F.reduce_sum(states, np.array([0]), keepdims=False)
 
     directions = ("forward", "reverse") if bidirectional else ("forward",)
-    pooled = F.concat(*(walk(d) for d in directions), axis=1, name="pooled")
+    pooled = F.concat(*(recurrence(d) for d in directions), axis=1, name="pooled")
     if pooling == "mean":
         count = F.cast(F.max(sizes, np.int64(1)), to="float32")
         pooled = F.div(pooled, F.unsqueeze(count, np.array([1])), name="mean")

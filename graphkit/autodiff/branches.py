@@ -28,6 +28,7 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.axes import zeros_like
 from graphkit.ops.control.loop_state import without_value
+from graphkit.ops.control.views import IfView
 from graphkit.passes.control.merge import merge_control
 
 
@@ -62,11 +63,11 @@ def if_gradient(
     node: Node, gradients: Sequence[Value | None], active: set[Value], differentiate: Differentiate
 ) -> Contribution:
     """Gradients of the operands of an If, and the forward node with what they need saved."""
-    op: Any = node.op
-    condition, *operands = node.inputs
+    view = IfView.of(node)
+    operands = view.captures
     reached = [i for i, g in enumerate(gradients) if g is not None]
-    wanted = [k for k, v in enumerate(operands) if v in active and v is not None and differentiable(v)]
-    branches = [_backward(g, reached, wanted, differentiate) for g in (op.then_branch, op.else_branch)]
+    wanted = [k for k, v in enumerate(operands) if v in active and differentiable(v)]
+    branches = [_backward(g, reached, wanted, differentiate) for g in view.branches]
     wanted = [k for k in wanted if any(b.found[b.graph.inputs[k]] is not None for b in branches)]
     if not wanted:
         return [None] * len(node.inputs), None
@@ -76,7 +77,7 @@ def if_gradient(
     extended = _saved(node, branches, slots)
     captured = [k for k in range(len(operands)) if any(b.graph.inputs[k] in b.read for b in branches)]
     backward = F.if_(
-        condition,
+        view.condition,
         *(operands[k] for k in captured),
         *(s.result for s in slots),
         *(gradients[i] for i in reached),
@@ -131,16 +132,16 @@ def _zeros(value: Value, graph: Graph, other: Graph) -> list[Any] | None:
     shape = value.shape if isinstance(value.type, TensorType) else None
     if shape is None:
         return None
-    recipe: list[Any] = []
+    extents: list[Any] = []
     for size in shape:
         if isinstance(size, int):
-            recipe.append(size)
+            extents.append(size)
             continue
         place = _place_of(size, graph)
         if place is None:
             return None
-        recipe.append((other.inputs[place[0]], place[1]))
-    return recipe
+        extents.append((other.inputs[place[0]], place[1]))
+    return extents
 
 
 def _place_of(size: Any, graph: Graph) -> tuple[int, int] | None:
@@ -152,16 +153,16 @@ def _place_of(size: Any, graph: Graph) -> tuple[int, int] | None:
     return None
 
 
-def _made(recipe: Sequence[Any], dtype: DType) -> Value:
+def _made(extents: Sequence[Any], dtype: DType) -> Value:
     """Zeros of the shape that `_zeros` describes."""
     zero = np.zeros(1, dtype.numpy)
-    if all(isinstance(size, int) for size in recipe):
-        made: Value = F.constant_of_shape(np.asarray(recipe, np.int64), value=zero)
+    if all(isinstance(size, int) for size in extents):
+        made: Value = F.constant_of_shape(np.asarray(extents, np.int64), value=zero)
         return made
     sizes = [
         F.constant(value=np.array([size], np.int64)) if isinstance(size, int)
         else F.shape(size[0], start=size[1], end=size[1] + 1)
-        for size in recipe
+        for size in extents
     ]  # fmt: skip
     made = F.constant_of_shape(sizes[0] if len(sizes) == 1 else F.concat(*sizes, axis=0), value=zero)
     return made
@@ -198,7 +199,6 @@ def _saved(node: Node, branches: Sequence[_Branch], slots: Sequence[_Slot]) -> N
     new = [s for s in slots if s.output is None]
     if not new:
         return None
-    op: Any = node.op
     graphs = []
     for number, branch in enumerate(branches):
         this, other = branch.graph, branches[1 - number].graph
@@ -208,12 +208,12 @@ def _saved(node: Node, branches: Sequence[_Branch], slots: Sequence[_Slot]) -> N
             if value is None:
                 wanted = slot.values[1 - number]
                 assert wanted is not None, "a slot is made for a value"
-                recipe = _zeros(wanted, other, this)
-                assert recipe is not None, "only values whose shape is known are read"
-                value = _made(recipe, wanted.dtype)
+                extents = _zeros(wanted, other, this)
+                assert extents is not None, "only values whose shape is known are read"
+                value = _made(extents, wanted.dtype)
             added.append(value)
         graphs.append(merge_control(this.replace(outputs=[*this.outputs, *added])))
-    extended = Node(op.replace(then_branch=graphs[0], else_branch=graphs[1]), node.inputs, node.name, node.meta)
+    extended = Node(IfView.of(node).with_branches(graphs[0], graphs[1]), node.inputs, node.name, node.meta)
     for slot, output in zip(new, extended.outputs[len(node.outputs) :], strict=True):
         slot.output = output
     return extended

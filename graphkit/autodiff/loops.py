@@ -55,7 +55,7 @@ class _Step:
     gradient and indices of each lookup.
     """
 
-    carried: list[LoopState]
+    states: list[LoopState]
     slices: list[Along]
     captures: list[tuple[Value, Value]]
     lookups: list[_Lookup]
@@ -84,7 +84,7 @@ class _Reads:
 class _Reverse:
     """What the reverse loop carries, reads slice by slice, and captures: inside it, and around it."""
 
-    carried: Sequence[Value]
+    states: Sequence[Value]
     starts: Sequence[Value]
     scanned: Sequence[Along]
     captures: Sequence[Value]
@@ -101,7 +101,7 @@ def loop_gradient(
     view = loop.view
     finals = dict(zip(view.states, gradients[: view.state_count], strict=True))
     step = _step(loop, finals, gradients[view.state_count :], active, differentiate)
-    if not (step.carried or step.slices or step.captures or step.lookups):
+    if not (step.states or step.slices or step.captures or step.lookups):
         return [None] * len(node.inputs), None
     reads = _reads(loop, step)
     saving, sources = loop.stacking(reads.saved)
@@ -116,7 +116,7 @@ def loop_gradient(
     outer_of = dict(view.captures)
     reverse = _Reverse(
         [*step.state_seeds, *step.sums],
-        [*(_or_zeros(finals[c], c.final) for c in step.carried), *(zeros_like(b) for _, b in step.captures)],
+        [*(_or_zeros(finals[c], c.final) for c in step.states), *(zeros_like(b) for _, b in step.captures)],
         scanned,
         [reads.table[v] for v in reads.captures],
         [outer_of[v] for v in reads.captures],
@@ -128,7 +128,7 @@ def loop_gradient(
     else:
         written = [*((s.axis, s.backwards) for s in step.slices), *[(0, 0)] * (2 * len(step.lookups))]
         values = _reverse_scan(reverse, step.results, reads.table, written)
-    inputs = [*(c.before for c in step.carried), *(a for a, _ in step.captures), *(s.inner for s in step.slices)]
+    inputs = [*(c.before for c in step.states), *(a for a, _ in step.captures), *(s.inner for s in step.slices)]
     of_input = dict(zip(inputs, values, strict=False))
     stacks = iter(values[len(inputs) :])
     for lookup in step.lookups:
@@ -148,14 +148,14 @@ def _step(
 ) -> _Step:
     outputs = [(s, g) for s, g in zip(loop.view.scan_outputs, of_outputs, strict=True) if g is not None]
     seeded = {c.before for c, g in finals.items() if g is not None}
-    carried = loop.carrying_gradients(active, seeded, [s.inner for s, _ in outputs])
+    states = loop.carrying_gradients(active, seeded, [s.inner for s, _ in outputs])
     slices = [s for s in loop.view.scan_inputs if s.outer in active and differentiable(s.inner)]
     captures = [(a, b) for a, b in loop.view.captures if b in active and differentiable(a)]
-    state_seeds = [Value(without_value(c.after.type), f"d_{c.after.name or 'state'}") for c in carried]
+    state_seeds = [Value(without_value(c.after.type), f"d_{c.after.name or 'state'}") for c in states]
     output_seeds = [Value(without_value(s.inner.type), f"d_{s.inner.name or 'output'}") for s, _ in outputs]
-    wrt = [*(c.before for c in carried), *(s.inner for s in slices), *(a for a, _ in captures)]
+    wrt = [*(c.before for c in states), *(s.inner for s in slices), *(a for a, _ in captures)]
     found, extended = differentiate(
-        [*(c.after for c in carried), *(s.inner for s, _ in outputs)], [*state_seeds, *output_seeds], wrt
+        [*(c.after for c in states), *(s.inner for s, _ in outputs)], [*state_seeds, *output_seeds], wrt
     )
     by_input = dict(zip(wrt, found, strict=True))
     slices = [s for s in slices if by_input[s.inner] is not None]
@@ -164,11 +164,11 @@ def _step(
         by_input[inner] = _without_lookups(loop, by_input[inner], inner, outer, lookups)
     captures = [(a, b) for a, b in captures if by_input[a] is not None]
     sums = [Value(without_value(a.type), f"d_{a.name or 'capture'}") for a, _ in captures]
-    results: list[Value] = [_or_zeros(by_input[c.before], c.before) for c in carried]
+    results: list[Value] = [_or_zeros(by_input[c.before], c.before) for c in states]
     results += [F.add(total, by_input[a]) for total, (a, _) in zip(sums, captures, strict=True)]
     results += [_or_zeros(by_input[s.inner], s.inner) for s in slices]
     results += [v for lookup in lookups for v in (lookup.gradient, lookup.indices)]
-    return _Step(carried, slices, captures, lookups, outputs, state_seeds, output_seeds, sums, results, extended)
+    return _Step(states, slices, captures, lookups, outputs, state_seeds, output_seeds, sums, results, extended)
 
 
 def _without_lookups(
@@ -228,8 +228,8 @@ def _reads(loop: Iteration, step: _Step) -> _Reads:
 def _reverse_scan(
     reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], written: Sequence[tuple[int, int]]
 ) -> list[Value]:
-    """The final carried values, then stacks of the other results, written along (axis, backwards) of forward."""
-    inputs = [*reverse.carried, *(s.inner for s in reverse.scanned), *reverse.captures]
+    """The final states, then stacks of the other results, written along (axis, backwards) of forward."""
+    inputs = [*reverse.states, *(s.inner for s in reverse.scanned), *reverse.captures]
     found = F.scan(
         *reverse.starts,
         *(s.outer for s in reverse.scanned),
@@ -250,7 +250,7 @@ def _reverse_scan(
 def _reverse_loop(
     reverse: _Reverse, results: Sequence[Value], table: dict[Value, Value], entry: Sequence[Value]
 ) -> list[Value]:
-    """The final carried values, then stacks of the other results, last iteration first.
+    """The final states, then stacks of the other results, last iteration first.
 
     Iteration i reads the last slice but i of each stack, and none when there is none.
 
@@ -266,7 +266,7 @@ def _reverse_loop(
     table.setdefault(entry[0], F.reshape(F.add(_length(stacks[0]), place), np.array(number, np.int64)))
     table.setdefault(entry[1], F.constant(value=np.ones(condition, bool)))
     outputs = [F.constant(value=np.array(True)), *rebuild(results, table)]
-    body = Graph([iteration, going, *reverse.carried, *stacks, *reverse.captures], outputs, name="backward")
+    body = Graph([iteration, going, *reverse.states, *stacks, *reverse.captures], outputs, name="backward")
     found = F.loop(
         _length(reverse.scanned[0].outer),
         None,

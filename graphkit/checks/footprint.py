@@ -19,7 +19,7 @@ _RESET_PEAK = "5"  # proc(5): sets the peak of resident memory to its present si
 class Footprint:
     """`planned_bytes`: arena, results and packed parameters. The others: how far resident memory rose, at its highest,
     above what it was before, in a first run, which also prepares parameters (`first_bytes`), and in the run after it
-    (`measured_bytes`). Pages of the arena that nothing touches are missing from both; what steps that run by reference
+    (`measured_bytes`). Pages of the arena that nothing touches are missing from both; what interpreted steps
     allocate beside the arena is added.
     """
 

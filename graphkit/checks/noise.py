@@ -50,7 +50,7 @@ class Noise:
 
 
 def in_double_precision(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's outputs by name, every float in it float64, computed by reference: no rewrite, no native kernel.
+    """The model's outputs by name, every float in it float64, interpreted: no rewrite, no native kernel.
 
     Raises GraphkitError where double precision cannot be had: an operator whose types are fixed, or too little memory.
     """

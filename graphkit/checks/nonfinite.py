@@ -53,8 +53,8 @@ def find_nonfinite(model: Model, feeds: Mapping[str, Any], *, seed: int | None =
 
     That is, in topological order, the first with NaN in a result and none in its operands, or with an infinity in a
     result of operands that are finite. A constant may be infinite, as masks of attention are; an input or a parameter
-    with NaN is named itself, one with an infinity when nothing else is found and a result is not finite. The graph runs
-    by reference, unfused, which takes long for large models. seed: of random operators. Raises InputError for missing
+    with NaN is named itself, one with an infinity when nothing else is found and a result is not finite. The graph is
+    interpreted, unfused, which takes long for large models. seed: of random operators. Raises InputError for missing
     inputs.
     """
     graph = bind_rng(model.graph)

@@ -14,7 +14,7 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops import Op, registry
 
-YES, PARTLY, NO, REFERENCE, ZERO, NOTHING = "yes", "partly", "no", "by reference", "zero", "-"
+YES, PARTLY, NO, REFERENCE, ZERO, NOTHING = "yes", "partly", "no", "interpreted", "zero", "-"
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Network:
         return "f" if dtype == self.dtype else "o" if dtype.kind in "fV" else dtype.kind
 
     def emit(self, result: Any, exact: bool) -> None:
-        """Take in what a builder made: the nodes on the way are computed by reference."""
+        """Take in what a builder made: the nodes on the way are interpreted."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         for value in results:
             self.compute(value)

@@ -119,7 +119,7 @@ def verify(
     |a-b| <= atol + rtol*|b|, with a from graphkit and b from ONNX Runtime; NaNs and infinities must be in the same
     places; integers, booleans and strings must be equal. Default tolerances depend on the element type.
 
-    Where floats fail, the graph is run by reference in double precision, and graphkit passes when its error from that
+    Where floats fail, the graph is interpreted in double precision, and graphkit passes when its error from that
     is no more than twice ONNX Runtime's own, per output, in the mean and at every element that failed (see
     graphkit.checks.noise). `strict_tolerance` leaves that out; so it is, unless it says otherwise, where rtol or atol
     is given. Raises UsageError for a model that draws random numbers, whose generators differ.

@@ -11,7 +11,6 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UsageError
 from graphkit.frontend import tree
 from graphkit.ir import dims
-from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops import F, as_value
@@ -47,15 +46,14 @@ def count(given: int | Value, name: str, what: str) -> Value:
     return value if value.dtype is DType.INT64 else F.cast(value, to=DType.INT64)
 
 
+def changed_state(name: str, path: str, before: Type, after: Type) -> TypeMismatch:
+    return TypeMismatch(f"{name}: state{path} is {before} before and {after} after one iteration")
+
+
 def same_kind(a: Type, b: Type) -> bool:
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         return a.dtype is b.dtype
     return type(a) is type(b)
-
-
-def carried(given: Type) -> Type:
-    """A loop-carried value's type: its elements change, so they are not known."""
-    return given.with_value(None) if isinstance(given, TensorType) else given
 
 
 def same_tree(name: str, what: str, shape: tree.Skeleton, result: Any, like: Sequence[Value]) -> list[Value]:
@@ -66,38 +64,8 @@ def same_tree(name: str, what: str, shape: tree.Skeleton, result: Any, like: Seq
     values = [leaf(item, before) for item, before in zip(tree.leaves(result), like, strict=True)]
     for path, before, after in zip(tree.paths(result), like, values, strict=True):
         if not same_kind(before.type, after.type):
-            raise TypeMismatch(f"{name}: state{path} is {before.type} before and {after.type} after one iteration")
+            raise changed_state(name, path, before.type, after.type)
     return values
-
-
-def fits(before: Type, after: Type) -> bool:
-    """Whether a carry may keep its type."""
-    if not isinstance(before, TensorType) or not isinstance(after, TensorType):
-        return before == after
-    if before.shape is None or after.shape is None:
-        return True
-    return len(before.shape) == len(after.shape) and all(
-        dims.may_equal(a, b) for a, b in zip(before.shape, after.shape, strict=True)
-    )
-
-
-def widened(name: str, path: str, before: Type, after: Type, varying: set[Dim]) -> Type:
-    """`before` with every size that an iteration changes replaced by a new name; `before` itself when none changes.
-
-    `varying` collects those names: they may change freely, so repeated widening ends.
-    """
-    if not isinstance(before, TensorType) or not isinstance(after, TensorType):
-        if before != after:
-            raise TypeMismatch(f"{name}: state{path} is {before} before and {after} after one iteration")
-        return before
-    if before.shape is None:
-        return before
-    if after.shape is None or len(before.shape) != len(after.shape):
-        return TensorType(before.dtype)
-    sizes = [d if d == new or d in varying else dims.fresh() for d, new in zip(before.shape, after.shape, strict=True)]
-    fresh = {new for new, old in zip(sizes, before.shape, strict=True) if new is not old}
-    varying |= fresh
-    return TensorType(before.dtype, sizes) if fresh else before
 
 
 def axes_of(name: str, option: str, given: Any, of: Any) -> list[int]:

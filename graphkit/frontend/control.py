@@ -27,9 +27,8 @@ from graphkit.errors import TypeMismatch, UsageError
 from graphkit.frontend import tree
 from graphkit.frontend._leaves import (
     axes_of,
-    carried,
+    changed_state,
     count,
-    fits,
     hint,
     leaf,
     outputs,
@@ -38,14 +37,13 @@ from graphkit.frontend._leaves import (
     same_tree,
     scanned_axes,
     stacked_axes,
-    widened,
     without,
 )
-from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Value
 from graphkit.ir.subgraph import checkpoint, close_over, inline
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F, as_value
+from graphkit.ops.control.loop_state import StableStates, may_keep, without_value
 from graphkit.passes.control.block_loops import Block, in_blocks
 
 # TensorFlow's default.
@@ -109,17 +107,14 @@ def while_loop(
     if not start:
         raise UsageError(f"{name}: the state holds no value")
     paths = list(tree.paths(state))
-    types = [carried(v.type) for v in start]
-    varying: set[Dim] = set()
+    states = StableStates([v.type for v in start], refusal=lambda i, a, b: changed_state(name, paths[i], a, b))
     while True:
         iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
-        inside = [Value(t, v.name or hint("state", p)) for t, v, p in zip(types, start, paths, strict=True)]
+        inside = [Value(t, v.name or hint("state", p)) for t, v, p in zip(states.types, start, paths, strict=True)]
         mark = checkpoint()
         following = same_tree(name, "body_fn", shape, body_fn(tree.unflatten(shape, inside)), inside)
-        wide = [widened(name, p, t, v.type, varying) for p, t, v in zip(paths, types, following, strict=True)]
-        if all(a is b for a, b in zip(types, wide, strict=True)):
+        if states.hold([v.type for v in following]):
             break
-        types = wide
 
     # The condition is built once and stands twice: before the loop, and at the end of the body.
     predicate_mark = checkpoint()
@@ -170,7 +165,9 @@ def scan(
     start = [leaf(item) for item in tree.leaves(init)]
     carry_shape = tree.skeleton(init)
 
-    inside = [Value(carried(v.type), v.name or hint("carry", p)) for v, p in zip(start, tree.paths(init), strict=True)]
+    inside = [
+        Value(without_value(v.type), v.name or hint("carry", p)) for v, p in zip(start, tree.paths(init), strict=True)
+    ]
     elements = [
         Value(without(v.tensor, a), v.name or hint("x", p)) for v, a, p in zip(sequences, axes, paths, strict=True)
     ]
@@ -182,7 +179,7 @@ def scan(
         raise UsageError(f"{name}: the function returns (carry, y), not {tree.skeleton(result)}; * is a value")
     following = same_tree(name, "the function's carry", carry_shape, result[0], inside)
     for path, before, after in zip(tree.paths(init), inside, following, strict=True):
-        if not fits(before.type, after.type):
+        if not may_keep(before.type, after.type):
             raise TypeMismatch(f"{name}: carry{path} is {before.type} before and {after.type} after one element")
     stacked = [leaf(item) for item in tree.leaves(result[1])]
     if not following and not stacked:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UsageError, did_you_mean
 from graphkit.ir import context
@@ -53,13 +53,13 @@ class Value:
         role: str = "data",
         attrs: Mapping[str, Any] | None = None,
     ):
-        self.node = node
-        self.index = index
-        self.type = type
-        self.name = name
-        self.role = role
-        self.attrs = attrs or _NO_ATTRS
-        self.serial = next(_serial)
+        self.node: Final = node
+        self.index: Final = index
+        self.type: Final = type
+        self.name: Final = name
+        self.role: Final = role
+        self.attrs: Final = attrs or _NO_ATTRS
+        self.serial: Final = next(_serial)
 
     def __copy__(self) -> Value:
         return self
@@ -106,6 +106,11 @@ class Value:
 
     def __repr__(self) -> str:
         return f"<Value {self}>"
+
+
+def give_name(value: Value, name: str) -> None:
+    """Name a value that has just been made and that nobody has seen; for those who cannot say so when it is made."""
+    value.name = name  # type: ignore[misc]
 
 
 class Node:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphkit.errors import InvalidModel, UnsupportedError
-from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import checkpoint, close_over
-from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, join
+from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import type_from_proto
 from graphkit.ops import F, Op, constant
+from graphkit.ops.control.loop_state import StableStates
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.importer import Builder, Names, Setting
     from graphkit.onnx_io.upgrade import NodeView
 
-# Each attempt makes the types of loop-carried values wider; after the last one they are as wide as can be.
-_ATTEMPTS = 4
+# A body is built anew for each trial of its states' types; those that change in all of these lose their rank.
+_TRIALS = 3
 
 
 def build(
@@ -184,44 +184,14 @@ def _with_stable_state(
     after: Sequence[Type],
     first_output: int,
 ) -> tuple[Graph, list[Value]]:
-    """Build a loop body whose carried values keep their types: those that change get unknown dimensions or rank."""
-    types = [_without_value(t) for t in state]
-    for attempt in range(_ATTEMPTS):
+    """Build a loop body whose states keep their types: those that change get unknown dimensions or rank."""
+    states = StableStates(state, trials=_TRIALS)
+    while True:
         mark = checkpoint()
-        own = [Value(t, name) for t, (name, _) in zip([*before, *types, *after], region.inputs, strict=False)]
+        own = [Value(t, name) for t, (name, _) in zip([*before, *states.types, *after], region.inputs, strict=False)]
         outputs = _inner(builder, region, own, names, setting)
-        results = [v.type for v in outputs[first_output : first_output + len(types)]]
-        if len(results) != len(types):
-            raise InvalidModel(f"subgraph {region.name!r} has {len(outputs)} outputs for {len(types)} carried values")
-        stable = [_covers(t, r) for t, r in zip(types, results, strict=True)]
-        if all(stable) or attempt == _ATTEMPTS - 1:
-            break
-        widen = join if attempt < _ATTEMPTS - 2 else _unranked
-        types = [t if ok else _without_value(widen(t, r)) for t, r, ok in zip(types, results, stable, strict=True)]
-    return close_over(outputs, own, mark, (), region.name)
-
-
-def _without_value(given: Type) -> Type:
-    return TensorType(given.dtype, given.shape) if isinstance(given, TensorType) else given
-
-
-def _unranked(a: Type, b: Type) -> Type:
-    joined = join(a, b)
-    return TensorType(joined.dtype) if isinstance(joined, TensorType) else joined
-
-
-def _covers(wide: Type, narrow: Type) -> bool:
-    """Whether every value of type `narrow` also has type `wide`, an anonymous dimension standing for any size."""
-    if isinstance(wide, (SequenceType, OptionalType)):
-        return type(wide) is type(narrow) and _covers(wide.element, narrow.element)  # type: ignore[union-attr]
-    if not isinstance(narrow, TensorType) or wide.dtype is not narrow.dtype:
-        return False
-    if wide.shape is None:
-        return True
-    if narrow.shape is None or len(narrow.shape) != len(wide.shape):
-        return False
-    return all(w == n or _anonymous(w) for w, n in zip(wide.shape, narrow.shape, strict=True))
-
-
-def _anonymous(dim: Any) -> bool:
-    return isinstance(dim, DimExpr) and str(dim).startswith("?")
+        results = [v.type for v in outputs[first_output : first_output + len(state)]]
+        if len(results) != len(state):
+            raise InvalidModel(f"subgraph {region.name!r} has {len(outputs)} outputs for {len(state)} carried values")
+        if states.hold(results):
+            return close_over(outputs, own, mark, (), region.name)

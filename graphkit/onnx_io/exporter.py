@@ -29,6 +29,7 @@ from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.spelling import domain_version, spelled, target_schema
 from graphkit.onnx_io.tensors import to_proto, type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
+from graphkit.ops.control.views import capture_count
 from graphkit.passes.simplify.known_ranks import known_ranks
 
 OLDEST_TARGET = 13
@@ -266,10 +267,9 @@ def _values_read(graph: Graph) -> set[Value]:
 
 def _captured(node: Node) -> list[Value]:
     """The operands of a control-flow node that its subgraphs know by their outer names."""
-    op: Any = node.op
-    if not op.subgraphs():
+    if not node.op.subgraphs():
         return []
-    count = len(node.inputs) - 1 if op.name == "If" else op.captures
+    count = capture_count(node)
     return [v for v in node.inputs[len(node.inputs) - count :] if v is not None]
 
 

@@ -22,7 +22,7 @@ from onnx import AttributeProto, ModelProto, TypeProto
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context
 from graphkit.ir.declared import Declarations
-from graphkit.ir.graph import Graph, Node, Value, unique_names
+from graphkit.ir.graph import Graph, Node, Value, give_name, unique_names
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.onnx_io import control, functions, initializers, upgrade, validate
@@ -138,7 +138,7 @@ class Builder:
         reader.closed(self.top, f"{label}: graph {model.graph.name!r}")
         self.declared = Declarations(label)
         self.built = 0
-        self.hoisted: dict[tuple[int, str], Value] = {}
+        self.initial_values: dict[tuple[int, str], Value] = {}
 
     # --- the whole model ---------------------------------------------------------------------------
 
@@ -150,11 +150,11 @@ class Builder:
         for region, name, role in plan.entries:
             array = self.initial_array(region, name)
             if role == "constant":
-                self.hoisted[id(region), name] = self.constant(Tensor(array), name)
+                self.initial_values[id(region), name] = self.constant(Tensor(array), name)
             else:
                 attrs = attributes.get(name) if region is self.top else None
                 value = Value(TensorType(array.dtype, array.shape), name, role=role, attrs=attrs)
-                self.hoisted[id(region), name] = value
+                self.initial_values[id(region), name] = value
                 arrays[value] = array
         names = Names()
         inputs: list[Value] = []
@@ -245,7 +245,7 @@ class Builder:
     def region(self, region: Region, names: Names, setting: Setting) -> list[Value]:
         """Build a region's nodes in `names`; returns its outputs."""
         for name in (*region.initializers, *region.sparse):
-            value = self.hoisted.get((id(region), name))
+            value = self.initial_values.get((id(region), name))
             if value is None and region is not self.top:
                 value = self.constant(Tensor(self.initial_array(region, name)), name)
             names.values[name] = value
@@ -457,5 +457,5 @@ def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence
     """Give results that a rule or a function has just built the names that the file has for them."""
     for value, name in zip(results, raw.outputs, strict=False):
         if name and value is not None and value.node is not None and value.serial > mark:
-            value.name = name
+            give_name(value, name)
     return results

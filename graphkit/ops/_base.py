@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UnsupportedOperator, UsageError, did_you_mean
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Node, Value, snake_case
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
 from graphkit.ops import _calls
@@ -153,6 +153,8 @@ class Op:
 
     domain: ClassVar[str] = ""
     name: ClassVar[str] = ""
+    # Names by which files and callers may still know it.
+    former_names: ClassVar[tuple[str, ...]] = ()
     fields: ClassVar[Mapping[str, Field]] = {}
     inputs: ClassVar[tuple[str, ...]] = ()
     outputs: ClassVar[tuple[str, ...]] = ("y",)
@@ -287,6 +289,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[str, str], type[Op]] = {}
+        self._former: dict[tuple[str, str], type[Op]] = {}
         self._functions: dict[str, OpFunction] = {}
 
     def add(self, cls: type[Op]) -> None:
@@ -298,6 +301,7 @@ class Registry:
         if function in self._functions:
             raise UsageError(f"an operator named {function!r} is registered already, in another domain")
         self._by_key[key] = cls
+        self._former.update(((cls.domain, name), cls) for name in cls.__dict__.get("former_names", ()))
         self._functions[function] = OpFunction(cls, function)
 
     def _replace(self, cls: type[Op]) -> None:
@@ -317,10 +321,12 @@ class Registry:
     def remove(self, cls: type[Op]) -> None:
         """Take back a registration (for tests of custom operators)."""
         del self._by_key[cls.domain, cls.name]
+        self._former = {key: known for key, known in self._former.items() if known is not cls}
         del self._functions[function_name(cls)]
 
     def find(self, domain: str, name: str) -> type[Op] | None:
-        return self._by_key.get((domain, name))
+        """The operator of this name, or of this former name."""
+        return self._by_key.get((domain, name)) or self._former.get((domain, name))
 
     def get(self, domain: str, name: str) -> type[Op]:
         found = self.find(domain, name)
@@ -330,7 +336,11 @@ class Registry:
         return found
 
     def function(self, name: str) -> OpFunction | None:
-        return self._functions.get(name)
+        found = self._functions.get(name)
+        if found is None:
+            former = next((cls for (_, old), cls in self._former.items() if snake_case(old) == name), None)
+            found = None if former is None else self._functions[function_name(former)]
+        return found
 
     def __iter__(self) -> Any:
         return iter(self._by_key.values())

@@ -72,7 +72,7 @@ def evaluate_with_updates(graph: Graph, inputs: Sequence[Any], xp: Namespace = n
 
 
 def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> tuple[Any, ...]:
-    """Run one node by reference; outputs have the inferred dtypes. Half floats are computed in float32.
+    """Interpret one node; outputs have the inferred dtypes. Half floats are computed in float32.
 
     Raises RuntimeFailure, naming the node, for whatever the reference raises.
     """

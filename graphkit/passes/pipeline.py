@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import HALVES, DType
-from graphkit.passes.control.merge_walks import merge_walks
+from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.control.scan_axes import scan_axes
+from graphkit.passes.core.declare import Pass, held_after, ordered, pipeline
 from graphkit.passes.core.match import FixedValues
-from graphkit.passes.core.sweep import Pass, effect, is_constant
+from graphkit.passes.core.sweep import effect, is_constant
 from graphkit.passes.fuse.activation import fuse_activation
 from graphkit.passes.fuse.attention import fuse_attention
 from graphkit.passes.fuse.batch_norm import fuse_batch_norm
@@ -36,63 +36,59 @@ from graphkit.passes.simplify.known_ranks import known_ranks
 from graphkit.passes.simplify.reshape import eliminate_reshape
 from graphkit.passes.simplify.transpose import eliminate_transpose
 
-# After CLEANUP; what it has folded may simplify more. Half floats before all others, which see float32 then. Composites
-# next: what they consist of is fused. Formulas before transposes move through them; attention before the products that
-# it consists of; weights before products are fused, and late because the nodes that make them are many; layouts when
-# products have taken in what they can.
-_PRODUCTS_AND_LAYOUTS: tuple[tuple[str, Pass], ...] = (
-    ("widen_halves", widen_halves),
-    ("known_ranks", known_ranks),
-    ("expand_composites", expand_composites),
-    ("merge_walks", merge_walks),
-    ("simplify", simplify),
-    ("scan_axes", scan_axes),
-    ("eliminate_expand", eliminate_expand),
-    ("fuse_layer_norm", fuse_layer_norm),
-    ("fuse_gelu", fuse_gelu),
-    ("fuse_activation", fuse_activation),
-    ("fuse_softmax", fuse_softmax),
-    ("eliminate_transpose", eliminate_transpose),
-    ("fuse_attention", fuse_attention),
-    ("eliminate_reshape", eliminate_reshape),
-    ("unstride_transposed", unstride_transposed),
-    ("fold_batch_norm", fold_batch_norm),
-    ("fuse_matmul", fuse_matmul),
-    ("fuse_conv", fuse_conv),
-    ("channels_last", channels_last),
-    ("eliminate_reshape", eliminate_reshape),
+_HELD = held_after(CLEANUP)
+
+# `ordered` moves a pass to where its declaration permits it; those that are declared apart stand as they are written.
+_PRODUCTS_AND_LAYOUTS = (
+    *ordered(widen_halves, known_ranks, expand_composites, merge_recurrences),
+    # What composites consist of simplifies.
+    simplify,
+    *ordered(
+        scan_axes,
+        eliminate_expand,
+        fuse_layer_norm,
+        fuse_gelu,
+        fuse_activation,
+        fuse_softmax,
+        eliminate_transpose,
+        fuse_attention,
+        eliminate_reshape,
+        unstride_transposed,
+        # As late as it may be, because the nodes that make new weights are many.
+        fold_batch_norm,
+        fuse_matmul,
+        fuse_conv,
+        channels_last,
+    ),
+    # Transposes at the borders of channels-last parts may move no element.
+    eliminate_reshape,
 )
 
 # What products have left over.
-_REGIONS: tuple[tuple[str, Pass], ...] = (
-    *CLEANUP,
-    ("fuse_batch_norm", fuse_batch_norm),
-    ("fuse_loss_grad", fuse_loss_grad),
-    ("fuse_table_update", fuse_table_update),
-    ("fuse_pointwise", fuse_pointwise),
-)
+_REGIONS = (*CLEANUP, *ordered(fuse_batch_norm, fuse_loss_grad, fuse_table_update, fuse_pointwise))
 
-INFERENCE = (*_PRODUCTS_AND_LAYOUTS, *_REGIONS)
+# After CLEANUP.
+INFERENCE = pipeline(*_PRODUCTS_AND_LAYOUTS, *_REGIONS, given=_HELD)
 
 
 def inference_passes(
     precision: str = "f32", whole: Callable[[Node], bool] | None = None, halves: Collection[DType] = HALVES
-) -> tuple[tuple[str, Pass], ...]:
+) -> tuple[Pass[...], ...]:
     """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in.
 
     Nodes of composite operators for which `whole` holds are not expanded; `halves` are the types that are computed in
     float32.
     """
-    rounding: tuple[tuple[str, Pass], ...] = () if precision == "f32" else (("to_bfloat16", to_bfloat16),)
-    passes = (*_PRODUCTS_AND_LAYOUTS, *rounding, *_REGIONS)
-    chosen: dict[str, Pass] = {"widen_halves": partial(widen_halves, halves=halves)}
+    rounding = () if precision == "f32" else (to_bfloat16,)
+    chosen: dict[Pass[...], Pass[...]] = {widen_halves: widen_halves.with_options(halves=halves)}
     if whole is not None:
-        chosen["expand_composites"] = partial(expand_composites, whole=whole)
-    return tuple((name, chosen.get(name, apply)) for name, apply in passes)
+        chosen[expand_composites] = expand_composites.with_options(whole=whole)
+    passes = (*_PRODUCTS_AND_LAYOUTS, *rounding, *_REGIONS)
+    return pipeline(*(chosen.get(p, p) for p in passes), given=_HELD)
 
 
 # What becomes possible when the shapes of a prepared graph are known.
-BOUND: tuple[tuple[str, Pass], ...] = (("simplify", simplify), ("fuse_attention", fuse_attention))
+BOUND = pipeline(simplify, fuse_attention, given=held_after(INFERENCE, _HELD))
 
 
 class Effect(NamedTuple):
@@ -104,11 +100,11 @@ class Effect(NamedTuple):
     change: str
 
 
-def effects(graph: Graph, passes: Sequence[tuple[str, Pass]] = (*CLEANUP, *INFERENCE)) -> Iterator[Effect]:
+def effects(graph: Graph, passes: Sequence[Pass[...]] = (*CLEANUP, *INFERENCE)) -> Iterator[Effect]:
     """Apply passes in order and tell what each does; constants are not counted, nor are nodes of subgraphs."""
-    for name, transform in passes:
-        before, graph = graph, transform(graph)
+    for step in passes:
+        before, graph = graph, step(graph)
         values = FixedValues(graph)
         nodes = [node for node in graph.nodes if not is_constant(node)]
         fixed = sum(all(v in values for v in node.outputs) for node in nodes)
-        yield Effect(name, len(nodes) - fixed, fixed, effect(before, graph))
+        yield Effect(step.name, len(nodes) - fixed, fixed, effect(before, graph))

@@ -58,4 +58,4 @@ def origin(program: Graph, store: ParamStore, feeds: Mapping[str, Any], rng: tup
         found = first_nonfinite(needed, arrays)
     except (GraphkitError, MemoryError) as error:
         return f"where it comes from cannot be told, as the search failed: {error}"
-    return "no node makes it by reference: it is the rounding of the kernels" if found is None else f"from {found}"
+    return "no node makes it when interpreted: it is the rounding of the kernels" if found is None else f"from {found}"

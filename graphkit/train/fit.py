@@ -16,7 +16,7 @@ from graphkit.data import Batch, Dataset, Iterated
 from graphkit.errors import UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.train import saving
-from graphkit.train.beside import Beside
+from graphkit.train.background import BackgroundWork
 from graphkit.train.gather import gather, reduced
 from graphkit.train.metrics import Metric
 from graphkit.train.position import MetricStates
@@ -50,7 +50,7 @@ class Fit:
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
-        self._beside = Beside(0)
+        self._background = BackgroundWork(0)
 
     def run(self) -> list[dict[str, float]]:
         """Train until the run is over; the records of the epochs that end in this call."""
@@ -98,18 +98,18 @@ class Fit:
     def _train(self) -> None:
         trainer, position = self.trainer, self.trainer.position
         if not position.within:
-            trainer._carried.reset()
+            trainer._recurrent_state.reset()
         batches = self._batches()
         measured = trainer._metrics(self.metrics)
         self._restore(measured)
         count = length_of(batches)
         self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
-        with Beside(self.prefetch) as beside:
-            self._measured, self._beside = measured, beside
+        with BackgroundWork(self.prefetch) as background:
+            self._measured, self._background = measured, background
             try:
                 # A position after the last batch is that of the update, or the validation, behind it.
                 if count is None or position.batch < count:
-                    for batch in beside.batches(map(trainer._prepared, batches)):
+                    for batch in background.batches(map(trainer._prepared, batches)):
                         with trainer._interrupts:
                             self._step(batch, measured)
                 with trainer._interrupts:
@@ -147,7 +147,7 @@ class Fit:
     def _step(self, batch: Batch, measured: list[Metric]) -> None:
         trainer, position = self.trainer, self.trainer.position
         before = trainer.updates
-        inputs = trainer._carried.feeds(batch.inputs) if batch.size else batch.inputs
+        inputs = trainer._recurrent_state.feeds(batch.inputs) if batch.size else batch.inputs
         skipped = trainer.skipped
         with self._whole():
             found, results = trainer._step(inputs, batch.targets, batch.size)
@@ -155,11 +155,11 @@ class Fit:
         position.batch += 1
         position.skipped += trainer.skipped - skipped
         if results or math.isfinite(loss):  # else the step was skipped
-            trainer._carried.keep(results)
+            trainer._recurrent_state.keep(results)
             position.loss_sum += loss * batch.global_size
             position.seen += batch.global_size
             if batch.size:
-                self._beside.measure(measured, results[trainer._output], first(batch.targets))
+                self._background.measure(measured, results[trainer._output], first(batch.targets))
         self.bar.advance(f"loss {loss:.4f}")
         if self.every and trainer.updates > before and trainer.updates % self.every == 0:
             self._save()
@@ -180,7 +180,7 @@ class Fit:
         with self._whole():
             trainer.flush()
         position.skipped += trainer.skipped - skipped
-        self._beside.settle()
+        self._background.settle()
         if trainer.kvstore is None or self._ranks == 1:
             values = {m.name: m.value for m in measured}
         else:
@@ -198,7 +198,7 @@ class Fit:
         """What the metrics of the epoch under way have gathered."""
         if self._measured is None:
             return self.trainer.position.metrics
-        self._beside.settle()
+        self._background.settle()
         return {m.name: dict(m.state()) for m in self._measured if hasattr(m, "state")}
 
     def _restore(self, measured: list[Metric]) -> None:

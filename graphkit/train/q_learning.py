@@ -142,8 +142,8 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
     path = F.expand(F.unsqueeze(start, np.array([0])), np.array([limit + 1] + [1] * (start.rank or 0)))
     begin = (start, path, np.zeros(agents, bool), np.zeros(agents, np.float32), np.int64(0))
 
-    def body(carried: Any) -> Any:
-        state, path, over, total, steps = carried
+    def body(loop_state: Any) -> Any:
+        state, path, over, total, steps = loop_state
         q = policy(net, weights, world.observe(state))
         action = epsilon_greedy(q, world.actions, epsilon, F.gather(uniform, steps, axis=0))
         following, reward, final = world.step(state, action)
@@ -154,7 +154,7 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
         return following, _put(path, steps, F.unsqueeze(following, np.array([0]))), F.or_(over, final), total, steps
 
     _, path, _, total, steps = control.while_loop(
-        lambda carried: F.not_(_all(carried[2])), body, begin, maximum_iterations=limit, name="episode"
+        lambda state: F.not_(_all(state[2])), body, begin, maximum_iterations=limit, name="episode"
     )
     outputs = {"path": path, "total": total, "steps": steps}
     graph = Graph([epsilon, uniform, *weights], outputs.values(), name="rollout", output_names=list(outputs))
@@ -185,8 +185,8 @@ def learning_episode(
     memory = Memory(*(states[f"replay/{field}"] for field in Memory._fields))
     learn = _Learner(net, world, optimizer, settings, rate)
 
-    def body(carried: Any) -> Any:
-        progress, learnt, memory = carried
+    def body(loop_state: Any) -> Any:
+        progress, learnt, memory = loop_state
         draws = F.random_uniform(shape=(2 + settings.batch,)) if uniform is None else F.gather(uniform, progress.steps)
         acting, sampling = F.split(draws, np.array([2, settings.batch]))
         q = policy(net, learnt.weights, world.observe(progress.state))
@@ -208,7 +208,11 @@ def learning_episode(
         as_value(np.float32(0)),
     )  # fmt: skip
     end, after, remembered = control.while_loop(
-        lambda carried: F.not_(_all(carried[0].over)), body, (begin, learnt, memory), settings.limit, name="episode"
+        lambda loop_state: F.not_(_all(loop_state[0].over)),
+        body,
+        (begin, learnt, memory),
+        settings.limit,
+        name="episode",
     )
     done = F.cast(F.sub(after.updates, learnt.updates), to=DType.FLOAT32)
     outputs = {

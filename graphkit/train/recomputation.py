@@ -10,9 +10,10 @@ from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_device
 from graphkit.executor.devices.registry import runs_whole
 from graphkit.ir.graph import Graph
-from graphkit.passes.control.merge_walks import merge_walks
+from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.core.bind import match_shapes
-from graphkit.passes.core.sweep import Pass, run_passes
+from graphkit.passes.core.declare import pipeline
+from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.training.randomness import bind_rng
@@ -82,8 +83,6 @@ def prepared(program: Graph, device: str = "cpu") -> Graph:
     """The program as recomputation needs it: random nodes have their streams, so that a copy draws alike, and what
     forward and backward part both compute is one node. Composites that the device has no kernels for are expanded."""
     load_device(device)
-    expand = partial(expand_composites, whole=partial(runs_whole, device))
-    passes: list[tuple[str, Pass]] = [
-        ("bind_rng", bind_rng), *CLEANUP, ("expand", expand), ("merge_walks", merge_walks), *CLEANUP,
-    ]  # fmt: skip
+    expand = expand_composites.with_options(whole=partial(runs_whole, device))
+    passes = pipeline(bind_rng, *CLEANUP, expand, merge_recurrences, *CLEANUP)
     return run_passes(program, passes).replace(output_names=program.output_names)

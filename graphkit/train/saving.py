@@ -43,13 +43,13 @@ def save(trainer: Trainer, folder: str | Path) -> None:
 
 
 def gathered(trainer: Trainer) -> dict[str, np.ndarray]:
-    """What this process alone knows of the epoch under way: the state that is carried, and that of metrics."""
+    """What this process alone knows of the epoch under way: the recurrent state, and that of metrics."""
     position = trainer.position
     if not position.within:
         return {}
     states = position.metrics if trainer._fit is None else trainer._fit.metric_states()
     measured = {f"{m}{_METRIC}{key}": array for m, state in states.items() for key, array in state.items()}
-    return {**trainer._carried.arrays, **measured}
+    return {**trainer._recurrent_state.arrays, **measured}
 
 
 def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -94,8 +94,9 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
     waiting = int(saved.settings.get("waiting", 0))
     arrays = dict(saved.arrays)
     fit_sums(arrays, trainer.trained, stepper.slots, waiting, trainer._place[0])
-    carried, metric_states = _mine(saved.parts, trainer._place, folder)
-    odd = sorted((set(arrays) ^ {*trainer.net.params, *stepper.slots}) | (set(carried) - {*trainer._carried.keys}))
+    recurrent, metric_states = _mine(saved.parts, trainer._place, folder)
+    unknown = set(recurrent) - {*trainer._recurrent_state.keys}
+    odd = sorted((set(arrays) ^ {*trainer.net.params, *stepper.slots}) | unknown)
     if odd:
         raise InvalidModel(f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}")
     try:
@@ -105,7 +106,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
     with uninterrupted:
         for name, array in arrays.items():
             stepper.store.adopt(name, array)
-        trainer._carried.restore(carried)
+        trainer._recurrent_state.restore(recurrent)
         trainer.executor.rng = saved.rng
         trainer.position = Position.read(saved.position, metric_states)
         trainer.notes = saved.notes
@@ -128,12 +129,12 @@ def _mine(
                 f"batch to batch; there are {ranks} now"
             )
         return {}, {}
-    carried: dict[str, np.ndarray] = {}
+    recurrent: dict[str, np.ndarray] = {}
     states: MetricStates = {}
     for key, array in parts[rank].items():
         name, found, state = key.rpartition(_METRIC)
         if found:
             states.setdefault(name, {})[state] = array
         else:
-            carried[key] = array
-    return carried, states
+            recurrent[key] = array
+    return recurrent, states

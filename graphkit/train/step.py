@@ -33,7 +33,7 @@ GRADIENT_SUM = "gradient_sum"
 
 
 @dataclass(frozen=True)
-class Recipe:
+class UpdateRule:
     """How gradients become updates: the optimizer, the limit on their global norm, the average that is kept."""
 
     optimizer: Optimizer
@@ -44,7 +44,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Trainee:
+class TrainedParameter:
     """One parameter under training: its Value, the name that slots derive from, its multipliers.
 
     lazy: it is a table, and a step updates only the rows that it read.
@@ -58,7 +58,7 @@ class Trainee:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ParameterSelection:
     """Shell patterns of parameter names that say what is trained, and how.
 
     train: what is trained (all, when there is none); freeze: what is left out of it; lazy: tables with row-sparse
@@ -77,25 +77,25 @@ class Choice:
         return (not self.train or _matches(name, self.train)) and not _matches(name, self.freeze)
 
 
-def select_trainees(graph: Graph, choice: Choice) -> list[Trainee]:
-    """The parameters to update: floats that `choice` takes, that are not marked trainable=False, and that the loss
+def select_parameters(graph: Graph, selection: ParameterSelection) -> list[TrainedParameter]:
+    """The parameters to update: floats that `selection` takes, that are not marked trainable=False, and that the loss
     (the graph's first output) depends on, which those of other outputs need not be.
 
     Raises UsageError when a pattern matches no parameter, a multiplier is no number, or nothing is left to train.
     """
     names = {graph.name_of(v): v for v in graph.inputs if v.role == "parameter" and v.dtype.is_float}
-    for option, patterns in vars(choice).items():
+    for option, patterns in vars(selection).items():
         for pattern in patterns:
             if not fnmatch.filter(names, pattern):
                 raise UsageError(f"{option} pattern {pattern!r} matches no parameter; there are {_some(names)}")
     found = reached([graph.outputs[0]])
     chosen = [
-        Trainee(
-            v, n, _multiplier(n, v, "lr_mult", choice.lr_mult), _multiplier(n, v, "wd_mult", choice.wd_mult),
-            _matches(n, choice.lazy) or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
+        TrainedParameter(
+            v, n, _multiplier(n, v, "lr_mult", selection.lr_mult), _multiplier(n, v, "wd_mult", selection.wd_mult),
+            _matches(n, selection.lazy) or str(v.attrs.get("lazy", "")).lower() in ("1", "true"),
         )
         for n, v in names.items()
-        if v in found and v.attrs.get("trainable", True) and choice.takes(n)
+        if v in found and v.attrs.get("trainable", True) and selection.takes(n)
     ]  # fmt: skip
     if not chosen:
         raise UsageError(
@@ -140,39 +140,39 @@ def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Val
 
 
 def _updates(
-    trainees: Sequence[Trainee], gradients: Sequence[Value | Rows], recipe: Recipe, token: Value | None
+    trained: Sequence[TrainedParameter], gradients: Sequence[Value | Rows], rule: UpdateRule, token: Value | None
 ) -> tuple[list[Value], list[tuple[Value, Value]]]:
     """New state inputs (slots, averages and step count) plus the learning rate, and the updates of everything.
 
     token: what has to be finite before anything is written, if there is such a thing.
     """
     dense = _dense(gradients)
-    if recipe.clip_norm is not None:
-        dense = clip_by_global_norm(dense, recipe.clip_norm)
-    optimizer = recipe.optimizer
+    if rule.clip_norm is not None:
+        dense = clip_by_global_norm(dense, rule.clip_norm)
+    optimizer = rule.optimizer
     fed = Value(TensorType(DType.FLOAT32, ()), LEARNING_RATE)
     count = Value(TensorType(DType.INT64, ()), STEP, role="state")
     # Every update reads the rate or the step.
     rate = finite.guarded(fed, token)
     step = F.add(finite.guarded(count, token), F.constant(value=np.asarray(1, np.int64)))
     inputs, updates = [fed, count], [(count, step)]
-    for trainee, found, grad in zip(trainees, gradients, dense, strict=True):
-        weight = trainee.value
-        slots = [Value(weight.type, f"{trainee.name}/{slot}", role="state") for slot in optimizer.slots]
-        lr = rate if trainee.lr_mult == 1.0 else F.mul(rate, scalar_like(trainee.lr_mult, rate))
+    for parameter, found, grad in zip(trained, gradients, dense, strict=True):
+        weight = parameter.value
+        slots = [Value(weight.type, f"{parameter.name}/{slot}", role="state") for slot in optimizer.slots]
+        lr = rate if parameter.lr_mult == 1.0 else F.mul(rate, scalar_like(parameter.lr_mult, rate))
         states = [weight, *slots]
         if isinstance(found, Rows):
             rows = [found.take(s) for s in states]
-            new = optimizer.update(rows[0], found.per_place(grad), rows[1:], lr, step, trainee.decay_mult)
+            new = optimizer.update(rows[0], found.per_place(grad), rows[1:], lr, step, parameter.decay_mult)
             new = [found.put(s, r) for s, r in zip(states, new, strict=True)]
         else:
-            new = optimizer.update(weight, grad, slots, lr, step, trainee.decay_mult)
+            new = optimizer.update(weight, grad, slots, lr, step, parameter.decay_mult)
         inputs += slots
         updates += list(zip(states, new, strict=True))
-        if recipe.ema is not None:
-            average = Value(weight.type, f"{trainee.name}/{AVERAGE}", role="state")
+        if rule.ema is not None:
+            average = Value(weight.type, f"{parameter.name}/{AVERAGE}", role="state")
             inputs.append(average)
-            updates.append((average, recipe.ema.update(average, new[0], step)))
+            updates.append((average, rule.ema.update(average, new[0], step)))
     return inputs, updates
 
 
@@ -180,10 +180,10 @@ def _dense(gradients: Sequence[Value | Rows]) -> list[Value]:
     return [g.gradient if isinstance(g, Rows) else g for g in gradients]
 
 
-def _token(loss: Value | None, gradients: Sequence[Value | Rows], recipe: Recipe) -> Value | None:
+def _token(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
     """What has to be finite before anything is written; None: nothing has to."""
-    if recipe.on_nonfinite != "skip":
-        return loss if recipe.on_nonfinite == "raise" else None
+    if rule.on_nonfinite != "skip":
+        return loss if rule.on_nonfinite == "raise" else None
     zero = finite.zero_if_finite(_dense(gradients))
     return zero if loss is None else F.add(_as(loss, zero), zero)
 
@@ -193,37 +193,37 @@ def _guarded_updates(graph: Graph, token: Value | None) -> list[tuple[Value, Val
     return [(state, finite.guarded(new, token)) for state, new in graph.updates]
 
 
-def fused_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> Graph:
+def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
     """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
-    tables = {t.name: lookups(graph, t.value, t.name) for t in trainees if t.lazy}
-    if tables and not recipe.optimizer.elementwise:
+    tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
+    if tables and not rule.optimizer.elementwise:
         raise UsageError(
-            f"{recipe.optimizer.kind} takes norms of whole parameters: row-sparse updates "
+            f"{rule.optimizer.kind} takes norms of whole parameters: row-sparse updates "
             f"({', '.join(tables)}) need another optimizer"
         )
-    wanted = [tables[t.name].outputs if t.lazy else [t.value] for t in trainees]
+    wanted = [tables[t.name].outputs if t.lazy else [t.value] for t in trained]
     flat = iter(gradient([graph.outputs[0]], [v for values in wanted for v in values]))
     grouped = [[next(flat) for _ in values] for values in wanted]
-    gradients = [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trainees, grouped, strict=True)]
-    token = _token(graph.outputs[0], gradients, recipe)
-    inputs, updates = _updates(trainees, gradients, recipe, token)
+    gradients = [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trained, grouped, strict=True)]
+    token = _token(graph.outputs[0], gradients, rule)
+    inputs, updates = _updates(trained, gradients, rule, token)
     statistics = _guarded_updates(graph, token)
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
 
 
-def split_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> tuple[Graph, Graph]:
+def split_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
     """The accumulating program and the updating one; they share the states `<parameter>/gradient_sum`.
 
     Inputs beside the data: `batch_weight` (float32 scalar, the number of samples) of the first; `total_weight`, the
     sum of the weights, and `learning_rate` of the second, which resets the sums. Raises UsageError for row-sparse
     updates: the sums are dense.
     """
-    if lazy := [t.name for t in trainees if t.lazy]:
+    if lazy := [t.name for t in trained if t.lazy]:
         raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one process and one batch per update")
     weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
-    sums = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}", role="state") for t in trainees]
-    gradients = gradient([graph.outputs[0]], [t.value for t in trainees])
-    token = None if recipe.on_nonfinite == "ignore" else graph.outputs[0]
+    sums = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}", role="state") for t in trained]
+    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
+    token = None if rule.on_nonfinite == "ignore" else graph.outputs[0]
     factor = finite.guarded(weight, token)
     added = [(s, F.add(s, F.mul(g, _as(factor, g)))) for s, g in zip(sums, gradients, strict=True)]
     updates = [*_guarded_updates(graph, token), *added]
@@ -231,10 +231,10 @@ def split_step(graph: Graph, trainees: Sequence[Trainee], recipe: Recipe) -> tup
 
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     means = [F.div(s, _as(total, s)) for s in sums]
-    inputs, updates = _updates(trainees, means, recipe, _token(None, means, recipe))
+    inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     update = Graph(
-        [total, *inputs, *(t.value for t in trainees), *sums], [inputs[1]], [*updates, *reset], f"{graph.name}_update",
+        [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *reset], f"{graph.name}_update",
         output_names=["previous_step"],
     )  # fmt: skip
     return accumulate, update

@@ -34,8 +34,8 @@ class Stepper:
     def __init__(
         self,
         graph: Graph,
-        trainees: Sequence[steps.Trainee],
-        recipe: steps.Recipe,
+        trained: Sequence[steps.TrainedParameter],
+        rule: steps.UpdateRule,
         params: ParamStore,
         *,
         kvstore: KVStore | None,
@@ -45,17 +45,17 @@ class Stepper:
     ):
         self.updates = self.skipped = self.waiting = 0
         self.waiting_weight = 0.0
-        self.trained = tuple(t.name for t in trainees)
-        self._recipe = recipe
+        self.trained = tuple(t.name for t in trained)
+        self._rule = rule
         self._kvstore = kvstore
         self._group = accumulate
         # Waits for the shapes of the first batch.
         self._recompute = recompute
         self._options = options
         if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
-            self.programs = [steps.fused_step(graph, trainees, recipe)]
+            self.programs = [steps.fused_step(graph, trained, rule)]
         else:
-            self.programs = list(steps.split_step(graph, trainees, recipe))
+            self.programs = list(steps.split_step(graph, trained, rule))
         self.programs[0] = recomputation.marked(self.programs[0], options["device"])
         self.slots = self._starts(params)
         self.store = JointStore([params, self.slots])
@@ -69,10 +69,10 @@ class Stepper:
             for v in program.inputs
             if v.role == "state" and program.name_of(v) not in params
         }
-        optimizer = self._recipe.optimizer
+        optimizer = self._rule.optimizer
         starts = {f"{name}/{slot}": optimizer.start(slot) for name in self.trained for slot in optimizer.slots}
         arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
-        if self._recipe.ema is not None:
+        if self._rule.ema is not None:
             arrays |= {f"{name}/{AVERAGE}": params[name] for name in self.trained}
         return ParamStore(types, arrays)
 
@@ -121,7 +121,7 @@ class Stepper:
         try:
             results = executor.run(feeds)
         except NotFinite as error:
-            if self._recipe.on_nonfinite == "raise":
+            if self._rule.on_nonfinite == "raise":
                 self._raise(error, feeds, generator, position)
             self.skipped += 1
             return _NO_LOSS, {}
@@ -132,7 +132,7 @@ class Stepper:
         self, feeds: dict[str, Any], weight: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Forward and backward; the gradients of `weight` samples wait."""
-        executor, how = self.executors[0], self._recipe.on_nonfinite
+        executor, how = self.executors[0], self._rule.on_nonfinite
         generator = executor.rng
         feeds[steps.BATCH_WEIGHT] = np.float32(weight)
         failed: NotFinite | None = None
@@ -161,7 +161,7 @@ class Stepper:
         """Update with the gradients that wait, if there are any."""
         if not self.waiting:
             return
-        if self._recipe.on_nonfinite == "skip" and math.isnan(self.waiting_weight):
+        if self._rule.on_nonfinite == "skip" and math.isnan(self.waiting_weight):
             self._drop()
             return
         total = np.float32(self.waiting_weight)

@@ -38,11 +38,11 @@ from graphkit.train import step as steps
 from graphkit.train.arguments import POSITIVE, integer, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
-from graphkit.train.beside import Beside
-from graphkit.train.carried import Carried
+from graphkit.train.background import BackgroundWork
 from graphkit.train.fit import Fit, first, length_of
 from graphkit.train.position import Position
 from graphkit.train.progress import JsonLog, ProgressBar
+from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.run_folder import RunFolder
 from graphkit.train.stepper import Stepper
 from graphkit.train.targets import Targets
@@ -149,7 +149,7 @@ class Trainer:
         self.torn = False
         self._resumed = False
         self._fit: Fit | None = None
-        self._carried = Carried(net, carry or {})
+        self._recurrent_state = RecurrentState(net, carry or {})
         self._input_types = net.input_types
         self._input_names = net.inputs
         # The rank of this process, and how many there are.
@@ -159,17 +159,17 @@ class Trainer:
         self._interrupts = uninterrupted if self._place[1] == 1 else contextlib.nullcontext()
 
         self.ema = moving_average(ema)
-        choice = steps.Choice(freeze, train, lazy, lr_mult or {}, wd_mult or {})
+        selection = steps.ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {})
         parameters = [v for v in net.graph.inputs if v.role == "parameter"]
-        frozen = [v for v in parameters if not choice.takes(net.graph.name_of(v))]
+        frozen = [v for v in parameters if not selection.takes(net.graph.name_of(v))]
         # Random numbers are bound first, so that the backward pass sees what the forward pass drew in a subgraph.
         graph = bind_rng(losses.attach(recognise(to_training(net.graph, frozen)), loss, targets, output))
         self._output = net.outputs[0] if output is None else output
         self._targets = self._expected(graph, targets is None)
         if straight_through:
             graph = pass_through_rounding(graph)
-        trainees = steps.select_trainees(graph, choice)
-        recipe = steps.Recipe(self.optimizer, clip_norm, self.ema, on_nonfinite)
+        trained = steps.select_parameters(graph, selection)
+        rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {
             "device": device,
             "threads": threads,
@@ -178,7 +178,7 @@ class Trainer:
             "deterministic": deterministic,
         }
         self._stepper = Stepper(
-            graph, trainees, recipe, net.params,
+            graph, trained, rule, net.params,
             kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options,
         )  # fmt: skip
         self.trained, self._slots = self._stepper.trained, self._stepper.slots
@@ -401,12 +401,12 @@ class Trainer:
         return metrics.get_all(specs, probabilities=losses.are_probabilities(output))
 
     def _data(self, given: Any) -> Dataset | Iterated:
-        kinds = {n: t for n, t in self._input_types.items() if n not in self._carried.names}
+        kinds = {n: t for n, t in self._input_types.items() if n not in self._recurrent_state.names}
         return as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy."""
-        inputs = self._carried.named(batch.inputs)
+        inputs = self._recurrent_state.named(batch.inputs)
         if batch.size:
             types = self._input_types
             inputs = {n: _converted(n, types[n], a) if n in types else a for n, a in inputs.items()}
@@ -430,14 +430,14 @@ class Trainer:
         self, data: Dataset | Iterated, specs: Sequence[Any], batch_size: int, prefetch: int, bar: ProgressBar
     ) -> dict[str, float]:
         measured = self._metrics(specs)
-        carried = Carried(self.net, self._carried.names)
-        with self.averaged(), Beside(prefetch) as beside:
+        state = RecurrentState(self.net, self._recurrent_state.names)
+        with self.averaged(), BackgroundWork(prefetch) as background:
             batches = data.batches(batch_size, shuffle=False)
             bar.start("validation", length_of(batches), passing=True)
-            for inputs, targets in beside.batches(map(self._prepared, batches)):
-                results = self._inference.run(carried.feeds(inputs))
-                carried.keep(results)
-                beside.measure(measured, results[self._output], first(targets))
+            for inputs, targets in background.batches(map(self._prepared, batches)):
+                results = self._inference.run(state.feeds(inputs))
+                state.keep(results)
+                background.measure(measured, results[self._output], first(targets))
                 bar.advance()
         return {m.name: m.value for m in measured}
 

@@ -35,7 +35,7 @@ def differentiable_cases() -> list[Case]:
 CASES = differentiable_cases()
 
 # Gradients of recurrent layers are long graphs: their own gradients once more are minutes of work.
-LONG = ("GRUGrad", "GRUWalkGrad", "LSTMGrad", "LSTMWalkGrad", "RNNGrad", "RNNWalkGrad")
+LONG = ("GRUGrad", "GRURecurrenceGrad", "LSTMGrad", "LSTMRecurrenceGrad", "RNNGrad", "RNNRecurrenceGrad")
 TWICE = [pytest.param(c, marks=pytest.mark.full) if c.name.startswith(LONG) else c for c in CASES]
 
 

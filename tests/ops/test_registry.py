@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import onnx
 import pytest
 
+import graphkit as gk
 from graphkit.checks.samples import samples_of
+from graphkit.ir.graph import snake_case
 from graphkit.ops import DOMAIN, Op, registry
 from graphkit.ops._base import function_name
 
@@ -43,6 +46,23 @@ def test_complete(cls: type[Op]) -> None:
     assert cls.infer is not Op.infer, "no infer"
     assert cls.reference is not Op.reference, "no reference"
     assert samples_of(cls), "no samples"
+
+
+def test_former_names(tmp_path: Path) -> None:
+    """Files and callers that know an operator by a former name find it; lists have the new one alone."""
+    former = {name: cls for cls in OPERATORS for name in cls.former_names}
+    assert {"LSTMWalk", "GRUWalkGrad", "ChannelsLastMaxPoolTaps"} <= former.keys()
+    for name, cls in former.items():
+        assert registry.find(cls.domain, name) is cls
+        assert getattr(gk, snake_case(name)).op is cls
+        assert snake_case(name) not in registry.function_names()
+    x, w, r = (gk.input(n, shape) for n, shape in (("x", [3, 2, 4]), ("w", [1, 20, 4]), ("r", [1, 20, 5])))
+    path = tmp_path / "net.json"
+    gk.Model({"y": gk.lstm_walk(x, w, r)[0]}).save(path)
+    text = path.read_text()
+    assert "LSTMRecurrence" in text
+    path.write_text(text.replace("LSTMRecurrence", "LSTMWalk"))
+    assert [node.op.name for node in gk.load(path).graph.nodes] == ["LSTMRecurrence"]
 
 
 @pytest.mark.parametrize("cls", OPERATORS, ids=ids)

@@ -1,4 +1,4 @@
-"""`apply`: run a pass over a graph and prove by reference that it changed no result."""
+"""`apply`: run a pass over a graph and prove, interpreting both, that it changed no result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ops.evaluate import evaluate_with_updates
-from graphkit.passes.core.sweep import Pass
+from graphkit.passes.core.declare import Rewrite
 
 Apply = Callable[..., Counter[str]]
 
@@ -36,7 +36,7 @@ def apply() -> Apply:
     def run(
         inputs: Sequence[Value],
         outputs: Value | Sequence[Value],
-        *passes: Pass,
+        *passes: Rewrite,
         updates: Sequence[tuple[Value, Value]] = (),
         tolerance: float = 2e-5,
         keep: list[Graph] | None = None,

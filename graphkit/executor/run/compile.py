@@ -44,15 +44,11 @@ def compile_graph(
     bound = bind(graph, shapes)
     if settings.optimize:
         changed = bound is not graph
-        bound = run_passes(bound, _rewrites(settings)) if changed else prune_control(bound)
+        bound = run_passes(bound, (*CLEANUP, *(BOUND if settings.native else ()))) if changed else prune_control(bound)
     with out_of_memory(bound, "planning the run"):
         specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
         return _program(lower_graph(specialised, arrays, settings, misfits), packed, stamp)
-
-
-def _rewrites(settings: Settings) -> Any:
-    return (*CLEANUP, *BOUND) if settings.native else CLEANUP
 
 
 def _program(lowered: LoweredGraph, packed: PackedArrays, stamp: Callable[[], int]) -> AnyProgram:

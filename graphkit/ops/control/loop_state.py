@@ -1,14 +1,16 @@
-"""Types through subgraphs: inference on other operand types, and the fixed point of what a loop carries."""
+"""Types through subgraphs: inference on other operand types, and the types of loop states that iterations keep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Value, same_type
 from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type
+from graphkit.ops._checks import fits
 from graphkit.ops.axes import normal_axis
 
 
@@ -53,27 +55,62 @@ def without_value(kind: Type) -> Type:
     return TensorType(kind.dtype, kind.shape) if isinstance(kind, TensorType) else kind
 
 
-def carried_types(initial: Sequence[Type], step: Callable[[Sequence[Type]], Sequence[Type]]) -> tuple[Type, ...]:
-    """The least types of carried values that one iteration keeps: a dimension that changes becomes unknown.
+Refusal: TypeAlias = Callable[[int, Type, Type], Exception]
 
-    `step` gives the types after an iteration. Terminates: each turn makes a dimension or a rank unknown, or is the
-    last.
+
+def _refused(position: int, before: Type, after: Type) -> Exception:
+    return TypeMismatch(f"a carried value starts as {before} and becomes {after}")
+
+
+class StableStates:
+    """The least types of loop states that an iteration keeps, found by trying: what changes becomes unknown.
+
+    `types` are to be tried, at first those of the initial states without known elements; `hold` is told what an
+    iteration makes of them. Ends: each trial but the last makes a size or a rank unknown. From trial number `trials`
+    on, a tensor that still changes loses its rank at once, so that few trials suffice. `refusal(position, before,
+    after)` is raised for a state whose element type or kind changes.
     """
-    carried = tuple(without_value(t) for t in initial)
-    unknown: set[Dim] = set()
-    while True:
-        after = step(carried)
-        widened = tuple(_widen(a, b, unknown) for a, b in zip(carried, after, strict=True))
-        if widened == carried:
-            return carried
-        carried = widened
+
+    def __init__(self, initial: Sequence[Type], *, refusal: Refusal = _refused, trials: int | None = None):
+        self.types: tuple[Type, ...] = tuple(map(without_value, initial))
+        self._refusal = refusal
+        self._left = trials
+        # Sizes that may be anything: they cover what an iteration makes of them.
+        self._unknown: set[Dim] = set()
+
+    def hold(self, after: Sequence[Type]) -> bool:
+        """Whether `types` cover the types `after` an iteration; else `types` are wider from here on."""
+        if self._left is not None:
+            self._left -= 1
+        pairs = enumerate(zip(self.types, after, strict=True))
+        widened = tuple(self._widened(i, before, made) for i, (before, made) in pairs)
+        stable, self.types = widened == self.types, widened
+        return stable
+
+    def _widened(self, position: int, before: Type, after: Type) -> Type:
+        try:
+            wide = _widen(before, after, self._unknown)
+        except TypeMismatch:
+            raise self._refusal(position, before, after) from None
+        if wide != before and self._left is not None and self._left <= 0 and isinstance(wide, TensorType):
+            return TensorType(wide.dtype)
+        return wide
+
+
+def stable_types(initial: Sequence[Type], step: Callable[[Sequence[Type]], Sequence[Type]]) -> tuple[Type, ...]:
+    """The least types of loop states that one iteration keeps; `step` gives the types after it.
+
+    Raises TypeMismatch for a state whose element type or kind changes.
+    """
+    states = StableStates(initial)
+    while not states.hold(step(states.types)):
+        pass
+    return states.types
 
 
 def _widen(before: Type, after: Type, unknown: set[Dim]) -> Type:
-    """A type that covers both; dimensions in `unknown` cover anything already."""
-    if isinstance(before, TensorType) and isinstance(after, TensorType):
-        if before.dtype is not after.dtype:
-            raise TypeMismatch(f"a carried value starts as {before} and becomes {after}")
+    """A type that covers both; dimensions in `unknown` cover anything already. Raises TypeMismatch where none does."""
+    if isinstance(before, TensorType) and isinstance(after, TensorType) and before.dtype is after.dtype:
         if before.shape is None or after.shape is None or len(before.shape) != len(after.shape):
             return TensorType(before.dtype)
         shape: list[Dim] = []
@@ -88,18 +125,25 @@ def _widen(before: Type, after: Type, unknown: set[Dim]) -> Type:
     if isinstance(before, OptionalType) or isinstance(after, OptionalType):
         held, given = (t.element if isinstance(t, OptionalType) else t for t in (before, after))
         return OptionalType(_widen(held, given, unknown))
-    raise TypeMismatch(f"a carried value starts as {before} and becomes {after}")
+    raise TypeMismatch(f"nothing covers {before} and {after}")
 
 
-def after_loop(carried: Sequence[Type], initial: Sequence[Type]) -> tuple[Type, ...]:
+def may_keep(before: Type, after: Type) -> bool:
+    """Whether a state of type `before`, of which an iteration makes `after`, may keep its type: for some sizes."""
+    if isinstance(before, TensorType) and isinstance(after, TensorType):
+        return before.dtype is after.dtype and fits(before.shape, after.shape)
+    return before == after
+
+
+def after_loop(states: Sequence[Type], initial: Sequence[Type]) -> tuple[Type, ...]:
     """Types of the final values. Unknown dimensions get other names than they have inside an iteration."""
     known = {d for t in initial for d in _dims_of(t)}
     renamed: dict[str, Dim] = {}
-    for kind in carried:
+    for kind in states:
         for dim in _dims_of(kind):
             if dim not in known and isinstance(dim, dims.DimExpr):
                 renamed.update((s, dims.fresh()) for s in dim.symbols if s.startswith("?") and s not in renamed)
-    return tuple(_substituted(t, renamed) for t in carried)
+    return tuple(_substituted(t, renamed) for t in states)
 
 
 def _dims_of(kind: Type) -> tuple[Dim, ...]:

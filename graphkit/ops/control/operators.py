@@ -1,7 +1,7 @@
 """Control flow: If, Loop, Scan. Subgraphs are Graph-valued attributes whose captures are explicit operands.
 
 Types go through a subgraph by inferring its nodes again on the operand types; what a loop carries has no known
-value, and a dimension that an iteration may change is unknown (see _carried.py).
+value, and a dimension that an iteration may change is unknown (see loop_state.py).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, normal_axis
 from graphkit.ops.control.loop_state import (
     after_loop,
-    carried_types,
     check_operands,
     output_types,
+    stable_types,
     stacked_type,
     without_value,
 )
@@ -140,8 +140,8 @@ class If(Op):
 def _loop_samples() -> tuple[Sample, ...]:
     def body(state: Sequence[TensorType], build: Callable[..., list[Any]]) -> Graph:
         count, keep = Value(TensorType(DType.INT64, ())), Value(_FLAG)
-        carried = [Value(t) for t in state]
-        return Graph([count, keep, *carried], build(count, keep, *carried))
+        states = [Value(t) for t in state]
+        return Graph([count, keep, *states], build(count, keep, *states))
 
     vector = TensorType(DType.FLOAT32, (3,))
     x = np.array([1.0, 2.0, -1.0], np.float32)
@@ -197,12 +197,12 @@ class Loop(Op):
         def step(state: Sequence[Type]) -> tuple[Type, ...]:
             return output_types(self.body, [*entry, *state, *captured])
 
-        carried = carried_types(initial, lambda state: step(state)[1 : 1 + states])
-        after = step(carried)
+        stable = stable_types(initial, lambda state: step(state)[1 : 1 + states])
+        after = step(stable)
         _check_flag(after[0], "the condition that the body returns")
         count = self._trips(m, cond, after[0])
         stacked = tuple(stacked_type(t, 0, count) for t in after[1 + states :])
-        return (*after_loop(carried, initial), *stacked)
+        return (*after_loop(stable, initial), *stacked)
 
     def _states(self, values: int) -> int:
         states = values - self.captures
@@ -354,12 +354,12 @@ class Scan(Op):
         def step(state: Sequence[Type]) -> tuple[Type, ...]:
             return output_types(self.body, [*state, *slices, *(without_value(t) for t in captured)])
 
-        carried = carried_types(initial, lambda state: step(state)[: len(initial)])
-        after = step(carried)[len(initial) :]
+        stable = stable_types(initial, lambda state: step(state)[: len(initial)])
+        after = step(stable)[len(initial) :]
         count = _common_length(lengths)
         axes = self._per(self.scan_output_axes, outputs, "scan_output_axes")
         stacked = tuple(stacked_type(t, axis, count) for t, axis in zip(after, axes, strict=True))
-        return (*after_loop(carried, initial), *stacked)
+        return (*after_loop(stable, initial), *stacked)
 
     def reference(self, xp: Any, *values: Any) -> Any:
         state, scanned, captured = self._split(values)

@@ -1,4 +1,4 @@
-"""The one reading of how operands and results of Loop and Scan lie: what each of them is for."""
+"""The one reading of how operands and results of If, Loop and Scan lie: what each of them is for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Node, Operator, Value
 
 
 class LoopState(NamedTuple):
@@ -33,6 +33,46 @@ class Capture(NamedTuple):
 
     inner: Value
     outer: Value
+
+
+@dataclass(frozen=True)
+class IfView:
+    """An If: its condition is the first operand; all others are captured, by both branches in the same order."""
+
+    node: Node
+    operands: tuple[Value | None, ...]
+
+    @staticmethod
+    def of(node: Node, operands: Sequence[Value | None] | None = None) -> IfView:
+        """The view of an If, on other `operands` than its own where they are given."""
+        return IfView(node, tuple(node.inputs if operands is None else operands))
+
+    @property
+    def condition(self) -> Value:
+        return _there(self.operands[:1])[0]
+
+    @property
+    def captures(self) -> Sequence[Value]:
+        """What stands outside for the inputs of each branch."""
+        return _there(self.operands[1:])
+
+    @property
+    def branches(self) -> tuple[Graph, Graph]:
+        """The branch that runs where the condition holds, and the other one."""
+        op: Any = self.node.op
+        return op.then_branch, op.else_branch
+
+    @property
+    def chosen(self) -> Graph | None:
+        """The branch that runs; None where the condition is not known."""
+        constants = self.condition.tensor.constants
+        return None if constants is None else self.branches[0 if constants[0] else 1]
+
+    def with_branches(self, then: Graph, other: Graph) -> Operator:
+        """The operator with these branches."""
+        op: Any = self.node.op
+        made: Operator = op.replace(then_branch=then, else_branch=other)
+        return made
 
 
 @dataclass(frozen=True)
@@ -142,7 +182,17 @@ class LoopView:
         return list(zip(axes or (0,) * count, directions or (0,) * count, strict=True))
 
 
+def is_if(node: Node) -> bool:
+    return node.op.name == "If" and not node.op.domain
+
+
+def capture_count(node: Node) -> int:
+    """How many operands an If, a Loop or a Scan captures: its last ones, for the last inputs of its subgraphs."""
+    op: Any = node.op
+    return len(node.inputs) - 1 if is_if(node) else int(op.captures)
+
+
 def _there(values: Sequence[Value | None]) -> list[Value]:
     found = [v for v in values if v is not None]
-    assert len(found) == len(values), "what a loop carries, scans and captures is never absent"
+    assert len(found) == len(values), "conditions, states, scan inputs and captures are never absent"
     return found

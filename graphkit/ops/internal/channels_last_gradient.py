@@ -73,12 +73,12 @@ class ChannelsLastConvGradWeight(_ChannelsLast, _Convolution):
         return ConvGradWeight(**self.related())
 
 
-def _tap_type(kernel: tuple[int, ...] | None) -> DType:
+def _index_type(kernel: tuple[int, ...] | None) -> DType:
     return DType.UINT8 if int(np.prod(kernel or ())) <= 256 else DType.INT32
 
 
 @op
-class ChannelsLastMaxPoolTaps(_Pool):
+class ChannelsLastMaxPoolIndices(_Pool):
     """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], and for each maximum which element of its window it is.
 
     Elements of a window, padding included, are counted in row-major order; of equal ones the first is taken. The
@@ -86,14 +86,15 @@ class ChannelsLastMaxPoolTaps(_Pool):
     """
 
     domain = DOMAIN
+    former_names = ("ChannelsLastMaxPoolTaps",)
     inputs = ("x",)
-    outputs = ("y", "taps")
+    outputs = ("y", "indices")
     samples = tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
 
     def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
         placed: Any = _first(x)
         y = _last(MaxPool(**self.related()).infer(placed)[0])
-        return y, TensorType(_tap_type(self.kernel_shape), y.shape)
+        return y, TensorType(_index_type(self.kernel_shape), y.shape)
 
     def reference(self, xp: Any, x: Any) -> tuple[Any, Any]:
         planes = _moved(xp, x, to_first)
@@ -102,7 +103,7 @@ class ChannelsLastMaxPoolTaps(_Pool):
         padded = pad_spatial(xp, planes, window.begin, end, -np.inf)
         inside = pad_spatial(xp, xp.ones(planes.shape, dtype=bool), window.begin, end)
         best = xp.full((*planes.shape[:2], *positions), -np.inf, dtype=x.dtype)
-        where = xp.zeros(best.shape, dtype=_tap_type(self.kernel_shape).numpy)
+        where = xp.zeros(best.shape, dtype=_index_type(self.kernel_shape).numpy)
         seen = xp.zeros(best.shape, dtype=bool)
         for tap, (_, index) in enumerate(taps(window, positions)):
             candidate = padded[index]
@@ -125,7 +126,7 @@ class ChannelsLastMaxPoolTaps(_Pool):
             step = math.prod(window.kernel[axis + 1 :])
             part = F.mul(F.max(element, _constant(0)), _constant(step))
             number = part if number is None else F.add(number, part)
-        return _transposed(y, to_last), _transposed(F.cast(number, to=_tap_type(self.kernel_shape)), to_last)
+        return _transposed(y, to_last), _transposed(F.cast(number, to=_index_type(self.kernel_shape)), to_last)
 
 
 def _windows(op: Any, x: Any, y: Any) -> tuple[Any, list[Any], Any]:
@@ -151,15 +152,15 @@ def _constant(value: int) -> Any:
 
 @op
 class ChannelsLastMaxPoolGrad(_Pool):
-    """Gradient of ChannelsLastMaxPoolTaps: each element of dy added to the element of its window that `taps` names.
+    """Gradient of ChannelsLastMaxPoolIndices: adds each element of dy to the element of its window at its index.
 
-    dy, taps: [N, *positions, C]; only the shape of x, [N, *spatial, C], is used. What falls on padding is dropped.
+    dy, indices: [N, *positions, C]; only the shape of x, [N, *spatial, C], is used. What falls on padding is dropped.
     """
 
     domain = DOMAIN
-    inputs = ("dy", "taps", "x")
+    inputs = ("dy", "indices", "x")
     outputs = ("dx",)
-    types = {"dy": FLOATS, "taps": frozenset({DType.UINT8, DType.INT32})}
+    types = {"dy": FLOATS, "indices": frozenset({DType.UINT8, DType.INT32})}
     shape_only = ("x",)
 
     @staticmethod
@@ -176,7 +177,7 @@ class ChannelsLastMaxPoolGrad(_Pool):
         placed: Any = _first(x)
         expected = _last(TensorType(dy.dtype, self.pooled(placed)))
         if not fits(dy.shape, expected.shape) or not fits(chosen.shape, expected.shape):
-            raise TypeMismatch(f"the output gradient {dy} and the taps {chosen} do not fit the output {expected}")
+            raise TypeMismatch(f"the output gradient {dy} and the indices {chosen} do not fit the output {expected}")
         return TensorType(dy.dtype, x.shape)
 
     def reference(self, xp: Any, dy: Any, chosen: Any, x: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Recurrent layers: their cells, their walk over time, and their gradients."""
+"""Recurrent layers: their cells, their recurrence over time, and their gradients."""

@@ -1,4 +1,4 @@
-"""Gradients of recurrent layers: the layer's walk, the walk back in time, and products over all steps at once."""
+"""Gradients of recurrent layers: the layer's recurrence, one backward in time, and products over all steps at once."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from graphkit.ir.types import TensorType
 from graphkit.ops._base import F, Sample, apply, op
 from graphkit.ops._checks import fits
 from graphkit.ops.pointwise import scalar_like
+from graphkit.ops.rnn.backward import (
+    GRURecurrence,
+    GRURecurrenceGrad,
+    LSTMRecurrence,
+    LSTMRecurrenceGrad,
+    OfLayer,
+    RecurrenceGrad,
+    RNNRecurrence,
+    RNNRecurrenceGrad,
+    SavingRecurrence,
+)
 from graphkit.ops.rnn.gates import ArrayMath, GraphMath
 from graphkit.ops.rnn.layers import GRU, LSTM, RNN
 from graphkit.ops.rnn.recurrence import PARAMETERS, joined, of_direction, size, stacked, swapped
-from graphkit.ops.rnn.walk import (
-    GRUWalk,
-    GRUWalkGrad,
-    LSTMWalk,
-    LSTMWalkGrad,
-    OfLayer,
-    RNNWalk,
-    RNNWalkGrad,
-    Walk,
-    WalkGrad,
-)
 
 _LENGTHS = np.array([3, 1, 4], np.int32)
 
@@ -35,8 +35,8 @@ class _RecurrenceGrad(OfLayer):
     The results are the gradients by x, w, r, b and the initial states (and peepholes), also by those that are absent.
     """
 
-    walk: ClassVar[type[Walk]]
-    walk_grad: ClassVar[type[WalkGrad]]
+    recurrence: ClassVar[type[SavingRecurrence]]
+    recurrence_grad: ClassVar[type[RecurrenceGrad]]
 
     def infer(self, *operands: TensorType | None) -> Any:
         layer = self.forward
@@ -50,8 +50,8 @@ class _RecurrenceGrad(OfLayer):
         shapes = [TensorType(y.dtype, None if v is None else v.shape) for v in given[:3]]
         return (*shapes, vectors[0], *states, *(vectors[1:] if layer.states == 2 else ()))
 
-    def _walked(self, call: Any, operands: Any) -> tuple[dict[str, Any], Any, list[Any], list[Any]]:
-        """The layer's operands by name, h before each step, and the results of the walk back: states, and others.
+    def _recurrences(self, call: Any, operands: Any) -> tuple[dict[str, Any], Any, list[Any], list[Any]]:
+        """The layer's operands by name, h before each step, and the results of RecurrenceGrad: states, and others.
 
         call(operator, *operands) is how an operator is computed.
         """
@@ -59,16 +59,16 @@ class _RecurrenceGrad(OfLayer):
         count = 1 + layer.states
         given: Any = operands[count:]
         named = layer.named_inputs(given)
-        gates, *before = call(self.walk(**self.attributes()), *given)[count:]
+        gates, *before = call(self.recurrence(**self.attributes()), *given)[count:]
         read = [before[i] for i in layer.read_back]
         last = [named["p"]] if "p" in named else []
-        operator = self.walk_grad(**self.attributes())
+        operator = self.recurrence_grad(**self.attributes())
         found = call(operator, *operands[:count], gates, *read, named["r"], named["sequence_lens"], *last)
         return named, before[0], list(found[1:count]), [found[0], *found[count:]]
 
     def reference(self, xp: Any, *operands: Any) -> Any:
         layer, math = self.forward, ArrayMath(xp)
-        named, h, d_states, (d_gates, *rest) = self._walked(lambda op, *given: op.reference(xp, *given), operands)
+        named, h, d_states, (d_gates, *rest) = self._recurrences(lambda op, *given: op.reference(xp, *given), operands)
         x, w = named["x"], named["w"]
         x = xp.swapaxes(x, 0, 1) if self.layout else x
         features = x.reshape(-1, x.shape[2])
@@ -91,7 +91,7 @@ class _RecurrenceGrad(OfLayer):
 
     def expand(self, *operands: Any) -> Any:
         layer = self.forward
-        named, h, d_states, (d_gates, *rest) = self._walked(apply, operands)
+        named, h, d_states, (d_gates, *rest) = self._recurrences(apply, operands)
         x, p = swapped(layer, named["x"]), named.get("p")
         features = _rows(x)
         parts, of_x = [], []
@@ -132,8 +132,8 @@ class RNNGrad(_RecurrenceGrad):
     """Gradient of RNN."""
 
     layer = RNN
-    walk = RNNWalk
-    walk_grad = RNNWalkGrad
+    recurrence = RNNRecurrence
+    recurrence_grad = RNNRecurrenceGrad
     activations: tuple[str, ...] = ("Tanh", "Tanh")
     inputs = ("dy?", "dy_h?", *RNN.inputs)
     outputs = ("dx", "dw", "dr", "db", "dinitial_h")
@@ -150,8 +150,8 @@ class GRUGrad(_RecurrenceGrad):
     """Gradient of GRU."""
 
     layer = GRU
-    walk = GRUWalk
-    walk_grad = GRUWalkGrad
+    recurrence = GRURecurrence
+    recurrence_grad = GRURecurrenceGrad
     linear_before_reset: bool = False
     inputs = ("dy?", "dy_h?", *GRU.inputs)
     outputs = ("dx", "dw", "dr", "db", "dinitial_h")
@@ -168,8 +168,8 @@ class LSTMGrad(_RecurrenceGrad):
     """Gradient of LSTM."""
 
     layer = LSTM
-    walk = LSTMWalk
-    walk_grad = LSTMWalkGrad
+    recurrence = LSTMRecurrence
+    recurrence_grad = LSTMRecurrenceGrad
     input_forget: bool = False
     inputs = ("dy?", "dy_h?", "dy_c?", *LSTM.inputs)
     outputs = ("dx", "dw", "dr", "db", "dinitial_h", "dinitial_c", "dp")

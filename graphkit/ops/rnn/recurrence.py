@@ -1,4 +1,4 @@
-"""What RNN, GRU and LSTM share: operands, types, the walk over time and directions."""
+"""What RNN, GRU and LSTM share: operands, types, the recurrence over time and directions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Recurrence(Op):
 
     w: [D, gates * H, I] and r: [D, gates * H, H] hold one matrix after another, b: [D, 2 * gates * H] the biases of w,
     then those of r. States are [D, N, H] ([N, D, H] with layout=1), by default 0. Sequence n has sequence_lens[n]
-    steps, by default T: beyond them y is 0 and the state stays, so that a reverse walk starts at the last of them.
+    steps, by default T: beyond them y is 0 and the state stays, so that the reverse direction starts at the last.
     """
 
     gates: ClassVar[int]
@@ -213,9 +213,9 @@ class Recurrence(Op):
         return inner if self.clip is None else math.drop(x > self.clip, math.drop(x < -self.clip, inner))
 
     def reference(self, xp: Any, *operands: Any) -> Any:
-        return self.walk(xp, *operands)[: 1 + self.states]
+        return self.recurrence(xp, *operands)[: 1 + self.states]
 
-    def walk(self, xp: Any, *operands: Any) -> tuple[Any, ...]:
+    def recurrence(self, xp: Any, *operands: Any) -> tuple[Any, ...]:
         """The results, then the gates [D, T, N, saved_gates * H], then the states before each step [D, T, N, H]."""
         given: Any = self.named_inputs(operands)
         swapped: Any = (lambda a: None if a is None else xp.swapaxes(a, 0, 1)) if self.layout else (lambda a: a)
@@ -251,10 +251,10 @@ class Recurrence(Op):
 
     def expand(self, *operands: Any) -> Any:
         """The layer as one Scan for each direction, over the input's product with w."""
-        return self.expand_walk(operands, saves=False)
+        return self.expand_recurrence(operands, saves=False)
 
-    def expand_walk(self, operands: Sequence[Any], saves: bool) -> tuple[Any, ...]:
-        """The layer as Scans, with the results of `walk` when it `saves`."""
+    def expand_recurrence(self, operands: Sequence[Any], saves: bool) -> tuple[Any, ...]:
+        """The layer as Scans, with the results of `recurrence` when it `saves`."""
         results = []
         given: Any = self.named_inputs(operands)
         going = going_of(given["sequence_lens"], size(given["x"], 1 if self.layout else 0))

@@ -12,11 +12,13 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
-from graphkit.ops.control.views import LoopView
+from graphkit.ops.control.views import IfView, LoopView, is_if
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.simplify.cse import cse
 
 
+@graph_pass(ensures=[Property.CONTROL_MERGED])
 def merge_control(graph: Graph) -> Graph:
     """Merge nodes of control flow, with CSE before and after; a graph with less than two is returned as it is."""
     if sum(is_control(node) for node in graph.nodes) < 2:
@@ -41,7 +43,7 @@ def _merge_once(graph: Graph) -> tuple[Graph, bool]:
     for first, *others in groups.values():
         for other in others:
             base = merged[first][0] if first in merged else first
-            joint = _merged_if(base, other) if base.op.name == "If" else _merged_loop(base, other)
+            joint = _merged_if(base, other) if is_if(base) else _merged_loop(base, other)
             if joint is not None:
                 node, positions = joint
                 for member in [m for m, (taken, _) in merged.items() if taken is base] or [first]:
@@ -71,15 +73,15 @@ def _joint(a: Graph, b: Graph) -> tuple[list[Value], list[Value]]:
 
 
 def _merged_if(a: Node, b: Node) -> tuple[Node, list[int]]:
-    op_a: Any = a.op
-    op_b: Any = b.op
-    then_a, then_b = _joint(op_a.then_branch, op_b.then_branch)
-    else_a, else_b = _joint(op_a.else_branch, op_b.else_branch)
+    view = IfView.of(a)
+    then, other = view.branches
+    joint = zip(view.branches, IfView.of(b).branches, strict=True)
+    (then_a, then_b), (else_a, else_b) = (_joint(*pair) for pair in joint)
     outputs = list(zip(then_a, else_a, strict=True))
     positions = [_position(outputs, pair) for pair in zip(then_b, else_b, strict=True)]
-    op = op_a.replace(
-        then_branch=Graph(op_a.then_branch.inputs, [t for t, _ in outputs], name=op_a.then_branch.name),
-        else_branch=Graph(op_a.else_branch.inputs, [e for _, e in outputs], name=op_a.else_branch.name),
+    op = view.with_branches(
+        Graph(then.inputs, [t for t, _ in outputs], name=then.name),
+        Graph(other.inputs, [e for _, e in outputs], name=other.name),
     )
     return _on_same_operands(a, op), positions
 

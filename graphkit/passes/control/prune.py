@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value, topological
-from graphkit.ops.control.views import LoopView
+from graphkit.ops.control.views import IfView, LoopView, is_if
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import is_control, rewrite, use_counts
 
 
+@graph_pass(requires=[Property.CONTROL_MERGED])
 def prune_control(graph: Graph) -> Graph:
     """Drop unread results of If, Loop and Scan, and what is computed for them alone, in subgraphs too. Linear.
 
@@ -26,7 +28,7 @@ def prune_control(graph: Graph) -> Graph:
         if not is_control(node):
             return None
         read = [i for i, v in enumerate(node.outputs) if counts[v]]
-        pruned, kept = (_pruned_if if node.op.name == "If" else _pruned_loop)(node, operands, read)
+        pruned, kept = (_pruned_if if is_if(node) else _pruned_loop)(node, operands, read)
         results = dict(zip(kept, pruned.outputs, strict=True))
         # Any value serves for a result that nothing reads.
         return [results.get(i, old) for i, old in enumerate(node.outputs)]
@@ -35,16 +37,16 @@ def prune_control(graph: Graph) -> Graph:
 
 
 def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
-    op: Any = node.op
+    view = IfView.of(node, operands)
     read = read or [0]
-    then, other = (prune_control(_with_outputs(g, read)) for g in (op.then_branch, op.else_branch))
+    then, other = (prune_control(_with_outputs(g, read)) for g in view.branches)
     captures = sorted(_inputs_read(then, other))
-    if len(read) == len(node.outputs) and len(captures) == len(operands) - 1:
-        same = then is op.then_branch and other is op.else_branch
-        return node.rebuilt(operands, None if same else op.replace(then_branch=then, else_branch=other)), read
+    if len(read) == len(node.outputs) and len(captures) == len(view.captures):
+        same = all(new is old for new, old in zip((then, other), view.branches, strict=True))
+        return node.rebuilt(operands, None if same else view.with_branches(then, other)), read
     then, other = (_with_inputs(g, captures) for g in (then, other))
-    given = [operands[0], *(operands[1 + k] for k in captures)]
-    return _made(node, op.replace(then_branch=then, else_branch=other), given, read), read
+    given = [view.condition, *(view.captures[k] for k in captures)]
+    return _made(node, view.with_branches(then, other), given, read), read
 
 
 def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
@@ -105,5 +107,5 @@ def _with_inputs(graph: Graph, chosen: list[int]) -> Graph:
     return graph if len(chosen) == len(graph.inputs) else graph.replace(inputs=[graph.inputs[i] for i in chosen])
 
 
-def _made(node: Node, op: Any, operands: list[Value | None], kept: list[int]) -> Node:
+def _made(node: Node, op: Any, operands: Sequence[Value | None], kept: list[int]) -> Node:
     return Node(op, operands, node.name, node.meta, output_names=[node.outputs[i].name for i in kept])

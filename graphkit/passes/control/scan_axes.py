@@ -8,9 +8,33 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F
 from graphkit.ops.control.views import LoopView
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, rewrite
 
 
+def _axes_to_move(view: LoopView) -> tuple[list[int], list[int]] | None:
+    """The axes of scan inputs and scan outputs where one of them is not the first, and their ranks are known."""
+    read, written = ([axis for axis, _ in places] for places in (view.scan_input_places, view.scan_output_places))
+    along = zip((*read, *written), (*view.scan_inputs, *view.scan_outputs), strict=True)
+    moved = [scanned.outer for axis, scanned in along if axis]
+    return (read, written) if moved and all(v.rank is not None for v in moved) else None
+
+
+def _along_another_axis(graph: Graph) -> Node | None:
+    scans = (node for node in graph.nodes if _is_scan(node))
+    return next((node for node in scans if _axes_to_move(LoopView.of(node)) is not None), None)
+
+
+def _is_scan(node: Node) -> bool:
+    return node.op.name == "Scan" and not node.op.domain
+
+
+@graph_pass(
+    requires=[Property.RANKS_KNOWN],
+    ensures=[Property.SCANS_ALONG_FIRST_AXIS],
+    breaks=[Property.TRANSPOSES_MERGED],
+    check=_along_another_axis,
+)
 def scan_axes(graph: Graph) -> Graph:
     """Transpose what a Scan reads or writes along another axis than the first. Linear.
 
@@ -19,9 +43,7 @@ def scan_axes(graph: Graph) -> Graph:
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
         rebuilt = map_bodies(node, operands, scan_axes)
-        if rebuilt.op.domain or rebuilt.op.name != "Scan":
-            return rebuilt.outputs
-        return _along_first_axis(rebuilt) or rebuilt.outputs
+        return (_along_first_axis(rebuilt) if _is_scan(rebuilt) else None) or rebuilt.outputs
 
     return rewrite(graph, rule)
 
@@ -30,30 +52,26 @@ def _along_first_axis(node: Node) -> Sequence[Value] | None:
     op: Any = node.op
     view = LoopView.of(node)
     states = view.state_count
-    read, written = ([axis for axis, _ in places] for places in (view.scan_input_places, view.scan_output_places))
-    if not any(read) and not any(written):
+    axes = _axes_to_move(view)
+    if axes is None:
         return None
-    scanned = node.inputs[view.at_scan_inputs]
-    stacked = node.outputs[states:]
-    if any(
-        axis and (v is None or v.rank is None) for axis, v in zip((*read, *written), (*scanned, *stacked), strict=True)
-    ):
-        return None
+    read, written = axes
     operands = list(node.inputs)
-    for i, (axis, value) in enumerate(zip(read, scanned, strict=True)):
-        operands[states + i] = _moved(value, axis, 0)
+    for i, (axis, scanned) in enumerate(zip(read, view.scan_inputs, strict=True)):
+        operands[states + i] = _moved(scanned.outer, axis, 0)
     plain = op.replace(scan_input_axes=None, scan_output_axes=None)
     results = Node(plain, operands, node.name, node.meta, output_names=[v.name for v in node.outputs]).outputs
     moved = [_moved(v, 0, axis) for axis, v in zip(written, results[states:], strict=True)]
     return (*results[:states], *moved)
 
 
-def _moved(value: Value | None, source: int, target: int) -> Any:
+def _moved(value: Value, source: int, target: int) -> Value:
     """The value with its axis `source` at `target`, the others in their order."""
-    if value is None or source == target:
+    if source == target:
         return value
     assert value.rank is not None
     source, target = source % value.rank, target % value.rank
     perm = [axis for axis in range(value.rank) if axis != source]
     perm.insert(target, source)
-    return value if source == target else F.transpose(value, perm=perm)
+    moved: Value = value if source == target else F.transpose(value, perm=perm)
+    return moved

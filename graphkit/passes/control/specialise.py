@@ -9,16 +9,17 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops import Op
-from graphkit.ops.control.loop_state import carried_types, output_types, without_value
+from graphkit.ops.control.loop_state import output_types, stable_types, without_value
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.bind import rebind
-from graphkit.passes.core.sweep import Pass, is_control, rewrite, run_passes
+from graphkit.passes.core.declare import Step
+from graphkit.passes.core.sweep import is_control, rewrite, run_passes
 
 # Why a subgraph (node, attribute) could not be specialised.
 Misfits: TypeAlias = Mapping[tuple[Node, str], str]
 
 
-def specialise_subgraphs(graph: Graph, passes: Sequence[tuple[str, Pass]] = ()) -> tuple[Graph, Misfits]:
+def specialise_subgraphs(graph: Graph, passes: Sequence[Step] = ()) -> tuple[Graph, Misfits]:
     """Put every subgraph on the types of what goes in, and rewrite it by `passes`; nested ones after those around them.
 
     The body of a Loop or a Scan gets the types that hold in every iteration. The types of results stay. A subgraph that
@@ -28,7 +29,7 @@ def specialise_subgraphs(graph: Graph, passes: Sequence[tuple[str, Pass]] = ()) 
     return _specialised(graph, passes, misfits), misfits
 
 
-def _specialised(graph: Graph, passes: Sequence[tuple[str, Pass]], misfits: dict[tuple[Node, str], str]) -> Graph:
+def _specialised(graph: Graph, passes: Sequence[Step], misfits: dict[tuple[Node, str], str]) -> Graph:
     if not any(is_control(node) for node in graph.nodes):
         return graph
 
@@ -79,7 +80,7 @@ def _typed_body(view: LoopView) -> Graph:
 
     body = typed(initial)
     if any(without_value(v.type) != t for v, t in zip(body.outputs[view.at_after], initial, strict=True)):
-        body = typed(carried_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after]))
+        body = typed(stable_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after]))
     return body
 
 

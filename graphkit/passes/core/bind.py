@@ -12,6 +12,7 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value, same_type
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
+from graphkit.ops.control.views import IfView, is_if
 
 
 @uncollected
@@ -116,9 +117,9 @@ def _bound_operator(node: Node, operands: Sequence[Value | None]) -> Op | None:
     The bodies of loops stay: inference goes through them by itself, and their declared types, which hold for every
     iteration, must not be replaced by those of the first.
     """
-    if node.op.name != "If" or node.op.domain or not isinstance(node.op, Op):
+    if not is_if(node) or not isinstance(node.op, Op):
         return None
-    given = [v.type for v in operands[1:] if v is not None]
+    given = [v.type for v in IfView.of(node, operands).captures]
     branches = {
         key: _bound_branch(inner, dict(zip(inner.inputs, given, strict=True)))
         for key, inner in node.op.subgraphs().items()

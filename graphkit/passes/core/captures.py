@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops.control.views import LoopView
+from graphkit.ops.control.views import IfView, LoopView, capture_count, is_if
 
 
 def nested_nodes(graph: Graph) -> Iterator[Node]:
@@ -20,7 +20,7 @@ def nested_nodes(graph: Graph) -> Iterator[Node]:
 
 def captured(node: Node, body: Graph) -> list[tuple[Value, Value]]:
     """(operand, input of the body) for each capture of a node of control flow."""
-    count = _captures(node)
+    count = capture_count(node)
     pairs = zip(node.inputs[len(node.inputs) - count :], body.inputs[len(body.inputs) - count :], strict=True)
     return [(outer, inner) for outer, inner in pairs if outer is not None]
 
@@ -30,10 +30,10 @@ def add_captures(
 ) -> Node:
     """The node on `operands` and `added`; each of `bodies` has an input for each of those at its end."""
     changes: dict[str, Any] = dict(bodies)
-    if node.op.name != "If":
-        changes["captures"] = _captures(node) + len(added)
+    if not is_if(node):
+        changes["captures"] = capture_count(node) + len(added)
     # Of a Loop, with its trip count and condition in their places, also where nothing follows them.
-    operands = operands if node.op.name == "If" else LoopView.of(node, operands).operands
+    operands = operands if is_if(node) else LoopView.of(node, operands).operands
     return _again(node, changes, [*operands, *added])
 
 
@@ -42,7 +42,7 @@ def drop_unused_captures(
 ) -> Node:
     """The node on `operands`, with `bodies` in place of its own, without the captures that no body reads."""
     bodies = node.op.subgraphs() if bodies is None else bodies
-    count = _captures(node)
+    count = capture_count(node)
     read = [{*(v for n in g.nodes for v in n.inputs), *g.outputs} for g in bodies.values()]
     kept = [
         i for i in range(count)
@@ -51,7 +51,7 @@ def drop_unused_captures(
     changes: dict[str, Any] = {
         k: g.replace(inputs=_chosen(g.inputs, count, kept)) if len(kept) < count else g for k, g in bodies.items()
     }
-    if node.op.name != "If":
+    if not is_if(node):
         changes["captures"] = len(kept)
     return _again(node, changes, _chosen(operands, count, kept))
 
@@ -64,7 +64,7 @@ def lift_updates(
     Returns the values in place of the node's outputs, and (operand, new value) for each capture that a body updates.
     A branch of an If that leaves it alone gives it back; a loop carries it from iteration to iteration.
     """
-    if node.op.name == "If":
+    if is_if(node):
         return _lift_if(node, operands, bodies)
     return _lift_loop(node, operands, bodies["body"])
 
@@ -73,8 +73,9 @@ def _lift_if(
     node: Node, operands: Sequence[Value | None], bodies: Mapping[str, Graph]
 ) -> tuple[Sequence[Value], list[tuple[Value, Value]]]:
     new = {key: dict(body.updates) for key, body in bodies.items()}
+    outer = IfView.of(node, operands).captures
     places = [
-        i for i in range(len(operands) - 1)
+        i for i in range(len(outer))
         if any(body.inputs[i] in new[key] for key, body in bodies.items())
     ]  # fmt: skip
     changes = {
@@ -87,7 +88,7 @@ def _lift_if(
     }
     lifted = _again(node, changes, operands)
     count = len(node.outputs)
-    return lifted.outputs[:count], _pairs([operands[i + 1] for i in places], lifted.outputs[count:])
+    return lifted.outputs[:count], _pairs([outer[i] for i in places], lifted.outputs[count:])
 
 
 def _lift_loop(
@@ -107,7 +108,7 @@ def _lift_loop(
     names = [v.name for v in node.outputs]
     lifted = _again(
         node,
-        {"body": carrying, "captures": _captures(node) - len(moved)},
+        {"body": carrying, "captures": capture_count(node) - len(moved)},
         [view.operands[i] for i in order],
         [*names[:states], *("" for _ in moved), *names[states:]],
     )
@@ -118,11 +119,6 @@ def _lift_loop(
 
 def _pairs(operands: Sequence[Value | None], results: Sequence[Value]) -> list[tuple[Value, Value]]:
     return [(v, new) for v, new in zip(operands, results, strict=True) if v is not None]
-
-
-def _captures(node: Node) -> int:
-    op: Any = node.op
-    return len(node.inputs) - 1 if op.name == "If" else int(op.captures)
 
 
 def _chosen(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]:

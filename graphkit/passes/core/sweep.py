@@ -14,10 +14,10 @@ from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType, Type
 from graphkit.ops import Op
-from graphkit.ops.control.views import LoopView
+from graphkit.ops.control.views import LoopView, is_if
+from graphkit.passes.core.declare import Pass, Rewrite, Step
 
 Rule: TypeAlias = Callable[[Node, list[Value | None]], Sequence[Value] | None]
-Pass: TypeAlias = Callable[[Graph], Graph]
 
 _CONTROL = frozenset({"If", "Loop", "Scan"})
 
@@ -60,14 +60,14 @@ def rewrite(
     )
 
 
-def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Pass) -> Node:
+def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
     """The node with `transform` applied to each Graph-valued attribute (which must keep its signature)."""
     changed = {k: new for k, g in node.op.subgraphs().items() if (new := transform(g)) is not g}
     operator = node.op.replace(**changed) if changed and isinstance(node.op, Op) else None
     return node.rebuilt(operands, operator)
 
 
-def map_bodies(node: Node, operands: Sequence[Value | None], transform: Pass) -> Node:
+def map_bodies(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
     """`map_subgraphs` for control flow, where the declared types of a subgraph's inputs hold whenever it runs.
 
     The branches of an If are such subgraphs; the body of a Loop or Scan is one when an iteration keeps the types of
@@ -75,7 +75,7 @@ def map_bodies(node: Node, operands: Sequence[Value | None], transform: Pass) ->
     """
     if not is_control(node):
         return node.rebuilt(operands)
-    if node.op.name != "If" and not _keeps_types(node, operands):
+    if not is_if(node) and not _keeps_types(node, operands):
         return node.rebuilt(operands)
     return map_subgraphs(node, operands, transform)
 
@@ -212,13 +212,20 @@ def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node]) 
     return Node(op, inputs, name, meta, output_names=[parts[-1].outputs[0].name]).output
 
 
-def run_passes(graph: Graph, passes: Sequence[tuple[str, Pass]]) -> Graph:
-    """Apply passes in order; with GRAPHKIT_DEBUG=1 each one's effect goes to stderr."""
-    debug = config.DEBUG.get()
-    for name, transform in passes:
+def run_passes(graph: Graph, passes: Sequence[Step]) -> Graph:
+    """Apply passes, or functions under a name, in order; whether the order fits is for `declare.pipeline` to say.
+
+    With GRAPHKIT_DEBUG=1 the effect of each goes to stderr; with GRAPHKIT_CHECK_PASSES=1 a pass that has not ensured
+    what it declares raises CheckFailed.
+    """
+    debug, checking = config.DEBUG.get(), config.CHECK_PASSES.get()
+    for step in passes:
+        name, transform = (step.name, step) if isinstance(step, Pass) else step
         before, graph = graph, transform(graph)
         if debug:
             sys.stderr.write(f"graphkit: pass {name}: {effect(before, graph)}\n")
+        if checking and isinstance(step, Pass):
+            step.verify(graph)
     return graph
 
 

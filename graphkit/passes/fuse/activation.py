@@ -2,103 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.nn.activation import Clip, HardSigmoid, HardSwish, Mish, Relu, Swish
-from graphkit.passes.core.match import close, first, is_op, orders, producer, same_type, scalar, scaled, shifted
+from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.match import close, first, is_op, orders, producer, same_type, scalar
+from graphkit.passes.core.pattern import Match, Number, Op, Pattern, Scaled, Shifted, Some, match
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
+_X = Some("x")
+_SIXTH = Number(1.0 / 6.0)
 
+
+def _limited(shift: Number, high: Number) -> Pattern:
+    """min(max(x + shift, 0), high)."""
+    return Op("Clip", Shifted(_X, shift), Number(0.0), high, name="clip")
+
+
+def _hard_sigmoid(found: Match, node: Node) -> Value | None:
+    shift, high, factor = (found.numbers[name] for name in ("shift", "high", "factor"))
+    if high <= 0 or not close(factor, 1.0 / high):
+        return None
+    op = HardSigmoid(alpha=1.0 / high, beta=shift / high)
+    return fused_node(op, (found.values["x"],), (found.node("clip"), node))
+
+
+def _of_hard_sigmoid(found: Match, node: Node) -> Value | None:
+    hard: Any = found.node("hard")
+    if not close(hard.op.alpha, 1.0 / 6.0) or not close(hard.op.beta, 0.5):
+        return None
+    return fused_node(HardSwish(), (found.values["x"],), (hard, node))
+
+
+def _swish(found: Match, node: Node) -> Value:
+    return fused_node(Swish(alpha=found.numbers.get("alpha", 1.0)), (found.values["x"],), (found.node("sigmoid"), node))
+
+
+def _made(op: type[Any], first_part: str) -> Callable[[Match, Node], Value]:
+    return lambda found, node: fused_node(op(), (found.values["x"],), (found.node(first_part), node))
+
+
+# Formulas, and what makes an operator of them, or None; x has the type of the result.
+_FORMULAS: tuple[tuple[Pattern, Callable[[Match, Node], Value | None]], ...] = (
+    (Scaled(_limited(Number("shift"), Number("high")), Number("factor")), _hard_sigmoid),
+    (Scaled(Op("Mul", _X, _limited(Number(3.0), Number(6.0)), name="product"), _SIXTH), _made(HardSwish, "product")),
+    (Op("Mul", _X, Op("HardSigmoid", _X, name="hard")), _of_hard_sigmoid),
+    (Op("Mul", Scaled(_X, _SIXTH), _limited(Number(3.0), Number(6.0))), _made(HardSwish, "clip")),
+    (Op("Mul", _X, Op("Sigmoid", _X, name="sigmoid")), _swish),
+    (Op("Mul", _X, Op("Sigmoid", Scaled(_X, Number("alpha")), name="sigmoid")), _swish),
+    (Op("Mul", _X, Op("Tanh", Op("Softplus", _X, name="softplus"))), _made(Mish, "softplus")),
+)
+
+
+@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.ACTIVATIONS_FUSED])
 def fuse_activation(graph: Graph) -> Graph:
     """Replace the nodes of an activation by the operator, when nothing else reads what is between. Linear."""
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        return (
-            _hard_sigmoid(node, readers)
-            or _hard_swish(node, readers)
-            or _product(node, readers)
-            or _bound(node, readers)
-            or _relu(node)
-        )
+        return (_formula(node, readers) if is_op(node, "Mul", "Div") else None) or _bound(node, readers) or _relu(node)
 
     return fuse(graph, rule)
 
 
-def _limited(value: Value, readers: Readers) -> tuple[Value, float, float, Node] | None:
-    """(x, b, c, node) when the value is min(max(x + b, 0), c)."""
-    clip = producer(value, "Clip")
-    if clip is None or not readers.sole(value) or len(clip.inputs) != 3 or scalar(clip.inputs[1]) != 0.0:
-        return None
-    high = scalar(clip.inputs[2])
-    total = first(clip).node
-    found = None if total is None or not readers.sole(first(clip)) else shifted(total)
-    return None if found is None or not high or high <= 0 else (found[0], found[1], high, clip)
-
-
-def _hard_sigmoid(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """clip(x + b, 0, c) / c."""
-    found = scaled(node)
-    limited = None if found is None else _limited(found[0], readers)
-    if found is None or limited is None:
-        return None
-    x, shift, high, clip = limited
-    if not close(found[1], 1.0 / high) or not same_type(x, node.output):
-        return None
-    return (fused_node(HardSigmoid(alpha=1.0 / high, beta=shift / high), (x,), (clip, node)),)
-
-
-def _hard_swish(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """x clip(x + 3, 0, 6) / 6, the quotient last or before."""
-    found = scaled(node)
-    if found is not None and close(found[1], 1.0 / 6.0):
-        product = producer(found[0], "Mul")
-        if product is None or not readers.sole(found[0]):
-            return None
-        for factor, value in orders(product):
-            limited = _limited(value, readers)
-            if limited is not None and limited[0] is factor and close(limited[1], 3.0) and close(limited[2], 6.0):
-                return (fused_node(HardSwish(), (factor,), (product, node)),)
-        return None
-    if not is_op(node, "Mul"):
-        return None
-    for x, value in orders(node):
-        hard = producer(value, "HardSigmoid")
-        op: Any = None if hard is None else hard.op
-        if hard is None or first(hard) is not x or not readers.sole(value):
-            continue
-        if close(op.alpha, 1.0 / 6.0) and close(op.beta, 0.5):
-            return (fused_node(HardSwish(), (x,), (hard, node)),)
-    for part, value in orders(node):
-        # (x / 6) clip(x + 3, 0, 6)
-        limited = _limited(value, readers)
-        quotient = None if part.node is None or not readers.sole(part) else scaled(part.node)
-        if limited is None or quotient is None or quotient[0] is not limited[0]:
-            continue
-        if close(quotient[1], 1.0 / 6.0) and close(limited[1], 3.0) and close(limited[2], 6.0):
-            return (fused_node(HardSwish(), (limited[0],), (limited[3], node)),)
-    return None
-
-
-def _product(node: Node, readers: Readers) -> Sequence[Value] | None:
-    """x sigmoid(alpha x), x tanh(softplus(x))."""
-    if not is_op(node, "Mul"):
-        return None
-    for x, value in orders(node):
-        sigmoid, tanh = producer(value, "Sigmoid"), producer(value, "Tanh")
-        if not readers.sole(value) or not same_type(x, node.output):
-            continue
-        if sigmoid is not None:
-            inner = first(sigmoid)
-            factor = None if inner.node is None or not readers.sole(inner) else scaled(inner.node)
-            if inner is x:
-                return (fused_node(Swish(alpha=1.0), (x,), (sigmoid, node)),)
-            if factor is not None and factor[0] is x:
-                return (fused_node(Swish(alpha=factor[1]), (x,), (sigmoid, node)),)
-        softplus = None if tanh is None else producer(first(tanh), "Softplus")
-        if softplus is not None and first(softplus) is x and readers.sole(softplus.output):
-            return (fused_node(Mish(), (x,), (softplus, node)),)
+def _formula(node: Node, readers: Readers) -> Sequence[Value] | None:
+    for pattern, make in _FORMULAS:
+        for found in match(pattern, node, readers):
+            made = make(found, node) if same_type(found.values["x"], node.output) else None
+            if made is not None:
+                return (made,)
     return None
 
 

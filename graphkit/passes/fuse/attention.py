@@ -12,6 +12,7 @@ from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F
 from graphkit.ops.internal.fused import FusedAttention
 from graphkit.ops.tensor.shape import Squeeze
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, orders, permutation, producer, same_type, scalar, scaled
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.simplify.fold import array_of
@@ -23,6 +24,10 @@ _SWAP = (0, 2, 1, 3)
 _PEELED = 6
 
 
+@graph_pass(
+    requires=[Property.HALVES_WIDENED, Property.SOFTMAXES_FUSED, Property.TRANSPOSES_MERGED],
+    ensures=[Property.ATTENTION_FUSED],
+)
 def fuse_attention(graph: Graph) -> Graph:
     """Make FusedAttention of the two products and what is between them, when nothing else reads it.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import DOMAIN, F
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, is_op, orders, same_type, scalar
 from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
 from graphkit.passes.fuse.epilogue import activation_of
@@ -40,6 +41,7 @@ class _Gradient:
     mask: _Fusion | None = None
 
 
+@graph_pass(requires=[Property.CHANNELS_LAST, Property.POINTWISE_APART])
 def fuse_batch_norm(graph: Graph) -> Graph:
     """Let ChannelsLastBatchNorm absorb what follows it, and its gradient what comes before. Linear."""
     return _Plan(graph).result() if any(_is_norm(node) or node.op.subgraphs() for node in graph.nodes) else graph

@@ -7,11 +7,23 @@ from collections.abc import Sequence
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import DOMAIN, F
 from graphkit.ops.internal.fused import FusedConv
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints, producer, vector_of
 from graphkit.passes.core.sweep import Readers, fuse
 from graphkit.passes.fuse.epilogue import Product, absorb, is_single
 
 
+@graph_pass(
+    requires=[
+        Property.HALVES_WIDENED,
+        Property.GELUS_FUSED,
+        Property.ACTIVATIONS_FUSED,
+        Property.TRANSPOSED_CONVOLUTIONS_CONVERTED,
+        Property.BATCH_NORMS_FOLDED,
+        Property.POINTWISE_APART,
+    ],
+    ensures=[Property.CONVOLUTIONS_FUSED],
+)
 def fuse_conv(graph: Graph) -> Graph:
     """Make FusedConv of a Conv and the nodes behind it that are its only readers, one after the other.
 

@@ -10,6 +10,7 @@ from graphkit.ir.types import DType
 from graphkit.ops import F
 from graphkit.ops.math.arithmetic import Add
 from graphkit.ops.pointwise import scalar_like
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import FixedValues, first, ints, is_op, orders, producer, same_type, vector_of
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.simplify.fold import array_of
@@ -24,6 +25,7 @@ _VIEWS = ("Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten")
 _Rebuild = Callable[[Value, Value | None, Node], Value]
 
 
+@graph_pass(requires=[Property.HALVES_WIDENED, Property.RANKS_KNOWN], ensures=[Property.BATCH_NORMS_FOLDED])
 def fold_batch_norm(graph: Graph) -> Graph:
     """Multiply the weights and shift the bias of a Conv, ConvTranspose, Gemm or matrix product with bias by what its
     only reader, a BatchNormalization or a Mul with one number per channel or for all, does to each channel.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.nn.activation import Gelu
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import is_op, producer, same_type, scalar
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.polynomial import Expansion, Polynomial, matches
@@ -22,6 +23,7 @@ _DEPTH = 3
 _ARGUMENT_DEPTH = 4
 
 
+@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.GELUS_FUSED])
 def fuse_gelu(graph: Graph) -> Graph:
     """Replace the nodes of a GELU by Gelu, with approximate="tanh" for the formula with tanh, when nothing else reads
     what is between. Factors and terms may come in any order. Linear."""

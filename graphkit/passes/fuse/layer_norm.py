@@ -12,6 +12,7 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType
 from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import axes_of, close, first, is_op, orders, producer, same_type, scalar, shifted
 from graphkit.passes.core.sweep import Readers, fuse
 
@@ -19,6 +20,7 @@ from graphkit.passes.core.sweep import Readers, fuse
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 
+@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.LAYER_NORMS_FUSED])
 def fuse_layer_norm(graph: Graph) -> Graph:
     """Replace (x - mean) / sqrt(var + epsilon), over last axes of known size, and the factor and term that follow, by
     LayerNormalization. Linear."""

@@ -8,10 +8,12 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.nn.loss import SoftmaxCrossEntropyWithGrad
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import is_op, producer
 from graphkit.passes.core.sweep import is_constant, rewrite, use_counts
 
 
+@graph_pass(requires=[Property.CONSTANTS_FOLDED])
 def fuse_loss_grad(graph: Graph) -> Graph:
     """Make SoftmaxCrossEntropyWithGrad of a loss and its gradient.
 

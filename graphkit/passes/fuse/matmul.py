@@ -9,11 +9,24 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import DOMAIN, F
 from graphkit.ops.internal.fused import FusedMatMul
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer, same_type, scaled, vector_of
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 from graphkit.passes.fuse.epilogue import Product, absorb, is_single
 
 
+@graph_pass(
+    requires=[
+        Property.HALVES_WIDENED,
+        Property.GELUS_FUSED,
+        Property.ACTIVATIONS_FUSED,
+        Property.ATTENTION_FUSED,
+        Property.RESHAPES_MERGED,
+        Property.BATCH_NORMS_FOLDED,
+        Property.POINTWISE_APART,
+    ],
+    ensures=[Property.MATMULS_FUSED],
+)
 def fuse_matmul(graph: Graph) -> Graph:
     """Make FusedMatMul of a MatMul or Gemm and its neighbours.
 

@@ -12,6 +12,7 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
 from graphkit.passes.simplify.fold import array_of
@@ -30,6 +31,10 @@ class _Region:
     operands: set[Value] = field(default_factory=set)
 
 
+@graph_pass(
+    requires=[Property.SIMPLIFIED, Property.BROADCASTS_LAZY, Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED],
+    breaks=[Property.POINTWISE_APART],
+)
 def fuse_pointwise(graph: Graph, *, nested: bool = False) -> Graph:
     """Make Fused of each maximal region of pointwise nodes that all have the shape of the region's result.
 

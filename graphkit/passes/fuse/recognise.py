@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from graphkit.ir.graph import Graph
-from graphkit.passes.core.sweep import Pass, operators, run_passes
+from graphkit.passes.core.declare import pipeline
+from graphkit.passes.core.sweep import operators, run_passes
 from graphkit.passes.fuse.gelu import fuse_gelu
 from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.softmax import fuse_softmax
 from graphkit.passes.simplify.cleanup import CLEANUP
 
-# Numbers in formulas may be computed from constants.
-_FORMULAS: tuple[tuple[str, Pass], ...] = (
-    *CLEANUP,
-    ("fuse_layer_norm", fuse_layer_norm),
-    ("fuse_gelu", fuse_gelu),
-    ("fuse_softmax", fuse_softmax),
-)
+_FORMULAS = pipeline(*CLEANUP, fuse_layer_norm, fuse_gelu, fuse_softmax)
 # Of these operators each formula has one.
 _NEEDS = frozenset({"Erf", "Tanh", "ReduceMean", "ReduceMax", "Log"})
 

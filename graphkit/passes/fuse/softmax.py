@@ -7,10 +7,21 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops.nn.softmax import LogSoftmax, Softmax
-from graphkit.passes.core.match import axes_of, first, is_op, producer, same_type
+from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.match import axes_of, same_type
+from graphkit.passes.core.pattern import Match, Op, Some, match
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
 
+_LOGARITHM = Op("Log", Op("Softmax", Some("x"), name="softmax"))
+# exp(x - max x) / sum(exp(x - max x)); the axes of a reduction are its second operand.
+_QUOTIENT = Op(
+    "Div",
+    Op("Exp", Op("Sub", Some("x"), Op("ReduceMax", Some("x"), name="max", rest=True), name="difference"), name="exp"),
+    Op("ReduceSum", Some("exp"), name="sum", rest=True),
+)
 
+
+@graph_pass(requires=[Property.CONSTANTS_FOLDED, Property.POINTWISE_APART], ensures=[Property.SOFTMAXES_FUSED])
 def fuse_softmax(graph: Graph) -> Graph:
     """Replace exp(x - max x) / sum(exp(x - max x)) along one axis by Softmax, and Log of a Softmax by LogSoftmax.
 
@@ -18,36 +29,23 @@ def fuse_softmax(graph: Graph) -> Graph:
     """
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
-        if is_op(node, "Log"):
-            return _logarithm(node, readers)
-        return _quotient(node, readers) if is_op(node, "Div") else None
+        for found in match(_LOGARITHM, node, readers):
+            softmax: Any = found.node("softmax")
+            return (fused_node(LogSoftmax(axis=softmax.op.axis), softmax.inputs, (softmax, node)),)
+        for found in match(_QUOTIENT, node, readers):
+            axis = _axis(found, node)
+            if axis is not None:
+                return (fused_node(Softmax(axis=axis), (found.values["x"],), (found.node("difference"), node)),)
+        return None
 
     return fuse(graph, rule, needs=("ReduceMax", "Softmax"))
 
 
-def _logarithm(node: Node, readers: Readers) -> Sequence[Value] | None:
-    inner = producer(node.inputs[0], "Softmax")
-    if inner is None or not readers.sole(inner.output):
-        return None
-    op: Any = inner.op
-    return (fused_node(LogSoftmax(axis=op.axis), inner.inputs, (inner, node)),)
-
-
-def _quotient(node: Node, readers: Readers) -> Sequence[Value] | None:
-    above, below = node.operands
-    raised, total = producer(above, "Exp"), producer(below, "ReduceSum")
-    if raised is None or total is None or first(total) is not above or not readers.sole(below):
-        return None
-    difference = producer(first(raised), "Sub")
-    if difference is None or readers.count(above) != 2 or not readers.sole(first(raised)):
-        return None
-    x, highest = difference.operands
-    maximum = producer(highest, "ReduceMax")
-    if maximum is None or first(maximum) is not x or not readers.sole(highest) or not same_type(x, node.output):
-        return None
+def _axis(found: Match, node: Node) -> int | None:
+    """The one axis, counted from the last, of both reductions."""
+    total, maximum, x = found.node("sum"), found.node("max"), found.values["x"]
     axes = axes_of(total)
-    if axes is None or len(axes) != 1 or axes_of(maximum) != axes:
+    if axes is None or len(axes) != 1 or axes_of(maximum) != axes or not same_type(x, node.output):
         return None
-    if not total.op.keepdims or not maximum.op.keepdims:  # type: ignore[attr-defined]
-        return None
-    return (fused_node(Softmax(axis=axes[0] - len(x.tensor.known_shape)), (x,), (difference, node)),)
+    kept = all(reduction.op.attributes()["keepdims"] for reduction in (total, maximum))
+    return axes[0] - len(x.tensor.known_shape) if kept else None

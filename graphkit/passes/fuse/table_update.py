@@ -10,12 +10,14 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.optim.table_update import TableUpdate
 from graphkit.ops.optim.updates import Update
+from graphkit.passes.core.declare import graph_pass
 from graphkit.passes.core.match import producer
 from graphkit.passes.core.sweep import rewrite, use_counts
 
 _GRADIENT = 1  # the position of the gradient among an update's operands
 
 
+@graph_pass()
 def fuse_table_update(graph: Graph) -> Graph:
     """Make TableUpdate of each elementwise update with a GatherGrad along axis 0 that nobody else reads. Linear."""
     counts = use_counts(graph)

@@ -11,6 +11,8 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, F
+from graphkit.ops.tensor.cast import Cast
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, read_positions, rewrite
 
 _PRODUCTS = {
@@ -29,6 +31,10 @@ _PRODUCTS = {
 }
 
 
+@graph_pass(
+    requires=[Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
+    breaks=[Property.SIMPLIFIED],
+)
 def to_bfloat16(graph: Graph) -> Graph:
     """Round the operands and the result of every float32 product to bfloat16.
 
@@ -46,12 +52,11 @@ def to_bfloat16(graph: Graph) -> Graph:
         rounded = list(operands)
         for i in read_positions(node):
             rounded[i] = F.cast(operands[i], to="bfloat16")
-        y = node.rebuilt(rounded).output
+        y = Node(node.op, rounded, node.name, node.meta).output
         if y.dtype is DType.FLOAT32:
-            return (y,)
-        wide: Value = F.cast(y, to="float32")
-        y.name, wide.name = "", y.name
-        return (wide,)
+            return node.rebuilt(rounded).outputs
+        # The value that others know is the one in float32.
+        return Node(Cast(to=DType.FLOAT32), (y,), output_names=[node.output.name]).outputs
 
     return rewrite(graph, rule)
 

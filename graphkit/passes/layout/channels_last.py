@@ -30,20 +30,34 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastConvGradInput,
     ChannelsLastConvGradWeight,
     ChannelsLastMaxPoolGrad,
-    ChannelsLastMaxPoolTaps,
+    ChannelsLastMaxPoolIndices,
 )
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
+from graphkit.ops.tensor.layout import Transpose
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
 from graphkit.passes.simplify.fold import array_of
 
 _CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight")
 # Elements of a window that one byte counts, as the kernels do.
-_MOST_TAPS = 256
+_MOST_ELEMENTS = 256
 
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2", "ReduceSumSquare")
 
 
+def _channels_first(graph: Graph) -> Node | None:
+    kinds = {("", "Conv"), ("", "ConvTranspose"), (DOMAIN, "FusedConv")}
+    convolutions = (node for node in graph.nodes if (node.op.domain, node.op.name) in kinds)
+    ranked = (node for node in convolutions if not any(map(_unranked, node.operands)))
+    return next(filter(_is_float32_convolution, ranked), None)
+
+
+@graph_pass(
+    requires=[Property.HALVES_WIDENED, Property.RANKS_KNOWN, Property.CONVOLUTIONS_FUSED, Property.POINTWISE_APART],
+    ensures=[Property.CHANNELS_LAST],
+    check=_channels_first,
+)
 def channels_last(graph: Graph) -> Graph:
     """Put the channels last from each convolution on, as far as operators permit; transpose at the borders.
 
@@ -53,6 +67,11 @@ def channels_last(graph: Graph) -> Graph:
     if any(node.op.name in _CONVOLUTIONS or node.op.subgraphs() for node in graph.nodes):
         return _Sweep(graph).result()
     return graph
+
+
+def _is_float32_convolution(node: Node) -> bool:
+    x, w = node.operands[:2]
+    return x.dtype is DType.FLOAT32 and x.rank is not None and w.rank == x.rank and 3 <= x.rank <= 5
 
 
 class _Sweep:
@@ -67,8 +86,8 @@ class _Sweep:
         self._standard: dict[Value, Value] = {v: v for v in graph.inputs}
         self._last: dict[Value, Value] = {}
         self._home: set[Value] = set()
-        # Of what gradients read: MaxPool (its operator, the numbers of the taps) by its indices, and the normalisations
-        # of a value.
+        # Of what gradients read: MaxPool (its operator, the indices within windows) by its indices, and the
+        # normalisations of a value.
         self._gradients_read = _read_by_pool_gradients(graph)
         self._pools: dict[Value, tuple[Any, Value]] = {}
         self._norms: dict[Value, list[_Norm]] = {}
@@ -139,8 +158,7 @@ class _Sweep:
         return Node(op, operands, node.name, node.meta, output_names=names).outputs
 
     def _convolution(self, node: Node) -> Sequence[Value] | None:
-        x, w = node.operands[:2]
-        if x.dtype is not DType.FLOAT32 or x.rank is None or w.rank != x.rank or not 3 <= x.rank <= 5:
+        if not _is_float32_convolution(node):
             return None
         op: Any = node.op
         if op.name == "ConvGradInput":
@@ -197,7 +215,7 @@ class _Sweep:
 
     def _pool(self, node: Node, op: Any) -> Sequence[Value] | None:
         if any(self._uses[v] for v in node.outputs[1:]):
-            return self._pool_with_taps(node, op)
+            return self._pool_with_indices(node, op)
         made = ChannelsLastMaxPool if op.name == "MaxPool" else ChannelsLastAveragePool
         fields = {k: v for k, v in op.related().items() if k in made.fields}
         return self._node(node, made(**fields), [self._moved(node.operands[0])])
@@ -338,16 +356,16 @@ class _Sweep:
         # Of b nothing is read where there is no activation: a vector of the right size stands for it.
         return x, scale, scale, mean, F.reciprocal(F.sqrt(F.add(spread, epsilon)))
 
-    def _pool_with_taps(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _pool_with_indices(self, node: Node, op: Any) -> Sequence[Value] | None:
         """MaxPool whose indices only its gradients read."""
         indices = node.outputs[1] if len(node.outputs) > 1 else None
         if op.name != "MaxPool" or indices is None or indices not in self._gradients_read or op.storage_order:
             return None
-        if math.prod(op.kernel_shape) > _MOST_TAPS:
+        if math.prod(op.kernel_shape) > _MOST_ELEMENTS:
             return None
-        fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolTaps.fields}
+        fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolIndices.fields}
         operands = [self._moved(node.operands[0])]
-        made = Node(ChannelsLastMaxPoolTaps(**fields), operands, node.name, node.meta,
+        made = Node(ChannelsLastMaxPoolIndices(**fields), operands, node.name, node.meta,
                     output_names=[node.outputs[0].name, ""])  # fmt: skip
         self._pools[indices] = (ChannelsLastMaxPoolGrad(**fields), made.outputs[1])
         return [made.outputs[0]]
@@ -356,8 +374,8 @@ class _Sweep:
         dy, indices, x = node.operands
         if indices not in self._pools:
             return None
-        made, taps = self._pools[indices]
-        return self._node(node, made, [self._moved(dy), taps, self._moved(x)])
+        made, chosen = self._pools[indices]
+        return self._node(node, made, [self._moved(dy), chosen, self._moved(x)])
 
     def _reduce_to_shape(self, node: Node, op: Any) -> Sequence[Value] | None:
         x, like = node.operands
@@ -440,7 +458,4 @@ def _place(axis: int, rank: int) -> int:
 def _transposed(value: Value, order: Sequence[int], name: str = "") -> Value:
     if tuple(order) == tuple(range(len(order))):
         return value
-    transposed: Value = F.transpose(value, perm=order)
-    if name:
-        transposed.name = name
-    return transposed
+    return Node(Transpose(perm=order), (value,), output_names=[name]).output

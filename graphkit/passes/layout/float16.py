@@ -13,6 +13,7 @@ from graphkit.errors import GraphkitError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops import F, Op
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import is_control, map_bodies, rewrite
 from graphkit.passes.simplify.fold import fold
 
@@ -28,6 +29,7 @@ _MOVEMENT = frozenset(
 )  # fmt: skip
 
 
+@graph_pass(ensures=[Property.HALVES_WIDENED])
 def widen_halves(graph: Graph, halves: Collection[DType] = HALVES) -> Graph:
     """Replace operators on types of `halves` by the same ones on float32, with casts where halves come in and leave.
 

@@ -10,12 +10,14 @@ import numpy as np
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F
 from graphkit.ops.nn.conv import Conv
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints
 from graphkit.passes.core.sweep import map_bodies, rewrite
 
 _ALL_THE_WAY = np.iinfo(np.int64).min
 
 
+@graph_pass(requires=[Property.RANKS_KNOWN], ensures=[Property.TRANSPOSED_CONVOLUTIONS_CONVERTED])
 def unstride_transposed(graph: Graph) -> Graph:
     """Make a Conv of each ConvTranspose whose strides are 1 and whose padding the kernel covers. Linear.
 

@@ -9,11 +9,22 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import TensorType
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, rewrite
 
 Predicate: TypeAlias = Callable[[Node], bool]
 
 
+@graph_pass(
+    ensures=[Property.COMPOSITES_EXPANDED],
+    breaks=[
+        Property.SIMPLIFIED,
+        Property.LAYER_NORMS_FUSED,
+        Property.GELUS_FUSED,
+        Property.ACTIVATIONS_FUSED,
+        Property.SOFTMAXES_FUSED,
+    ],
+)
 def expand_composites(graph: Graph, whole: Predicate = lambda node: False) -> Graph:
     """Replace each node of a `composite` operator by its expansion, subgraphs included. Linear in the resulting nodes.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 from graphkit.passes.training.randomness import is_undetermined
 
@@ -17,6 +18,17 @@ def is_random(op: Operator) -> bool:
     return any(is_random(node.op) for graph in op.subgraphs().values() for node in graph.nodes)
 
 
+def _equal_to_another(graph: Graph) -> Node | None:
+    seen: set[tuple[Any, ...]] = set()
+    for node in graph.nodes:
+        key = (node.op, node.inputs)
+        if key in seen and not is_undetermined(node):
+            return node
+        seen.add(key)
+    return None
+
+
+@graph_pass(ensures=[Property.EQUALS_MERGED], check=_equal_to_another)
 def cse(graph: Graph) -> Graph:
     """Merge equal nodes. Constants are equal by their bytes (large ones by identity). Linear.
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, producer
 from graphkit.passes.core.sweep import Readers, fuse
 
 
+@graph_pass(ensures=[Property.BROADCASTS_LAZY])
 def eliminate_expand(graph: Graph) -> Graph:
     """Give pointwise nodes what an operand was before its Expand, where the result's shape stays. Linear."""
 

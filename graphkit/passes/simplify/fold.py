@@ -14,17 +14,20 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
+from graphkit.ops.control.views import IfView, is_if
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.tensor.constants import Constant
-from graphkit.passes.core.sweep import Pass, map_subgraphs, rewrite
+from graphkit.passes.core.declare import Property, Rewrite, graph_pass
+from graphkit.passes.core.sweep import map_subgraphs, rewrite
 from graphkit.passes.simplify.cse import is_random
 
 # A folded result may be larger than its operands only up to this many bytes: files should not grow by folding.
 SIZE_LIMIT = 1 << 20
 
 
+@graph_pass(ensures=[Property.CONSTANTS_FOLDED])
 def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
-    """Evaluate nodes of constant operands by reference, and write known integer values as Constants.
+    """Evaluate nodes of constant operands, and write known integer values as Constants.
 
     Random operators, loops, and results that are larger than `size_limit` bytes and than their operands stay. A
     node whose evaluation fails stays as well: it fails when it runs, if it ever does. Linear.
@@ -32,9 +35,8 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
         node = map_branches(node, operands, lambda inner: fold(inner, size_limit))
-        branch = _chosen_branch(node)
-        if branch is not None:
-            return inline(branch, [v for v in node.inputs[1:] if v is not None])
+        if is_if(node) and (branch := IfView.of(node).chosen) is not None:
+            return inline(branch, IfView.of(node).captures)
         if isinstance(node.op, Constant) or is_random(node.op):
             return node.outputs
         known = [_known_array(v) for v in node.outputs]
@@ -53,29 +55,15 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
     return rewrite(graph, rule)
 
 
-def map_branches(node: Node, operands: Sequence[Value | None], transform: Pass) -> Node:
+def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
     """`map_subgraphs`, but for subgraphs only whose declared input types hold whenever they run.
 
     These are the branches of an If. What a loop carries may change its shape from one iteration to the next, so
     that a rewrite which relies on types has no business in a body.
     """
-    if _is_if(node):
+    if is_if(node):
         return map_subgraphs(node, operands, transform)
     return node.rebuilt(operands)
-
-
-def _is_if(node: Node) -> bool:
-    return node.op.name == "If" and not node.op.domain
-
-
-def _chosen_branch(node: Node) -> Graph | None:
-    """The branch of an If whose condition is known."""
-    if not _is_if(node) or node.inputs[0] is None:
-        return None
-    condition = node.inputs[0].tensor.constants
-    if condition is None:
-        return None
-    return node.op.subgraphs()["then_branch" if condition[0] else "else_branch"]
 
 
 def array_of(value: Value) -> np.ndarray | None:

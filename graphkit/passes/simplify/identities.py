@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import rewrite
 from graphkit.passes.simplify.fold import array_of, map_branches
 
@@ -35,6 +36,12 @@ _CHAIN = 8
 _rules: dict[tuple[str, str], Simplification] = {}
 
 
+def _identity_left(graph: Graph) -> Node | None:
+    kinds = {("", "Identity"), (DOMAIN, "StopGradient"), (DOMAIN, "StraightThrough")}
+    return next((node for node in graph.nodes if (node.op.domain, node.op.name) in kinds), None)
+
+
+@graph_pass(ensures=[Property.SIMPLIFIED], check=_identity_left)
 def simplify(graph: Graph) -> Graph:
     """Apply every rule in one sweep, in the branches of an If as well. Linear."""
 

@@ -8,15 +8,22 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import Op
 from graphkit.ops.axes import ranked
+from graphkit.passes.core.captures import nested_nodes
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
 
+def _lacking_ranks(graph: Graph) -> Node | None:
+    return next((node for node in nested_nodes(graph) if _missing(node)), None)
+
+
+@graph_pass(ensures=[Property.RANKS_KNOWN], breaks=[Property.COMPOSITES_EXPANDED], check=_lacking_ranks)
 def known_ranks(graph: Graph) -> Graph:
     """A Reshape to its own sizes for each operand whose rank only its reader's `operand_ranks` tells; in subgraphs too.
 
     Ranks that only a file's declarations told are lost where types are inferred again. Linear in nodes.
     """
-    if not _lacks_ranks(graph):
+    if _lacking_ranks(graph) is None:
         return graph
     made: dict[tuple[Value, int], Value] = {}
 
@@ -48,7 +55,3 @@ def _missing(node: Node) -> dict[int, int]:
 
 def _unranked(value: Value) -> bool:
     return isinstance(value.type, TensorType) and value.type.shape is None
-
-
-def _lacks_ranks(graph: Graph) -> bool:
-    return any(_missing(node) or any(map(_lacks_ranks, node.op.subgraphs().values())) for node in graph.nodes)

@@ -9,12 +9,14 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ops.tensor.constants import Constant
 from graphkit.ops.tensor.shape import Reshape
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer, same_type
 from graphkit.passes.core.sweep import Readers, fuse
 
 _RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
+@graph_pass(requires=[Property.ATTENTION_FUSED], ensures=[Property.RESHAPES_MERGED])
 def eliminate_reshape(graph: Graph) -> Graph:
     """One Reshape, or none, for each chain of Reshape, Flatten, Squeeze, Unsqueeze, and Transpose of axes of size 1.
 

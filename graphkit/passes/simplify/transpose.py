@@ -7,10 +7,24 @@ from collections.abc import Sequence
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F
 from graphkit.ops.tensor.layout import Transpose
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import Readers, fuse
 
 
+def _transposed_twice(graph: Graph) -> Node | None:
+    for node in graph.nodes:
+        inner = producer(node.inputs[0], "Transpose") if is_op(node, "Transpose") else None
+        if inner is not None and permutation(inner) is not None:
+            return node
+    return None
+
+
+@graph_pass(
+    requires=[Property.LAYER_NORMS_FUSED, Property.SCANS_ALONG_FIRST_AXIS],
+    ensures=[Property.TRANSPOSES_MERGED],
+    check=_transposed_twice,
+)
 def eliminate_transpose(graph: Graph) -> Graph:
     """Let pointwise nodes work on what their operands were before a transpose, and transpose the result.
 

@@ -13,11 +13,17 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.control.views import LoopView
+from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import rewrite
 
 RNG_TYPE = TensorType(DType.UINT64, (2,))
 
 
+def _first_unbound(graph: Graph) -> Node | None:
+    return next(filter(_unbound, _nodes(graph)), None)
+
+
+@graph_pass(ensures=[Property.STREAMS_BOUND], check=_first_unbound)
 def bind_rng(graph: Graph) -> Graph:
     """Append one input `rng` (role "rng", uint64[2] = (seed, step)) and connect all random nodes to it.
 

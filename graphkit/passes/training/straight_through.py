@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import INTEGERS, TensorType
 from graphkit.ops import F
+from graphkit.ops.tensor.cast import StraightThrough
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
 ROUNDING = frozenset({"Ceil", "Floor", "Round", "Sign"})
@@ -25,9 +26,7 @@ def pass_through_rounding(graph: Graph) -> Graph:
         if source is None:
             return None
         rounded = Node(node.op, operands, node.name, node.meta).output
-        through: Value = F.straight_through(source, rounded)
-        through.name = node.output.name
-        return (through,)
+        return Node(StraightThrough(), (source, rounded), output_names=[node.output.name]).outputs
 
     return rewrite(graph, rule)
 

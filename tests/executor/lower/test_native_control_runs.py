@@ -106,7 +106,7 @@ def test_concurrent_runs() -> None:
 
 
 def test_python_steps_and_native_ones_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NonZero is computed by reference; what follows it is not."""
+    """NonZero is interpreted; what follows it is not."""
     monkeypatch.delenv("GRAPHKIT_STRICT")
     x, p = value("x", 4, 3), value("p", dtype="bool")
     places = F.transpose(F.non_zero(x))
@@ -129,7 +129,7 @@ def test_python_steps_and_native_ones_hand_over(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_step_inside_a_loop_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It alone runs by reference, with sizes that it decides; the plan names it, and strict runs refuse it."""
+    """It alone is interpreted, with sizes that it decides; the plan names it, and strict runs refuse it."""
     m, x = value("m", dtype="int64"), value("x", 3)
 
     def build(i: Any, c: Any, s: Any) -> list[Any]:

@@ -97,7 +97,7 @@ def test_network_beside_its_reference(name: str, where: str, value: float, netwo
 @pytest.mark.parametrize("network", [perceptron, image_network])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_gradients(name: str, network: Any) -> None:
-    """NaN in a bias makes NaN of the loss and of gradients in every layer, natively as by reference."""
+    """NaN in a bias makes NaN of the loss and of gradients in every layer, natively as interpreted."""
     net = network(name, loss=True)
     x = spoiled(net, "first_bias", np.nan)
     gradient = gk.grad(net, of="loss", wrt=["first_weight", "first_bias", "last_weight"])

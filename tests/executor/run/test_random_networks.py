@@ -1,4 +1,4 @@
-"""Random networks of many kinds of operators: compiled with every pass, by reference, and in ONNX Runtime."""
+"""Random networks of many kinds of operators: compiled with every pass, interpreted, and in ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The views of Loop and Scan: what each operand and result is for."""
+"""The views of If, Loop and Scan: what each operand and result is for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import graphkit as gk
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
-from graphkit.ops.control.operators import Loop, Scan
-from graphkit.ops.control.views import LoopView
+from graphkit.ops.control.operators import If, Loop, Scan
+from graphkit.ops.control.views import IfView, LoopView, capture_count, is_if
 
 ROW = TensorType(DType.FLOAT32, (3,))
 
@@ -114,3 +114,39 @@ def test_views_of_what_the_front_end_makes(length):
     assert view.states[0].final is final
     assert view.scan_inputs[0].outer is x
     assert view.scan_outputs[0].outer is stacked
+
+
+def branch() -> Graph:
+    a, b = values(2)
+    return Graph([a, b], [F.add(a, b)])
+
+
+def test_if():
+    x, y = values(2)
+    flag, then, other = Value(TensorType(DType.BOOL, ())), branch(), branch()
+    node = Node(If(then_branch=then, else_branch=other), [flag, x, y])
+    view = IfView.of(node)
+    assert is_if(node)
+    assert view.condition is flag
+    assert list(view.captures) == [x, y]
+    assert view.branches == (then, other)
+    assert view.chosen is None
+    replaced = view.with_branches(other, then)
+    assert IfView.of(Node(replaced, node.inputs)).branches == (other, then)
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_the_branch_that_a_known_condition_chooses(condition: bool):
+    branches = {True: branch(), False: branch()}
+    operands = [F.constant(value=np.array(condition)), *values(2)]
+    node = Node(If(then_branch=branches[True], else_branch=branches[False]), operands)
+    assert IfView.of(node).chosen is branches[condition]
+    # The same node on an operand that is not known.
+    assert IfView.of(node, [Value(TensorType(DType.BOOL, ())), *operands[1:]]).chosen is None
+
+
+def test_how_many_operands_are_captured():
+    flag = Value(TensorType(DType.BOOL, ()))
+    assert capture_count(Node(If(then_branch=branch(), else_branch=branch()), [flag, *values(2)])) == 2
+    assert capture_count(scan()) == 1
+    assert not is_if(scan())

@@ -76,8 +76,8 @@ def before_and_after(build: Callable[[Any], Any]) -> tuple[Graph, Graph]:
     outputs = [loss, *gradient([loss], [w, x])]
     if isinstance(y, tuple):
         outputs += y[1:]
-    graph = run_passes(Graph([x, w], outputs), [*CLEANUP, ("simplify", simplify), ("channels_last", channels_last)])
-    return graph, run_passes(graph, [*CLEANUP, ("fuse_batch_norm", fuse_batch_norm), *CLEANUP])
+    graph = run_passes(Graph([x, w], outputs), [*CLEANUP, simplify, channels_last])
+    return graph, run_passes(graph, [*CLEANUP, fuse_batch_norm, *CLEANUP])
 
 
 def check_equal(before: Graph, after: Graph) -> None:

@@ -17,7 +17,7 @@ from graphkit.ops import F
 from graphkit.passes.fuse.table_update import fuse_table_update
 from graphkit.passes.pipeline import inference_passes
 from graphkit.train.losses import attach
-from graphkit.train.step import Choice, Recipe, fused_step, select_trainees
+from graphkit.train.step import ParameterSelection, UpdateRule, fused_step, select_parameters
 
 OPTIMIZERS: dict[str, Any] = {
     "sgd": gk.optim.SGD(0.1, momentum=0.9, weight_decay=0.01),
@@ -35,9 +35,9 @@ def model(rows: int = 70, width: int = 24, dtype: str = "int64") -> gk.Model:
     return gk.Model(gk.nn.linear(pooled, 4, name="fc"), seed=3)
 
 
-def step_of(net: gk.Model, optimizer: Any, **recipe: Any) -> Graph:
+def step_of(net: gk.Model, optimizer: Any, **rule: Any) -> Graph:
     graph = attach(net.graph, "mse", None, None)
-    return fused_step(graph, select_trainees(graph, Choice()), Recipe(optimizer, **recipe))
+    return fused_step(graph, select_parameters(graph, ParameterSelection()), UpdateRule(optimizer, **rule))
 
 
 def names(graph: Graph) -> list[str]:
@@ -54,13 +54,13 @@ def test_the_gradient_of_a_table_is_fused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "recipe"),
+    ("optimizer", "rule"),
     [(gk.optim.SGD(0.1), {"clip_norm": 1.0}), (gk.optim.Lamb(0.1), {})],
     ids=["clipped", "lamb"],
 )
-def test_others_stay(optimizer: Any, recipe: dict[str, Any]) -> None:
+def test_others_stay(optimizer: Any, rule: dict[str, Any]) -> None:
     """A norm needs the whole gradient."""
-    graph = step_of(model(), optimizer, **recipe)
+    graph = step_of(model(), optimizer, **rule)
     assert names(fuse_table_update(graph)) == names(graph)
 
 
@@ -84,7 +84,7 @@ def test_bits_are_those_of_the_whole_gradient(name: str, rows: int, width: int, 
     fusing = False
     monkeypatch.setattr(
         "graphkit.executor.run.session.inference_passes",
-        lambda *args: tuple(p for p in inference_passes(*args) if p[0] != "fuse_table_update"),
+        lambda *args: tuple(p for p in inference_passes(*args) if p.name != "fuse_table_update"),
     )
     plain = trained(1)
     for found in fused:

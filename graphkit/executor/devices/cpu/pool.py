@@ -87,7 +87,7 @@ def _channels_last_average_pool(node: Node, context: KernelContext) -> Any:
     )
 
 
-@kernel("ChannelsLastMaxPoolTaps", DOMAIN)
+@kernel("ChannelsLastMaxPoolIndices", DOMAIN)
 def _channels_last_max_pool_taps(node: Node, context: KernelContext) -> Any:
     x, y = _places(node.inputs[0]), _places(node.outputs[0])
     window = _window(node, x[2:], indices=DType.UINT8)

@@ -74,5 +74,5 @@ def _walk_grad(node: Node, context: KernelContext) -> Any:
 
 for _name in ("RNN", "GRU", "LSTM"):
     kernel(_name)(_recurrent)
-    kernel(f"{_name}Walk", DOMAIN, whole=_is_float)(_walk)
-    kernel(f"{_name}WalkGrad", DOMAIN, whole=_is_float)(_walk_grad)
+    kernel(f"{_name}Recurrence", DOMAIN, whole=_is_float)(_walk)
+    kernel(f"{_name}RecurrenceGrad", DOMAIN, whole=_is_float)(_walk_grad)

@@ -54,7 +54,7 @@ DIFFERENT = {
     "Solve-*": "the same",
     "Potrf*": "a matrix that has no factor is an error",
     "Trsm*": "rows that do not depend on an element are reached by its blocks",
-    "*WalkGrad-*": "0 * inf and inf - inf at other places of sums",
+    "*RecurrenceGrad-*": "0 * inf and inf - inf at other places of sums",
 }
 
 

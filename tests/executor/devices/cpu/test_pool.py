@@ -7,7 +7,7 @@ from graphkit.executor.devices.cpu import native
 from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastAveragePoolGrad,
     ChannelsLastMaxPoolGrad,
-    ChannelsLastMaxPoolTaps,
+    ChannelsLastMaxPoolIndices,
 )
 from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, MaxPoolGrad
 from graphkit.ops.xp import numpy_xp
@@ -150,7 +150,7 @@ CASES_OF_CHANNELS = [with_channels(case, (1, 3, 16, 20, 37)[i % 5]) for i, case 
 @pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
 def test_max_with_taps_and_its_gradient(case, isa):
     shape, attrs = case
-    op = ChannelsLastMaxPoolTaps(**attrs)
+    op = ChannelsLastMaxPoolIndices(**attrs)
     x = channels_last(data(shape))
     pooled, window = geometry(op, shape)
     y = np.full((pooled[0], *pooled[2:], pooled[1]), np.nan, np.float32)

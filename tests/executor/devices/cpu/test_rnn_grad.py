@@ -11,28 +11,32 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
-from graphkit.ops.rnn.walk import (
-    GRUWalk,
-    GRUWalkGrad,
-    LSTMWalk,
-    LSTMWalkGrad,
-    RNNWalk,
-    RNNWalkGrad,
+from graphkit.ops.rnn.backward import (
+    GRURecurrence,
+    GRURecurrenceGrad,
+    LSTMRecurrence,
+    LSTMRecurrenceGrad,
+    RNNRecurrence,
+    RNNRecurrenceGrad,
 )
 from graphkit.ops.xp import numpy_xp
 
-WALKS = {"RNN": (RNNWalk, RNNWalkGrad), "GRU": (GRUWalk, GRUWalkGrad), "LSTM": (LSTMWalk, LSTMWalkGrad)}
+OPERATORS = {
+    "RNN": (RNNRecurrence, RNNRecurrenceGrad),
+    "GRU": (GRURecurrence, GRURecurrenceGrad),
+    "LSTM": (LSTMRecurrence, LSTMRecurrenceGrad),
+}
 OPTIONAL = ("b", "sequence_lens", "initial_h", "initial_c", "p", "dy", "dy_h", "dy_c")
 DIRECTIONS = ["forward", "reverse", "bidirectional"]
 
 
 class Layer:
-    """A layer with random parameters and gradients; the kernels of its walk and of the walk back."""
+    """A layer with random parameters and gradients; the kernels of its recurrence and of that backward in time."""
 
     def __init__(self, kind, time, batch, features, hidden, *, optional=OPTIONAL, seed=0, **attributes):
-        walk, back = WALKS[kind]
-        self.walk, self.back = walk(**attributes), back(**attributes)
-        self.layer = self.walk.forward
+        saving, back = OPERATORS[kind]
+        self.saving, self.back = saving(**attributes), back(**attributes)
+        self.layer = self.saving.forward
         self.sizes = time, batch, features, hidden
         rng = np.random.default_rng(seed)
         d, layout = self.layer.directions, self.layer.layout
@@ -77,7 +81,7 @@ class Layer:
             batch_first=bool(layer.layout),
         )
 
-    def walk_kernel(self, threads=1):
+    def forward_kernel(self, threads=1):
         hidden = self.sizes[3]
         return native.Recurrent(
             self.layer.name, self.arrays["x"].shape, hidden, **self.options, saves=True, threads=threads
@@ -97,20 +101,20 @@ class Layer:
         return outputs
 
     def check(self, threads=1, tolerance=4e-6):
-        """Both walks; the second one reads what the first has saved."""
-        walked = self.run(self.walk, self.walk_kernel(threads))
-        for ours, expected in zip(walked, self.reference(self.walk), strict=True):
+        """Both recurrences; the second one reads what the first has saved."""
+        saved = self.run(self.saving, self.forward_kernel(threads))
+        for ours, expected in zip(saved, self.reference(self.saving), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=tolerance, atol=tolerance)
-        self.arrays |= dict(zip(self.walk.outputs, walked, strict=True))
+        self.arrays |= dict(zip(self.saving.outputs, saved, strict=True))
         back = self.run(self.back, self.back_kernel(threads))
         for ours, expected in zip(back, self.reference(self.back), strict=True):
             np.testing.assert_allclose(
                 ours, expected, rtol=tolerance, atol=tolerance * max(1, abs(expected).max(initial=0))
             )
-        return [*walked, *back]
+        return [*saved, *back]
 
 
-@pytest.mark.parametrize("kind", WALKS)
+@pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("batch", [1, 3, 20])
 @pytest.mark.parametrize("optional", [("dy",), ("b", "dy_h"), OPTIONAL], ids=["plain", "bias", "all"])
@@ -162,7 +166,7 @@ def test_activations(isa, function, clip):
 
 
 @pytest.mark.parametrize("hidden", [1, 4, 15, 16, 17, 40, 64, 65, 130])
-@pytest.mark.parametrize("kind", WALKS)
+@pytest.mark.parametrize("kind", OPERATORS)
 def test_any_number_of_units(isa, kind, hidden):
     Layer(kind, 1, 1, 3, hidden).check()
     Layer(kind, 3, 7, 3, hidden).check()
@@ -195,7 +199,7 @@ def test_any_number_of_threads_gives_the_same_bits(isa, kind, sizes, direction):
 @pytest.mark.parametrize("seed", range(40))
 def test_random_layers(seed):
     rng = np.random.default_rng(seed)
-    kind = str(rng.choice(list(WALKS)))
+    kind = str(rng.choice(list(OPERATORS)))
     attributes = {"direction": str(rng.choice(DIRECTIONS)), "layout": int(rng.integers(0, 2))}
     if kind == "GRU":
         attributes["linear_before_reset"] = bool(rng.integers(0, 2))
@@ -208,7 +212,7 @@ def test_random_layers(seed):
     Layer(kind, *sizes, optional=optional, seed=seed, **attributes).check(int(rng.integers(1, 5)), 2e-5)
 
 
-@pytest.mark.parametrize("kind", WALKS)
+@pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("sizes", [(0, 3, 4), (4, 0, 4)], ids=["no steps", "no sequences"])
 def test_empty(kind, sizes):
     Layer(kind, *sizes, 5).check(2)
@@ -260,7 +264,7 @@ def layer_and_gradients(kind, **attributes):
 
 @pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_the_layer_shares_the_walk_of_its_gradient(monkeypatch, kind, direction):
+def test_the_layer_shares_the_recurrence_of_its_gradient(monkeypatch, kind, direction):
     """The same numbers as of Scans, which are what the gradient is where the kernels do not apply."""
     monkeypatch.setenv("GRAPHKIT_STRICT", "1")
     graph, feeds = layer_and_gradients(kind, direction=direction)
@@ -272,7 +276,7 @@ def test_the_layer_shares_the_walk_of_its_gradient(monkeypatch, kind, direction)
         for (name, ours), expected in zip(whole.run(data).items(), scans.run(data).values(), strict=True):
             np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-5, err_msg=name)
     names = [step.op.rpartition(".")[2] for step in whole.plan.steps]
-    assert names.count(f"{kind.upper()}Walk") == names.count(f"{kind.upper()}WalkGrad") == 1
+    assert names.count(f"{kind.upper()}Recurrence") == names.count(f"{kind.upper()}RecurrenceGrad") == 1
     assert not {kind.upper(), "Scan"} & set(names)
     assert "Scan" in [step.op for step in scans.plan.steps]
 

@@ -16,7 +16,7 @@ import pytest
 import graphkit as gk
 from graphkit.data import Dataset, Sentences, TokenStream, Vocabulary
 from graphkit.errors import InputError, NotFinite
-from graphkit.train.beside import METRIC_SECONDS
+from graphkit.train.background import METRIC_SECONDS
 
 PAUSE = 1e-3
 

@@ -1,4 +1,4 @@
-"""Recurrent layers as their gradients need them: the walk that saves its gates, and the walk back in time."""
+"""Recurrent layers as their gradients need them: a recurrence that saves its gates, and one backward in time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OfLayer(Op):
     """What belongs to a recurrent layer, and has its attributes."""
 
     layer: ClassVar[type[Recurrence]]
-    # Scans of native steps are an order of magnitude faster than the walk of `reference`.
+    # Scans of native steps are an order of magnitude faster than the recurrence of `reference`.
     composite: ClassVar[bool] = True
     activation_alpha: tuple[float, ...] | None = None
     activation_beta: tuple[float, ...] | None = None
@@ -54,7 +54,7 @@ class OfLayer(Op):
         return operand_ranks(self, len(inputs))
 
 
-class Walk(OfLayer):
+class SavingRecurrence(OfLayer):
     """A layer's results, then what its gradient reads.
 
     That is, of every step, the gates: what activations take, without peepholes and before clipping,
@@ -73,17 +73,18 @@ class Walk(OfLayer):
         return (y, *ends, gates, *[before] * layer.states)
 
     def reference(self, xp: Any, *operands: Any) -> Any:
-        return self.forward.walk(xp, *operands)
+        return self.forward.recurrence(xp, *operands)
 
     def expand(self, *operands: Any) -> Any:
-        return self.forward.expand_walk(operands, saves=True)
+        return self.forward.expand_recurrence(operands, saves=True)
 
 
-class WalkGrad(OfLayer):
+class RecurrenceGrad(OfLayer):
     """From the gradients by a layer's results (None for 0) to those by its gates and initial states.
 
-    Operands are those gradients, then what Walk saved, r, sequence_lens, (p). Results: d_gates [D, T, N, gates * H],
-    the gradients by the initial states, and for each step what is left of CellGradient: `other`, or the terms of dp.
+    Operands are those gradients, then what SavingRecurrence saved, r, sequence_lens, (p). Results: d_gates
+    [D, T, N, gates * H], the gradients by the initial states, and for each step what is left of CellGradient: `other`,
+    or the terms of dp.
     """
 
     # Columns of the last result, in parts of H.
@@ -198,9 +199,10 @@ def _case(*operands: Any, **attributes: Any) -> Sample:
 
 
 @op
-class RNNWalk(Walk):
+class RNNRecurrence(SavingRecurrence):
     """RNN that saves what its gradient needs."""
 
+    former_names = ("RNNWalk",)
     layer = RNN
     activations: tuple[str, ...] = ("Tanh", "Tanh")
     inputs = RNN.inputs
@@ -210,9 +212,10 @@ class RNNWalk(Walk):
 
 
 @op
-class GRUWalk(Walk):
+class GRURecurrence(SavingRecurrence):
     """GRU that saves what its gradient needs."""
 
+    former_names = ("GRUWalk",)
     layer = GRU
     linear_before_reset: bool = False
     inputs = GRU.inputs
@@ -222,9 +225,10 @@ class GRUWalk(Walk):
 
 
 @op
-class LSTMWalk(Walk):
+class LSTMRecurrence(SavingRecurrence):
     """LSTM that saves what its gradient needs."""
 
+    former_names = ("LSTMWalk",)
     layer = LSTM
     input_forget: bool = False
     inputs = LSTM.inputs
@@ -237,9 +241,10 @@ _GATES = {"gates": FLOATS, "r": "gates", "sequence_lens": PARAMETERS["sequence_l
 
 
 @op
-class RNNWalkGrad(WalkGrad):
-    """The walk back in time of an RNN."""
+class RNNRecurrenceGrad(RecurrenceGrad):
+    """The recurrence backward in time of an RNN."""
 
+    former_names = ("RNNWalkGrad",)
     layer = RNN
     activations: tuple[str, ...] = ("Tanh", "Tanh")
     inputs = ("dy?", "dy_h?", "gates", "r", "sequence_lens?")
@@ -253,9 +258,10 @@ class RNNWalkGrad(WalkGrad):
 
 
 @op
-class GRUWalkGrad(WalkGrad):
-    """The walk back in time of a GRU."""
+class GRURecurrenceGrad(RecurrenceGrad):
+    """The recurrence backward in time of a GRU."""
 
+    former_names = ("GRUWalkGrad",)
     layer = GRU
     rest = 1
     linear_before_reset: bool = False
@@ -273,9 +279,10 @@ class GRUWalkGrad(WalkGrad):
 
 
 @op
-class LSTMWalkGrad(WalkGrad):
-    """The walk back in time of an LSTM."""
+class LSTMRecurrenceGrad(RecurrenceGrad):
+    """The recurrence backward in time of an LSTM."""
 
+    former_names = ("LSTMWalkGrad",)
     layer = LSTM
     rest = 3
     input_forget: bool = False

@@ -24,7 +24,7 @@ T = TypeVar("T")
 METRIC_SECONDS = 5e-3
 
 
-class Beside:
+class BackgroundWork:
     """A dependency engine for as long as its `with` block: one worker loads batches, another computes metrics.
 
     depth: how many batches are loaded ahead; with 0, or without the native engine, everything happens where it is
@@ -40,7 +40,7 @@ class Beside:
         self._scoring = Handoff(METRIC_SECONDS)
         self._pending = False  # a wait gives the GIL away, to the worker that loads
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> BackgroundWork:
         if self._depth and load_device("cpu"):
             self._engine = Engine(workers=2)
             self._scores = self._engine.variable("metrics")

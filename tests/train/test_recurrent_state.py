@@ -96,19 +96,19 @@ def test_training_goes_on_within_an_epoch(stream, tmp_path):
 
 
 def test_other_batch_sizes_start_anew():
-    from graphkit.train.carried import Carried
+    from graphkit.train.recurrent_state import RecurrentState
 
-    carried = Carried(gk.models.build("lstm_lm", **OPTIONS, stateful=True), CARRY)
+    state = RecurrentState(gk.models.build("lstm_lm", **OPTIONS, stateful=True), CARRY)
     x = np.zeros((3, 4), np.int64)
-    assert carried.feeds(x)["h"].shape == (2, 4, 6)
-    carried.keep({"last_h": np.ones((2, 4, 6), np.float32), "last_c": np.ones((2, 4, 6), np.float32)})
-    assert carried.feeds({"x": x})["c"].all()
-    assert carried.feeds((x,))["h"].all()
-    assert not carried.feeds(x[:, :2])["h"].any()
-    carried.reset()
-    assert not carried.feeds(x)["h"].any()
+    assert state.feeds(x)["h"].shape == (2, 4, 6)
+    state.keep({"last_h": np.ones((2, 4, 6), np.float32), "last_c": np.ones((2, 4, 6), np.float32)})
+    assert state.feeds({"x": x})["c"].all()
+    assert state.feeds((x,))["h"].all()
+    assert not state.feeds(x[:, :2])["h"].any()
+    state.reset()
+    assert not state.feeds(x)["h"].any()
     with pytest.raises(InputError, match=r"1 inputs are expected \(x\), 2 given"):
-        carried.feeds((x, x))
+        state.feeds((x, x))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_size_that_nothing_else_has():
     h = gk.input("h", ["B", 3])
     x = gk.input("x", ["N", 3])
     net = gk.Model({"y": gk.reduce_sum(h, keepdims=True) + x, "last": h + 1.0})
-    from graphkit.train.carried import Carried
+    from graphkit.train.recurrent_state import RecurrentState
 
     with pytest.raises(UsageError, match="the other inputs do not say the size of 'h'"):
-        Carried(net, {"h": "last"}).feeds(np.zeros((2, 3), np.float32))
+        RecurrentState(net, {"h": "last"}).feeds(np.zeros((2, 3), np.float32))

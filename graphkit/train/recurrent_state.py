@@ -16,7 +16,7 @@ from graphkit.passes.core.bind import match_shapes
 _SUFFIX = "/carried"
 
 
-class Carried:
+class RecurrentState:
     """Arrays by input name, each the output of the batch before; zeros at the start, and where its shape changes.
 
     names: input to output. Raises UsageError for unknown names, and types that differ.

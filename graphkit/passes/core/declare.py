@@ -1,0 +1,171 @@
+"""What a pass declares: what it requires of a graph, what it ensures and what it breaks; and the orders that fit."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
+
+from graphkit.errors import CheckFailed, PassOrderError
+from graphkit.ir.graph import Graph, Node
+
+
+class Property(Enum):
+    """What may hold of a graph between passes, and of its subgraphs as far as the passes that ensure it enter them."""
+
+    STREAMS_BOUND = "every random node has a stream"
+    SIMPLIFIED = "no identities, nor chains that give back what went in"
+    CONSTANTS_FOLDED = "what depends on constants alone is a constant"
+    EQUALS_MERGED = "no two equal nodes"
+    CONTROL_MERGED = "no two loops or branches that do the same on the same operands"
+    HALVES_WIDENED = "half floats are computed in float32"
+    RANKS_KNOWN = "no operand lacks a rank that its reader tells"
+    COMPOSITES_EXPANDED = "no composite operators but those with a kernel for the whole"
+    SCANS_ALONG_FIRST_AXIS = "scans read and write along the first axis"
+    BROADCASTS_LAZY = "no expansions that a pointwise reader makes by itself"
+    LAYER_NORMS_FUSED = "formulas of layer normalisation are operators"
+    GELUS_FUSED = "formulas of GELU are operators"
+    ACTIVATIONS_FUSED = "formulas of other activations are operators"
+    SOFTMAXES_FUSED = "formulas of softmax are operators"
+    TRANSPOSES_MERGED = "no transpose of a transpose"
+    ATTENTION_FUSED = "attention is one operator"
+    RESHAPES_MERGED = "no chains of reshapes"
+    TRANSPOSED_CONVOLUTIONS_CONVERTED = "transposed convolutions without strides are convolutions"
+    BATCH_NORMS_FOLDED = "batch normalisation at inference is in the weights before it"
+    MATMULS_FUSED = "matrix products have taken in what is around them"
+    CONVOLUTIONS_FUSED = "convolutions have taken in what is behind them"
+    CHANNELS_LAST = "float32 convolutions work on channels that are last"
+    POINTWISE_APART = "pointwise nodes are nodes of their own"
+
+
+# What holds of a graph that no pass has seen.
+INITIAL = frozenset({Property.POINTWISE_APART})
+
+Rewrite: TypeAlias = Callable[[Graph], Graph]
+# Finds a node which shows that a property does not hold.
+Check: TypeAlias = Callable[[Graph], Node | None]
+P = ParamSpec("P")
+
+
+class Pass(Generic[P]):
+    """A function from graph to graph that keeps what the graph computes, with its declaration. Made by `graph_pass`.
+
+    Attributes: `name`; `requires`, properties that must hold before it; `ensures`, those that hold behind it; `breaks`,
+    those that need not hold any more; `check`, which finds a node that contradicts what it ensures, or None.
+    """
+
+    def __init__(
+        self,
+        apply: Callable[Concatenate[Graph, P], Graph],
+        name: str,
+        requires: Iterable[Property] = (),
+        ensures: Iterable[Property] = (),
+        breaks: Iterable[Property] = (),
+        check: Check | None = None,
+    ):
+        self._apply = apply
+        self.name = name
+        self.requires = frozenset(requires)
+        self.ensures = frozenset(ensures)
+        self.breaks = frozenset(breaks)
+        self.check = check
+        functools.update_wrapper(self, apply)
+
+    def __call__(self, graph: Graph, *args: P.args, **kwargs: P.kwargs) -> Graph:
+        return self._apply(graph, *args, **kwargs)
+
+    def with_options(self, **options: Any) -> Pass[...]:
+        """The pass with these keyword arguments."""
+        apply = functools.partial(self._apply, **options)
+        return Pass(apply, self.name, self.requires, self.ensures, self.breaks, self.check)
+
+    def verify(self, graph: Graph) -> None:
+        """Raises CheckFailed when `check` finds in `graph`, which the pass has made, that what it ensures is not so."""
+        found = None if self.check is None else self.check(graph)
+        if found is not None:
+            raise CheckFailed(f"pass {self.name} ensures: {_listed(self.ensures)}; but there is {found.describe()}")
+
+    def __repr__(self) -> str:
+        return f"<Pass {self.name}>"
+
+
+# A pass, or a function without a declaration under a name.
+Step: TypeAlias = Pass[...] | tuple[str, Rewrite]
+
+
+def graph_pass(
+    *,
+    requires: Iterable[Property] = (),
+    ensures: Iterable[Property] = (),
+    breaks: Iterable[Property] = (),
+    check: Check | None = None,
+) -> Callable[[Callable[Concatenate[Graph, P], Graph]], Pass[P]]:
+    """Decorator: a function from graph to graph, and what it declares (see Pass)."""
+    return lambda function: Pass(function, function.__name__, requires, ensures, breaks, check)
+
+
+def pipeline(*passes: Pass[...], given: Iterable[Property] = INITIAL) -> tuple[Pass[...], ...]:
+    """The passes in this order. Raises PassOrderError where what one requires is not `given`, nor ensured before it."""
+    held_after(passes, given)
+    return passes
+
+
+def held_after(passes: Sequence[Pass[...]], given: Iterable[Property] = INITIAL) -> frozenset[Property]:
+    """What holds behind the passes. Raises PassOrderError as `pipeline` does."""
+    held = frozenset(given)
+    for place, step in enumerate(passes):
+        for wanted in Property:
+            if wanted in step.requires - held:
+                raise PassOrderError(f"pass {step.name} requires {_listed([wanted])}: {_reason(wanted, passes, place)}")
+        held = held - step.breaks | step.ensures
+    return held
+
+
+def _reason(wanted: Property, passes: Sequence[Pass[...]], place: int) -> str:
+    for before in reversed(passes[:place]):
+        if wanted in before.breaks:
+            return f"{before.name} before it breaks that"
+    later = next((p for p in passes[place:] if wanted in p.ensures), None)
+    return "no pass before it ensures that" if later is None else f"{later.name}, which ensures that, comes later"
+
+
+def ordered(*passes: Pass[...]) -> tuple[Pass[...], ...]:
+    """Distinct passes in an order that their declarations permit, as near to the given one as they do.
+
+    Who breaks a property comes before who ensures it, and that before who requires it; where nobody ensures it, who
+    requires it comes before who breaks it. Raises PassOrderError for passes that want to be before each other, and for
+    one that is listed twice. Whether what is required holds is for `pipeline` to say.
+    """
+    if len(set(passes)) != len(passes):
+        twice = next(p for i, p in enumerate(passes) if p in passes[:i])
+        raise PassOrderError(f"pass {twice.name} is listed twice: its places are to be given")
+    waiting: dict[Pass[...], set[Pass[...]]] = {p: set() for p in passes}
+    for wanted in Property:
+        breaking = [p for p in passes if wanted in p.breaks]
+        ensuring = [p for p in passes if wanted in p.ensures]
+        requiring = [p for p in passes if wanted in p.requires]
+        for first, second in ((breaking, ensuring), (ensuring, requiring)) if ensuring else ((requiring, breaking),):
+            for p in second:
+                waiting[p].update(q for q in first if q is not p)
+    place = {p: i for i, p in enumerate(passes)}
+    ready = [place[p] for p, before in waiting.items() if not before]
+    heapq.heapify(ready)
+    result: list[Pass[...]] = []
+    while ready:
+        chosen = passes[heapq.heappop(ready)]
+        result.append(chosen)
+        for p, before in waiting.items():
+            if chosen in before:
+                before.remove(chosen)
+                if not before:
+                    heapq.heappush(ready, place[p])
+    if len(result) < len(passes):
+        left = ", ".join(p.name for p in passes if p not in result)
+        raise PassOrderError(f"no order fits what these passes require, ensure and break: {left}")
+    return tuple(result)
+
+
+def _listed(properties: Iterable[Property]) -> str:
+    return "; ".join(f"{p.name} ({p.value})" for p in Property if p in set(properties))
