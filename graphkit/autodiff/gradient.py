@@ -18,7 +18,7 @@ from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Node, Value, topological
 from graphkit.ops import F
-from graphkit.passes.training.randomness import is_undetermined
+from graphkit.passes.core.draws import is_undetermined
 
 
 @uncollected

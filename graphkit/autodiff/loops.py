@@ -35,7 +35,7 @@ from graphkit.ops.axes import zeros_like
 from graphkit.ops.control.loop_state import without_value
 from graphkit.ops.control.views import Along, LoopState
 from graphkit.passes.control.merge import merge_control
-from graphkit.passes.training.randomness import is_undetermined
+from graphkit.passes.core.draws import is_undetermined
 
 
 class _Lookup(NamedTuple):

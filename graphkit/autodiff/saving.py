@@ -12,8 +12,8 @@ from graphkit.ir.graph import Node, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, Op
 from graphkit.ops.control.loop_state import without_value
+from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.sweep import read_positions
-from graphkit.passes.training.randomness import is_undetermined
 
 
 def read_values(results: Iterable[Value], is_source: Callable[[Value], bool]) -> dict[Value, bool]:

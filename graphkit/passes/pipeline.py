@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import HALVES, DType
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.control.scan_axes import scan_axes
 from graphkit.passes.core.declare import Pass, held_after, ordered, pipeline
@@ -28,7 +29,6 @@ from graphkit.passes.layout.bfloat16 import to_bfloat16
 from graphkit.passes.layout.channels_last import channels_last
 from graphkit.passes.layout.float16 import widen_halves
 from graphkit.passes.layout.unstride_transposed import unstride_transposed
-from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.simplify.expand import eliminate_expand
 from graphkit.passes.simplify.identities import simplify

@@ -10,11 +10,11 @@ from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_device
 from graphkit.executor.devices.registry import runs_whole
 from graphkit.ir.graph import Graph
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.core.bind import match_shapes
 from graphkit.passes.core.declare import pipeline
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.recompute import MARK, Segments, recompute_marked, recompute_sqrt

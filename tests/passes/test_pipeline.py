@@ -18,12 +18,12 @@ from graphkit.onnx_io.exporter import export
 from graphkit.onnx_io.importer import import_model
 from graphkit.ops import DOMAIN, F
 from graphkit.ops.evaluate import evaluate
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core import sweep as _base
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.match import FixedValues
 from graphkit.passes.core.sweep import operators, run_passes
 from graphkit.passes.pipeline import BOUND, INFERENCE, effects
-from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.training.to_training import to_training
 
 ALL = (*CLEANUP, *INFERENCE)

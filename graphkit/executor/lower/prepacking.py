@@ -17,8 +17,8 @@ from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.draws import is_random
 from graphkit.passes.core.sweep import rewrite
-from graphkit.passes.simplify.cse import is_random
 
 # Derived arrays up to this size stay in memory; larger ones only while a program holds them, since most are read once
 # to be packed.

@@ -18,12 +18,12 @@ from graphkit.executor.memory.packing import PackedArrays
 from graphkit.executor.run.array_program import ArrayProgram
 from graphkit.executor.run.program import Program
 from graphkit.ir.graph import Graph
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.prune import prune_control
 from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import BOUND
-from graphkit.passes.simplify.cleanup import CLEANUP
 
 AnyProgram: TypeAlias = Program | ArrayProgram
 

@@ -37,9 +37,9 @@ from graphkit.executor.run.states import States
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import HALVES, DType, TensorType
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import inference_passes
-from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.training.randomness import bind_rng
 
 # Programs kept for input shapes seen before, the most recently used ones.

@@ -9,8 +9,8 @@ import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
-from graphkit.passes.simplify.cse import is_random
-from graphkit.passes.simplify.fold import array_of
+from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.draws import is_random
 
 
 def producer(value: Value | None, *names: str, domain: str = "") -> Node | None:
@@ -30,6 +30,14 @@ def first(node: Node) -> Value:
     value = node.inputs[0]
     assert value is not None
     return value
+
+
+def array_of(value: Value) -> np.ndarray | None:
+    """The array of a Constant node's output; None for any other value."""
+    if value.node is None or not isinstance(value.node.op, Constant):
+        return None
+    array: np.ndarray = value.node.op.value.array
+    return array
 
 
 def scalar(value: Value | None) -> float | None:

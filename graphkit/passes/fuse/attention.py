@@ -13,9 +13,19 @@ from graphkit.ops import DOMAIN, F
 from graphkit.ops.internal.fused import FusedAttention
 from graphkit.ops.tensor.shape import Squeeze
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import first, ints, is_op, orders, permutation, producer, same_type, scalar, scaled
+from graphkit.passes.core.match import (
+    array_of,
+    first,
+    ints,
+    is_op,
+    orders,
+    permutation,
+    producer,
+    same_type,
+    scalar,
+    scaled,
+)
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
-from graphkit.passes.simplify.fold import array_of
 
 # Scores this far below others have no weight in float32, as if they were minus infinity.
 _NONE = -1e8

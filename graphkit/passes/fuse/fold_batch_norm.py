@@ -11,9 +11,8 @@ from graphkit.ops import F
 from graphkit.ops.math.arithmetic import Add
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import FixedValues, first, ints, is_op, orders, producer, same_type, vector_of
+from graphkit.passes.core.match import FixedValues, array_of, first, ints, is_op, orders, producer, same_type, vector_of
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
-from graphkit.passes.simplify.fold import array_of
 
 # In half precision the factors would lose digits that the operator's own formula keeps.
 _DTYPES = frozenset({DType.FLOAT32, DType.FLOAT64})

@@ -13,9 +13,8 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops.internal.fused import Fused
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import FixedValues
+from graphkit.passes.core.match import FixedValues, array_of
 from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
-from graphkit.passes.simplify.fold import array_of
 
 # A region's intermediate results share one cache: nodes, and operands that are read at once.
 NODE_LIMIT = 64

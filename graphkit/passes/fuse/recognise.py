@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from graphkit.ir.graph import Graph
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import pipeline
 from graphkit.passes.core.sweep import operators, run_passes
 from graphkit.passes.fuse.gelu import fuse_gelu
 from graphkit.passes.fuse.layer_norm import fuse_layer_norm
 from graphkit.passes.fuse.softmax import fuse_softmax
-from graphkit.passes.simplify.cleanup import CLEANUP
 
 _FORMULAS = pipeline(*CLEANUP, fuse_layer_norm, fuse_gelu, fuse_softmax)
 # Of these operators each formula has one.

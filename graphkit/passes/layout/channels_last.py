@@ -35,9 +35,8 @@ from graphkit.ops.internal.channels_last_gradient import (
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
 from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import first, ints, is_op, permutation, producer
+from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
-from graphkit.passes.simplify.fold import array_of
 
 _CONVOLUTIONS = ("Conv", "FusedConv", "ConvTranspose", "ConvGradInput", "ConvGradWeight")
 # Elements of a window that one byte counts, as the kernels do.

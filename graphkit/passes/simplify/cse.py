@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphkit.ir.graph import Graph, Node, Operator, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
-from graphkit.passes.training.randomness import is_undetermined
-
-
-def is_random(op: Operator) -> bool:
-    """Whether the operator, or a node of one of its subgraphs, draws random numbers."""
-    if getattr(op, "random", False):
-        return True
-    return any(is_random(node.op) for graph in op.subgraphs().values() for node in graph.nodes)
 
 
 def _equal_to_another(graph: Graph) -> Node | None:

@@ -18,8 +18,9 @@ from graphkit.ops.control.views import IfView, is_if
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, Rewrite, graph_pass
+from graphkit.passes.core.draws import is_random
+from graphkit.passes.core.match import array_of
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
-from graphkit.passes.simplify.cse import is_random
 
 # A folded result may be larger than its operands only up to this many bytes: files should not grow by folding.
 SIZE_LIMIT = 1 << 20
@@ -64,14 +65,6 @@ def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrit
     if is_if(node):
         return map_subgraphs(node, operands, transform)
     return node.rebuilt(operands)
-
-
-def array_of(value: Value) -> np.ndarray | None:
-    """The array of a Constant node's output; None for any other value."""
-    if value.node is None or not isinstance(value.node.op, Constant):
-        return None
-    array: np.ndarray = value.node.op.value.array
-    return array
 
 
 def _known_array(value: Value) -> np.ndarray | None:

@@ -13,8 +13,9 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops._base import DOMAIN
 from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.match import array_of
 from graphkit.passes.core.sweep import rewrite
-from graphkit.passes.simplify.fold import array_of, map_branches
+from graphkit.passes.simplify.fold import map_branches
 
 Simplification: TypeAlias = Callable[[Node], Sequence[Value] | None]
 

@@ -12,8 +12,8 @@ from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops import F
 from graphkit.ops.internal.guard import FiniteGuard
+from graphkit.passes.core.draws import is_undetermined
 from graphkit.passes.core.sweep import elements_read, read_positions
-from graphkit.passes.training.randomness import is_undetermined
 
 
 def mirrored(graph: Graph, segments: Sequence[frozenset[Node]], kept: frozenset[Value] = frozenset()) -> Graph:

@@ -14,13 +14,14 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.draws import all_nodes, draws_anew, is_unbound, rng_position
 from graphkit.passes.core.sweep import rewrite
 
 RNG_TYPE = TensorType(DType.UINT64, (2,))
 
 
 def _first_unbound(graph: Graph) -> Node | None:
-    return next(filter(_unbound, _nodes(graph)), None)
+    return next(filter(is_unbound, all_nodes(graph)), None)
 
 
 @graph_pass(ensures=[Property.STREAMS_BOUND], check=_first_unbound)
@@ -42,54 +43,17 @@ def bind_rng(graph: Graph) -> Graph:
 
 def bind_nested(graph: Graph) -> Graph:
     """`bind_rng` where a subgraph draws, so that what it computes can be computed again; other graphs as they are."""
-    nested = (inner for node in graph.nodes for g in node.op.subgraphs().values() for inner in _nodes(g))
-    return bind_rng(graph) if any(map(_draws_anew, nested)) else graph
-
-
-def _unbound(node: Node) -> bool:
-    position = _rng_position(node)
-    return position is not None and (len(node.inputs) <= position or node.inputs[position] is None)
-
-
-def is_undetermined(node: Node) -> bool:
-    """Whether the node, or one in its subgraphs, draws without a state: computed again, it gives other numbers."""
-    return _draws_anew(node) or any(_draws_anew(n) for g in node.op.subgraphs().values() for n in _nodes(g))
-
-
-def _draws_anew(node: Node) -> bool:
-    """Whether the node draws, and has no state. A Dropout does in training only."""
-    if node.op.name == "Dropout" and not node.op.domain:
-        mode = node.inputs[2] if len(node.inputs) > 2 else None
-        if mode is None or mode.tensor.constants == (0,):
-            return False
-    return _unbound(node)
-
-
-def _rng_position(node: Node) -> int | None:
-    """Where a random operator takes its state; None for other operators."""
-    operator: Any = node.op
-    if not getattr(operator, "random", False):
-        return None
-    names = [formal.name for formal in operator.formals]
-    if "rng" not in names:
-        raise UnsupportedError(f"{node.describe()}: a random operator needs an input called 'rng'")
-    return names.index("rng")
-
-
-def _nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph.nodes:
-        yield node
-        for inner in node.op.subgraphs().values():
-            yield from _nodes(inner)
+    nested = (inner for node in graph.nodes for g in node.op.subgraphs().values() for inner in all_nodes(g))
+    return bind_rng(graph) if any(map(draws_anew, nested)) else graph
 
 
 def _has_unbound(graph: Graph) -> bool:
-    return any(_unbound(node) for node in _nodes(graph))
+    return any(is_unbound(node) for node in all_nodes(graph))
 
 
 def _bound_streams(graph: Graph) -> Iterator[int]:
-    for node in _nodes(graph):
-        if _rng_position(node) is not None and not _unbound(node):
+    for node in all_nodes(graph):
+        if rng_position(node) is not None and not is_unbound(node):
             yield node.op.stream  # type: ignore[attr-defined]
 
 
@@ -97,8 +61,8 @@ def _bind(graph: Graph, state: Value, streams: Iterator[int], extra: Sequence[Va
     """Connect the random nodes to `state`; `extra` inputs are appended."""
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        if _unbound(node):
-            position = _rng_position(node)
+        if is_unbound(node):
+            position = rng_position(node)
             assert position is not None
             operands = [*operands, *[None] * (position + 1 - len(operands))]
             operands[position] = state

@@ -14,9 +14,9 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.merge_recurrences import merge_recurrences
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.simplify.composites import expand_composites
 
 SHAPES = {"x": (3, 2, 4), "w": (1, 20, 4), "r": (1, 20, 5)}

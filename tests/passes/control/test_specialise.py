@@ -11,9 +11,9 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.specialise import specialise_subgraphs
 from graphkit.passes.core.bind import bind
-from graphkit.passes.simplify.cleanup import CLEANUP
 
 COUNT, FLAG = TensorType("int64", ()), TensorType("bool", ())
 

@@ -12,13 +12,13 @@ from graphkit.errors import CheckFailed, PassOrderError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.declare import INITIAL, Pass, Property, graph_pass, held_after, ordered, pipeline
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.fuse.pointwise import fuse_pointwise
 from graphkit.passes.fuse.softmax import fuse_softmax
 from graphkit.passes.layout.bfloat16 import to_bfloat16
 from graphkit.passes.pipeline import BOUND, INFERENCE, inference_passes
-from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.simplify.identities import simplify
 

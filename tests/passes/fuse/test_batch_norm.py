@@ -14,10 +14,10 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import operators, run_passes
 from graphkit.passes.fuse.batch_norm import fuse_batch_norm
 from graphkit.passes.layout.channels_last import channels_last
-from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.simplify.identities import simplify
 
 rng = np.random.default_rng(0)

@@ -13,9 +13,9 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.layout.channels_last import channels_last
-from graphkit.passes.simplify.cleanup import CLEANUP
 
 rng = np.random.default_rng(0)
 

@@ -14,9 +14,9 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
+from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import BOUND, INFERENCE
-from graphkit.passes.simplify.cleanup import CLEANUP
 from graphkit.passes.simplify.composites import expand_composites
 
 COMPOSITES = [cls for cls in registry if cls.composite]

@@ -7,7 +7,8 @@ import numpy as np
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
-from graphkit.passes.simplify.cse import cse, is_random
+from graphkit.passes.core.draws import is_random
+from graphkit.passes.simplify.cse import cse
 
 VECTOR = TensorType("float32", ("N",))
 

@@ -10,7 +10,8 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.evaluate import evaluate
-from graphkit.passes.simplify.fold import array_of, fold
+from graphkit.passes.core.match import array_of
+from graphkit.passes.simplify.fold import fold
 
 
 def f32(*shape: Any) -> TensorType:

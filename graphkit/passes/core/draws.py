@@ -1,0 +1,55 @@
+"""Which nodes draw random numbers, and from what state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from graphkit.errors import UnsupportedError
+from graphkit.ir.graph import Graph, Node, Operator
+
+
+def is_random(op: Operator) -> bool:
+    """Whether the operator, or a node of one of its subgraphs, draws random numbers."""
+    if getattr(op, "random", False):
+        return True
+    return any(is_random(node.op) for graph in op.subgraphs().values() for node in graph.nodes)
+
+
+def is_unbound(node: Node) -> bool:
+    """Whether the node draws random numbers, and no state is connected to it."""
+    position = rng_position(node)
+    return position is not None and (len(node.inputs) <= position or node.inputs[position] is None)
+
+
+def is_undetermined(node: Node) -> bool:
+    """Whether the node, or one in its subgraphs, draws without a state: computed again, it gives other numbers."""
+    return draws_anew(node) or any(draws_anew(n) for g in node.op.subgraphs().values() for n in all_nodes(g))
+
+
+def draws_anew(node: Node) -> bool:
+    """Whether the node draws, and has no state. A Dropout does in training only."""
+    if node.op.name == "Dropout" and not node.op.domain:
+        mode = node.inputs[2] if len(node.inputs) > 2 else None
+        if mode is None or mode.tensor.constants == (0,):
+            return False
+    return is_unbound(node)
+
+
+def rng_position(node: Node) -> int | None:
+    """Where a random operator takes its state; None for other operators."""
+    operator: Any = node.op
+    if not getattr(operator, "random", False):
+        return None
+    names = [formal.name for formal in operator.formals]
+    if "rng" not in names:
+        raise UnsupportedError(f"{node.describe()}: a random operator needs an input called 'rng'")
+    return names.index("rng")
+
+
+def all_nodes(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph and of its subgraphs."""
+    for node in graph.nodes:
+        yield node
+        for inner in node.op.subgraphs().values():
+            yield from all_nodes(inner)
