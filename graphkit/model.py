@@ -113,7 +113,7 @@ class Model:
                 self.params[key] = owner[held]
             elif "init" in value.attrs:
                 try:
-                    self.params.adopt(key, initialize(value.tensor, value.attrs["init"], seed, key))
+                    self.params.commit(key, initialize(value.tensor, value.attrs["init"], seed, key))
                 except (MemoryError, OverflowError, ValueError) as error:
                     raise OutOfMemory(
                         f"model {graph.name!r}: no memory for parameter {key!r}, {value.tensor}, {value.tensor.nbytes} "

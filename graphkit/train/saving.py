@@ -105,7 +105,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         raise InvalidModel(f"the checkpoint in {folder} does not fit this model: {error}") from None
     with uninterrupted:
         for name, array in arrays.items():
-            stepper.store.adopt(name, array)
+            stepper.store.commit(name, array)
         trainer._recurrent_state.restore(recurrent)
         trainer.executor.rng = saved.rng
         trainer.position = Position.read(saved.position, metric_states)

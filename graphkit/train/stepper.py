@@ -169,7 +169,7 @@ class Stepper:
             keys = self._sums
             sums = self._kvstore.pushpull(keys, [self.slots[key] for key in keys])
             for key, array in zip(keys, sums, strict=True):
-                self.slots.adopt(key, array)
+                self.slots.commit(key, array)
         try:
             self.executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)})
         except NotFinite:

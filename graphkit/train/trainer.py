@@ -220,8 +220,8 @@ class Trainer:
             for name in self.trained:
                 key = f"{name}/{AVERAGE}"
                 weight, average = self.net.params[name], self._slots[key]
-                self.net.params.adopt(name, average)
-                self._slots.adopt(key, weight)
+                self.net.params.commit(name, average)
+                self._slots.commit(key, weight)
             self._averaged = not self._averaged
 
     @contextlib.contextmanager

@@ -73,7 +73,7 @@ class Emitter:
                 kind = result.value.tensor
                 builder.resize(f"{prefix}result {position}", location[0], kind.static_shape, kind.dtype.itemsize)
         order = lowered.memory.order
-        commit = len(order) if prefix else _first_overwriting(lowered)
+        commit = len(order) if prefix else _first_donation(lowered)
         for position, index in enumerate(order):
             if position == commit:
                 builder.commit()
@@ -158,10 +158,10 @@ class _Locations:
         return ABSENT if offset is None else (ARENA, self._base + offset)
 
 
-def _first_overwriting(lowered: LoweredGraph) -> int:
+def _first_donation(lowered: LoweredGraph) -> int:
     """The position of the first step that writes over the old value of a state; the number of steps without one."""
     roots, order = lowered.placement.root, lowered.memory.order
-    kept = {roots[new] for state, new in lowered.graph.updates if state in lowered.memory.overwritten}
+    kept = {roots[new] for state, new in lowered.graph.updates if state in lowered.memory.donated}
     for position, index in enumerate(order):
         if any(roots[v] in kept for v in lowered.placement.steps[index].outputs if v in roots):
             return position

@@ -14,7 +14,7 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.passes.core.sweep import elements_read
 
 
-def overwritten(
+def donated_states(
     graph: Graph,
     placement: Placement,
     pairs: Sequence[Sequence[tuple[Value, Value]]],

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from graphkit.executor.memory.donation import awaited, overwritten
+from graphkit.executor.memory.donation import awaited, donated_states
 from graphkit.executor.memory.placement import Placement, has_fixed_size
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
@@ -27,7 +27,7 @@ class MemoryPlan:
     """Where and when values live. Steps are positions in `Placement.steps`, values are storages.
 
     `requests` are the blocks of the arena, which `layout` gives offsets: `request_of` those of values, `scratch_of` the
-    working memory of steps. `overwritten` maps states to the storage of the new value that takes their memory;
+    working memory of steps. `donated` maps states to the storage of the new value that takes their memory;
     `releases` lists what no step reads after the one at a position of `order`, of values whose memory is not planned.
     """
 
@@ -36,7 +36,7 @@ class MemoryPlan:
     layout: Layout
     request_of: Mapping[Value, int]
     scratch_of: Mapping[int, int]
-    overwritten: Mapping[Value, Value]
+    donated: Mapping[Value, Value]
     releases: Mapping[int, Sequence[Value]]
     plain_lower_bound: int
 
@@ -59,7 +59,7 @@ def plan_graph(
         cached_layout(requests, inplace=inplace, share=share),
         request_of,
         scratch_of,
-        planning.overwritten,
+        planning.donated,
         planning.releases(lives),
         schedule.plain_peak_bytes,
     )
@@ -77,8 +77,8 @@ class _Planning:
         self.sizes = [v.tensor.nbytes if place[v] == "arena" else 0 for v in self._written]
         permitted = [_inplace_pairs(n, placement, s.inplace) for n, s in zip(placement.steps, needs, strict=True)]
         after = [_followed(node, placement) for node in placement.steps]
-        self.overwritten = overwritten(graph, placement, permitted, after) if inplace else {}
-        behind = awaited(placement, self.overwritten)
+        self.donated = donated_states(graph, placement, permitted, after) if inplace else {}
+        behind = awaited(placement, self.donated)
         self.tasks = [
             Task(
                 self._buffers(placement.root[v] for v in elements_read(node)),

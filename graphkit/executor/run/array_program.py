@@ -47,7 +47,7 @@ class ArrayProgram:
         position = {v: i for i, v in enumerate(graph.inputs)}
         self.state_inputs = [position[state] for state, _ in graph.updates]
         # Arrays of a device are its own.
-        self.overwrites = [False] * len(graph.updates)
+        self.donated = [False] * len(graph.updates)
         self.kernels = [
             device.prepare(node) if isinstance(lowering, PythonKernel) else None for node, lowering in lowered.steps
         ]

@@ -1,15 +1,18 @@
-"""ParamStore: named, read-only arrays with a version each; every write goes through item assignment."""
+"""ParamStore: named arrays with a version each, read-only outside, and who owns their memory.
+
+An array is the store's own when it was made for it: by a run, or as a copy of what a caller assigned. Callers see an
+own array through a read-only view, and while such a view, or a view of it, is alive, the memory is not written.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
-from graphkit.executor.run.ownership import LOCAL_REFERENCES
+from graphkit.executor.memory.shared import SharedMemory
 from graphkit.ir.types import TensorType, dtype_of
 
 
@@ -22,6 +25,9 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def __init__(self, types: Mapping[str, TensorType], arrays: Mapping[str, Any] | None = None):
         self._types = dict(types)
         self._arrays: dict[str, np.ndarray] = {}
+        self._own: set[str] = set()
+        # Through what own arrays were handed out.
+        self._views: dict[str, SharedMemory] = {}
         self._versions = dict.fromkeys(self._types, 0)
         self._stamp = 0
         for name, array in (arrays or {}).items():
@@ -45,13 +51,19 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self.type_of(name)
         if name not in self._arrays:
             raise InputError(f"parameter {name!r} has no value yet")
-        return self._arrays[name]
+        array = self._arrays[name]
+        if name not in self._own:
+            return array
+        memory = self._views.get(name)
+        if memory is None:
+            memory = self._views[name] = SharedMemory(array)
+        return memory.array(array.shape, array.dtype, writable=False)
 
     def __setitem__(self, name: str, array: Any) -> None:
-        self._adopt(name, self.fitting(name, array))
+        self.commit(name, self.fitting(name, array))
 
     def fitting(self, name: str, array: Any) -> np.ndarray:
-        """The array as `adopt` takes it, a copy if others may write to it; raises InputError when it does not fit."""
+        """The array as `commit` takes it, a copy if others may write to it; raises InputError when it does not fit."""
         wanted = self.type_of(name)
         given = np.asarray(array)
         if dtype_of(given.dtype) is not wanted.dtype:
@@ -60,33 +72,55 @@ class ParamStore(MutableMapping[str, np.ndarray]):
             raise InputError(f"parameter {name!r} is {wanted}; the array given has shape {list(given.shape)}")
         return given.copy() if given.flags.writeable or not given.flags.c_contiguous else given
 
-    def adopt(self, name: str, array: np.ndarray) -> None:
-        """Take ownership of a fresh array that already has the right type, without a copy or a check."""
-        self._adopt(name, array)
+    def commit(self, name: str, array: np.ndarray) -> np.ndarray | None:
+        """Make an array of the right type the value of `name`, without a copy or a check.
 
-    def lend(self, name: str) -> np.ndarray | None:
-        """The array, writable, when nobody but the store holds it or a view of it; it goes back by `adopt`."""
-        array = self._arrays[name]
-        # One reference is the store's. Only who owns memory knows who shares it.
-        if array.base is not None or sys.getrefcount(array) > 1 + LOCAL_REFERENCES:
-            return None
-        array.flags.writeable = True
-        return array
-
-    def _adopt(self, name: str, array: np.ndarray) -> None:
+        One that is writable, and no view, becomes the store's own: nobody else may hold it. Returns the memory of the
+        old value when it is free now, None when it is not the store's, or somebody can still see it.
+        """
+        free = self.donate(name) if name in self._arrays else None
         if not (array.dtype.isnative and array.flags.c_contiguous and array.flags.aligned):
             array = np.require(array, array.dtype.newbyteorder("="), ["C", "A"])
-        array.flags.writeable = False
+        if array.flags.writeable and array.base is None and array.dtype.kind not in "OT":
+            self._own.add(name)
+        else:
+            self._own.discard(name)
+            array.flags.writeable = False
         self._arrays[name] = array
+        self._views.pop(name, None)
         self._versions[name] += 1
         self._stamp += 1
+        return free
+
+    def donate(self, name: str) -> np.ndarray | None:
+        """The array, to be written over when it is the store's own and nobody sees it, else None; see `commit`."""
+        seen = name in self._views and self._views[name].seen
+        return None if seen or name not in self._own else self._arrays[name]
+
+    def __copy__(self) -> ParamStore:
+        """Another store of the same arrays, which neither may write over."""
+        for name in self._own:
+            self._arrays[name].flags.writeable = False
+        self._own.clear()
+        other: ParamStore = object.__new__(type(self))
+        other.__dict__ |= self.__dict__
+        other._arrays, other._versions = self._arrays.copy(), self._versions.copy()
+        other._own, other._views = set(), {}
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_views": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: what it writes is its own, and its arrays, which numpy copies writable, are read-only."""
+        """Of a deep copy, which owns its arrays."""
         self.__dict__ |= state
-        self._arrays, self._versions = self._arrays.copy(), self._versions.copy()
-        for array in self._arrays.values():
-            array.flags.writeable = False
+        self._own = set()
+        for name, array in self._arrays.items():
+            if array.base is None and array.dtype.kind not in "OT":
+                array.flags.writeable = True
+                self._own.add(name)
+            else:
+                array.flags.writeable = False
 
     def __delitem__(self, name: str) -> None:
         raise InputError(f"parameter {name!r} belongs to the graph and cannot be deleted")
@@ -133,8 +167,8 @@ class JointStore(ParamStore):
         self.type_of(name)
         self._owner[name][name] = array
 
-    def lend(self, name: str) -> np.ndarray | None:
-        return self._owner[name].lend(name)
+    def donate(self, name: str) -> np.ndarray | None:
+        return self._owner[name].donate(name)
 
-    def adopt(self, name: str, array: np.ndarray) -> None:
-        self._owner[name].adopt(name, array)
+    def commit(self, name: str, array: np.ndarray) -> np.ndarray | None:
+        return self._owner[name].commit(name, array)

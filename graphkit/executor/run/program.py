@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -19,9 +18,9 @@ from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.executor.memory.errors import explain, out_of_memory
 from graphkit.executor.memory.packing import PackedArrays, aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
+from graphkit.executor.memory.shared import SharedMemory
 from graphkit.executor.report.describe import describe, is_shape_arithmetic
 from graphkit.executor.report.plan import Plan
-from graphkit.executor.run.ownership import LOCAL_REFERENCES
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 
@@ -72,16 +71,16 @@ class Program:
         ]
         position = {v: i for i, v in enumerate(graph.inputs)}
         self.state_inputs = [position[state] for state, _ in graph.updates]
-        self.overwrites = [state in lowered.memory.overwritten for state, _ in graph.updates]
+        self.donated = [state in lowered.memory.donated for state, _ in graph.updates]
         # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
         self.interruptible: Callable[[], bool] | None = None
-        self._given_out: list[deque[np.ndarray]] = [deque(maxlen=2) for _ in self.owned]
+        self._given_out: list[deque[SharedMemory]] = [deque(maxlen=2) for _ in self.owned]
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Run once; return the new values of states, then the outputs, all in memory of their own.
 
         `inputs` has one array per graph input (None: not needed); `buffers` gives C-contiguous memory for results
-        by position, where the result is `owned`: that of the old value where `overwrites` says so, else none that an
+        by position, where the result is `owned`: that of the old value where `donated` says so, else none that an
         input has. Safe to call from several threads.
         """
         try:
@@ -108,31 +107,31 @@ class Program:
                 continue
             shape, dtype, nbytes = spec
             # What a state keeps is not given out again.
-            fresh = nbytes < RECYCLED_BYTES or position < len(self.overwrites)
+            fresh = nbytes < RECYCLED_BYTES or position < len(self.donated)
             try:
-                made.append(np.empty(shape, dtype) if fresh else self._recycled(position, shape, dtype))
+                made.append(np.empty(shape, dtype) if fresh else self._recycled(position, shape, dtype, nbytes))
             except (MemoryError, ValueError) as error:
                 explain(self.graph, f"result {position}, {nbytes} bytes", error)
                 raise
         return made
 
-    def _recycled(self, position: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """An array given out before that nobody holds any more, or a new one."""
+    def _recycled(self, position: int, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
+        """An array on memory that was given out before and that nobody sees any more, or on new memory."""
         pool = self._given_out[position]
+        memory = None
         for _ in range(len(pool)):
             try:
-                array = pool.popleft()
+                memory = pool.popleft()
             except IndexError:  # taken by another thread
                 break
-            # A view, a buffer or a capsule would hold another reference.
-            unheld = sys.getrefcount(array) == LOCAL_REFERENCES
-            if unheld and array.shape == shape and array.dtype == dtype and array.flags.writeable:
-                pool.append(array)
-                return array
-            if not unheld:
-                pool.append(array)
-        array = np.empty(shape, dtype)
-        pool.append(array)
+            if not memory.seen:
+                break
+            pool.append(memory)
+            memory = None
+        if memory is None:
+            memory = SharedMemory(aligned_bytes(nbytes))
+        array = memory.array(shape, dtype, writable=True)
+        pool.append(memory)
         return array
 
     @cached_property
@@ -310,7 +309,7 @@ class _Instance:
                 if readers := self._readers.get(storage, []):
                     _fill(readers, _shaped(results[position], storage.tensor))
         if self.native is None:
-            if not any(program.overwrites):
+            if not any(program.donated):
                 program.interruptible = _always
             for call in self._calls:
                 call()

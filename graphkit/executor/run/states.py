@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Container, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from graphkit.executor.memory.placement import Placement
-from graphkit.executor.run.ownership import LOCAL_REFERENCES
 from graphkit.executor.run.params import ParamStore
 
 
@@ -18,7 +16,7 @@ class _Program(Protocol):
 
     placement: Placement
     state_inputs: list[int]  # positions among the inputs
-    overwrites: list[bool]  # whether the new value may take the memory of the old one
+    donated: list[bool]  # whether the new value may take the memory of the old one
 
 
 class States:
@@ -30,7 +28,6 @@ class States:
 
     def __init__(self, params: ParamStore):
         self._params = params
-        self._written: dict[str, np.ndarray] = {}
         self._spares: dict[str, np.ndarray] = {}
 
     def take(
@@ -41,11 +38,11 @@ class States:
         params = self._params
         for position, name in enumerate(names):
             at = program.state_inputs[position]
-            if program.overwrites[position]:
+            if program.donated[position]:
                 if name in fed:
                     continue
-                arrays[at] = None  # it would count as somebody who holds the array
-                array = params.lend(name)
+                arrays[at] = None  # a view that keeps the array from being written
+                array = params.donate(name)
                 if array is None:
                     arrays[at] = params[name]
                 else:
@@ -60,22 +57,14 @@ class States:
     def restore(self, names: Sequence[str], program: _Program, buffers: dict[int, np.ndarray]) -> None:
         """After a run that failed: what its steps have written over old values is there to stay."""
         for position, array in buffers.items():
-            if position < len(names) and program.overwrites[position]:
-                self._params.adopt(names[position], array)
+            if position < len(names) and program.donated[position]:
+                self._params.commit(names[position], array)
 
     def commit(self, names: Sequence[str], program: _Program, new: list[Any]) -> None:
         """Write the new values, which leave `new`."""
         params = self._params
         for position in reversed(range(len(names))):
             name, array = names[position], new.pop()
-            params.adopt(name, array)
-            if program.overwrites[position]:
-                continue
-            previous = self._written.pop(name, None)
-            # Nobody outside holds the array or a view of it.
-            if previous is not None and sys.getrefcount(previous) <= LOCAL_REFERENCES:
-                previous.flags.writeable = True
+            previous = params.commit(name, array)
+            if previous is not None and not program.donated[position]:
                 self._spares[name] = previous
-            # Whoever holds a view refers to the array that owns the memory, so that only owners can be counted.
-            if array.base is None:
-                self._written[name] = array

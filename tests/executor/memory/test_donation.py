@@ -43,7 +43,7 @@ def counter() -> Graph:
 def overwritten(ex: Executor) -> set[str]:
     ex.specialise({})
     program = next(iter(ex._programs.values()))
-    return {name for name, over in zip(ex._select(None).states, program.overwrites, strict=True) if over}
+    return {name for name, over in zip(ex._select(None).states, program.donated, strict=True) if over}
 
 
 def test_a_state_keeps_its_memory() -> None:
