@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_device
 from graphkit.executor.run.engine import Engine, Variable
-from graphkit.executor.run.handoff import Handoff
+from graphkit.executor.run.offload import Offload
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def _prefetched(source: Iterator[T], depth: int, engine: Engine) -> Iterator[T]:
     position = engine.variable("position in the data")
     # Of the thread that asks: numpy's errstate is part of it.
     context = contextvars.copy_context()
-    loading = Handoff()
+    loading = Offload()
     slots: deque[_Slot] = deque()
 
     def load(items: list[T]) -> None:
@@ -68,7 +68,7 @@ def _prefetched(source: Iterator[T], depth: int, engine: Engine) -> Iterator[T]:
             loading.timed(partial(load, slot.items))
         if not slot.items:
             return
-        while loading.pays and len(slots) < depth:
+        while loading.worthwhile and len(slots) < depth:
             ahead = _Slot(engine.variable("batch"), [])
             work = partial(context.run, loading.timed, partial(load, ahead.items))
             engine.push(work, writes=[position, ahead.filled], name="load batch")

@@ -14,7 +14,7 @@ from graphkit.data import prefetch
 from graphkit.errors import UsageError
 from graphkit.executor.devices.loading import load_device
 from graphkit.executor.run.engine import Engine
-from graphkit.executor.run.handoff import Handoff
+from graphkit.executor.run.offload import Offload
 from graphkit.train.metrics import Metric
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class BackgroundWork:
             raise UsageError(f"prefetch={depth}: the number of batches to load ahead is not negative")
         self._depth = depth
         self._engine: Engine | None = None
-        self._scoring = Handoff(METRIC_SECONDS)
+        self._scoring = Offload(METRIC_SECONDS)
         self._pending = False  # a wait gives the GIL away, to the worker that loads
 
     def __enter__(self) -> BackgroundWork:
@@ -71,7 +71,7 @@ class BackgroundWork:
             update()
             return
         self.settle()
-        self._pending = self._scoring.pays
+        self._pending = self._scoring.worthwhile
         if self._pending:
             work = partial(self._context.run, self._scoring.timed, update)
             self._engine.push(work, writes=[self._scores], name="metrics")

@@ -1,6 +1,6 @@
-"""Hoisting: what depends on parameters and constants only is computed when they change, not in every run.
+"""Constant prepacking: what depends on parameters and constants only is computed when they change, not in every run.
 
-Weights that a pass folds a batch normalisation into, transposes or casts are such values. A hoisted value becomes an
+Weights that a pass folds a batch normalisation into, transposes or casts are such values. A prepacked value becomes an
 input of the graph, with an array that is derived from the parameters behind it.
 """
 
@@ -75,20 +75,20 @@ class DerivedArray:
         return self._group.version
 
 
-def hoist(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:
-    """The graph with an input more, of role parameter, for each hoisted value, and their arrays by input name.
+def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Graph, dict[str, DerivedArray]]:
+    """The graph with an input more, of role parameter, for each prepacked value, and their arrays by input name.
 
     `parameters` are the inputs that no update writes. Linear.
     """
-    hoisted = _hoisted_nodes(graph, parameters)
-    if not hoisted:
+    prepacked = _prepacked_nodes(graph, parameters)
+    if not prepacked:
         return graph, {}
-    kept = [node for node in graph.nodes if node not in hoisted and not isinstance(node.op, Constant)]
+    kept = [node for node in graph.nodes if node not in prepacked and not isinstance(node.op, Constant)]
     read = {v for node in kept for v in node.inputs}.union(graph.outputs, (new for _, new in graph.updates))
     names = Names(graph.input_names)
     replaced: dict[Value, Value] = {}
     arrays: dict[str, DerivedArray] = {}
-    for nodes in _components(hoisted):
+    for nodes in _components(prepacked):
         outputs = [v for node in nodes for v in node.outputs if v in read]
         operands = list(dict.fromkeys(v for n in nodes for v in n.inputs if v is not None and v in parameters))
         group = _Group(Graph(operands, outputs, name="derived"), [parameters[v] for v in operands])
@@ -98,12 +98,12 @@ def hoist(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[Gra
             arrays[name] = DerivedArray(group, index)
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        return [replaced.get(v, v) for v in node.outputs] if node in hoisted else None
+        return [replaced.get(v, v) for v in node.outputs] if node in prepacked else None
 
     return rewrite(graph, rule, extra_inputs=list(replaced.values())), arrays
 
 
-def _hoisted_nodes(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> dict[Node, None]:
+def _prepacked_nodes(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> dict[Node, None]:
     known = set(parameters)
     found: dict[Node, None] = {}
     for node in graph.nodes:

@@ -23,7 +23,7 @@ from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import load_device, native_module
 from graphkit.executor.devices.registry import runs_whole
 from graphkit.executor.lower.lowering import Settings
-from graphkit.executor.lower.prepacking import DerivedArray, hoist
+from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.packing import PackedArrays
 from graphkit.executor.report.plan import Plan
@@ -120,7 +120,7 @@ class Executor:
                 raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
         self._packed = PackedArrays()
-        self._hoisted, self._derived = self._hoist() if optimize else (self._graph, {})
+        self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
         self._programs: OrderedDict[tuple[Any, ...], AnyProgram] = OrderedDict()
         self._latest: AnyProgram | None = None
@@ -130,11 +130,11 @@ class Executor:
         self._turn = threading.Lock()
         self._states = States(params)
 
-    def _hoist(self) -> tuple[Graph, dict[str, DerivedArray]]:
+    def _prepack(self) -> tuple[Graph, dict[str, DerivedArray]]:
         written = {state for state, _ in self._graph.updates}
         named = zip(self._input_names, self._graph.inputs, strict=True)
         kept = {v: self._parameter_arrays[n] for n, v in named if n in self.params and v not in written}
-        return hoist(self._graph, kept)
+        return prepack(self._graph, kept)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -360,7 +360,7 @@ class Executor:
         found = self._selections.get(key)
         if found is not None:
             return found
-        graph = self._hoisted if derived else self._graph
+        graph = self._prepacked if derived else self._graph
         if names is not None:
             by_name = dict(zip(graph.output_names, graph.outputs, strict=True))
             for name in names:

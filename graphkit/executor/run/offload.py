@@ -15,7 +15,7 @@ T = TypeVar("T")
 WORTH_SECONDS = 0.5e-3
 
 
-class Handoff:
+class Offload:
     """Watches how long some repeated work takes, wherever it is done; above `worth` seconds it pays to hand it over."""
 
     def __init__(self, worth: float = WORTH_SECONDS) -> None:
@@ -31,6 +31,6 @@ class Handoff:
             self._latest.append(time.perf_counter() - start)
 
     @property
-    def pays(self) -> bool:
+    def worthwhile(self) -> bool:
         """Whether the work took long, the last two times."""
         return min(self._latest) > self._worth
