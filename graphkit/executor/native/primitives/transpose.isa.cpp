@@ -9,7 +9,7 @@ namespace graphkit {
 namespace {
 
 template <typename T, int Lanes>
-using Row = typename VectorOf<T, Lanes * static_cast<int>(sizeof(T))>::type;
+using Row = typename VectorOf<T, static_cast<int>(sizeof(T)) * Lanes>::type;
 
 // Of rows `a` and `b`, whose blocks of `Block` elements are numbered alternately even and odd: the even (or odd) blocks
 // of both, side by side.

@@ -17,7 +17,7 @@ inline T* data(std::byte* y) {
 
 // `Size` elements from memory.
 template <typename T, std::int64_t Size>
-using Lanes = typename VectorOf<T, static_cast<int>(Size * static_cast<std::int64_t>(sizeof(T)))>::type;
+using Lanes = typename VectorOf<T, static_cast<int>(static_cast<std::int64_t>(sizeof(T)) * Size)>::type;
 
 template <typename V, typename T>
 inline V load_lanes(const T* from) {
