@@ -2,8 +2,8 @@
 #include <cstddef>
 #include <utility>
 
-#include "simd/vector.h"
 #include "primitives/strided_copy.h"
+#include "simd/vector.h"
 
 namespace graphkit {
 namespace {
@@ -17,8 +17,7 @@ template <int Block, bool Odd, typename V, int... Lane>
 inline V exchanged(V a, V b, std::integer_sequence<int, Lane...>) {
     constexpr int kLanesOf = sizeof...(Lane);
     return __builtin_shufflevector(
-        a, b,
-        ((Lane / Block) % 2 == 0 ? Lane + (Odd ? Block : 0) : Lane - (Odd ? 0 : Block) + kLanesOf)...);
+        a, b, ((Lane / Block) % 2 == 0 ? Lane + (Odd ? Block : 0) : Lane - (Odd ? 0 : Block) + kLanesOf)...);
 }
 
 template <int Block, typename T, int N>

@@ -307,9 +307,11 @@ GRAPHKIT_BINDINGS(engine) {
         .def("close", &close, "patience"_a, "Whether all workers ended within that many seconds.")
         .def_prop_ro("workers", [](BoundEngine& self) { return self.engine.workers(); })
         .def_prop_ro("pending", [](BoundEngine& self) { return self.engine.pending(); })
-        .def("released", [](BoundEngine& self) { return self.numbers->take_released(); },
-             "Keys of `raised` that nothing refers to any more.")
-        .def("trace", [](BoundEngine& self, bool on) { self.engine.trace(on); }, "on"_a)
+        .def(
+            "released", [](BoundEngine& self) { return self.numbers->take_released(); },
+            "Keys of `raised` that nothing refers to any more.")
+        .def(
+            "trace", [](BoundEngine& self, bool on) { self.engine.trace(on); }, "on"_a)
         .def("events", &events, nb::sig("def events(self) -> list[tuple[str, int, int, int]]"),
              "(name, worker, start, end) since the last call, while tracing was on.");
 }

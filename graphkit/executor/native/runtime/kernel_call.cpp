@@ -130,7 +130,8 @@ GRAPHKIT_BINDINGS(kernel_call) {
                      "collections.abc.Sequence[numpy.ndarray | None]) -> None"),
              "Write the outputs, without the GIL. Extra arrays are ignored; ValueError for arrays that do not fit.")
         .def("pack", &pack, "input"_a, "plain"_a, "packed"_a,
-             nb::sig("def pack(self, input: int, plain: numpy.ndarray, packed: numpy.ndarray) -> None"), "Write the packed form of one of `packed_inputs`.")
+             nb::sig("def pack(self, input: int, plain: numpy.ndarray, packed: numpy.ndarray) -> None"),
+             "Write the packed form of one of `packed_inputs`.")
         .def_prop_ro("packed_inputs", &Kernel::packed_inputs, "The inputs that have to be given packed.")
         .def("packed_bytes", &Kernel::packed_bytes, "input"_a)
         .def("packed_layout", &Kernel::packed_layout, "input"_a)
