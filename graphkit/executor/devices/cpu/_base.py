@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.kernel import KernelContext
@@ -54,7 +54,10 @@ def _onednn_library(cause: ImportError) -> str:
     ) from cause
 
 
-native: Any = _load_native()
+if TYPE_CHECKING:
+    import graphkit._native as native
+else:
+    native = _load_native()
 
 
 def kernel(

@@ -16,9 +16,12 @@ def _attention(node: Node, context: KernelContext) -> Any:
     op: Any = node.op
     if node.output.dtype is not DType.FLOAT32:
         return None
+    q, k, v = (shape(v) for v in node.inputs[:3])
     mask = operand(node, 3)
     return native.Attention(
-        *(shape(v) for v in node.inputs[:3]),
+        q,
+        k,
+        v,
         None if mask is None else shape(mask),
         mask is not None and mask.dtype is DType.BOOL,
         scale=op.scale,

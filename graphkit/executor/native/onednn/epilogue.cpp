@@ -13,12 +13,25 @@ using dnnl::algorithm;
 // The instructions of a pass, one by one. Values that every pass has come first, whether it reads them or not.
 class Steps {
   public:
-    enum Value { kProduct, kBias, kResidual, kZero, kOne, kInfinity, kScale, kWeight, kAlpha, kBeta, kInverse, kResults };
+    enum Value {
+        kProduct,
+        kBias,
+        kResidual,
+        kZero,
+        kOne,
+        kInfinity,
+        kScale,
+        kWeight,
+        kAlpha,
+        kBeta,
+        kInverse,
+        kResults
+    };
 
     Steps(const Epilogue& epilogue, PointwiseSource& source) : source_(source) {
         const Activation activation = epilogue.activation.value_or(Activation{});
-        for (const float value : {0.0F, 1.0F, std::numeric_limits<float>::infinity(), epilogue.alpha,
-                                  epilogue.residual, activation.alpha, activation.beta, 1 / activation.alpha}) {
+        for (const float value : {0.0F, 1.0F, std::numeric_limits<float>::infinity(), epilogue.alpha, epilogue.residual,
+                                  activation.alpha, activation.beta, 1 / activation.alpha}) {
             source_.constants.push_back(
                 {ElementType::f32, std::string(reinterpret_cast<const char*>(&value), sizeof value)});
         }
@@ -60,24 +73,23 @@ const Kind& kind_of(const Activation& activation) {
         {"gelu", {algorithm::eltwise_gelu_erf, of_value([](S& s, int x) { return s.add("gelu", {x}); })}},
         {"gelu_tanh", {algorithm::eltwise_gelu_tanh, of_value([](S& s, int x) { return s.add("gelu_tanh", {x}); })}},
         {"swish", {algorithm::eltwise_swish, of_value([](S& s, int x) { return s.add("swish", {x, S::kAlpha}); })}},
-        {"hard_swish",
-         {algorithm::eltwise_hardswish, of_value([](S& s, int x) {
-              return s.add("mul", {x, s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta}))});
-          })}},
-        {"hard_sigmoid",
-         {algorithm::eltwise_hardsigmoid,
-          of_value([](S& s, int x) { return s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta})); })}},
-        {"elu",
-         {algorithm::eltwise_elu, of_value([](S& s, int x) {
-              const int negative = s.add("expm1", {s.at_most(S::kZero, x)});
-              return s.add("mul_add", {S::kAlpha, negative, s.at_least(S::kZero, x)});
-          })}},
-        {"clip",
-         {algorithm::eltwise_clip, of_value([](S& s, int x) { return s.at_most(S::kBeta, s.at_least(S::kAlpha, x)); })}},
-        {"softplus",
-         {algorithm::eltwise_soft_relu, of_value([](S& s, int x) {
-              return s.add("mul", {s.add("softplus", {s.add("mul", {x, S::kAlpha})}), S::kInverse});
-          })}},
+        {"hard_swish", {algorithm::eltwise_hardswish, of_value([](S& s, int x) {
+                            return s.add("mul",
+                                         {x, s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta}))});
+                        })}},
+        {"hard_sigmoid", {algorithm::eltwise_hardsigmoid, of_value([](S& s, int x) {
+                              return s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta}));
+                          })}},
+        {"elu", {algorithm::eltwise_elu, of_value([](S& s, int x) {
+                     const int negative = s.add("expm1", {s.at_most(S::kZero, x)});
+                     return s.add("mul_add", {S::kAlpha, negative, s.at_least(S::kZero, x)});
+                 })}},
+        {"clip", {algorithm::eltwise_clip, of_value([](S& s, int x) {
+                      return s.at_most(S::kBeta, s.at_least(S::kAlpha, x));
+                  })}},
+        {"softplus", {algorithm::eltwise_soft_relu, of_value([](S& s, int x) {
+                          return s.add("mul", {s.add("softplus", {s.add("mul", {x, S::kAlpha})}), S::kInverse});
+                      })}},
         {"abs", {algorithm::eltwise_abs, of_value([](S& s, int x) { return s.add("abs", {x}); })}},
         {"sqrt", {algorithm::eltwise_sqrt, of_value([](S& s, int x) { return s.add("sqrt", {x}); })}},
         {"exp", {algorithm::eltwise_exp, of_value([](S& s, int x) { return s.add("exp", {x}); })}},
@@ -127,7 +139,8 @@ PointwiseSource Epilogue::pass(const Dims& shape, ElementType product, ElementTy
     if (applied == Applied::repair) {
         // NaN of the product shows. Any other in the result stands for a sum that is infinite, as the residual was not.
         const int infinite = activate(steps.add("mul", {x, S::kInfinity}));
-        const int sound = steps.add("select", {steps.add("equal", {S::kResidual, S::kResidual}), S::kResidual, infinite});
+        const int sound =
+            steps.add("select", {steps.add("equal", {S::kResidual, S::kResidual}), S::kResidual, infinite});
         x = steps.add("select", {steps.add("equal", {x, x}), sound, x});
     } else {
         const auto add_residual = [&](bool here) {
@@ -161,15 +174,15 @@ Epilogue epilogue(const std::string& activation, float alpha, float beta, bool r
 }  // namespace
 
 GRAPHKIT_BINDINGS(epilogue) {
-    nb::class_<Epilogue>(m, "Epilogue",
-                         "What happens to a product before it is stored: an activation with oneDNN's alpha and beta, the "
-                         "sum with a residual before it or last. Not `fused`: in a pass of graphkit's own.")
+    nb::class_<Epilogue>(
+        m, "Epilogue",
+        "What happens to a product before it is stored: an activation with oneDNN's alpha and beta, the "
+        "sum with a residual before it or last. Not `fused`: in a pass of graphkit's own.")
         .def(
             "__init__",
             [](Epilogue* self, const std::string& activation, float alpha, float beta, bool residual,
-               bool residual_last, bool fused) {
-                new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last, fused));
-            },
+               bool residual_last,
+               bool fused) { new (self) Epilogue(epilogue(activation, alpha, beta, residual, residual_last, fused)); },
             "activation"_a = "", "alpha"_a = 0, "beta"_a = 0, "residual"_a = false, "residual_last"_a = false,
             "fused"_a = true);
 }

@@ -9,8 +9,8 @@
 
 namespace graphkit {
 
-// An elementwise function of a result: kind (relu, tanh, sigmoid, gelu, gelu_tanh, swish, hard_swish, hard_sigmoid, elu,
-// clip, softplus, abs, sqrt, exp, square, linear) and its alpha and beta, as oneDNN defines them.
+// An elementwise function of a result: kind (relu, tanh, sigmoid, gelu, gelu_tanh, swish, hard_swish, hard_sigmoid,
+// elu, clip, softplus, abs, sqrt, exp, square, linear) and its alpha and beta, as oneDNN defines them.
 struct Activation {
     std::string kind;
     float alpha = 0;

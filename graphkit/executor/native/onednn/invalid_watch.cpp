@@ -1,8 +1,8 @@
-// Each thread has a flag of its own, which only that thread can read. To ask the team afterwards takes a parallel region,
-// as long as a small product, and much longer where other processes keep the team from running. So each thread looks
-// when its part of the library's region is done: the functions of OpenMP that begin and end a region are defined here
-// too, and the linker comes by this module first when it looks them up for the library. Where it finds them elsewhere
-// first, or the library calls others, the team is asked after all.
+// Each thread has a flag of its own, which only that thread can read. To ask the team afterwards takes a parallel
+// region, as long as a small product, and much longer where other processes keep the team from running. So each thread
+// looks when its part of the library's region is done: the functions of OpenMP that begin and end a region are defined
+// here too, and the linker comes by this module first when it looks them up for the library. Where it finds them
+// elsewhere first, or the library calls others, the team is asked after all.
 #include "onednn/invalid_watch.h"
 
 #include <atomic>

@@ -29,10 +29,13 @@ constexpr double kPieceNanoseconds = 1e4;
 
 // Large copies are shared among the team.
 void copy(void* to, const void* from, std::size_t bytes) {
-    parallel_for(team_size(), static_cast<std::int64_t>(bytes), 0.05, [&](std::int64_t begin, std::int64_t end) {
-        std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                    static_cast<std::size_t>(end - begin));
-    }, 64);
+    parallel_for(
+        team_size(), static_cast<std::int64_t>(bytes), 0.05,
+        [&](std::int64_t begin, std::int64_t end) {
+            std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                        static_cast<std::size_t>(end - begin));
+        },
+        64);
 }
 
 }  // namespace
@@ -406,15 +409,18 @@ void LibraryKernel::add_partials(const std::byte* partials, void* const* outputs
         const auto* from = reinterpret_cast<const float*>(partials);
         auto* to = static_cast<float*>(outputs[i]);
         const auto terms = static_cast<std::int64_t>(partials_);
-        parallel_for(threads(), size, 0.2 * static_cast<double>(terms), [&](std::int64_t begin, std::int64_t end) {
-            std::copy(from + begin, from + end, to + begin);
-            for (std::int64_t term = 1; term < terms; ++term) {
-                const float* added = from + term * size;
-                for (std::int64_t k = begin; k < end; ++k) {
-                    to[k] += added[k];
+        parallel_for(
+            threads(), size, 0.2 * static_cast<double>(terms),
+            [&](std::int64_t begin, std::int64_t end) {
+                std::copy(from + begin, from + end, to + begin);
+                for (std::int64_t term = 1; term < terms; ++term) {
+                    const float* added = from + term * size;
+                    for (std::int64_t k = begin; k < end; ++k) {
+                        to[k] += added[k];
+                    }
                 }
-            }
-        }, 1024);
+            },
+            1024);
         partials += aligned(partials_ * output_bytes(i));
     }
 }

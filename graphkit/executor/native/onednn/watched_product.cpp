@@ -51,14 +51,17 @@ bool is_generated(const std::string& implementation) {
 
 bool all_finite(const void* x, const TensorSpec& spec, int threads) {
     std::atomic<bool> finite = true;
-    parallel_for(threads, count(spec.shape), 0.05, [&](std::int64_t begin, std::int64_t end) {
-        const bool here = spec.type == ElementType::f32
-                              ? row_table().f32.all_finite(static_cast<const float*>(x) + begin, end - begin)
-                              : row_table().finite_bf16(static_cast<const BFloat16*>(x) + begin, end - begin);
-        if (!here) {
-            finite = false;
-        }
-    }, 1024);
+    parallel_for(
+        threads, count(spec.shape), 0.05,
+        [&](std::int64_t begin, std::int64_t end) {
+            const bool here = spec.type == ElementType::f32
+                                  ? row_table().f32.all_finite(static_cast<const float*>(x) + begin, end - begin)
+                                  : row_table().finite_bf16(static_cast<const BFloat16*>(x) + begin, end - begin);
+            if (!here) {
+                finite = false;
+            }
+        },
+        1024);
     return finite;
 }
 
@@ -68,7 +71,9 @@ WatchedProduct::WatchedProduct(Make make, const Epilogue& epilogue)
     : WatchedProduct(make(in_library(epilogue), true), make, epilogue) {}
 
 WatchedProduct::WatchedProduct(std::unique_ptr<LibraryKernel> product, Make make, const Epilogue& epilogue)
-    : Kernel(product->name(), product->threads()), make_(std::move(make)), epilogue_(epilogue),
+    : Kernel(product->name(), product->threads()),
+      make_(std::move(make)),
+      epilogue_(epilogue),
       product_(std::move(product)) {
     inputs_ = product_->inputs();
     outputs_ = product_->outputs();

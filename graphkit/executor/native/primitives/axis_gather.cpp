@@ -31,8 +31,7 @@ bool is_identity(const Dims& map, std::int64_t size) {
 
 }  // namespace
 
-AxisGather::AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dims& y)
-    : element_(element) {
+AxisGather::AxisGather(const Dims& x, const Maps& maps, std::size_t element, Dims& y) : element_(element) {
     if (maps.size() != x.size()) {
         throw NativeError("a map is needed for each of " + std::to_string(x.size()) + " axes");
     }
@@ -140,8 +139,8 @@ void AxisGather::copy_row(const std::byte* x, std::byte* y, T fill) const {
 }
 
 void AxisGather::run(int threads, const std::byte* x, std::byte* y, const std::byte* fill) const {
-    const double cost = static_cast<double>(row_bytes_) / kBytesPerNanosecond +
-                        2 * static_cast<double>(runs_.size()) + 0.5 * static_cast<double>(picks_.size()) + 5;
+    const double cost = static_cast<double>(row_bytes_) / kBytesPerNanosecond + 2 * static_cast<double>(runs_.size()) +
+                        0.5 * static_cast<double>(picks_.size()) + 5;
     with_element(element_, [&](auto element) {
         using T = decltype(element);
         const T value = load_element<T>(fill);

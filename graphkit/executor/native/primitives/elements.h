@@ -11,9 +11,9 @@
 #include <emmintrin.h>
 #endif
 
-#include "simd/half.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"
+#include "simd/half.h"
 
 namespace graphkit {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "runtime/kernel.h"
 #include "primitives/row_table.h"
+#include "runtime/kernel.h"
 
 namespace graphkit {
 

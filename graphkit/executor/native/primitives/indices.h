@@ -40,9 +40,9 @@ inline std::int64_t from_front(Index index, std::int64_t size) {
 
 [[noreturn]] inline void throw_index_error(const Kernel& kernel, std::int64_t position, std::int64_t value,
                                            std::size_t axis, std::int64_t size) {
-    throw NativeError(kernel.describe() + ": index " + std::to_string(value) + " (element " +
-                      std::to_string(position) + " of the indices) is outside axis " + std::to_string(axis) +
-                      ", which has " + std::to_string(size) + " elements");
+    throw NativeError(kernel.describe() + ": index " + std::to_string(value) + " (element " + std::to_string(position) +
+                      " of the indices) is outside axis " + std::to_string(axis) + ", which has " +
+                      std::to_string(size) + " elements");
 }
 
 // Throws NativeError, naming the first offender, unless all indices are in [-size, size - 1].

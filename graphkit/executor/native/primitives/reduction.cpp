@@ -132,13 +132,14 @@ std::int64_t Reducer<T>::partial_count() const {
     if (shares_ == 1) {
         return 0;
     }
-    return geometry_.kept_count * tiles_ * shares_ * (geometry_.along_row ? 1 : std::min(geometry_.width, kReductionTile));
+    return geometry_.kept_count * tiles_ * shares_ *
+           (geometry_.along_row ? 1 : std::min(geometry_.width, kReductionTile));
 }
 
 // Pieces [first, last) of the output tile at x, as a balanced tree.
 template <typename T>
 void Reducer<T>::reduce_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
-                             std::int64_t tile, std::int64_t width) const {
+                               std::int64_t tile, std::int64_t width) const {
     if (last - first > 1) {
         const std::int64_t middle = first + (last - first) / 2;
         reduce_pieces(x, shift, out, first, middle, tile, width);
@@ -165,7 +166,8 @@ void Reducer<T>::run(const T* x, const Acc* shift, Acc* out, Acc* partial, int t
         std::fill_n(out, g.outputs, empty_reduction<T>(reduction_));
         return;
     }
-    const double cost = kElementNanoseconds * (reduction_ == Reduction::sum_exp ? 3 : 1) * static_cast<double>(sizeof(T)) / 4;
+    const double cost =
+        kElementNanoseconds * (reduction_ == Reduction::sum_exp ? 3 : 1) * static_cast<double>(sizeof(T)) / 4;
     if (g.along_row && pieces_ == 1 && g.kept.size() <= 1) {
         const std::int64_t stride = g.kept.empty() ? 0 : g.kept[0].stride;
         const double row_cost = 4 + static_cast<double>(g.width) * cost;
@@ -187,8 +189,8 @@ void Reducer<T>::run(const T* x, const Acc* shift, Acc* out, Acc* partial, int t
         const std::int64_t at = item / tiles_ * columns + tile * kReductionTile;
         const std::int64_t width = std::min(tile_width, columns - tile * kReductionTile);
         const T* from = x + ReductionGeometry::offset(g.kept, item / tiles_);
-        reduce_pieces(from, shift == nullptr ? nullptr : shift + at, into == nullptr ? out + at : into, first, last, tile,
-                    width);
+        reduce_pieces(from, shift == nullptr ? nullptr : shift + at, into == nullptr ? out + at : into, first, last,
+                      tile, width);
         return std::pair{at, width};
     };
     if (shares_ == 1) {
@@ -204,7 +206,7 @@ void Reducer<T>::run(const T* x, const Acc* shift, Acc* out, Acc* partial, int t
         for (std::int64_t task = begin; task < end; ++task) {
             const std::int64_t share = task % shares_;
             reduce_item(task / shares_, pieces_ * share / shares_, pieces_ * (share + 1) / shares_,
-                      partial + task * tile_width);
+                        partial + task * tile_width);
         }
     });
     for (std::int64_t item = 0; item < items; ++item) {

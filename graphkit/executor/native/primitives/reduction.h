@@ -33,8 +33,8 @@ struct ReductionGeometry {
     static std::int64_t offset(const std::vector<Run>& runs, std::int64_t index);
 };
 
-// One reduction over all of x. Partial results, where the outputs are too few to share, depend on the shapes only, not on
-// the number of threads.
+// One reduction over all of x. Partial results, where the outputs are too few to share, depend on the shapes only, not
+// on the number of threads.
 template <typename T>
 class Reducer {
   public:
@@ -47,8 +47,8 @@ class Reducer {
     void run(const T* x, const Acc* shift, Acc* out, Acc* partial, int threads) const;
 
   private:
-    void reduce_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last,
-                     std::int64_t tile, std::int64_t width) const;
+    void reduce_pieces(const T* x, const Acc* shift, Acc* out, std::int64_t first, std::int64_t last, std::int64_t tile,
+                       std::int64_t width) const;
 
     ReductionGeometry geometry_;
     Reduction reduction_;

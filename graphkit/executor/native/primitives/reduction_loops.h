@@ -181,7 +181,8 @@ void reduce_few_rows(const T* x, std::int64_t stride, std::int64_t width, const 
     }
 }
 
-// The reduction of all rows for Count vectors of columns, of which the last has `rest` elements: totals stay in registers.
+// The reduction of all rows for Count vectors of columns, of which the last has `rest` elements: totals stay in
+// registers.
 template <typename Op, int Count, typename T>
 void reduce_strip(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t rest, const T* shift, T* out) {
     constexpr std::int64_t lanes = kLanes<T>;
@@ -291,7 +292,7 @@ float reduce_half_row(const Half* x, std::int64_t size, float shift) {
 
 template <typename Op, typename Half>
 void reduce_half_rows(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const float* shift,
-                    float* out) {
+                      float* out) {
     for (std::int64_t i = 0; i < rows; ++i) {
         out[i] = reduce_half_row<Op>(x + i * stride, size, shift == nullptr ? 0.0F : shift[i]);
     }
@@ -299,7 +300,7 @@ void reduce_half_rows(const Half* x, std::int64_t rows, std::int64_t stride, std
 
 template <typename Op, typename Half>
 void reduce_half_columns(const Half* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const float* shift,
-                       float* out) {
+                         float* out) {
     alignas(kVectorBytes) float wide[kReductionTile];
     if (rows > kColumnBlock) {
         const std::int64_t half = (rows / 2 + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
@@ -348,7 +349,7 @@ inline Acc reduced_integer(Acc a, Acc b) {
 
 template <template <typename> typename Op, typename T>
 void reduce_integer_rows(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t size, const Accumulator<T>*,
-                       Accumulator<T>* out) {
+                         Accumulator<T>* out) {
     using Acc = Accumulator<T>;
     for (std::int64_t i = 0; i < rows; ++i) {
         const T* row = x + i * stride;
@@ -361,8 +362,8 @@ void reduce_integer_rows(const T* x, std::int64_t rows, std::int64_t stride, std
 }
 
 template <template <typename> typename Op, typename T>
-void reduce_integer_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, const Accumulator<T>*,
-                          Accumulator<T>* out) {
+void reduce_integer_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width,
+                            const Accumulator<T>*, Accumulator<T>* out) {
     using Acc = Accumulator<T>;
     for (std::int64_t c = 0; c < width; ++c) {
         out[c] = mapped_integer<Op, T>(x[c]);

@@ -6,14 +6,21 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "simd/half.h"
 #include "runtime/isa.h"
+#include "simd/half.h"
 
 namespace graphkit {
 
 // How elements are combined: mapped, then reduced. sum_exp and sum_squares_about subtract a shift first.
 enum class Reduction : std::uint8_t {
-    sum, product, largest, smallest, sum_absolute, sum_squares, sum_exp, sum_squares_about
+    sum,
+    product,
+    largest,
+    smallest,
+    sum_absolute,
+    sum_squares,
+    sum_exp,
+    sum_squares_about
 };
 constexpr int kReductions = 8;
 

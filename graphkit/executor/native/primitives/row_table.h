@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "simd/half.h"
 #include "runtime/isa.h"
+#include "simd/half.h"
 
 namespace graphkit {
 

@@ -42,9 +42,8 @@ void standardise(const T* x, T centre, T factor, const T* scale, const T* bias, 
     } else if (bias == nullptr) {
         map_row(y, size, [&](auto&& read) { return (read(x, T{0}) - centre) * factor * read(scale, T{0}); });
     } else {
-        map_row(y, size, [&](auto&& read) {
-            return (read(x, T{0}) - centre) * factor * read(scale, T{0}) + read(bias, T{0});
-        });
+        map_row(y, size,
+                [&](auto&& read) { return (read(x, T{0}) - centre) * factor * read(scale, T{0}) + read(bias, T{0}); });
     }
 }
 
@@ -86,21 +85,18 @@ void norm_grad(const T* dy, const T* x, const T* scale, T mean, T inverse, bool 
     const T shift = about_mean ? sum_row<T>(0, size, g) / count : T{0};
     const T slope = sum_row<T>(0, size, [&](auto&& read) { return g(read) * (read(x, mean) - mean); }) / count;
     const T tilt = slope * inverse * inverse;
-    map_row(dscale, size, [&](auto&& read) {
-        return read(dscale, T{0}) + read(dy, T{0}) * ((read(x, T{0}) - mean) * inverse);
-    });
+    map_row(dscale, size,
+            [&](auto&& read) { return read(dscale, T{0}) + read(dy, T{0}) * ((read(x, T{0}) - mean) * inverse); });
     if (dbias != nullptr) {
         map_row(dbias, size, [&](auto&& read) { return read(dbias, T{0}) + read(dy, T{0}); });
     }
-    map_row(dx, size,
-            [&](auto&& read) { return inverse * ((g(read) - shift) - (read(x, T{0}) - mean) * tilt); });
+    map_row(dx, size, [&](auto&& read) { return inverse * ((g(read) - shift) - (read(x, T{0}) - mean) * tilt); });
 }
 
 template <typename T>
 void add_products_about(const T* a, const T* b, const T* centre, T* totals, std::int64_t size) {
-    map_row(totals, size, [&](auto&& read) {
-        return read(totals, T{0}) + read(a, T{0}) * (read(b, T{0}) - read(centre, T{0}));
-    });
+    map_row(totals, size,
+            [&](auto&& read) { return read(totals, T{0}) + read(a, T{0}) * (read(b, T{0}) - read(centre, T{0})); });
 }
 
 template <typename T>
@@ -110,9 +106,8 @@ void affine(const T* x, T centre, T factor, T bias, T* y, std::int64_t size) {
 
 template <typename T>
 void affine_each(const T* x, const T* centre, const T* factor, const T* bias, T* y, std::int64_t size) {
-    map_row(y, size, [&](auto&& read) {
-        return (read(x, T{0}) - read(centre, T{0})) * read(factor, T{0}) + read(bias, T{0});
-    });
+    map_row(y, size,
+            [&](auto&& read) { return (read(x, T{0}) - read(centre, T{0})) * read(factor, T{0}) + read(bias, T{0}); });
 }
 
 template <typename T>

@@ -131,9 +131,8 @@ void softmax_rows(const T* x, T* y, std::int64_t rows, std::int64_t size) {
         for (std::int64_t row = 0; row < rows; ++row, x += size, y += size) {
             const T largest = largest_of_row(x, size);
             if constexpr (Log) {
-                const T log_sum = log_of(sum_row<T>(0, size, [&](auto&& read) {
-                    return exp_of_negative<T>(read(x, Limit<T>::kLowest) - largest);
-                }));
+                const T log_sum = log_of(sum_row<T>(
+                    0, size, [&](auto&& read) { return exp_of_negative<T>(read(x, Limit<T>::kLowest) - largest); }));
                 map_row(y, size, [&](auto&& read) { return (read(x, T{0}) - largest) - log_sum; });
             } else {
                 const T factor = T{1} / exp_row(x, largest, y, size);
@@ -170,7 +169,8 @@ void softmax_columns(const T* x, T* y, std::int64_t rows, std::int64_t stride, s
     } else {
         for (std::int64_t r = 0; r < rows; ++r) {
             const T* from = x + r * stride;
-            map_row(y + r * stride, width, [&](auto&& read) { return exp_of_negative<T>(read(from, T{0}) - read(largest, T{0})); });
+            map_row(y + r * stride, width,
+                    [&](auto&& read) { return exp_of_negative<T>(read(from, T{0}) - read(largest, T{0})); });
         }
         reduce_columns<SumReduction<T>, T>(y, rows, stride, width, nullptr, sums);
         map_row(sums, width, [&](auto&& read) { return T{1} / read(sums, T{1}); });

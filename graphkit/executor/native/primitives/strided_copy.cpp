@@ -92,10 +92,8 @@ constexpr std::int64_t kBufferSide = 128;
 
 }  // namespace
 
-StridedCopy::StridedCopy(const Dims& sizes, const Dims& source_strides, const Dims& target_strides,
-                         std::size_t element)
-    : element_(static_cast<std::int64_t>(element)),
-      table_(&transpose_table()) {
+StridedCopy::StridedCopy(const Dims& sizes, const Dims& source_strides, const Dims& target_strides, std::size_t element)
+    : element_(static_cast<std::int64_t>(element)), table_(&transpose_table()) {
     if (count(sizes) == 0) {
         return;
     }
@@ -243,7 +241,7 @@ void StridedCopy::run_elements(int threads, const std::byte* source, std::byte* 
         if (parts > 1) {
             parallel_for(threads, parts, 0.5, [&](std::int64_t begin, std::int64_t end) {
                 copy_one(source + begin * row_.source, target + begin * row_.target,
-                     {end - begin, row_.source, row_.target});
+                         {end - begin, row_.source, row_.target});
             });
             return;
         }

@@ -2,14 +2,14 @@
 #include <cstddef>
 #include <utility>
 
-#include "simd/vector.h"
 #include "primitives/strided_copy.h"
+#include "simd/vector.h"
 
 namespace graphkit {
 namespace {
 
 template <typename T, int Lanes>
-using Row = typename VectorOf<T, Lanes * static_cast<int>(sizeof(T))>::type;
+using Row = typename VectorOf<T, static_cast<int>(sizeof(T)) * Lanes>::type;
 
 // Of rows `a` and `b`, whose blocks of `Block` elements are numbered alternately even and odd: the even (or odd) blocks
 // of both, side by side.
@@ -17,8 +17,7 @@ template <int Block, bool Odd, typename V, int... Lane>
 inline V exchanged(V a, V b, std::integer_sequence<int, Lane...>) {
     constexpr int kLanesOf = sizeof...(Lane);
     return __builtin_shufflevector(
-        a, b,
-        ((Lane / Block) % 2 == 0 ? Lane + (Odd ? Block : 0) : Lane - (Odd ? 0 : Block) + kLanesOf)...);
+        a, b, ((Lane / Block) % 2 == 0 ? Lane + (Odd ? Block : 0) : Lane - (Odd ? 0 : Block) + kLanesOf)...);
 }
 
 template <int Block, typename T, int N>

@@ -40,8 +40,8 @@ const PyArrayObject_fields* fields(nb::handle object, const char* name, bool wri
     static PyTypeObject* const array_type =
         reinterpret_cast<PyTypeObject*>(nb::object(nb::module_::import_("numpy").attr("ndarray")).release().ptr());
     if (!PyObject_TypeCheck(object.ptr(), array_type)) {
-        const std::string message = std::string("'") + name + "' must be an array, not " +
-                                    nb::type_name(object.type()).c_str();
+        const std::string message =
+            std::string("'") + name + "' must be an array, not " + nb::type_name(object.type()).c_str();
         throw nb::type_error(message.c_str());
     }
     const auto* array = reinterpret_cast<const PyArrayObject_fields*>(object.ptr());
@@ -72,9 +72,9 @@ void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel
                             std::equal(spec.shape.begin(), spec.shape.end(), array->dimensions);
     if (!shape_fits || !fits(spec.type, descriptor->kind, descriptor->type, descriptor->elsize)) {
         const Dims shape(array->dimensions, array->dimensions + array->nd);
-        const std::string message = kernel.describe() + ": '" + spec.name + "' got an array of " +
-                                    nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(array->descr)))) +
-                                    to_string(shape);
+        const std::string message =
+            kernel.describe() + ": '" + spec.name + "' got an array of " +
+            nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(array->descr)))) + to_string(shape);
         throw nb::value_error(message.c_str());
     }
     return array->data;

@@ -314,8 +314,7 @@ void Engine::State::check_waiter() const {
     }
 }
 
-std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, bool exclusive,
-                                                   const Poll& poll) {
+std::shared_ptr<const Failure> Engine::State::wait(const VariablePtr& variable, bool exclusive, const Poll& poll) {
     check_waiter();
     EngineOperation place;
     place.name = "wait";

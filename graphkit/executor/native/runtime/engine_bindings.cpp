@@ -288,20 +288,32 @@ GRAPHKIT_BINDINGS(engine) {
     nb::class_<BoundEngine>(m, "Engine", "Runs operations on worker threads, ordered by the variables that they share.")
         .def(nb::init<int>(), "workers"_a)
         .def("variable", [](BoundEngine& self) { return BoundVariable{self.engine.variable()}; })
-        .def("push", &push_python, "name"_a, "function"_a, "raised"_a, "reads"_a, "writes"_a, "priority"_a)
+        .def("push", &push_python, "name"_a, "function"_a, "raised"_a, "reads"_a, "writes"_a, "priority"_a,
+             nb::sig("def push(self, name: str, function: collections.abc.Callable[[], object], raised: "
+                     "dict[int, BaseException], reads: collections.abc.Sequence[Variable], writes: "
+                     "collections.abc.Sequence[Variable], priority: int) -> None"))
         .def("push_kernel", &push_kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "reads"_a, "writes"_a,
-             "priority"_a)
+             "priority"_a,
+             nb::sig("def push_kernel(self, name: str, kernel: Kernel, inputs: "
+                     "collections.abc.Sequence[numpy.ndarray | None], outputs: "
+                     "collections.abc.Sequence[numpy.ndarray | None], reads: collections.abc.Sequence[Variable], "
+                     "writes: collections.abc.Sequence[Variable], priority: int) -> None"))
         .def("wait", &wait, "variable"_a, "exclusive"_a,
+             nb::sig("def wait(self, variable: Variable, exclusive: bool) -> tuple[BaseException | int, str] | None"),
              "None, or what failed, an exception or the key of one in `raised`, and the name of the operation.")
-        .def("wait_all", &wait_all, "The same for everything pushed so far.")
+        .def("wait_all", &wait_all, nb::sig("def wait_all(self) -> tuple[BaseException | int, str] | None"),
+             "The same for everything pushed so far.")
         .def("cancel", [](BoundEngine& self) { self.engine.cancel(); })
         .def("close", &close, "patience"_a, "Whether all workers ended within that many seconds.")
         .def_prop_ro("workers", [](BoundEngine& self) { return self.engine.workers(); })
         .def_prop_ro("pending", [](BoundEngine& self) { return self.engine.pending(); })
-        .def("released", [](BoundEngine& self) { return self.numbers->take_released(); },
-             "Keys of `raised` that nothing refers to any more.")
-        .def("trace", [](BoundEngine& self, bool on) { self.engine.trace(on); }, "on"_a)
-        .def("events", &events, "(name, worker, start, end) since the last call, while tracing was on.");
+        .def(
+            "released", [](BoundEngine& self) { return self.numbers->take_released(); },
+            "Keys of `raised` that nothing refers to any more.")
+        .def(
+            "trace", [](BoundEngine& self, bool on) { self.engine.trace(on); }, "on"_a)
+        .def("events", &events, nb::sig("def events(self) -> list[tuple[str, int, int, int]]"),
+             "(name, worker, start, end) since the last call, while tracing was on.");
 }
 
 }  // namespace graphkit

@@ -1,6 +1,7 @@
 // Which instruction set graphkit's own vector kernels use, and the tables of functions compiled for each set.
 //
-// CMakeLists.txt compiles every *.isa.cpp once for each set; see graphkit_isa_sources there for the form of such a file.
+// CMakeLists.txt compiles every *.isa.cpp once for each set; see graphkit_isa_sources there for the form of such a
+// file.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ Isa isa();
 
 const char* isa_name();
 
-// Kernels made from now on use the named set, "baseline", "avx2" or "avx512", or the best one for "". Throws Unsupported
-// when the processor lacks it or this build has no kernels for it.
+// Kernels made from now on use the named set, "baseline", "avx2" or "avx512", or the best one for "". Throws
+// Unsupported when the processor lacks it or this build has no kernels for it.
 void use_isa(const std::string& name);
 
 template <typename Table>
@@ -37,20 +38,20 @@ const Table& select(const Table& baseline, const Table& avx2, const Table& avx51
 
 // Declares the tables of every set, and name(), the one of the set that kernels made from now on use.
 #ifdef GRAPHKIT_X86_KERNELS
-#define GRAPHKIT_ISA_TABLE(Table, name)  \
-    extern const Table name##_baseline;  \
-    extern const Table name##_avx2;      \
-    extern const Table name##_avx512;    \
-    inline const Table& name() {         \
+#define GRAPHKIT_ISA_TABLE(Table, name)                                         \
+    extern const Table name##_baseline;                                         \
+    extern const Table name##_avx2;                                             \
+    extern const Table name##_avx512;                                           \
+    inline const Table& name() {                                                \
         return ::graphkit::select(name##_baseline, name##_avx2, name##_avx512); \
-    }                                    \
+    }                                                                           \
     static_assert(true)
 #else
-#define GRAPHKIT_ISA_TABLE(Table, name)  \
-    extern const Table name##_baseline;  \
-    inline const Table& name() {         \
-        return name##_baseline;          \
-    }                                    \
+#define GRAPHKIT_ISA_TABLE(Table, name) \
+    extern const Table name##_baseline; \
+    inline const Table& name() {        \
+        return name##_baseline;         \
+    }                                   \
     static_assert(true)
 #endif
 

@@ -126,8 +126,12 @@ void pack(const Kernel& kernel, int input, nb::handle plain, nb::handle packed) 
 GRAPHKIT_BINDINGS(kernel_call) {
     nb::class_<Kernel>(m, "Kernel", "Computes one operator for fixed shapes.")
         .def("__call__", &call, "inputs"_a, "outputs"_a,
+             nb::sig("def __call__(self, inputs: collections.abc.Sequence[numpy.ndarray | None], outputs: "
+                     "collections.abc.Sequence[numpy.ndarray | None]) -> None"),
              "Write the outputs, without the GIL. Extra arrays are ignored; ValueError for arrays that do not fit.")
-        .def("pack", &pack, "input"_a, "plain"_a, "packed"_a, "Write the packed form of one of `packed_inputs`.")
+        .def("pack", &pack, "input"_a, "plain"_a, "packed"_a,
+             nb::sig("def pack(self, input: int, plain: numpy.ndarray, packed: numpy.ndarray) -> None"),
+             "Write the packed form of one of `packed_inputs`.")
         .def_prop_ro("packed_inputs", &Kernel::packed_inputs, "The inputs that have to be given packed.")
         .def("packed_bytes", &Kernel::packed_bytes, "input"_a)
         .def("packed_layout", &Kernel::packed_layout, "input"_a)

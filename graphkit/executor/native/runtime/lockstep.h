@@ -12,8 +12,8 @@
 namespace graphkit {
 
 // Each phase is made of the same number of chunks, and starts when all chunks of the one before are done. A thread does
-// its own chunks, which keeps their data in its cache; while it waits, it does those that others have not begun, so that
-// a thread without a core holds nobody up. The memory comes from the caller.
+// its own chunks, which keeps their data in its cache; while it waits, it does those that others have not begun, so
+// that a thread without a core holds nobody up. The memory comes from the caller.
 class Lockstep {
   public:
     static std::size_t bytes(int chunks) { return static_cast<std::size_t>(chunks) * 2 * kAlignment; }
@@ -71,13 +71,11 @@ class Lockstep {
     static constexpr int kSpins = 1000;
     static constexpr std::ptrdiff_t kLineBytes = kAlignment;
 
-    // The phase whose work on a chunk was begun, and the one that is done: in two cache lines, because all threads watch
-    // the second one while only the chunk's own thread touches the first.
+    // The phase whose work on a chunk was begun, and the one that is done: in two cache lines, because all threads
+    // watch the second one while only the chunk's own thread touches the first.
     Counter& begun(int chunk) const { return counter(2 * chunk); }
     Counter& done(int chunk) const { return counter(2 * chunk + 1); }
-    Counter& counter(int line) const {
-        return *std::launder(reinterpret_cast<Counter*>(memory_ + line * kLineBytes));
-    }
+    Counter& counter(int line) const { return *std::launder(reinterpret_cast<Counter*>(memory_ + line * kLineBytes)); }
 
     // Counts may wrap around.
     static bool is_before(std::uint32_t a, std::uint32_t b) { return a - b > UINT32_MAX / 2; }

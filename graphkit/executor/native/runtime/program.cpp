@@ -14,8 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A counter that is read in nanoseconds of no consequence between steps that take a microsecond; an interval of 30 to 100
-// milliseconds, by the frequency of the processor's counter.
+// A counter that is read in nanoseconds of no consequence between steps that take a microsecond; an interval of 30 to
+// 100 milliseconds, by the frequency of the processor's counter.
 #if defined(__x86_64__)
 std::uint64_t ticks() {
     return __builtin_ia32_rdtsc();

@@ -31,20 +31,33 @@ struct Dynamic;
 
 // One thing to do. Operands are positions in an instance's table of pointers.
 struct Step {
-    enum class Kind : std::uint8_t { kernel, dynamic, copy, store, resize, sizes, row, call, branch, loop, commit, fail };
+    enum class Kind : std::uint8_t {
+        kernel,
+        dynamic,
+        copy,
+        store,
+        resize,
+        sizes,
+        row,
+        call,
+        branch,
+        loop,
+        commit,
+        fail
+    };
 
     Kind kind;
     std::string name;  // of the node, for errors and traces; what a `fail` says
     const Kernel* kernel = nullptr;
-    std::size_t inputs = 0;   // first entry of a kernel's inputs; a copy's source, a row's index, a branch's condition
+    std::size_t inputs = 0;  // first entry of a kernel's inputs; a copy's source, a row's index, a branch's condition
     std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy, sizes or a row
     std::size_t scratch = 0;  // entry of the working memory
-    std::size_t bytes = 0;    // of a copy; of one element of a store, a resize or a row
-    std::size_t index = 0;    // of a call, a branch, a loop or a dynamic kernel among those of its region
-    bool wide = true;         // whether a row's index is an int64, else an int32
-    int source = -1;          // the slot that a store, sizes or a row read
-    int target = -1;          // the slot that a store or a resize writes
-    Dims dims{};              // what a resize gives the slot; the axes (first, last) of sizes
+    std::size_t bytes = 0;  // of a copy; of one element of a store, a resize or a row
+    std::size_t index = 0;  // of a call, a branch, a loop or a dynamic kernel among those of its region
+    bool wide = true;  // whether a row's index is an int64, else an int32
+    int source = -1;  // the slot that a store, sizes or a row read
+    int target = -1;  // the slot that a store or a resize writes
+    Dims dims{};  // what a resize gives the slot; the axes (first, last) of sizes
 };
 
 // An If: one of two regions.
@@ -71,10 +84,10 @@ struct Prepared {
 struct Dynamic {
     // An operand in a slot has the slot's shape. Of those that decide shapes the elements count as well.
     struct Operand {
-        int slot = -1;              // -1: a shape that never changes
-        std::size_t item = 0;       // bytes of an element
+        int slot = -1;  // -1: a shape that never changes
+        std::size_t item = 0;  // bytes of an element
         std::int64_t elements = 0;  // without a slot
-        bool by_value = false;      // int64 or int32, by `item`
+        bool by_value = false;  // int64 or int32, by `item`
     };
     using Shapes = std::vector<std::optional<Dims>>;  // of operands in slots; elements of operands by value
     using Make = std::function<std::shared_ptr<const Prepared>(const Shapes& shapes, const Shapes& values)>;
@@ -82,7 +95,7 @@ struct Dynamic {
     Make make;
     std::vector<Operand> inputs;
     std::vector<Operand> outputs;
-    std::size_t first_input = 0;   // entries
+    std::size_t first_input = 0;  // entries
     std::size_t first_output = 0;
     std::size_t number = 0;  // among those of the program
 };
@@ -93,11 +106,11 @@ struct Loop {
 
     // What the body reads as a slice of a larger array, or writes as one: iteration i has bytes [i * stride, ...).
     struct Slice {
-        int external;       // of the body, set before each iteration
+        int external;  // of the body, set before each iteration
         std::size_t whole;  // entry of the array
         std::int64_t stride;
         bool backwards;
-        int slot = -1;         // of the array, when a run tells its length: then the stride follows from its shape
+        int slot = -1;  // of the array, when a run tells its length: then the stride follows from its shape
         std::size_t item = 0;  // bytes of an element, with a slot
     };
     // A value that one iteration hands to the next one. Two buffers take turns; the first iteration reads `initial`.
@@ -108,7 +121,7 @@ struct Loop {
 
         std::size_t initial;
         int before;  // external memory, as the body reads it
-        int after;   // as the body writes it
+        int after;  // as the body writes it
         std::size_t buffers[2];
         std::size_t final;  // kNone when nobody reads it
         std::size_t bytes;
@@ -117,7 +130,7 @@ struct Loop {
     // The same for a value whose shape may change: `before` and `after` are slots, which swap what they hold.
     struct Varying {
         std::size_t initial;
-        int slot;     // of the initial value; -1: it has the shape `dims`
+        int slot;  // of the initial value; -1: it has the shape `dims`
         Dims dims;
         int before;
         int after;
@@ -126,19 +139,19 @@ struct Loop {
     };
     // What the body writes in each iteration, one after the other, as many as there will be.
     struct Stack {
-        int row;         // external memory of the body: a place in the stack, or a slot
-        int whole;       // slot
+        int row;  // external memory of the body: a place in the stack, or a slot
+        int whole;  // slot
         bool fixed_row;  // whether rows have the shape `dims`, so that the body writes them where they belong
         Dims dims;
         std::size_t item;
         bool backwards;
     };
 
-    std::int64_t trips = -1;              // how often at most, when it is known; else -1
-    std::size_t trip_count = kNone;       // an int64 that says how often at most
-    std::size_t condition = kNone;        // a bool: whether to start
-    std::size_t iteration = kNone;        // an int64 that the body reads
-    std::size_t condition_before = kNone; // a bool that the body reads
+    std::int64_t trips = -1;  // how often at most, when it is known; else -1
+    std::size_t trip_count = kNone;  // an int64 that says how often at most
+    std::size_t condition = kNone;  // a bool: whether to start
+    std::size_t iteration = kNone;  // an int64 that the body reads
+    std::size_t condition_before = kNone;  // a bool that the body reads
     std::size_t condition_after = kNone;  // a bool that the body wrote: whether to go on
     std::vector<Carried> carried;
     std::vector<Varying> varying;
@@ -216,8 +229,8 @@ class Buffer {
 // as well, and is there for the next run.
 class Instance {
   public:
-    // Calls number i of the program; `poll` is called now and then between steps, and may throw to stop the run. It is not
-    // called any more after a commit step: from there on, old values of states are written over.
+    // Calls number i of the program; `poll` is called now and then between steps, and may throw to stop the run. It is
+    // not called any more after a commit step: from there on, old values of states are written over.
     using Call = std::function<void(std::size_t)>;
 
     Instance(const Program& program, std::byte* arena);
@@ -229,7 +242,8 @@ class Instance {
     void lend(int slot, void* memory, Dims shape);
     const Dims& shape_of(int slot) const { return memory_[static_cast<std::size_t>(slot)].shape; }
     void* data_of(int slot) const { return memory_[static_cast<std::size_t>(slot)].data; }
-    // Runs every step. Throws NativeError, naming the node, when one fails, NoMemory for want of memory; what `call` throws comes through.
+    // Runs every step. Throws NativeError, naming the node, when one fails, NoMemory for want of memory; what `call`
+    // throws comes through.
     void run(const Call& call, const std::function<void()>& poll);
 
     // Whether the run that goes on, or the last one, has come to its commit step.
@@ -290,7 +304,7 @@ class Instance {
     const Program& program_;
     std::vector<void*> table_;
     std::vector<Memory> memory_;  // each external memory
-    std::vector<Known> known_;    // of each dynamic kernel
+    std::vector<Known> known_;  // of each dynamic kernel
     Dims key_;
     Buffer scratch_;  // of dynamic kernels
     const Call* call_ = nullptr;

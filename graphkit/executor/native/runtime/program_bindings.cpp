@@ -160,7 +160,8 @@ struct Builder {
     // (slot or -1, bytes of an element, elements or 0 for a slot, whether the elements count)
     using DynamicOperand = std::tuple<int, std::size_t, std::int64_t, bool>;
 
-    Dynamic make_dynamic(nb::object make, const std::vector<Where>& inputs, const std::vector<DynamicOperand>& operands) const {
+    Dynamic make_dynamic(nb::object make, const std::vector<Where>& inputs,
+                         const std::vector<DynamicOperand>& operands) const {
         Dynamic dynamic;
         dynamic.number = program->take_dynamic();
         dynamic.first_input = entries(inputs);
@@ -177,8 +178,8 @@ struct Builder {
     }
 
     void dynamic(const std::string& name, nb::object make, const std::vector<Where>& inputs,
-              const std::vector<DynamicOperand>& operands, const std::vector<Where>& outputs,
-              const std::vector<DynamicOperand>& results) const {
+                 const std::vector<DynamicOperand>& operands, const std::vector<Where>& outputs,
+                 const std::vector<DynamicOperand>& results) const {
         Step step{Step::Kind::dynamic, name};
         step.index = region->dynamic.size();
         Dynamic& made = region->dynamic.emplace_back(make_dynamic(std::move(make), inputs, operands));
@@ -274,9 +275,13 @@ struct Builder {
         made.condition_before = optional_entry(condition_before);
         made.condition_after = optional_entry(condition_after);
         for (const auto& [initial, before, after, buffers, final, bytes] : carried) {
-            Loop::Carried& value = made.carried.emplace_back(
-                Loop::Carried{entry(initial), known(before), known(after), {0, 0}, optional_entry(final), bytes,
-                              Loop::Carried::Where::buffers});
+            Loop::Carried& value = made.carried.emplace_back(Loop::Carried{entry(initial),
+                                                                           known(before),
+                                                                           known(after),
+                                                                           {0, 0},
+                                                                           optional_entry(final),
+                                                                           bytes,
+                                                                           Loop::Carried::Where::buffers});
             if (const auto* pair = std::get_if<std::pair<Where, Where>>(&buffers)) {
                 value.buffers[0] = entry(pair->first);
                 value.buffers[1] = entry(pair->second);
@@ -310,7 +315,9 @@ struct BoundInstance {
     Instance instance;
 
     BoundInstance(nb::object owner, nb::object memory)
-        : program(std::move(owner)), arena(std::move(memory)), instance(*nb::cast<BoundProgram*>(program), memory_of()) {}
+        : program(std::move(owner)),
+          arena(std::move(memory)),
+          instance(*nb::cast<BoundProgram*>(program), memory_of()) {}
 
     std::byte* memory_of() const {
         const Array array = open_array(arena, "arena", true);
@@ -384,8 +391,9 @@ struct BoundInstance {
 GRAPHKIT_BINDINGS(program) {
     follow_main_thread();
     nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
-    nb::class_<Builder>(m, "Region", "Steps that are being written. An operand is (external memory, offset): -1 is the "
-                                     "arena, -2 an operand that is absent.")
+    nb::class_<Builder>(m, "Region",
+                        "Steps that are being written. An operand is (external memory, offset): -1 is the "
+                        "arena, -2 an operand that is absent.")
         .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
         .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
         .def("late", &Builder::dynamic, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
@@ -401,9 +409,8 @@ GRAPHKIT_BINDINGS(program) {
         .def("fail", &Builder::fail, "message"_a, "Raise Error: this part is not to be reached.")
         .def("branch", &Builder::branch, "name"_a, "condition"_a, "The regions of an If: then, else.")
         .def("loop", &Builder::loop, "name"_a, nb::kw_only(), "trips"_a, "trip_count"_a.none(), "condition"_a.none(),
-             "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "carried"_a,
-             "varying"_a, "slices"_a, "stacks"_a, "empty"_a.none(),
-             "The region of the body of a Loop or Scan.");
+             "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "carried"_a, "varying"_a,
+             "slices"_a, "stacks"_a, "empty"_a.none(), "The region of the body of a Loop or Scan.");
 
     nb::class_<BoundProgram>(m, "Program", "Steps for fixed shapes, and where their operands lie.")
         .def(nb::init<int, std::size_t, int>(), "threads"_a, "arena_bytes"_a, "externals"_a)
@@ -420,9 +427,11 @@ GRAPHKIT_BINDINGS(program) {
         .def("read", &BoundInstance::read, "slot"_a, "item"_a, "Bytes and shape of a slot.")
         .def("run", &BoundInstance::run, "arrays"_a, "call"_a.none() = nb::none(),
              "Set external memory 0, 1, ... (None: as it was), then run every step without the GIL.")
-        .def_prop_ro("committed", [](BoundInstance& self) { return self.instance.committed(); },
-                     "Whether the run, or the last one, has come to its commit step.")
-        .def("trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)
+        .def_prop_ro(
+            "committed", [](BoundInstance& self) { return self.instance.committed(); },
+            "Whether the run, or the last one, has come to its commit step.")
+        .def(
+            "trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)
         .def("events", &BoundInstance::events, "(name, start, end) of each step since tracing was switched on.");
 }
 

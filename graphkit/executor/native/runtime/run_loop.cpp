@@ -56,8 +56,7 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
     for (const Loop::Slice& slice : loop.slices) {
         const std::int64_t place = slice.backwards ? trips - 1 - iteration : iteration;
         const std::int64_t stride =
-            slice.slot < 0 ? slice.stride
-                           : static_cast<std::int64_t>(row_bytes(memory(slice.slot).shape, slice.item));
+            slice.slot < 0 ? slice.stride : static_cast<std::int64_t>(row_bytes(memory(slice.slot).shape, slice.item));
         set_external(slice.external, at(table_[slice.whole], place * stride));
     }
     for (const Loop::Stack& stack : loop.stacks) {
@@ -127,7 +126,7 @@ void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int6
 void Instance::end_loop(const Loop& loop, std::int64_t done) {
     for (const Loop::Carried& value : loop.carried) {
         if (value.final != Loop::kNone) {
-            const void* const last = done == 0                                       ? table_[value.initial]
+            const void* const last = done == 0                                      ? table_[value.initial]
                                      : value.where == Loop::Carried::Where::buffers ? latest(value, done)
                                                                                     : memory(value.after).data;
             copy_bytes(table_[value.final], last, value.bytes);

@@ -80,8 +80,8 @@ std::vector<int> allowed_cores() {
 }
 
 // Once for each thread that has a team: a team as large as the cores allowed gets one core for each worker, because the
-// system may leave two of them on one core for many regions. The thread itself, which is not ours, goes where it is let.
-// OMP_PROC_BIND, whatever it says, leaves this to OpenMP. The child of a fork shares the cores with its parent.
+// system may leave two of them on one core for many regions. The thread itself, which is not ours, goes where it is
+// let. OMP_PROC_BIND, whatever it says, leaves this to OpenMP. The child of a fork shares the cores with its parent.
 void pin_workers(int threads) {
     thread_local bool done = false;
     static const std::vector<int> cores = allowed_cores();

@@ -81,8 +81,8 @@ void on_team(Body&& body) {
 #endif
 }
 
-// Calls body(begin, end) for contiguous parts of [0, items), one for each thread; `nanoseconds` is the cost of one item.
-// Boundaries are multiples of `grain`. The body must not throw.
+// Calls body(begin, end) for contiguous parts of [0, items), one for each thread; `nanoseconds` is the cost of one
+// item. Boundaries are multiples of `grain`. The body must not throw.
 template <typename Body>
 void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
     const int wanted = threads_for(threads, static_cast<double>(items) * nanoseconds);
@@ -105,8 +105,8 @@ void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& bo
     });
 }
 
-// Calls body(part, parts) once for each part, all at the same time, so that parts may wait for one another. There may be
-// fewer parts than asked for. The body must not throw.
+// Calls body(part, parts) once for each part, all at the same time, so that parts may wait for one another. There may
+// be fewer parts than asked for. The body must not throw.
 template <typename Body>
 void together(int parts, Body&& body) {
     if (parts <= 1) {

@@ -36,7 +36,7 @@ struct EngineOperation {
     std::uint64_t sequence = 0;
     Variables variables;
     std::vector<Claim> claims;  // one for each variable; they stay where they are
-    std::size_t missing = 0;    // claims that still wait
+    std::size_t missing = 0;  // claims that still wait
     std::shared_ptr<Mark> mark;
     std::list<EngineOperation>::iterator self;
 };
@@ -54,10 +54,10 @@ class Variable {
     void leave(bool write, std::vector<EngineOperation*>& ready);
 
     const std::uint64_t engine;
-    std::uint64_t named_by = kNever;         // the last operation that was pushed with it
+    std::uint64_t named_by = kNever;  // the last operation that was pushed with it
     std::shared_ptr<const Failure> failure;  // of its last writer
-    std::uint64_t failed_by = 0;             // that writer's sequence number
-    std::uint64_t usable_from = 0;           // to later operations the failure is no obstacle: a wait has returned it
+    std::uint64_t failed_by = 0;  // that writer's sequence number
+    std::uint64_t usable_from = 0;  // to later operations the failure is no obstacle: a wait has returned it
 
   private:
     bool admit(const Claim& claim);

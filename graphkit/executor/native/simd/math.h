@@ -169,8 +169,8 @@ inline Vector<T> log(Vector<T> x) {
     using Bits = typename BitsOf<T>::type;
     const Vector<T> lifted = magnitude<T>(x < C::kSmallest ? x * C::kLift : x);
     const Vector<Bits> above = bit_cast<Vector<Bits>>(lifted) - C::kRootHalf;
-    const Vector<Bits> exponent = (above >> E::kMantissa) - (x < C::kSmallest ? Vector<Bits>{} + Bits{E::kMantissa}
-                                                                               : Vector<Bits>{});
+    const Vector<Bits> exponent =
+        (above >> E::kMantissa) - (x < C::kSmallest ? Vector<Bits>{} + Bits{E::kMantissa} : Vector<Bits>{});
     constexpr Bits kFraction = (Bits{1} << E::kMantissa) - 1;
     const Vector<T> f = bit_cast<Vector<T>>((above & kFraction) + C::kRootHalf) - T{1};
     const Vector<T> e = __builtin_convertvector(exponent, Vector<T>);
@@ -252,7 +252,8 @@ inline Vector<float> erf(Vector<float> x) {
 inline Vector<float> gelu(Vector<float> x) {
     constexpr float kRootHalf = 0x1.6a09e6p-1F;
     const Vector<float> y = magnitude<float>(x);
-    // Where the tail is lost in 1, or too small for a number, it is not taken so far that it gets subnormal: that is slow.
+    // Where the tail is lost in 1, or too small for a number, it is not taken so far that it gets subnormal: that is
+    // slow.
     const Vector<float> bounded = (x < 0.0F) & (y <= 14.4F) ? y : at_most<float>(y, 6.0F);
     const Square square = exact_square(bounded);
     const Vector<float> density = exp_of_negative<float>(square.high * -0.5F) * (1.0F - square.low * 0.5F);

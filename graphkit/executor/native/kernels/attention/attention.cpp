@@ -53,10 +53,7 @@ Attention::Rows Attention::rows_of(std::int64_t heads, std::int64_t rows, std::i
 Attention::Attention(const Dims& q, const Dims& k, const Dims& v, const std::optional<Dims>& mask, bool boolean_mask,
                      double scale, double hidden_score, bool causal, bool heads_last, bool output_heads_last,
                      int threads)
-    : Kernel("Attention", threads),
-      table_(attention_table()),
-      masked_(mask.has_value()),
-      boolean_mask_(boolean_mask) {
+    : Kernel("Attention", threads), table_(attention_table()), masked_(mask.has_value()), boolean_mask_(boolean_mask) {
     inputs_ = {{"q", q}, {"k", k}, {"v", v}};
     if (mask) {
         inputs_.push_back({"mask", *mask, boolean_mask ? ElementType::boolean : ElementType::f32});
@@ -125,8 +122,8 @@ void Attention::run(const void* const* inputs, void* const* outputs, std::byte* 
         std::min(queries_, table_.queries) * block_.keys * (block_.depth + block_.value_depth);
     const double cost = 100 + kProductNanoseconds * static_cast<double>(products);
     parallel_for(threads(), batch_ * heads_ * blocks, cost, [&](std::int64_t begin, std::int64_t end) {
-        auto* memory = reinterpret_cast<float*>(scratch) +
-                       thread_number() * table_.memory(block_.depth, block_.value_depth);
+        auto* memory =
+            reinterpret_cast<float*>(scratch) + thread_number() * table_.memory(block_.depth, block_.value_depth);
         for (std::int64_t item = begin; item < end; ++item) {
             const std::int64_t n = item / blocks / heads_;
             const std::int64_t h = item / blocks % heads_;

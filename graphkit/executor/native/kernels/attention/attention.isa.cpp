@@ -31,8 +31,8 @@ struct Workspace {
         : queries(memory), scores(queries + depth * kQueries), result(scores + kKeyBlock * kQueries) {}
 
     float* queries;  // [depth, kQueries], times the scale
-    float* scores;   // [kKeyBlock, kQueries], then exp(score - largest)
-    float* result;   // [value_depth, kQueries]
+    float* scores;  // [kKeyBlock, kQueries], then exp(score - largest)
+    float* result;  // [value_depth, kQueries]
     Lanes largest[Width];
     Lanes sum[Width];
     Lanes correction[Width];
@@ -273,8 +273,7 @@ void add_values(const AttentionBlock& block, std::int64_t first, std::int64_t ke
                 }
             }
         }
-        multiply<Rows, Width>(
-            keys, [&](int r, std::int64_t i) { return v[i * stride + r]; }, work.scores, total);
+        multiply<Rows, Width>(keys, [&](int r, std::int64_t i) { return v[i * stride + r]; }, work.scores, total);
 #pragma GCC unroll 12
         for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 2

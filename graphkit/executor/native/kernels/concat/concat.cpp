@@ -154,17 +154,19 @@ void Split::run(const void* const* inputs, void* const* outputs, std::byte*) con
 
 GRAPHKIT_BINDINGS(concat) {
     nb::class_<Concat, Kernel>(m, "Concat")
-        .def("__init__",
-             [](Concat* self, const std::vector<Dims>& xs, std::int64_t axis, Text dtype, int threads) {
-                 new (self) Concat(xs, axis, element_type(dtype), threads);
-             },
-             "xs"_a, "axis"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](Concat* self, const std::vector<Dims>& xs, std::int64_t axis, Text dtype, int threads) {
+                new (self) Concat(xs, axis, element_type(dtype), threads);
+            },
+            "xs"_a, "axis"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<Split, Kernel>(m, "Split")
-        .def("__init__",
-             [](Split* self, Dims x, const Dims& sizes, std::int64_t axis, Text dtype, int threads) {
-                 new (self) Split(std::move(x), sizes, axis, element_type(dtype), threads);
-             },
-             "x"_a, "sizes"_a, "axis"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](Split* self, Dims x, const Dims& sizes, std::int64_t axis, Text dtype, int threads) {
+                new (self) Split(std::move(x), sizes, axis, element_type(dtype), threads);
+            },
+            "x"_a, "sizes"_a, "axis"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -21,8 +21,8 @@ struct ConvolutionOptions {
     bool deterministic = false;  // the same bits for any number of threads
 };
 
-// y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M, spatial];
-// the shapes given are these in any layout. The residual is the last input.
+// y = epilogue(conv(x, w) + bias). x [N, C, spatial], w [M, C/groups, kernel], bias [M], y and residual [N, M,
+// spatial]; the shapes given are these in any layout. The residual is the last input.
 class Convolution final : public ConvolutionKernel {
   public:
     Convolution(Dims x, Dims w, Dims y, const Window& window, const ConvolutionOptions& options, int threads);

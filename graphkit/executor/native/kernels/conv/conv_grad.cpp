@@ -229,7 +229,8 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
                           std::any_of(window.dilations.begin(), window.dilations.end(), [](auto d) { return d > 1; });
     // Of fewer channels than a vector has, its gradients of strided single elements write beyond their working memory.
     const bool overruns = last && dw[1] < kVectorChannels &&
-                          std::all_of(dw.begin() + 2, dw.end(), [](auto k) { return k == 1; }) &&
+                          std::all_of(
+                              dw.begin() + 2, dw.end(), [](auto k) { return k == 1; }) &&
                           std::any_of(window.strides.begin(), window.strides.end(), [](auto step) { return step > 1; });
     const Accepts accepts = [&](const std::string& name) {
         return !(suits && is_by_columns(name)) && !(misreads && name.find("jit_bf16") != std::string::npos) &&
@@ -259,10 +260,9 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
                 const memory::desc dy_given(dy_part, library_type(type), laid_out(dy, last, type).get_strides());
                 const auto descriptor = choose<dnnl::convolution_backward_weights>(
                     accepts, engine(), algorithm::convolution_direct, data_layout(x_part, last, type),
-                    any(weights, kF32),
-                    bias_layout, data_layout(dy_part, last, type), window.strides, library_dilations(window),
-                    window.pads_begin, window.pads_end, forward_hint(x_part, dw_part, dy_part, window, last, type),
-                    Operation::attributes());
+                    any(weights, kF32), bias_layout, data_layout(dy_part, last, type), window.strides,
+                    library_dilations(window), window.pads_begin, window.pads_end,
+                    forward_hint(x_part, dw_part, dy_part, window, last, type), Operation::attributes());
                 Operation operation;
                 operation.input(DNNL_ARG_SRC, 0, laid_out(x_part, last, type), descriptor.src_desc());
                 operation.input(DNNL_ARG_DIFF_DST, 1, dy_given, descriptor.diff_dst_desc());

@@ -262,9 +262,8 @@ DepthwisePlan::DepthwisePlan(const PoolGeometry& g, bool transposed) {
 
 bool DepthwisePlan::continues(const Run& run, const Taps& taps) const {
     const std::int64_t shift = run.count * step_;
-    return std::equal(taps.begin(), taps.end(), run.taps.begin(), run.taps.end(), [&](const Tap& a, const Tap& b) {
-        return a.from == b.from + shift && a.element == b.element;
-    });
+    return std::equal(taps.begin(), taps.end(), run.taps.begin(), run.taps.end(),
+                      [&](const Tap& a, const Tap& b) { return a.from == b.from + shift && a.element == b.element; });
 }
 
 template <typename Body>
@@ -302,8 +301,8 @@ void DepthwisePlan::for_each_run(std::int64_t line, std::int64_t channels, Body&
                 }
             }
         }
-        const DepthwiseRun made{offsets,   numbers,          count,                ahead,   ahead_count,
-                                run.count, step_ * channels, out_step_ * channels, channels};
+        const DepthwiseRun made{
+            offsets, numbers, count, ahead, ahead_count, run.count, step_ * channels, out_step_ * channels, channels};
         body(made, run.first * channels);
     }
 }
@@ -391,18 +390,20 @@ void DepthwiseBackwardWeights::run(const void* const* inputs, void* const* outpu
     const double products = static_cast<double>(batch_ * lines * plan_.width() * size);
     parallel_for(threads(), parts_, kProductNanoseconds * products / static_cast<double>(parts_),
                  [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t part = begin; part < end; ++part) {
-            float* total = totals + part * size;
-            std::fill_n(total, size, 0.0F);
-            for (std::int64_t at = batch_ * lines * part / parts_; at < batch_ * lines * (part + 1) / parts_; ++at) {
-                const float* image = x + at / lines * plan_.input_size() * channels_;
-                const float* line = dy + at * plan_.width() * channels_;
-                plan_.for_each_run(at % lines, channels_, [&](const DepthwiseRun& run, std::int64_t first) {
-                    functions_.add_products(run, image, line + first, total);
-                });
-            }
-        }
-    });
+                     for (std::int64_t part = begin; part < end; ++part) {
+                         float* total = totals + part * size;
+                         std::fill_n(total, size, 0.0F);
+                         for (std::int64_t at = batch_ * lines * part / parts_;
+                              at < batch_ * lines * (part + 1) / parts_; ++at) {
+                             const float* image = x + at / lines * plan_.input_size() * channels_;
+                             const float* line = dy + at * plan_.width() * channels_;
+                             plan_.for_each_run(at % lines, channels_,
+                                                [&](const DepthwiseRun& run, std::int64_t first) {
+                                                    functions_.add_products(run, image, line + first, total);
+                                                });
+                         }
+                     }
+                 });
     for (std::int64_t c = 0; c < channels_; ++c) {
         for (std::int64_t t = 0; t < taps_; ++t) {
             double sum = 0;

@@ -40,8 +40,8 @@ struct WindowPlace {
 inline WindowPlace window_of(const TiledPart& p, std::int64_t result) {
     const TiledShape& s = p.shape;
     const std::int64_t line = result / s.out_width;
-    return {p.x + line / s.out_height * s.height * s.width * s.channels,
-            line % s.out_height * s.strides[0] - s.pad_top, result % s.out_width * s.strides[1] - s.pad_left};
+    return {p.x + line / s.out_height * s.height * s.width * s.channels, line % s.out_height * s.strides[0] - s.pad_top,
+            result % s.out_width * s.strides[1] - s.pad_left};
 }
 
 // Calls body(tap, its channels), which are null in the padding.

@@ -1,6 +1,6 @@
-// Convolution by our own code, tile by tile: sums are added up in short chains, so that their error does not grow with their
-// length, and windows of 3 x 3 need fewer multiplications than the definition has. Float32, channels last, two spatial
-// dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
+// Convolution by our own code, tile by tile: sums are added up in short chains, so that their error does not grow with
+// their length, and windows of 3 x 3 need fewer multiplications than the definition has. Float32, channels last, two
+// spatial dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -24,8 +24,8 @@ struct TiledOptions {
     bool transposed = false;    // the gradient in x: `x` is dy, `y` is dx, and w [C of x, C of y, kernel]
 };
 
-// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, H, W], arrays lie as [N, H, W, C]; w [M, C, kernel] lies as it
-// is. The residual is the last input. The same bits for any number of threads.
+// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, H, W], arrays lie as [N, H, W, C]; w [M, C, kernel] lies
+// as it is. The residual is the last input. The same bits for any number of threads.
 class TiledConvolution final : public Kernel {
   public:
     // Throws Unsupported where the method does not cover the window, for a scaled product and for an epilogue of the
@@ -33,8 +33,8 @@ class TiledConvolution final : public Kernel {
     TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const TiledOptions& options,
                      int threads);
 
-    // The method to compute this convolution with, of `constant` weights or not. None where the library's code is faster,
-    // and has no longer chains of sums.
+    // The method to compute this convolution with, of `constant` weights or not. None where the library's code is
+    // faster, and has no longer chains of sums.
     static std::optional<TiledMethod> method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                              bool constant, bool transposed);
 
@@ -74,8 +74,8 @@ class TiledConvolution final : public Kernel {
     std::int64_t block_parts_ = 1;  // ... times so many parts of the blocks
 };
 
-// What takes as long as so many of the library's multiplications: transforming a channel or a filter of a tile, reading a
-// transformed filter of a channel, and making it.
+// What takes as long as so many of the library's multiplications: transforming a channel or a filter of a tile, reading
+// a transformed filter of a channel, and making it.
 constexpr std::int64_t kTileCost = 224;
 constexpr std::int64_t kReadCost = 200;
 constexpr std::int64_t kFilterCost = 290;
@@ -99,11 +99,19 @@ const char* name_of(TiledMethod method) {
     return method == TiledMethod::winograd ? "winograd" : "direct";
 }
 
-// The shape of the convolution that is computed: the gradient in x of one with windows at every element is another, with
-// the filters turned round.
+// The shape of the convolution that is computed: the gradient in x of one with windows at every element is another,
+// with the filters turned round.
 TiledShape shape_of(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool transposed) {
-    TiledShape s{x[2], x[3], transposed ? w[0] : w[1], y[2], y[3], transposed ? w[1] : w[0],
-                 window.pads_begin[0], window.pads_begin[1], {w[2], w[3]}, {window.strides[0], window.strides[1]},
+    TiledShape s{x[2],
+                 x[3],
+                 transposed ? w[0] : w[1],
+                 y[2],
+                 y[3],
+                 transposed ? w[1] : w[0],
+                 window.pads_begin[0],
+                 window.pads_begin[1],
+                 {w[2], w[3]},
+                 {window.strides[0], window.strides[1]},
                  {window.dilations[0], window.dilations[1]}};
     if (transposed) {
         s.pad_top = s.dilations[0] * (s.kernel[0] - 1) - s.pad_top;
@@ -226,8 +234,8 @@ void TiledConvolution::follow(const Epilogue& epilogue) {
     }
 }
 
-// Parts of tiles fill the registers. Parts of the blocks make the same tiles ready once each, so that they are for threads
-// that would have nothing to do.
+// Parts of tiles fill the registers. Parts of the blocks make the same tiles ready once each, so that they are for
+// threads that would have nothing to do.
 void TiledConvolution::share_out() {
     tile_parts_ = divide_up(tiles(), table_.tiles);
     const std::int64_t wanted = threads();
@@ -341,8 +349,8 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
         whole.epilogue.bias = static_cast<const float*>(bias);
         whole.epilogue.residual = static_cast<const float*>(residual);
     }
-    const double products = static_cast<double>(count(outputs_[0].shape)) *
-                            static_cast<double>(shape_.taps() * shape_.channels);
+    const double products =
+        static_cast<double>(count(outputs_[0].shape)) * static_cast<double>(shape_.taps() * shape_.channels);
     const double cost = kProductNanoseconds * products / static_cast<double>(std::max<std::int64_t>(parts(), 1));
     parallel_for(threads(), parts(), cost, [&](std::int64_t begin, std::int64_t end) {
         TiledPart part = whole;
@@ -364,7 +372,9 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
 }
 
 GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {
-    nb::enum_<TiledMethod>(m, "TiledMethod").value("winograd", TiledMethod::winograd).value("direct", TiledMethod::direct);
+    nb::enum_<TiledMethod>(m, "TiledMethod")
+        .value("winograd", TiledMethod::winograd)
+        .value("direct", TiledMethod::direct);
     nb::class_<TiledConvolution, Kernel>(m, "TiledConvolution")
         .def(
             "__init__",
@@ -375,10 +385,11 @@ GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {
             },
             "x"_a, "w"_a, "y"_a, "window"_a, "method"_a, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
             "pack_weights"_a = false, "transposed"_a = false, "threads"_a = 0, NoGil())
-        .def_static("method", &TiledConvolution::method, "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "constant"_a,
-                    "transposed"_a = false,
-                    "The method to compute this convolution with, of constant weights or not; None where the library's code "
-                    "is faster, and has no longer chains of sums.");
+        .def_static(
+            "method", &TiledConvolution::method, "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "constant"_a,
+            "transposed"_a = false,
+            "The method to compute this convolution with, of constant weights or not; None where the library's code "
+            "is faster, and has no longer chains of sums.");
 }
 
 }  // namespace graphkit

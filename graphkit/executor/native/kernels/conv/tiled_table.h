@@ -1,7 +1,7 @@
 // Convolution tile by tile, compiled for several instruction sets.
 //
-// A part of the tiles is made ready to be multiplied, then meets one block of filters after the other, while it lies in the
-// second cache. Sums are added up in short chains.
+// A part of the tiles is made ready to be multiplied, then meets one block of filters after the other, while it lies in
+// the second cache. Sums are added up in short chains.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace graphkit {
 constexpr std::int64_t kTiledChunk = 64;
 
 struct TiledShape {
-    std::int64_t height, width, channels;         // of x, [N, height, width, channels]
+    std::int64_t height, width, channels;  // of x, [N, height, width, channels]
     std::int64_t out_height, out_width, filters;  // of y, [N, out_height, out_width, filters]
     std::int64_t pad_top, pad_left;
     std::int64_t kernel[2], strides[2], dilations[2];
@@ -41,12 +41,12 @@ struct TiledFilters {
     float* to;
 };
 
-// What follows: y = activation(product + bias + residual), or activation(product + bias) + residual, where the activation is
-// x from `low` to `high` and negative x times `slope`. NaN stays.
+// What follows: y = activation(product + bias + residual), or activation(product + bias) + residual, where the
+// activation is x from `low` to `high` and negative x times `slope`. NaN stays.
 struct TiledEpilogue {
     const float* bias = nullptr;
     const float* residual = nullptr;  // as y
-    float weight = 1;                 // of the residual
+    float weight = 1;  // of the residual
     bool residual_last = false;
     float slope = 1;
     float low = -std::numeric_limits<float>::infinity();
@@ -58,7 +58,7 @@ struct TiledPart {
     TiledShape shape;
     TiledEpilogue epilogue;
     const float* x;
-    const float* filters;         // one block after the other
+    const float* filters;  // one block after the other
     const std::uint8_t* unsound;  // [blocks, chunks of channels]: 1 where `transform` gave false
     float* y;
     std::int64_t first_tile, tiles;

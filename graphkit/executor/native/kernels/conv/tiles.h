@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "simd/vector.h"
 #include "kernels/conv/tiled_table.h"
+#include "simd/vector.h"
 
 namespace graphkit {
 namespace {
@@ -30,8 +30,8 @@ constexpr std::int64_t row_floats(std::int64_t elements) {
     return (elements + 15) / 16 * 16 + 16;
 }
 
-// rows [Rows, elements], `step` apart, times filters [elements, kBlock]: one chain of sums for each result. They are added to
-// `to`, [Rows, kBlock], or take its place.
+// rows [Rows, elements], `step` apart, times filters [elements, kBlock]: one chain of sums for each result. They are
+// added to `to`, [Rows, kBlock], or take its place.
 template <int Rows>
 __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t step, const float* filters,
                                              std::int64_t elements, float* to, bool adds) {

@@ -11,7 +11,8 @@ namespace {
 // Units of work where there is enough of it: they keep as many threads busy.
 constexpr std::int64_t kUnits = 16;
 constexpr std::int64_t kLeastFilters = 16;
-// Positions of a segment, fewer where windows have to be copied out, and the segments that deserve a result of their own.
+// Positions of a segment, fewer where windows have to be copied out, and the segments that deserve a result of their
+// own.
 constexpr std::int64_t kMostPositions = 256;
 constexpr std::int64_t kCopiedFloats = 1 << 16;
 constexpr std::int64_t kLeastSegments = 4;
@@ -58,13 +59,13 @@ WindowProducts::WindowProducts(const Dims& x, const Dims& dy, const Dims& dw, co
         begin_[axis] = window.pads_begin[i];
     }
     lines_ = kernel_[0] * kernel_[1] * (channels_ / together_);
-    segment_ = std::min(result_[2], dilations_[2] == 1 ? kMostPositions
-                                                       : std::clamp<std::int64_t>(kCopiedFloats / columns(), 8,
-                                                                                  kMostPositions));
+    segment_ = std::min(result_[2], dilations_[2] == 1
+                                        ? kMostPositions
+                                        : std::clamp<std::int64_t>(kCopiedFloats / columns(), 8, kMostPositions));
     segments_ = divide_up(result_[2], segment_);
     const std::int64_t all = images_ * result_[0] * result_[1] * segments_;
-    const auto filters = cut(filters_, std::clamp<std::int64_t>(kUnits / (groups_ * lines_), 1,
-                                                                divide_up(filters_, kLeastFilters)));
+    const auto filters =
+        cut(filters_, std::clamp<std::int64_t>(kUnits / (groups_ * lines_), 1, divide_up(filters_, kLeastFilters)));
     const std::int64_t there = groups_ * lines_ * static_cast<std::int64_t>(filters.size());
     // Partial results take no more memory than the operands do.
     const std::int64_t most = std::max<std::int64_t>(1, (count(x) + count(dy)) / sums_size());
@@ -120,9 +121,9 @@ WindowProducts::Segment WindowProducts::segment(std::int64_t number) const {
     return at;
 }
 
-// Elements along the last axis of an image: `row` is its first one, `step` lies between neighbours, each has `together_`
-// channels. The windows of so many `positions` from the one that begins at element `first`; what lies in the padding is
-// zero.
+// Elements along the last axis of an image: `row` is its first one, `step` lies between neighbours, each has
+// `together_` channels. The windows of so many `positions` from the one that begins at element `first`; what lies in
+// the padding is zero.
 template <typename T>
 void WindowProducts::copy_line(const T* row, std::int64_t step, std::int64_t first, std::int64_t positions,
                                float* to) const {
@@ -170,10 +171,8 @@ void WindowProducts::multiply(const Unit& unit, const T* x, const T* dy, float* 
     const Range range = parts_[static_cast<std::size_t>(unit.part)];
     for (std::int64_t number = range.begin; number < range.begin + range.size; ++number) {
         const Segment at = segment(number);
-        const std::int64_t d =
-            at.depth * strides_[0] + row_of_kernel / kernel_[1] * dilations_[0] - begin_[0];
-        const std::int64_t h =
-            at.height * strides_[1] + row_of_kernel % kernel_[1] * dilations_[1] - begin_[1];
+        const std::int64_t d = at.depth * strides_[0] + row_of_kernel / kernel_[1] * dilations_[0] - begin_[0];
+        const std::int64_t h = at.height * strides_[1] + row_of_kernel % kernel_[1] * dilations_[1] - begin_[1];
         if (d < 0 || d >= image_[0] || h < 0 || h >= image_[1]) {
             continue;
         }

@@ -4,11 +4,11 @@
 
 #include <vector>
 
-#include "runtime/kernel.h"
-#include "primitives/partition.h"
-#include "runtime/threads.h"
 #include "kernels/conv/window.h"
 #include "kernels/conv/window_products_table.h"
+#include "primitives/partition.h"
+#include "runtime/kernel.h"
+#include "runtime/threads.h"
 
 namespace graphkit {
 
@@ -20,8 +20,8 @@ class WindowProducts {
     WindowProducts(const Dims& x, const Dims& dy, const Dims& dw, const Window& window, bool last, ElementType type,
                    int threads);
 
-    // Whether this is faster than copying windows out to multiply them: most columns of a line count, and are not copied
-    // out here.
+    // Whether this is faster than copying windows out to multiply them: most columns of a line count, and are not
+    // copied out here.
     static bool suits(const Dims& dw, const Window& window, bool last);
 
     std::size_t scratch_bytes() const;

@@ -2,8 +2,8 @@
 //
 // A tile of sums, some filters by some vectors of columns, stays in registers while all rows pass by. Windows are read
 // where they overlap, so that nothing is copied out: rows of a wide kernel come from the first cache.
-#include "simd/vector.h"
 #include "kernels/conv/window_products_table.h"
+#include "simd/vector.h"
 
 namespace graphkit {
 namespace {

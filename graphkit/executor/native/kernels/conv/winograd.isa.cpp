@@ -1,15 +1,15 @@
-// Convolution with windows of 3 x 3 by Winograd's minimal filtering F(2x2, 3x3): 16 multiplications where the definition
-// has 36.
+// Convolution with windows of 3 x 3 by Winograd's minimal filtering F(2x2, 3x3): 16 multiplications where the
+// definition has 36.
 //
 //     y = A^T [(G g G^T) * (B^T d B)] A, summed over the channels before A is applied
 //
-// (S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural
-// Networks, 2016.) The sum over the channels is a product of matrices for each of the 16 places of a tile. It is added up in
-// chains of kChain channels, so that its error stays that of a short sum.
+// (S. Winograd, Arithmetic Complexity of Computations, 1980; A. Lavin and S. Gray, Fast Algorithms for Convolutional
+// Neural Networks, 2016.) The sum over the channels is a product of matrices for each of the 16 places of a tile. It is
+// added up in chains of kChain channels, so that its error stays that of a short sum.
 //
-// All elements of a tile take part in all of its results, which the definition makes of nine each. What that would do to
-// them is looked for: a tile is computed by the definition where a result is not finite, and where its elements are more
-// than kMostRange times as large as those of one of its windows; a window of zeros gives zero.
+// All elements of a tile take part in all of its results, which the definition makes of nine each. What that would do
+// to them is looked for: a tile is computed by the definition where a result is not finite, and where its elements are
+// more than kMostRange times as large as those of one of its windows; a window of zeros gives zero.
 #include "kernels/conv/tiles.h"
 
 namespace graphkit {
@@ -191,8 +191,8 @@ inline void transform_tile(const Tile& tile, std::int64_t plane, float* to, Lane
     }
 }
 
-// What the results of a tile need: bit i where window i is zero, kByDefinition where its elements differ too much. NaN counts
-// as zero: it shows in the results.
+// What the results of a tile need: bit i where window i is zero, kByDefinition where its elements differ too much. NaN
+// counts as zero: it shows in the results.
 using Care = std::uint8_t;
 constexpr Care kByDefinition = 16;
 
@@ -299,8 +299,8 @@ inline bool is_finite(const Lanes (&y)[4][kVectors]) {
 }
 
 // The results of one block from its products [planes, tiles, kBlock].
-void store_block(const TiledPart& p, const float* zeros, const float* products, std::int64_t block,
-                 const Care* care, bool all_by_definition) {
+void store_block(const TiledPart& p, const float* zeros, const float* products, std::int64_t block, const Care* care,
+                 bool all_by_definition) {
     const TiledShape& s = p.shape;
     const Finish finish(p, block);
     Tiles at(s, p.first_tile);
@@ -368,6 +368,7 @@ void run_winograd(const TiledPart& p) {
 }  // namespace
 
 GRAPHKIT_ISA_DEFINE(TiledTable, winograd_table) = {
-    kBlock, kPartTiles, winograd_tiles, winograd_filter_floats, winograd_scratch_floats, transform_filters, run_winograd};
+    kBlock,      kPartTiles, winograd_tiles, winograd_filter_floats, winograd_scratch_floats, transform_filters,
+    run_winograd};
 
 }  // namespace graphkit

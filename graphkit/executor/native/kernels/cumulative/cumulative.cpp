@@ -83,7 +83,8 @@ struct Product {
 
 // `size` steps of `stride` elements from x and y on, for `columns` neighbours at once.
 template <typename Rule, typename T>
-void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride, std::int64_t columns, bool exclusive) {
+void accumulate_columns(const T* x, T* y, std::int64_t size, std::int64_t stride, std::int64_t columns,
+                        bool exclusive) {
     using S = Totals<T>;
     using Total = typename S::type;
     Total totals[kColumns];
@@ -243,25 +244,29 @@ void LinearRecurrence::run(const void* const* inputs, void* const* outputs, std:
                 const std::int64_t at = row * around_.size;
                 recur(a + at, b + at, h + at, around_.size, step, decltype(columns)::value, around_.size);
             },
-            [&](std::int64_t at, std::int64_t columns) { recur(a + at, b + at, h + at, around_.size, step, columns, 1); });
+            [&](std::int64_t at, std::int64_t columns) {
+                recur(a + at, b + at, h + at, around_.size, step, columns, 1);
+            });
     };
     outputs_[0].type == ElementType::f32 ? run_as(float{}) : run_as(double{});
 }
 
 GRAPHKIT_BINDINGS(cumulative) {
     nb::class_<Cumulative, Kernel>(m, "Cumulative")
-        .def("__init__",
-             [](Cumulative* self, Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, Text dtype,
-                int threads) {
-                 new (self) Cumulative(std::move(x), axis, product, exclusive, reverse, element_type(dtype), threads);
-             },
-             "x"_a, "axis"_a, "product"_a, "exclusive"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](Cumulative* self, Dims x, std::int64_t axis, bool product, bool exclusive, bool reverse, Text dtype,
+               int threads) {
+                new (self) Cumulative(std::move(x), axis, product, exclusive, reverse, element_type(dtype), threads);
+            },
+            "x"_a, "axis"_a, "product"_a, "exclusive"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<LinearRecurrence, Kernel>(m, "LinearRecurrence")
-        .def("__init__",
-             [](LinearRecurrence* self, Dims a, std::int64_t axis, bool reverse, Text dtype, int threads) {
-                 new (self) LinearRecurrence(std::move(a), axis, reverse, element_type(dtype), threads);
-             },
-             "a"_a, "axis"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](LinearRecurrence* self, Dims a, std::int64_t axis, bool reverse, Text dtype, int threads) {
+                new (self) LinearRecurrence(std::move(a), axis, reverse, element_type(dtype), threads);
+            },
+            "a"_a, "axis"_a, "reverse"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

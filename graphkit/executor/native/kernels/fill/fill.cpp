@@ -211,34 +211,36 @@ void OneHot::run(const void* const* inputs, void* const* outputs, std::byte*) co
 }
 
 GRAPHKIT_BINDINGS(fill) {
-    nb::class_<Fill, Kernel>(m, "Fill")
-        .def("__init__",
-             [](Fill* self, Dims y, const nb::bytes& value, Text dtype, int threads) {
-                 new (self) Fill(std::move(y), bytes_of(value), element_type(dtype), threads);
-             },
-             "y"_a, "value"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<Fill, Kernel>(m, "Fill").def(
+        "__init__",
+        [](Fill* self, Dims y, const nb::bytes& value, Text dtype, int threads) {
+            new (self) Fill(std::move(y), bytes_of(value), element_type(dtype), threads);
+        },
+        "y"_a, "value"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<Range, Kernel>(m, "Range")
-        .def("__init__",
-             [](Range* self, const std::vector<Dims>& shapes, std::int64_t length, Text dtype, int threads) {
-                 new (self) Range(shapes, length, element_type(dtype), threads);
-             },
-             "shapes"_a, "length"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](Range* self, const std::vector<Dims>& shapes, std::int64_t length, Text dtype, int threads) {
+                new (self) Range(shapes, length, element_type(dtype), threads);
+            },
+            "shapes"_a, "length"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<EyeLike, Kernel>(m, "EyeLike")
-        .def("__init__",
-             [](EyeLike* self, Dims x, Text x_dtype, std::int64_t k, const nb::bytes& one, Text dtype, int threads) {
-                 new (self) EyeLike(std::move(x), element_type(x_dtype), k, bytes_of(one), element_type(dtype),
-                                    threads);
-             },
-             "x"_a, "x_dtype"_a, "k"_a, "one"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](EyeLike* self, Dims x, Text x_dtype, std::int64_t k, const nb::bytes& one, Text dtype, int threads) {
+                new (self) EyeLike(std::move(x), element_type(x_dtype), k, bytes_of(one), element_type(dtype), threads);
+            },
+            "x"_a, "x_dtype"_a, "k"_a, "one"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<OneHot, Kernel>(m, "OneHot")
-        .def("__init__",
-             [](OneHot* self, Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t axis, Text dtype,
-                Text index_dtype, Text depth_dtype, int threads) {
-                 new (self) OneHot(std::move(indices), std::move(depth_shape), depth, axis, element_type(dtype),
-                                   element_type(index_dtype), element_type(depth_dtype), threads);
-             },
-             "indices"_a, "depth_shape"_a, "depth"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64",
-             "depth_dtype"_a = "int64", "threads"_a = 0);
+        .def(
+            "__init__",
+            [](OneHot* self, Dims indices, Dims depth_shape, std::int64_t depth, std::int64_t axis, Text dtype,
+               Text index_dtype, Text depth_dtype, int threads) {
+                new (self) OneHot(std::move(indices), std::move(depth_shape), depth, axis, element_type(dtype),
+                                  element_type(index_dtype), element_type(depth_dtype), threads);
+            },
+            "indices"_a, "depth_shape"_a, "depth"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64",
+            "depth_dtype"_a = "int64", "threads"_a = 0);
 }
 
 }  // namespace graphkit

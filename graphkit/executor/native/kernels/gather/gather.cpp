@@ -66,9 +66,8 @@ void Gather::run(const void* const* inputs, void* const* outputs, std::byte*) co
     with_index(inputs_[1].type, [&](auto index) {
         const auto* indices = static_cast<const decltype(index)*>(inputs[1]);
         check_indices(*this, indices, taken, axis_, size);
-        copy_slices(threads(), x, y, around_.outer, taken, bytes, [=](std::int64_t outer, std::int64_t i) {
-            return outer * size + from_front(indices[i], size);
-        });
+        copy_slices(threads(), x, y, around_.outer, taken, bytes,
+                    [=](std::int64_t outer, std::int64_t i) { return outer * size + from_front(indices[i], size); });
     });
 }
 
@@ -135,32 +134,35 @@ void GatherND::run(const void* const* inputs, void* const* outputs, std::byte* s
     auto* slices = reinterpret_cast<std::int64_t*>(scratch);
     tuples_.resolve(*this, static_cast<const std::int64_t*>(inputs[1]), slices);
     const std::int64_t bytes = tuples_.slice * static_cast<std::int64_t>(size_of(inputs_[0].type));
-    copy_slices(threads(), static_cast<const std::byte*>(inputs[0]), static_cast<std::byte*>(outputs[0]),
-                1, tuples_.tuples, bytes, [=](std::int64_t, std::int64_t i) { return slices[i]; });
+    copy_slices(threads(), static_cast<const std::byte*>(inputs[0]), static_cast<std::byte*>(outputs[0]), 1,
+                tuples_.tuples, bytes, [=](std::int64_t, std::int64_t i) { return slices[i]; });
 }
 
 GRAPHKIT_BINDINGS(gather) {
     nb::class_<Gather, Kernel>(m, "Gather")
-        .def("__init__",
-             [](Gather* self, Dims x, Dims indices, std::int64_t axis, Text dtype, Text index_dtype, int threads) {
-                 new (self) Gather(std::move(x), std::move(indices), axis, element_type(dtype),
-                                   element_type(index_dtype), threads);
-             },
-             "x"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+        .def(
+            "__init__",
+            [](Gather* self, Dims x, Dims indices, std::int64_t axis, Text dtype, Text index_dtype, int threads) {
+                new (self) Gather(std::move(x), std::move(indices), axis, element_type(dtype),
+                                  element_type(index_dtype), threads);
+            },
+            "x"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
     nb::class_<GatherElements, Kernel>(m, "GatherElements")
-        .def("__init__",
-             [](GatherElements* self, Dims x, Dims indices, std::int64_t axis, Text dtype, Text index_dtype,
-                int threads) {
-                 new (self) GatherElements(std::move(x), std::move(indices), axis, element_type(dtype),
-                                           element_type(index_dtype), threads);
-             },
-             "x"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+        .def(
+            "__init__",
+            [](GatherElements* self, Dims x, Dims indices, std::int64_t axis, Text dtype, Text index_dtype,
+               int threads) {
+                new (self) GatherElements(std::move(x), std::move(indices), axis, element_type(dtype),
+                                          element_type(index_dtype), threads);
+            },
+            "x"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
     nb::class_<GatherND, Kernel>(m, "GatherND")
-        .def("__init__",
-             [](GatherND* self, Dims x, Dims indices, std::int64_t batch_dims, Text dtype, int threads) {
-                 new (self) GatherND(std::move(x), std::move(indices), batch_dims, element_type(dtype), threads);
-             },
-             "x"_a, "indices"_a, "batch_dims"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](GatherND* self, Dims x, Dims indices, std::int64_t batch_dims, Text dtype, int threads) {
+                new (self) GatherND(std::move(x), std::move(indices), batch_dims, element_type(dtype), threads);
+            },
+            "x"_a, "indices"_a, "batch_dims"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -51,12 +51,12 @@ void FiniteGuard::run(const void* const* inputs, void* const* outputs, std::byte
 
 GRAPHKIT_BINDINGS(guard) {
     nb::class_<FiniteGuard, Kernel>(m, "FiniteGuard")
-        .def("__init__",
-             [](FiniteGuard* self, Dims x, Text dtype, Dims token, Text token_dtype) {
-                 new (self) FiniteGuard(std::move(x), element_type(dtype), std::move(token),
-                                        element_type(token_dtype));
-             },
-             "x"_a, "dtype"_a, "token"_a, "token_dtype"_a);
+        .def(
+            "__init__",
+            [](FiniteGuard* self, Dims x, Text dtype, Dims token, Text token_dtype) {
+                new (self) FiniteGuard(std::move(x), element_type(dtype), std::move(token), element_type(token_dtype));
+            },
+            "x"_a, "dtype"_a, "token"_a, "token_dtype"_a);
 }
 
 }  // namespace graphkit

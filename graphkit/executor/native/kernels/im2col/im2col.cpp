@@ -32,8 +32,8 @@ struct BlockGeometry {
 class Im2Col final : public Kernel {
   public:
     Im2Col(bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
-            const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin, ElementType type,
-            int threads);
+           const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin, ElementType type,
+           int threads);
 
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
@@ -101,8 +101,8 @@ BlockGeometry::BlockGeometry(const Kernel& kernel, const Dims& given_image, cons
 }
 
 Im2Col::Im2Col(bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
-                 const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin,
-                 ElementType type, int threads)
+               const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin, ElementType type,
+               int threads)
     : Kernel(add ? "Col2Im" : "Im2Col", threads),
       add_(add),
       planes_(batch * channels),
@@ -180,11 +180,11 @@ GRAPHKIT_BINDINGS(im2col) {
     nb::class_<Im2Col, Kernel>(m, "Im2Col")
         .def(
             "__init__",
-            [](Im2Col* self, bool add, std::int64_t batch, std::int64_t channels, const Dims& image,
-               const Dims& block, const Dims& positions, const Dims& strides, const Dims& dilations,
-               const Dims& begin, const std::string& dtype, int threads) {
+            [](Im2Col* self, bool add, std::int64_t batch, std::int64_t channels, const Dims& image, const Dims& block,
+               const Dims& positions, const Dims& strides, const Dims& dilations, const Dims& begin,
+               const std::string& dtype, int threads) {
                 new (self) Im2Col(add, batch, channels, image, block, positions, strides, dilations, begin,
-                                   element_type(dtype), threads);
+                                  element_type(dtype), threads);
             },
             nb::kw_only(), "add"_a, "batch"_a, "channels"_a, "image"_a, "block"_a, "positions"_a, "strides"_a,
             "dilations"_a, "begin"_a, "dtype"_a, "threads"_a = 0);

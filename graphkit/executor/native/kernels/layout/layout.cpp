@@ -73,8 +73,8 @@ void ReverseSequence::run(const void* const* inputs, void* const* outputs, std::
     const std::int64_t steps = shape[batch_first_ ? 1 : 0];
     for (std::int64_t b = 0; b < batches; ++b) {
         if (lengths[b] < 0 || lengths[b] > steps) {
-            throw NativeError(describe() + ": length " + std::to_string(lengths[b]) + " of batch " +
-                              std::to_string(b) + " is outside [0, " + std::to_string(steps) + "]");
+            throw NativeError(describe() + ": length " + std::to_string(lengths[b]) + " of batch " + std::to_string(b) +
+                              " is outside [0, " + std::to_string(steps) + "]");
         }
     }
     const std::int64_t bytes =
@@ -85,31 +85,31 @@ void ReverseSequence::run(const void* const* inputs, void* const* outputs, std::
     const auto* x = static_cast<const std::byte*>(inputs[0]);
     auto* y = static_cast<std::byte*>(outputs[0]);
     if (batch_first_) {
-        copy_slices(threads(), x, y, batches, steps, bytes, [=](std::int64_t batch, std::int64_t step) {
-            return batch * steps + reversed(step, batch);
-        });
+        copy_slices(threads(), x, y, batches, steps, bytes,
+                    [=](std::int64_t batch, std::int64_t step) { return batch * steps + reversed(step, batch); });
     } else {
-        copy_slices(threads(), x, y, steps, batches, bytes, [=](std::int64_t step, std::int64_t batch) {
-            return reversed(step, batch) * batches + batch;
-        });
+        copy_slices(threads(), x, y, steps, batches, bytes,
+                    [=](std::int64_t step, std::int64_t batch) { return reversed(step, batch) * batches + batch; });
     }
 }
 
 GRAPHKIT_BINDINGS(layout) {
     nb::class_<StridedView, Kernel>(m, "StridedView", "y = x[offset + i . strides] for all i below sizes.")
-        .def("__init__",
-             [](StridedView* self, Text name, Dims x, Dims y, const Dims& sizes, const Dims& strides,
-                std::int64_t offset, Text dtype, int threads) {
-                 new (self) StridedView(name, std::move(x), std::move(y), sizes, strides, offset, element_type(dtype),
-                                        threads);
-             },
-             "name"_a, "x"_a, "y"_a, "sizes"_a, "strides"_a, "offset"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](StridedView* self, Text name, Dims x, Dims y, const Dims& sizes, const Dims& strides,
+               std::int64_t offset, Text dtype, int threads) {
+                new (self)
+                    StridedView(name, std::move(x), std::move(y), sizes, strides, offset, element_type(dtype), threads);
+            },
+            "name"_a, "x"_a, "y"_a, "sizes"_a, "strides"_a, "offset"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<ReverseSequence, Kernel>(m, "ReverseSequence")
-        .def("__init__",
-             [](ReverseSequence* self, Dims x, bool batch_first, Text dtype, int threads) {
-                 new (self) ReverseSequence(std::move(x), batch_first, element_type(dtype), threads);
-             },
-             "x"_a, "batch_first"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](ReverseSequence* self, Dims x, bool batch_first, Text dtype, int threads) {
+                new (self) ReverseSequence(std::move(x), batch_first, element_type(dtype), threads);
+            },
+            "x"_a, "batch_first"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

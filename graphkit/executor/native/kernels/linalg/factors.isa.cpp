@@ -99,6 +99,6 @@ bool cholesky(T* a, std::int64_t n) {
 }  // namespace
 
 GRAPHKIT_ISA_DEFINE(FactorTable, factor_table) = {{eliminate<float>, substitute<float>, cholesky<float>},
-                                  {eliminate<double>, substitute<double>, cholesky<double>}};
+                                                  {eliminate<double>, substitute<double>, cholesky<double>}};
 
 }  // namespace graphkit

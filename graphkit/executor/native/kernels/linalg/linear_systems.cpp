@@ -50,9 +50,7 @@ std::vector<std::int64_t> places(const Dims& batch, const Dims& given) {
 }  // namespace
 
 MatrixBatch::MatrixBatch(std::string name, const Dims& a, const Dims& b, ElementType type, int threads)
-    : Kernel(std::move(name), threads),
-      type_(type),
-      table_(&factor_table()) {
+    : Kernel(std::move(name), threads), type_(type), table_(&factor_table()) {
     if (a.size() < 2 || b.size() < 2 || a[a.size() - 1] != a[a.size() - 2]) {
         throw NativeError(this->name() + ": matrices " + to_string(a) + " and " + to_string(b));
     }
@@ -150,25 +148,25 @@ void Elimination::run_as(const void* const* inputs, void* const* outputs, std::b
     const auto* b = goal_ == Goal::solve ? static_cast<const T*>(inputs[1]) : nullptr;
     auto* y = static_cast<T*>(outputs[0]);
     const std::int64_t k = k_;
-    for_each_matrix<T>(
-        scratch, "a singular matrix", [&](T* memory, std::int64_t from, std::int64_t other, std::int64_t to) {
-            T* known = memory + n * n;
-            std::copy_n(a + from * n * n, n * n, memory);
-            if (b != nullptr) {
-                std::copy_n(b + other * n * k, n * k, known);
-            } else {
-                std::fill_n(known, n * n, T{0});
-                for (std::int64_t i = 0; i < n; ++i) {
-                    known[i * n + i] = 1;
-                }
-            }
-            const FactorFunctions<T>& f = functions<T>();
-            if (f.eliminate(memory, known, n, k) == 0 || !f.substitute(memory, known, n, k, false)) {
-                return false;
-            }
-            std::copy_n(known, n * k, y + to * n * k);
-            return true;
-        });
+    for_each_matrix<T>(scratch, "a singular matrix",
+                       [&](T* memory, std::int64_t from, std::int64_t other, std::int64_t to) {
+                           T* known = memory + n * n;
+                           std::copy_n(a + from * n * n, n * n, memory);
+                           if (b != nullptr) {
+                               std::copy_n(b + other * n * k, n * k, known);
+                           } else {
+                               std::fill_n(known, n * n, T{0});
+                               for (std::int64_t i = 0; i < n; ++i) {
+                                   known[i * n + i] = 1;
+                               }
+                           }
+                           const FactorFunctions<T>& f = functions<T>();
+                           if (f.eliminate(memory, known, n, k) == 0 || !f.substitute(memory, known, n, k, false)) {
+                               return false;
+                           }
+                           std::copy_n(known, n * k, y + to * n * k);
+                           return true;
+                       });
 }
 
 void Elimination::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {

@@ -263,8 +263,7 @@ ClassLoss::ClassLoss(const Dims& scores, const std::string& type, const std::str
     outputs_ = {{"loss", geometry_.reduction == LossReduction::none ? labels : Dims{}, type_, true}};
     if (softmax) {
         outputs_.push_back({"log_prob", scores, type_, true});
-        with_float_type(type_,
-                        [&]<typename T>() { normaliser_ = std::make_unique<TypedNormaliser<T>>(geometry_); });
+        with_float_type(type_, [&]<typename T>() { normaliser_ = std::make_unique<TypedNormaliser<T>>(geometry_); });
     }
 }
 
@@ -425,8 +424,7 @@ SoftmaxCrossEntropyWithGrad::SoftmaxCrossEntropyWithGrad(const Dims& scores, con
 }
 
 std::size_t SoftmaxCrossEntropyWithGrad::scratch_bytes() const {
-    return 4 * Labels::bytes(geometry_) +
-           static_cast<std::size_t>(std::max(threads(), 1)) * row_bytes();
+    return 4 * Labels::bytes(geometry_) + static_cast<std::size_t>(std::max(threads(), 1)) * row_bytes();
 }
 
 // Of the wide elements of a row: of what is no output.

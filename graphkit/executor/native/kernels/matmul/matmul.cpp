@@ -269,15 +269,15 @@ GRAPHKIT_BINDINGS(matmul, "epilogue") {
                bool deterministic, const std::string& dtype, int threads) {
                 const ElementType type = element_type(dtype);
                 const auto make = [=](const Epilogue& end, bool may_pack) {
-                    const MatMulOptions options{transpose_a, transpose_b, bias, alpha,              beta,
-                                                type,        end,         pack_b && may_pack, deterministic};
+                    const MatMulOptions options{transpose_a, transpose_b,        bias,         alpha, beta, type,
+                                                end,         pack_b && may_pack, deterministic};
                     return std::make_unique<MatMul>(a, b, options, threads);
                 };
                 new (self) Watched<MatMul>(make, last);
             },
             "a"_a, "b"_a, nb::kw_only(), "transpose_a"_a = false, "transpose_b"_a = false, "bias"_a = nb::none(),
-            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false,
-            "deterministic"_a = false, "dtype"_a = "float32", "threads"_a = 0, NoGil());
+            "alpha"_a = 1.0F, "beta"_a = 1.0F, "epilogue"_a = Epilogue{}, "pack_b"_a = false, "deterministic"_a = false,
+            "dtype"_a = "float32", "threads"_a = 0, NoGil());
 }
 
 }  // namespace graphkit

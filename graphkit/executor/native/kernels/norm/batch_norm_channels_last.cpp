@@ -67,18 +67,21 @@ void sum_rows(const NormPartition& p, int threads, std::byte* scratch, AddBlock&
         });
     });
     const double cost = 0.5 * static_cast<double>(p.parts);
-    parallel_for(threads, p.channels, cost, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t part = 1; part < p.parts; ++part) {
-            for (const std::int64_t half : {std::int64_t{0}, width / 2}) {
-                for (std::int64_t c = half + begin; c < half + end; ++c) {
-                    totals[c] += totals[part * width + c];
+    parallel_for(
+        threads, p.channels, cost,
+        [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t part = 1; part < p.parts; ++part) {
+                for (const std::int64_t half : {std::int64_t{0}, width / 2}) {
+                    for (std::int64_t c = half + begin; c < half + end; ++c) {
+                        totals[c] += totals[part * width + c];
+                    }
                 }
             }
-        }
-        for (std::int64_t c = begin; c < end; ++c) {
-            finish(c, totals[c], totals[width / 2 + c]);
-        }
-    }, 16);
+            for (std::int64_t c = begin; c < end; ++c) {
+                finish(c, totals[c], totals[width / 2 + c]);
+            }
+        },
+        16);
 }
 
 std::size_t vectors(std::int64_t number, std::int64_t channels) {

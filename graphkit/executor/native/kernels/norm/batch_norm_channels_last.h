@@ -32,8 +32,8 @@ struct BatchNormFunctions {
                         float* squares);
     // y = (x - mean) * factor + bias + residual, limited.
     void (*normalise)(const NormRows& block, const float* residual, float low, float high, float* y);
-    // g = (dy + addend) where the mask passes; sums += g and dots += g * (x - mean). `y`, where it is there, is what the
-    // mask looks at. g is written where there is a place for it.
+    // g = (dy + addend) where the mask passes; sums += g and dots += g * (x - mean). `y`, where it is there, is what
+    // the mask looks at. g is written where there is a place for it.
     void (*add_gradients)(const NormRows& block, const float* dy, const float* addend, const float* y,
                           const NormMask& mask, float* g, float* sums, float* dots);
     // dx = a * g + b * (x - mean) + c, with g as above.

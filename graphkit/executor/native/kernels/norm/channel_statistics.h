@@ -3,9 +3,9 @@
 
 #include <cmath>
 
+#include "kernels/norm/norm.h"
 #include "primitives/float_type.h"
 #include "primitives/reduction_table.h"
-#include "kernels/norm/norm.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -29,7 +29,7 @@ void for_each_channel_group(const ChannelGeometry& g, int threads, double elemen
 // out[i] = the reduction of x over all of channel first + i, for a group of channels.
 template <typename T>
 void reduce_channels(const ChannelGeometry& g, Reduction reduction, const T* x, std::int64_t first, std::int64_t count,
-                   const Wide<T>* shift, Wide<T>* out) {
+                     const Wide<T>* shift, Wide<T>* out) {
     const ReductionFunctions<T>& functions = reduction_table().reduction<T>(reduction);
     if (g.inner == 1 && g.images > 0) {
         functions.columns(x + first, g.images, g.channels, count, shift, out);

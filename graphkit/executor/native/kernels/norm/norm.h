@@ -6,8 +6,8 @@
 
 #include <optional>
 
-#include "runtime/kernel.h"
 #include "primitives/row_table.h"
+#include "runtime/kernel.h"
 
 namespace graphkit {
 

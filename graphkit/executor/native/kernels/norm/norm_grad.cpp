@@ -178,8 +178,9 @@ void LayerNormGrad::run_as(const void* const* inputs, void* const* outputs, std:
             return;
         }
         for (std::int64_t at = 0; at < size_; at += kReductionTile) {
-            reduction_table().reduction<W>(Reduction::sum).columns(from + at, chunks_, size_, std::min(kReductionTile, size_ - at), nullptr,
-                                                    total + at);
+            reduction_table()
+                .reduction<W>(Reduction::sum)
+                .columns(from + at, chunks_, size_, std::min(kReductionTile, size_ - at), nullptr, total + at);
         }
         store_total<T>(total, total + size_, to);
     };

@@ -45,11 +45,12 @@ void Pad::run(const void* const* inputs, void* const* outputs, std::byte*) const
 GRAPHKIT_BINDINGS(pad) {
     nb::class_<Pad, Kernel>(m, "Pad",
                             "maps: for each axis the positions copied, -1 for the fill value; None: the axis as it is.")
-        .def("__init__",
-             [](Pad* self, Dims x, const Maps& maps, Dims pads, OptionalDims value, Text dtype, int threads) {
-                 new (self) Pad(std::move(x), maps, std::move(pads), std::move(value), element_type(dtype), threads);
-             },
-             "x"_a, "maps"_a, "pads"_a, "value"_a.none(), "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](Pad* self, Dims x, const Maps& maps, Dims pads, OptionalDims value, Text dtype, int threads) {
+                new (self) Pad(std::move(x), maps, std::move(pads), std::move(value), element_type(dtype), threads);
+            },
+            "x"_a, "maps"_a, "pads"_a, "value"_a.none(), "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -107,8 +107,8 @@ Pointwise::Pointwise(PointwiseSource source, int threads)
 
     const std::size_t places = static_cast<std::size_t>(steps_.places());
     const auto staged = static_cast<std::size_t>(steps_.inputs + steps_.outputs);
-    part_bytes_ = static_cast<std::size_t>(
-        round_up(static_cast<std::int64_t>(places * sizeof(BlockOperand) + source_.inputs.size() * sizeof(void*)), kLine));
+    part_bytes_ = static_cast<std::size_t>(round_up(
+        static_cast<std::int64_t>(places * sizeof(BlockOperand) + source_.inputs.size() * sizeof(void*)), kLine));
     part_bytes_ += static_cast<std::size_t>(steps_.singles) * kSingleBytes;
     part_bytes_ += staged * static_cast<std::size_t>(granule_) * 8;
     part_bytes_ += static_cast<std::size_t>(steps_.registers) * static_cast<std::size_t>(block_ * widest);
@@ -125,8 +125,8 @@ class Pointwise::Walk {
                                                      static_cast<std::size_t>(steps_.inputs) * sizeof(void*));
         memory += round_up(table, kLine);
         for (int i = 0; i < steps_.constants; ++i) {
-            places_[steps_.constant_place(i)] = {
-                kernel.constants_.data() + static_cast<std::size_t>(i) * kSingleBytes, 0};
+            places_[steps_.constant_place(i)] = {kernel.constants_.data() + static_cast<std::size_t>(i) * kSingleBytes,
+                                                 0};
         }
         for (int i = 0; i < steps_.singles; ++i) {
             places_[steps_.single_place(i)] = {memory, 0};

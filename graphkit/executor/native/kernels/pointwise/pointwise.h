@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/kernel.h"
 #include "kernels/pointwise/pointwise_layout.h"
 #include "kernels/pointwise/pointwise_steps.h"
 #include "kernels/pointwise/pointwise_table.h"
+#include "runtime/kernel.h"
 
 namespace graphkit {
 

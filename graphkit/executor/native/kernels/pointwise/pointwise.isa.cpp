@@ -1,6 +1,6 @@
 // The block functions of the pointwise machine (see pointwise_table.h), for the instruction set of a translation unit.
-#include "kernels/pointwise/pointwise_table.h"
 #include "kernels/pointwise/pointwise_functions.h"
+#include "kernels/pointwise/pointwise_table.h"
 
 namespace graphkit {
 namespace {
@@ -17,7 +17,7 @@ inline T* data(std::byte* y) {
 
 // `Size` elements from memory.
 template <typename T, std::int64_t Size>
-using Lanes = typename VectorOf<T, static_cast<int>(Size * static_cast<std::int64_t>(sizeof(T)))>::type;
+using Lanes = typename VectorOf<T, static_cast<int>(static_cast<std::int64_t>(sizeof(T)) * Size)>::type;
 
 template <typename V, typename T>
 inline V load_lanes(const T* from) {
@@ -156,7 +156,8 @@ void cast(std::byte* y, const BlockOperand* x, std::int64_t count) {
             const auto low = __builtin_convertvector(v >= kHalf ? v - kHalf : v, Wide);
             result = __builtin_convertvector(low ^ (is_large & std::numeric_limits<std::int64_t>::min()), Target);
         } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To> && sizeof(To) < 8) {
-            using Between = Lanes<std::conditional_t<std::is_same_v<To, std::uint32_t>, std::int64_t, std::int32_t>, kStep>;
+            using Between =
+                Lanes<std::conditional_t<std::is_same_v<To, std::uint32_t>, std::int64_t, std::int32_t>, kStep>;
             result = __builtin_convertvector(__builtin_convertvector(v, Between), Target);
         } else {
             result = __builtin_convertvector(v, Target);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/pointwise/pointwise_table.h"
 #include "simd/half_convert.h"
 #include "simd/math.h"
 

@@ -218,8 +218,8 @@ class Compiler {
         }
         const ElementType result = is_comparison(opcode) ? ElementType::boolean : type;
         const double scale = static_cast<double>(size_of(type)) / 4;
-        const int number = emit(table_.functions[static_cast<std::size_t>(opcode)][index(type)], result, x,
-                                info.nanoseconds * scale);
+        const int number =
+            emit(table_.functions[static_cast<std::size_t>(opcode)][index(type)], result, x, info.nanoseconds * scale);
         drafts_.back().step.exact = may_divide_by_zero(opcode, type != ElementType::f32 && type != ElementType::f64);
         return number;
     }
@@ -328,9 +328,8 @@ class Compiler {
             std::int64_t last_read = -1;
             for (std::int64_t at = 0; at < count; ++at) {
                 const Draft& draft = drafts_[static_cast<std::size_t>(at)];
-                const bool reads = draft.step.input == i || std::any_of(draft.x.begin(), draft.x.end(), [&](int x) {
-                                       return value(x).place == i;
-                                   });
+                const bool reads = draft.step.input == i || std::any_of(draft.x.begin(), draft.x.end(),
+                                                                        [&](int x) { return value(x).place == i; });
                 last_read = reads ? at : last_read;
             }
             for (int o = 0; o < steps_.outputs; ++o) {
@@ -351,7 +350,7 @@ class Compiler {
 
     int place_of(int i) {
         const Value& found = value(i);
-        return found.place != kNowhere   ? found.place
+        return found.place != kNowhere    ? found.place
                : found.single != kNowhere ? steps_.single_place(found.single)
                                           : steps_.register_place(found.reg);
     }

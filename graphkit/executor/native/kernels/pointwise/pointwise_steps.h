@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "runtime/kernel.h"
 #include "kernels/pointwise/pointwise_layout.h"
 #include "kernels/pointwise/pointwise_table.h"
+#include "runtime/kernel.h"
 
 namespace graphkit {
 

@@ -13,6 +13,7 @@ namespace graphkit {
 // X(name, operands, nanoseconds for one element on one thread with wide vectors).
 // The element type of an instruction is that of its first operand (of select: the second). Its result has the same
 // type, a boolean for the comparisons.
+// clang-format off
 #define GRAPHKIT_POINTWISE_OPCODES(X)                                                                       \
     X(copy, 1, 0.02)                                                                                        \
     X(add, 2, 0.03) X(sub, 2, 0.03) X(mul, 2, 0.03)                                                         \
@@ -35,6 +36,7 @@ namespace graphkit {
     X(tan, 1, 10.0) X(asin, 1, 10.0) X(acos, 1, 10.0) X(atan, 1, 10.0)                                      \
     X(sinh, 1, 10.0) X(cosh, 1, 10.0) X(asinh, 1, 10.0) X(acosh, 1, 10.0) X(atanh, 1, 10.0)                 \
     X(round_float16, 1, 0.1) X(round_bfloat16, 1, 0.1) /* a float as that type would hold it */
+// clang-format on
 
 enum class Opcode : std::uint8_t {
 #define GRAPHKIT_OPCODE(name, operands, cost) name,

@@ -113,9 +113,7 @@ Dims channels_behind(const Dims& dims) {
 }  // namespace
 
 ChannelsLastPool::ChannelsLastPool(Dims x, Dims y, const PoolWindow& window, PoolMode mode, int threads)
-    : Kernel("ChannelsLastPool", threads),
-      mode_(mode),
-      functions_(pool_functions()) {
+    : Kernel("ChannelsLastPool", threads), mode_(mode), functions_(pool_functions()) {
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y}};
     geometry_ = pool_geometry(*this, x, y, window);
@@ -181,7 +179,7 @@ GRAPHKIT_BINDINGS(pool_channels_last, "pool") {
             "__init__",
             [](ChannelsLastPool* self, Dims x, Dims y, const PoolWindow& window, bool maximum, bool include_pad,
                int threads) {
-                const auto mode = maximum      ? PoolMode::maximum
+                const auto mode = maximum       ? PoolMode::maximum
                                   : include_pad ? PoolMode::mean_with_padding
                                                 : PoolMode::mean;
                 new (self) ChannelsLastPool(std::move(x), std::move(y), window, mode, threads);

@@ -16,8 +16,8 @@ struct PoolSource {
 };
 
 struct PoolGradientFunctions {
-    // y = the maxima of `count` rows of channels at x + offsets[i]; chosen = numbers[i] of the first maximum. Either may
-    // be null, and is left out.
+    // y = the maxima of `count` rows of channels at x + offsets[i]; chosen = numbers[i] of the first maximum. Either
+    // may be null, and is left out.
     void (*maximum)(const float* x, const std::int64_t* offsets, const std::int32_t* numbers, std::int64_t count,
                     std::int64_t channels, float* y, std::uint8_t* chosen);
     // dx = the sum of dy over the sources where chosen is the source's tap.

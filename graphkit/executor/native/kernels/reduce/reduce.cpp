@@ -43,8 +43,8 @@ namespace {
 
 enum class Op : std::uint8_t { sum, mean, largest, smallest, product, l1, l2, sum_square, log_sum, log_sum_exp };
 
-constexpr std::array<const char*, 10> kOps{"Sum", "Mean",      "Max",    "Min", "Prod",
-                                           "L1",  "L2", "SumSquare", "LogSum", "LogSumExp"};
+constexpr std::array<const char*, 10> kOps{"Sum", "Mean", "Max",       "Min",    "Prod",
+                                           "L1",  "L2",   "SumSquare", "LogSum", "LogSumExp"};
 
 Op op_of(const std::string& name) {
     const auto found = std::find(kOps.begin(), kOps.end(), name);

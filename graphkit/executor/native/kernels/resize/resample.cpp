@@ -86,7 +86,8 @@ std::int64_t common_taps(const AxisTaps& a) {
         longest = std::max(longest, a.starts[i + 1] - a.starts[i]);
     }
     const auto number = static_cast<std::int64_t>(a.sources.size());
-    return longest * a.resized() <= kMostPadding * number ? longest : number / std::max<std::int64_t>(a.resized(), 1) + 1;
+    return longest * a.resized() <= kMostPadding * number ? longest
+                                                          : number / std::max<std::int64_t>(a.resized(), 1) + 1;
 }
 
 }  // namespace
@@ -120,8 +121,8 @@ Resample::Resample(std::string name, Dims x, std::vector<AxisTaps> axes, double 
     // Shrinking first and growing last leaves the least to do; so does beginning with the last axis, whose elements are
     // picked one by one.
     const auto growth = [&](const AxisTaps& a) {
-        return static_cast<double>(a.resized()) / static_cast<double>(std::max<std::int64_t>(
-                                                    x[static_cast<std::size_t>(a.axis)], 1));
+        return static_cast<double>(a.resized()) /
+               static_cast<double>(std::max<std::int64_t>(x[static_cast<std::size_t>(a.axis)], 1));
     };
     std::sort(axes.begin(), axes.end(), [&](const AxisTaps& a, const AxisTaps& b) {
         return growth(a) != growth(b) ? growth(a) < growth(b) : a.axis > b.axis;
@@ -284,7 +285,8 @@ void Resample::run_in(const void* x, void* y, std::byte* scratch) const {
                 }
             };
             const double work = static_cast<double>(planes_ * (plane_in_ + plane_out_) *
-                                                    static_cast<std::int64_t>(passes_.size() + 1)) * 0.5;
+                                                    static_cast<std::int64_t>(passes_.size() + 1)) *
+                                0.5;
             if (slots_ == 1 || threads_for(slots_, work) == 1) {
                 planes(slots_ == 1 ? threads() : 1, 0, planes_, 0);
             } else {
@@ -345,7 +347,8 @@ void Resample::run_pass(int threads, const Pass& pass, const C* x, C* y) const {
     }
     const C* weights = pass.row_weights.data<C>();
     const auto rows = static_cast<std::int64_t>(pass.rows.size());
-    const double taps = static_cast<double>(pass.row_sources.size()) / static_cast<double>(std::max<std::int64_t>(rows, 1));
+    const double taps =
+        static_cast<double>(pass.row_sources.size()) / static_cast<double>(std::max<std::int64_t>(rows, 1));
     const double cost = static_cast<double>(pass.inner) * taps * 0.2 + 5;
     parallel_for(threads, pass.outer * rows, cost, [&](std::int64_t begin, std::int64_t end) {
         const C* read[kMaxTaps];
@@ -359,7 +362,7 @@ void Resample::run_pass(int threads, const Pass& pass, const C* x, C* y) const {
                 for (std::int64_t t = 0; t < taken; ++t) {
                     read[t] = base + pass.row_sources[static_cast<std::size_t>(k + t)] * pass.inner;
                 }
-                rows_of<C>(*table_)(read, weights + k, static_cast<int>(taken), result, pass.inner);
+                rows_of<C> (*table_)(read, weights + k, static_cast<int>(taken), result, pass.inner);
                 k += taken;
             }
             for (; k < pass.row_starts[at + 1]; ++k) {
@@ -382,7 +385,7 @@ void Resample::sum_elements(const Pass& pass, const C* x, const C* weights, C* y
             return;
         }
     }
-    row_of<C>(*table_)(x, pass.sources.data(), weights, pass.taps, y, size);
+    row_of<C> (*table_)(x, pass.sources.data(), weights, pass.taps, y, size);
 }
 
 template <typename C>
@@ -440,19 +443,20 @@ std::vector<T> elements_of(const nb::bytes& value) {
 }  // namespace
 
 GRAPHKIT_BINDINGS(resample) {
-    nb::class_<Resample, Kernel>(m, "Resample",
-                                 "Weighted sums along axes, each (axis, starts, sources, weights, outside), arrays as bytes.")
-        .def("__init__",
-             [](Resample* self, Text name, Dims x, const std::vector<TapsTuple>& axes, double fill, bool round,
-                Text dtype, int threads) {
-                 std::vector<AxisTaps> taps;
-                 for (const auto& [axis, starts, sources, weights, outside] : axes) {
-                     taps.push_back({axis, elements_of<std::int64_t>(starts), elements_of<std::int32_t>(sources),
-                                     elements_of<double>(weights), elements_of<std::uint8_t>(outside)});
-                 }
-                 new (self) Resample(name, std::move(x), std::move(taps), fill, round, element_type(dtype), threads);
-             },
-             "name"_a, "x"_a, "axes"_a, "fill"_a, "round"_a, "dtype"_a, "threads"_a = 0);
+    nb::class_<Resample, Kernel>(
+        m, "Resample", "Weighted sums along axes, each (axis, starts, sources, weights, outside), arrays as bytes.")
+        .def(
+            "__init__",
+            [](Resample* self, Text name, Dims x, const std::vector<TapsTuple>& axes, double fill, bool round,
+               Text dtype, int threads) {
+                std::vector<AxisTaps> taps;
+                for (const auto& [axis, starts, sources, weights, outside] : axes) {
+                    taps.push_back({axis, elements_of<std::int64_t>(starts), elements_of<std::int32_t>(sources),
+                                    elements_of<double>(weights), elements_of<std::uint8_t>(outside)});
+                }
+                new (self) Resample(name, std::move(x), std::move(taps), fill, round, element_type(dtype), threads);
+            },
+            "name"_a, "x"_a, "axes"_a, "fill"_a, "round"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -15,8 +15,7 @@ struct ResampleTable {
     using Rows = void (*)(const T* const* rows, const T* weights, int taps, T* y, std::int64_t size);
     // y[i] = sum over t of weights[t * size + i] * x[sources[t * size + i]], i < size.
     template <typename T>
-    using Row = void (*)(const T* x, const std::int32_t* sources, const T* weights, int taps, T* y,
-                         std::int64_t size);
+    using Row = void (*)(const T* x, const std::int32_t* sources, const T* weights, int taps, T* y, std::int64_t size);
 
     // The same, where the sources of every `lanes` neighbours lie within 2 * lanes elements of x: a window, which
     // begins at starts[i / lanes], in registers. `places` are the sources counted from there. lanes 0: not offered.
@@ -65,9 +64,10 @@ class Resample final : public Kernel {
         const C* data() const;
     };
 
-    // A pass over a plane, seen as [outer, size, inner]. Where rows of `inner` elements are long, all of `rows` are sums
-    // of such rows. Short ones are summed element by element: as many taps for each element, in `sources` and `weights`
-    // for rows of resized * inner elements, and in `rows` what the few elements with more taps have beyond those.
+    // A pass over a plane, seen as [outer, size, inner]. Where rows of `inner` elements are long, all of `rows` are
+    // sums of such rows. Short ones are summed element by element: as many taps for each element, in `sources` and
+    // `weights` for rows of resized * inner elements, and in `rows` what the few elements with more taps have beyond
+    // those.
     struct Pass {
         std::int64_t outer = 1;
         std::int64_t size = 1;

@@ -103,7 +103,7 @@ constexpr ResampleTable::Windowed sum_windows = nullptr;
 
 }  // namespace
 
-GRAPHKIT_ISA_DEFINE(ResampleTable, resample_table) = {sum_rows<float>,  sum_row<float>, sum_rows<double>,
-                                      sum_row<double>, kWindowLanes,   sum_windows};
+GRAPHKIT_ISA_DEFINE(ResampleTable, resample_table) = {sum_rows<float>, sum_row<float>, sum_rows<double>,
+                                                      sum_row<double>, kWindowLanes,   sum_windows};
 
 }  // namespace graphkit

@@ -37,11 +37,12 @@ void ResizeNearest::run(const void* const* inputs, void* const* outputs, std::by
 
 GRAPHKIT_BINDINGS(resize_nearest) {
     nb::class_<ResizeNearest, Kernel>(m, "ResizeNearest", "maps as Pad's; fill: the bytes of an element.")
-        .def("__init__",
-             [](ResizeNearest* self, Dims x, const Maps& maps, const nb::bytes& fill, Text dtype, int threads) {
-                 new (self) ResizeNearest(std::move(x), maps, bytes_of(fill), element_type(dtype), threads);
-             },
-             "x"_a, "maps"_a, "fill"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](ResizeNearest* self, Dims x, const Maps& maps, const nb::bytes& fill, Text dtype, int threads) {
+                new (self) ResizeNearest(std::move(x), maps, bytes_of(fill), element_type(dtype), threads);
+            },
+            "x"_a, "maps"_a, "fill"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -1,8 +1,8 @@
 // The activation functions of recurrent cells, on vectors of floats: tanh and sigmoid within 2 ulp of their range.
 #pragma once
 
-#include "simd/exp.h"
 #include "kernels/rnn/recurrent_table.h"
+#include "simd/exp.h"
 
 namespace graphkit {
 namespace {

@@ -99,14 +99,14 @@ Recurrent::Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden
 RecurrenceSharing Recurrent::choose_sharing() const {
     const auto number = [](std::int64_t value) { return static_cast<double>(value); };
     return share_recurrence({.steps = steps_,
-                       .batch = batch_,
-                       .groups = groups(),
-                       .lanes = table_.lanes,
-                       .phases = kind_ == CellKind::gru_gates ? 2 : 1,
-                       .step_elements = number(directions_ * gates_ * hidden_ * hidden_),
-                       .once_elements = number(directions_ * gates_ * hidden_ * features_),
-                       .once_passes = number((steps_ + chunk_ - 1) / chunk_)},
-                      threads());
+                             .batch = batch_,
+                             .groups = groups(),
+                             .lanes = table_.lanes,
+                             .phases = kind_ == CellKind::gru_gates ? 2 : 1,
+                             .step_elements = number(directions_ * gates_ * hidden_ * hidden_),
+                             .once_elements = number(directions_ * gates_ * hidden_ * features_),
+                             .once_passes = number((steps_ + chunk_ - 1) / chunk_)},
+                            threads());
 }
 
 std::size_t Recurrent::reserve(std::int64_t floats) {
@@ -219,7 +219,9 @@ Recurrent::Part Recurrent::part_of(int chunk) const {
         return {0, items(), batch_ * chunk / sharing_.chunks, batch_ * (chunk + 1) / sharing_.chunks};
     }
     const std::int64_t group = std::max<std::int64_t>(kLine / table_.lanes, 1);
-    const auto border = [&](std::int64_t number) { return std::min(groups() * number / sharing_.chunks * group, items()); };
+    const auto border = [&](std::int64_t number) {
+        return std::min(groups() * number / sharing_.chunks * group, items());
+    };
     return {border(chunk), border(chunk + 1), 0, batch_};
 }
 
@@ -229,7 +231,8 @@ void Recurrent::prepare(const Run& run, int chunk) const {
     const std::int64_t columns = gates_ * hidden_;
     const float* bias = run.in(kB);
     const float* peepholes = has_cell_ ? run.in(kPeepholes) : nullptr;
-    for (std::int64_t item = items() * chunk / sharing_.chunks; item < items() * (chunk + 1) / sharing_.chunks; ++item) {
+    for (std::int64_t item = items() * chunk / sharing_.chunks; item < items() * (chunk + 1) / sharing_.chunks;
+         ++item) {
         for (const int input : {kW, kR}) {
             if (!packed_[input - 1]) {
                 pack_item(input, item, static_cast<const float*>(run.inputs[input]), run.at(panels_at_[input - 1]));
@@ -340,7 +343,8 @@ void Recurrent::step(const Run& run, const Part& part, std::int64_t number, Cell
             .kind = kind,
             .input_forget = input_forget_,
             .split = batch_ * vectors < 8 ? kMaxSplit : 1,
-            .functions = {layer_.functions[direction][0], layer_.functions[direction][1], layer_.functions[direction][2]},
+            .functions = {layer_.functions[direction][0], layer_.functions[direction][1],
+                          layer_.functions[direction][2]},
             .clip = clip_,
             .begin = part.batch_begin,
             .end = part.batch_end,
@@ -350,7 +354,8 @@ void Recurrent::step(const Run& run, const Part& part, std::int64_t number, Cell
             .projected = run.at(projected_at_) + (item * chunk_ + number % chunk_) * batch_ * gates_ * lanes,
             .projected_step = gates_ * lanes,
             .bias = run.at(recurrent_bias_at_) + item * lanes,
-            .peepholes = has_cell_ && run.in(kPeepholes) != nullptr ? run.at(peepholes_at_) + item * 3 * lanes : nullptr,
+            .peepholes =
+                has_cell_ && run.in(kPeepholes) != nullptr ? run.at(peepholes_at_) + item * 3 * lanes : nullptr,
             .state_step = padded_,
             .h = h + column,
             .h_next = run.at(h_at_[(number + 1) % 2]) + state + column,

@@ -4,24 +4,26 @@
 #include <string>
 #include <vector>
 
-#include "runtime/kernel.h"
 #include "kernels/rnn/recurrent_options.h"
 #include "kernels/rnn/recurrent_sharing.h"
+#include "runtime/kernel.h"
 
 namespace graphkit {
 
-// Inputs x, w, r, b, sequence_lens, initial_h, (initial_c, p); outputs y, y_h, (y_c): as ONNX has them. With `saves` also
-// those that RecurrentGrad reads, h_before and c_before [D, T, N, H] and gates [D, T, N, gates * H]: what activations take,
-// without peepholes and before clipping; with linear_before_reset there is a fourth, R h + Rb of the last gate.
+// Inputs x, w, r, b, sequence_lens, initial_h, (initial_c, p); outputs y, y_h, (y_c): as ONNX has them. With `saves`
+// also those that RecurrentGrad reads, h_before and c_before [D, T, N, H] and gates [D, T, N, gates * H]: what
+// activations take, without peepholes and before clipping; with linear_before_reset there is a fourth, R h + Rb of the
+// last gate.
 //
 // The whole layer is one parallel region (see lockstep.h). Either chunks of the work are sequences, each run from its
 // first step to its last; or they are blocks of hidden units, and all threads meet after each step. The input's product
-// with w is computed for some steps at a time, in the layout in which its readers find it. Sums do not depend on how the
-// work is shared: any number of threads gives the same bits.
+// with w is computed for some steps at a time, in the layout in which its readers find it. Sums do not depend on how
+// the work is shared: any number of threads gives the same bits.
 class Recurrent final : public Kernel {
   public:
     // kind: "RNN", "GRU", "LSTM"; x as given. Throws NativeError for shapes or options that are none.
-    Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden, const RecurrentOptions& options, int threads);
+    Recurrent(const std::string& kind, const Dims& x, std::int64_t hidden, const RecurrentOptions& options,
+              int threads);
 
     std::size_t scratch_bytes() const override { return scratch_bytes_; }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
@@ -61,7 +63,7 @@ class Recurrent final : public Kernel {
     std::int64_t directions_;
     std::int64_t blocks_ = 0;  // of hidden units, one vector each
     std::int64_t padded_ = 0;  // hidden units with those that fill whole cache lines
-    std::int64_t chunk_ = 0;   // steps whose input products are computed at a time
+    std::int64_t chunk_ = 0;  // steps whose input products are computed at a time
     CellKind kind_;
     bool batch_first_;
     bool has_cell_;

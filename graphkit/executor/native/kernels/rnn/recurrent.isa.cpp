@@ -71,7 +71,6 @@ constexpr int products(CellKind kind) {
     return 1;
 }
 
-
 // What a product with h is added to: the input's part of the gates, except where the last gate of a GRU has its own.
 template <CellKind Kind>
 inline Floats start(const CellBlock& b, const float* projected, int v) {
@@ -85,8 +84,7 @@ inline Floats start(const CellBlock& b, const float* projected, int v) {
 
 // The new h of sequence r from its gates; c is updated on the way.
 template <CellKind Kind>
-inline Floats cell(const CellBlock& b, std::int64_t r, const float* projected,
-                   const Floats (&gates)[products(Kind)]) {
+inline Floats cell(const CellBlock& b, std::int64_t r, const float* projected, const Floats (&gates)[products(Kind)]) {
     const auto& [f, g, output] = b.functions;
     const std::int64_t at = r * b.state_step;
     if constexpr (Kind == CellKind::rnn) {

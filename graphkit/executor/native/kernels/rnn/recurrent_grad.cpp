@@ -25,8 +25,8 @@ namespace {
 // The work is shared as in Recurrent: any number of threads gives the same bits.
 class RecurrentGrad final : public Kernel {
   public:
-    // `reads_gates`, `reads_other`: whether somebody reads d_gates and `other`; else they are working memory where the recurrence
-    // needs them. Throws NativeError for shapes or options that are none.
+    // `reads_gates`, `reads_other`: whether somebody reads d_gates and `other`; else they are working memory where the
+    // recurrence needs them. Throws NativeError for shapes or options that are none.
     RecurrentGrad(const std::string& kind, std::int64_t steps, std::int64_t batch, std::int64_t hidden,
                   const RecurrentOptions& options, bool reads_gates, bool reads_other, int threads);
 
@@ -136,14 +136,14 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
     const std::int64_t single_blocks = (hidden + table_.lanes - 1) / table_.lanes;
     const auto matrix = static_cast<double>(directions * layer_.gates * hidden * hidden);
     sharing_ = share_recurrence({.steps = steps_,
-                           .batch = batch_,
-                           .groups = (directions * single_blocks * table_.lanes + kLine - 1) / kLine,
-                           .lanes = table_.lanes,
-                           .phases = layer_.kind == CellKind::gru_gates ? 2 : 1,
-                           .step_elements = matrix,
-                           .once_elements = 0,
-                           .once_passes = 1},
-                          this->threads());
+                                 .batch = batch_,
+                                 .groups = (directions * single_blocks * table_.lanes + kLine - 1) / kLine,
+                                 .lanes = table_.lanes,
+                                 .phases = layer_.kind == CellKind::gru_gates ? 2 : 1,
+                                 .step_elements = matrix,
+                                 .once_elements = 0,
+                                 .once_passes = 1},
+                                this->threads());
     // Wide blocks, which make more of each number of the left side, where there are enough for all chunks.
     const auto too_wide = [&] {
         const std::int64_t blocks = (single_blocks + vectors_ - 1) / vectors_;
@@ -158,8 +158,8 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
     const auto f32 = ElementType::f32;
     const Dims state = batch_first_ ? Dims{batch, directions, hidden} : Dims{directions, batch, hidden};
     const auto saved = [&](std::int64_t columns) { return Dims{directions, steps, batch, columns * hidden}; };
-    inputs_ = {{"dy", batch_first_ ? Dims{batch, steps, directions, hidden} : Dims{steps, directions, batch, hidden}, f32,
-                true},
+    inputs_ = {{"dy", batch_first_ ? Dims{batch, steps, directions, hidden} : Dims{steps, directions, batch, hidden},
+                f32, true},
                {"dy_h", state, f32, true}};
     outputs_ = {{"d_gates", saved(layer_.gates), f32, own_gates_}, {"dinitial_h", state, f32, true}};
     if (layer_.has_cell) {
@@ -215,7 +215,9 @@ RecurrentGrad::Part RecurrentGrad::part_of(int chunk) const {
     }
     const std::int64_t group = std::max<std::int64_t>(kLine / width(), 1);
     const std::int64_t groups = (items() + group - 1) / group;
-    const auto border = [&](std::int64_t number) { return std::min(groups * number / sharing_.chunks * group, items()); };
+    const auto border = [&](std::int64_t number) {
+        return std::min(groups * number / sharing_.chunks * group, items());
+    };
     return {border(chunk), border(chunk + 1), 0, batch_};
 }
 
@@ -232,7 +234,8 @@ std::int64_t RecurrentGrad::time_of(std::int64_t direction, std::int64_t number)
 // Panels of r, [gates * H][vectors][lanes] for each block, and the gradients by the last states.
 void RecurrentGrad::prepare(const Run& run, int chunk) const {
     const std::int64_t rows = layer_.gates * hidden_;
-    for (std::int64_t item = items() * chunk / sharing_.chunks; item < items() * (chunk + 1) / sharing_.chunks; ++item) {
+    for (std::int64_t item = items() * chunk / sharing_.chunks; item < items() * (chunk + 1) / sharing_.chunks;
+         ++item) {
         const std::int64_t direction = item / blocks_;
         const std::int64_t column = item % blocks_ * width();
         const std::int64_t units = std::min(width(), hidden_ - column);
@@ -285,14 +288,15 @@ void RecurrentGrad::multiply(const Run& run, const Part& part, std::int64_t item
     }
 }
 
-void RecurrentGrad::cell(const Run& run, const Part& part, std::int64_t item, std::int64_t number, CellKind kind) const {
+void RecurrentGrad::cell(const Run& run, const Part& part, std::int64_t item, std::int64_t number,
+                         CellKind kind) const {
     const std::int64_t direction = item / blocks_;
     const std::int64_t column = item % blocks_ * width();
     const std::int64_t time = time_of(direction, number);
     const std::int64_t row = (direction * steps_ + time) * batch_;
     const std::int64_t state = direction * batch_ * padded_ + column;
-    const std::int64_t dy_row = batch_first_ ? time * layer_.directions + direction
-                                             : (time * layer_.directions + direction) * batch_;
+    const std::int64_t dy_row =
+        batch_first_ ? time * layer_.directions + direction : (time * layer_.directions + direction) * batch_;
     const auto& functions = layer_.functions[direction];
     const auto saved = [&](auto* array, std::int64_t columns) {
         return array == nullptr ? nullptr : array + row * columns * hidden_ + column;
@@ -421,18 +425,18 @@ void RecurrentGrad::run(const void* const* inputs, void* const* outputs, std::by
     const bool gru = is_gru(layer_.kind);
     // Members of a braced list are read in order.
     Run memory{.dy = next(true),
-                     .d_ends = {next(true), next(lstm)},
-                     .gates = next(true),
-                     .before = next(lstm || gru),
-                     .r = next(true),
-                     .lengths = static_cast<const std::int32_t*>(*input++),
-                     .peepholes = next(lstm),
-                     .d_gates = next_output(true),
-                     .d_initial = {next_output(true), next_output(lstm)},
-                     .other = next_output(gru),
-                     .d_peepholes = next_output(lstm),
-                     .scratch = scratch,
-                     .lockstep = Lockstep(scratch + lockstep_at_, sharing_.chunks)};
+               .d_ends = {next(true), next(lstm)},
+               .gates = next(true),
+               .before = next(lstm || gru),
+               .r = next(true),
+               .lengths = static_cast<const std::int32_t*>(*input++),
+               .peepholes = next(lstm),
+               .d_gates = next_output(true),
+               .d_initial = {next_output(true), next_output(lstm)},
+               .other = next_output(gru),
+               .d_peepholes = next_output(lstm),
+               .scratch = scratch,
+               .lockstep = Lockstep(scratch + lockstep_at_, sharing_.chunks)};
     if (own_gates_) {
         memory.d_gates = memory.at(d_gates_at_);
     }
@@ -446,9 +450,10 @@ GRAPHKIT_BINDINGS(recurrent_grad) {
     nb::class_<RecurrentGrad, Kernel>(m, "RecurrentGrad")
         .def(
             "__init__",
-            [](RecurrentGrad* self, const std::string& kind, std::int64_t steps, std::int64_t batch, std::int64_t hidden,
-               std::string direction, GateFunctions activations, std::optional<float> clip, bool linear_before_reset,
-               bool input_forget, bool batch_first, bool reads_gates, bool reads_other, int threads) {
+            [](RecurrentGrad* self, const std::string& kind, std::int64_t steps, std::int64_t batch,
+               std::int64_t hidden, std::string direction, GateFunctions activations, std::optional<float> clip,
+               bool linear_before_reset, bool input_forget, bool batch_first, bool reads_gates, bool reads_other,
+               int threads) {
                 new (self) RecurrentGrad(kind, steps, batch, hidden,
                                          options_of(std::move(direction), std::move(activations), clip,
                                                     linear_before_reset, input_forget, batch_first),
@@ -456,8 +461,8 @@ GRAPHKIT_BINDINGS(recurrent_grad) {
             },
             "kind"_a, "steps"_a, "batch"_a, "hidden"_a, nb::kw_only(), "direction"_a = "forward",
             "activations"_a = GateFunctions{}, "clip"_a.none() = nb::none(), "linear_before_reset"_a = false,
-            "input_forget"_a = false, "batch_first"_a = false,
-            "reads_gates"_a = true, "reads_other"_a = true, "threads"_a = 0);
+            "input_forget"_a = false, "batch_first"_a = false, "reads_gates"_a = true, "reads_other"_a = true,
+            "threads"_a = 0);
 }
 
 }  // namespace graphkit

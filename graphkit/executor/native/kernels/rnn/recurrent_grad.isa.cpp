@@ -128,9 +128,7 @@ struct Place {
         }
     }
     Floats peephole(int number) const { return read(b.peepholes + number * b.hidden + unit); }
-    void put_peephole(int number, Floats v) const {
-        write(b.d_peepholes + (r * 3 + number) * b.hidden + unit, v);
-    }
+    void put_peephole(int number, Floats v) const { write(b.d_peepholes + (r * 3 + number) * b.hidden + unit, v); }
     float* state(float* states) const { return states + r * b.state_step + unit; }
     Floats dh() const {
         const Floats carried = load(b.dh + r * b.state_step + unit);
@@ -139,7 +137,9 @@ struct Place {
 };
 
 template <CellKind Kind>
-constexpr int kGates = Kind == CellKind::rnn ? 1 : Kind == CellKind::lstm ? 4 : 3;
+constexpr int kGates = Kind == CellKind::rnn    ? 1
+                       : Kind == CellKind::lstm ? 4
+                                                : 3;
 
 // A sequence that has ended: nothing in this step has an influence.
 template <CellKind Kind>

@@ -6,8 +6,8 @@
 namespace graphkit {
 namespace {
 
-// Nanoseconds that a core needs for products, when the right side of `bytes` streams from its own cache or, when it does
-// not fit there, from the one that cores share.
+// Nanoseconds that a core needs for products, when the right side of `bytes` streams from its own cache or, when it
+// does not fit there, from the one that cores share.
 double product_nanoseconds(double multiplications, double bytes, std::int64_t lanes) {
     constexpr double kOwnCache = 768 << 10;
     const double rate = bytes > kOwnCache ? 60 : 90;

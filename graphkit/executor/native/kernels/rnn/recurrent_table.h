@@ -11,7 +11,17 @@
 namespace graphkit {
 
 enum class GateFunction : std::uint8_t {
-    sigmoid, tanh, relu, affine, leaky_relu, thresholded_relu, scaled_tanh, hard_sigmoid, elu, softsign, softplus
+    sigmoid,
+    tanh,
+    relu,
+    affine,
+    leaky_relu,
+    thresholded_relu,
+    scaled_tanh,
+    hard_sigmoid,
+    elu,
+    softsign,
+    softplus
 };
 
 struct GateActivation {

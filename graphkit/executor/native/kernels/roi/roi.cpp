@@ -44,8 +44,9 @@ class RoiAlign final : public Kernel {
     std::int64_t images_, channels_, height_, width_, rois_;
 };
 
-// boxes: [N, B, 4], scores: [N, C, B], float32 -> up to `capacity()` rows (image, class, box) of int64 and their number.
-// Boxes of equal scores are taken in their order; a box above the threshold of overlap with a better one is left out.
+// boxes: [N, B, 4], scores: [N, C, B], float32 -> up to `capacity()` rows (image, class, box) of int64 and their
+// number. Boxes of equal scores are taken in their order; a box above the threshold of overlap with a better one is
+// left out.
 class NonMaxSuppression final : public Kernel {
   public:
     NonMaxSuppression(std::int64_t images, std::int64_t classes, std::int64_t boxes, std::int64_t most, float overlap,
@@ -392,8 +393,8 @@ GRAPHKIT_BINDINGS(roi) {
                 const RoiOptions options{height, width, samples, static_cast<float>(scale), half_pixel, maximum};
                 new (self) RoiAlign(x, rois, options, threads);
             },
-            "x"_a, "rois"_a, nb::kw_only(), "height"_a, "width"_a, "samples"_a, "scale"_a, "half_pixel"_a,
-            "maximum"_a, "threads"_a = 0);
+            "x"_a, "rois"_a, nb::kw_only(), "height"_a, "width"_a, "samples"_a, "scale"_a, "half_pixel"_a, "maximum"_a,
+            "threads"_a = 0);
     nb::class_<NonMaxSuppression, Kernel>(m, "NonMaxSuppression")
         .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, float, std::optional<float>, bool, int>(),
              "images"_a, "classes"_a, "boxes"_a, nb::kw_only(), "most"_a, "overlap"_a, "least"_a.none(), "centred"_a,

@@ -172,13 +172,11 @@ void on_elements(int threads, const void* x, void* y, std::int64_t elements, std
         auto* values = reinterpret_cast<float*>(wide);
         const auto* from = static_cast<const T*>(x);
         auto* to = static_cast<T*>(y);
-        parallel_for(threads, elements, 1, [&](std::int64_t begin, std::int64_t end) {
-            widen(from + begin, values + begin, end - begin);
-        });
+        parallel_for(threads, elements, 1,
+                     [&](std::int64_t begin, std::int64_t end) { widen(from + begin, values + begin, end - begin); });
         body(values);
-        parallel_for(threads, elements, 2, [&](std::int64_t begin, std::int64_t end) {
-            narrow(values + begin, to + begin, end - begin);
-        });
+        parallel_for(threads, elements, 2,
+                     [&](std::int64_t begin, std::int64_t end) { narrow(values + begin, to + begin, end - begin); });
     } else {
         if (x != y) {
             copy(threads, static_cast<std::byte*>(y), static_cast<const std::byte*>(x),
@@ -345,9 +343,8 @@ GatherGrad::GatherGrad(Dims x, ElementType x_type, Dims indices, std::int64_t ax
     dy.insert(dy.end(), indices.begin(), indices.end());
     dy.insert(dy.end(), x.begin() + at + 1, x.end());
     outputs_ = {{"dx", x, type}};
-    inputs_ = {{"dy", std::move(dy), type},
-               {"x", std::move(x), x_type, true},
-               {"indices", std::move(indices), index_type}};
+    inputs_ = {
+        {"dy", std::move(dy), type}, {"x", std::move(x), x_type, true}, {"indices", std::move(indices), index_type}};
     if (!is_half(type) && type != ElementType::f32 && type != ElementType::f64) {
         throw Unsupported(describe() + ": not a float type");
     }
@@ -402,28 +399,31 @@ void GatherGrad::run(const void* const* inputs, void* const* outputs, std::byte*
 
 GRAPHKIT_BINDINGS(scatter) {
     nb::class_<ScatterElements, Kernel>(m, "ScatterElements")
-        .def("__init__",
-             [](ScatterElements* self, Dims x, Dims indices, std::int64_t axis, Text reduction, Text dtype,
-                Text index_dtype, int threads) {
-                 new (self) ScatterElements(std::move(x), std::move(indices), axis, reduction_named(reduction),
-                                            element_type(dtype), element_type(index_dtype), threads);
-             },
-             "x"_a, "indices"_a, "axis"_a, "reduction"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+        .def(
+            "__init__",
+            [](ScatterElements* self, Dims x, Dims indices, std::int64_t axis, Text reduction, Text dtype,
+               Text index_dtype, int threads) {
+                new (self) ScatterElements(std::move(x), std::move(indices), axis, reduction_named(reduction),
+                                           element_type(dtype), element_type(index_dtype), threads);
+            },
+            "x"_a, "indices"_a, "axis"_a, "reduction"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
     nb::class_<ScatterND, Kernel>(m, "ScatterND")
-        .def("__init__",
-             [](ScatterND* self, Dims x, Dims indices, Text reduction, Text dtype, int threads) {
-                 new (self) ScatterND(std::move(x), std::move(indices), reduction_named(reduction),
-                                      element_type(dtype), threads);
-             },
-             "x"_a, "indices"_a, "reduction"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](ScatterND* self, Dims x, Dims indices, Text reduction, Text dtype, int threads) {
+                new (self) ScatterND(std::move(x), std::move(indices), reduction_named(reduction), element_type(dtype),
+                                     threads);
+            },
+            "x"_a, "indices"_a, "reduction"_a, "dtype"_a, "threads"_a = 0);
     nb::class_<GatherGrad, Kernel>(m, "GatherGrad")
-        .def("__init__",
-             [](GatherGrad* self, Dims x, Text x_dtype, Dims indices, std::int64_t axis, Text dtype, Text index_dtype,
-                int threads) {
-                 new (self) GatherGrad(std::move(x), element_type(x_dtype), std::move(indices), axis,
-                                       element_type(dtype), element_type(index_dtype), threads);
-             },
-             "x"_a, "x_dtype"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
+        .def(
+            "__init__",
+            [](GatherGrad* self, Dims x, Text x_dtype, Dims indices, std::int64_t axis, Text dtype, Text index_dtype,
+               int threads) {
+                new (self) GatherGrad(std::move(x), element_type(x_dtype), std::move(indices), axis,
+                                      element_type(dtype), element_type(index_dtype), threads);
+            },
+            "x"_a, "x_dtype"_a, "indices"_a, "axis"_a, "dtype"_a, "index_dtype"_a = "int64", "threads"_a = 0);
 }
 
 }  // namespace graphkit

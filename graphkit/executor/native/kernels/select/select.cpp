@@ -68,11 +68,12 @@ void Trilu::run(const void* const* inputs, void* const* outputs, std::byte*) con
 
 GRAPHKIT_BINDINGS(select) {
     nb::class_<Trilu, Kernel>(m, "Trilu")
-        .def("__init__",
-             [](Trilu* self, Dims x, bool upper, OptionalDims k, Text dtype, int threads) {
-                 new (self) Trilu(std::move(x), upper, std::move(k), element_type(dtype), threads);
-             },
-             "x"_a, "upper"_a, "k"_a.none(), "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](Trilu* self, Dims x, bool upper, OptionalDims k, Text dtype, int threads) {
+                new (self) Trilu(std::move(x), upper, std::move(k), element_type(dtype), threads);
+            },
+            "x"_a, "upper"_a, "k"_a.none(), "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -44,13 +44,14 @@ void StridedPlacement::run(const void* const* inputs, void* const* outputs, std:
 
 GRAPHKIT_BINDINGS(slicing) {
     nb::class_<StridedPlacement, Kernel>(m, "StridedPlacement", "y[offset + i . strides] = x, 0 elsewhere.")
-        .def("__init__",
-             [](StridedPlacement* self, Text name, Dims x, Dims y, const Dims& strides, std::int64_t offset,
-                Text dtype, int threads) {
-                 new (self) StridedPlacement(name, std::move(x), std::move(y), strides, offset, element_type(dtype),
-                                             threads);
-             },
-             "name"_a, "x"_a, "y"_a, "strides"_a, "offset"_a, "dtype"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](StridedPlacement* self, Text name, Dims x, Dims y, const Dims& strides, std::int64_t offset, Text dtype,
+               int threads) {
+                new (self)
+                    StridedPlacement(name, std::move(x), std::move(y), strides, offset, element_type(dtype), threads);
+            },
+            "name"_a, "x"_a, "y"_a, "strides"_a, "offset"_a, "dtype"_a, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -148,8 +148,7 @@ void ArgExtreme::run_as(const T* x, std::int64_t* y) const {
         for (std::int64_t item = begin; item < end; ++item) {
             const std::int64_t column = item % tiles * tile;
             functions.columns(x + item / tiles * g.size * g.inner + column, g.size, g.inner,
-                              std::min(tile, g.inner - column), largest_, last_,
-                              y + item / tiles * g.inner + column);
+                              std::min(tile, g.inner - column), largest_, last_, y + item / tiles * g.inner + column);
         }
     });
 }
@@ -257,8 +256,7 @@ void TopK::run_as(const void* const* inputs, void* const* outputs, std::byte* sc
     const std::size_t bytes = aligned(static_cast<std::size_t>(most) * sizeof(Candidate<std::uint64_t>));
     const double cost = 50 + static_cast<double>(g.size) + 20 * static_cast<double>(k_);
     parallel_for(threads(), g.outer * g.inner, cost, [&](std::int64_t begin, std::int64_t end) {
-        auto* candidates =
-            reinterpret_cast<Candidate<K>*>(scratch + static_cast<std::size_t>(thread_number()) * bytes);
+        auto* candidates = reinterpret_cast<Candidate<K>*>(scratch + static_cast<std::size_t>(thread_number()) * bytes);
         for (std::int64_t row = begin; row < end; ++row) {
             const T* from = x + row / g.inner * g.size * g.inner + row % g.inner;
             const auto candidate = [&](std::int64_t position) {
@@ -321,9 +319,9 @@ GRAPHKIT_BINDINGS(sorting) {
     nb::class_<ArgExtreme, Kernel>(m, "ArgExtreme")
         .def(nb::init<const Dims&, std::int64_t, const Dims&, const std::string&, bool, bool, int>(), "x"_a, "axis"_a,
              "y"_a, "type"_a, "largest"_a = true, "last"_a = false, "threads"_a = 0);
-    nb::class_<TopK, Kernel>(m, "TopK")
-        .def(nb::init<const Dims&, std::int64_t, std::int64_t, const std::string&, bool, int>(), "x"_a, "axis"_a, "k"_a,
-             "type"_a, "largest"_a = true, "threads"_a = 0);
+    nb::class_<TopK, Kernel>(m, "TopK").def(
+        nb::init<const Dims&, std::int64_t, std::int64_t, const std::string&, bool, int>(), "x"_a, "axis"_a, "k"_a,
+        "type"_a, "largest"_a = true, "threads"_a = 0);
 }
 
 }  // namespace graphkit

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "simd/half.h"
 #include "runtime/isa.h"
+#include "simd/half.h"
 
 namespace graphkit {
 
@@ -26,10 +26,9 @@ struct ArgFunctions {
 
 // Unsigned integers that are ordered like elements of T.
 template <typename T>
-using Key = std::conditional_t<
-    sizeof(T) == 1, std::uint8_t,
-    std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                       std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
+using Key = std::conditional_t<sizeof(T) == 1, std::uint8_t,
+                               std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
 
 template <typename T>
 struct KeyFunctions {

@@ -43,10 +43,10 @@ class TableUpdate final : public Kernel {
 
     const Pointwise& tile_;
     const Pointwise* rest_;
-    std::int64_t size_;       // rows of the table
-    std::int64_t width_;      // elements of a row
+    std::int64_t size_;  // rows of the table
+    std::int64_t width_;  // elements of a row
     std::int64_t tile_rows_;
-    std::int64_t taken_;      // indices
+    std::int64_t taken_;  // indices
     std::size_t part_bytes_;  // of working memory for a thread
 };
 

@@ -1,0 +1,62 @@
+"""Native softmax and its logarithm against float64, on rows and columns of every length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphkit.executor.devices.cpu import native
+
+FLOATS = {"float32": 1e-5, "float64": 1e-12, "float16": 2e-3, "bfloat16": 1e-2}
+
+
+def softmax(x, axis, log=False, threads=1, inplace=False):
+    y = x.copy() if inplace else np.full_like(x, 77)
+    native.Softmax(x.shape, axis, x.dtype.name, log, threads)([y if inplace else x], [y])
+    return y
+
+
+def plain_softmax(x, axis, log):
+    x = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        shifted = x - x.max(axis=axis, keepdims=True)
+        log_prob = shifted - np.log(np.exp(shifted).sum(axis=axis, keepdims=True))
+        return log_prob if log else np.exp(log_prob)
+
+
+SOFTMAX_SHAPES = [((7, n), 1) for n in (1, 3, 15, 16, 17, 33, 64, 100, 128, 129, 1000, 9000)]
+SOFTMAX_SHAPES += [
+    ((2, 5, 3), 1),
+    ((3, 40, 700), 1),
+    ((2, 20000, 3), 1),
+    ((9, 2), 0),
+    ((2, 3, 4, 5), -3),
+    ((50, 1100), 0),
+]
+
+
+@pytest.mark.parametrize(("shape", "axis"), SOFTMAX_SHAPES, ids=str)
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("name", FLOATS)
+def test_softmax(shape, axis, log, name, isa):
+    x = (np.random.default_rng(1).standard_normal(shape) * 5).astype(np.dtype(name))
+    got = softmax(x, axis, log)
+    relative = {"float32": 2e-6, "float64": 1e-14}.get(name, FLOATS[name])
+    absolute = relative * 20 if log else 1e-7
+    np.testing.assert_allclose(got.astype(np.float64), plain_softmax(x, axis, log), rtol=relative, atol=absolute)
+    assert got.tobytes() == softmax(x, axis, log, threads=3).tobytes() == softmax(x, axis, log, inplace=True).tobytes()
+
+
+@pytest.mark.parametrize("size", [5, 128, 2000])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("log", [False, True])
+def test_softmax_of_infinities_and_nan(size, axis, log, isa):
+    x = np.zeros((6, size), np.float32)
+    x[0, 1] = np.nan
+    x[1, 2] = np.inf
+    x[2, :] = -np.inf
+    x[3, 1:] = -np.inf
+    x[4, -1] = -np.inf
+    x[5] = np.linspace(-1e30, 1e30, size)
+    x = np.ascontiguousarray(x.T) if axis == 0 else x
+    np.testing.assert_allclose(softmax(x, axis, log), plain_softmax(x, axis, log), rtol=2e-6)
