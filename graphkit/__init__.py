@@ -1,22 +1,12 @@
 """graphkit: define or import a network, differentiate it, run and train it, and prove what it exports.
 
-Everything public is an attribute of this package and loads when it is first used.
+Everything public is an attribute of this package and loads when it is first used; __init__.pyi has their types.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from graphkit.checks.nonfinite import find_nonfinite as find_nonfinite
-    from graphkit.checks.verify import verify as verify
-    from graphkit.frontend.control import cond as cond
-    from graphkit.frontend.layers import input as input
-    from graphkit.model import Model as Model
-    from graphkit.model import grad as grad
-    from graphkit.model import load as load
-    from graphkit.train.trainer import Trainer as Trainer
+from typing import Any
 
 # Public name -> module that defines it. Operators (gk.relu, gk.mat_mul, ...) come from the registry.
 _PUBLIC = {

@@ -1,5 +1,5 @@
 """Differentiation from graph to graph."""
 
-from graphkit.autodiff.gradient import gradient, reached
+from graphkit.autodiff.reverse_mode import gradient, reached
 
 __all__ = ["gradient", "reached"]

@@ -85,6 +85,10 @@ class Field(NamedTuple):
     kind: str
     default: Any
 
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
 
 def _ints(value: Any) -> tuple[int, ...]:
     if isinstance(value, (int, np.integer)):
@@ -137,6 +141,12 @@ class Formal(NamedTuple):
     @staticmethod
     def parse(text: str) -> Formal:
         return Formal(text.rstrip("?*"), text.endswith("?"), text.endswith("*"))
+
+
+def with_default(formals: Sequence[Formal]) -> list[bool]:
+    """Which operands a call may leave out: optional ones with no required one behind them."""
+    last = max((i for i, f in enumerate(formals) if not f.optional and not f.variadic), default=-1)
+    return [f.optional and i > last for i, f in enumerate(formals)]
 
 
 class Op:
@@ -342,6 +352,10 @@ class Registry:
             found = None if former is None else self._functions[function_name(former)]
         return found
 
+    def function_of(self, cls: type[Op]) -> OpFunction:
+        """The function of a registered operator."""
+        return self._functions[function_name(cls)]
+
     def __iter__(self) -> Any:
         return iter(self._by_key.values())
 
@@ -495,9 +509,9 @@ class OpFunction:
                 inspect.Parameter(
                     f.name,
                     inspect.Parameter.VAR_POSITIONAL if f.variadic else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                    default=None if f.optional else inspect.Parameter.empty,
+                    default=None if given else inspect.Parameter.empty,
                 )
-                for f in self.op.formals
+                for f, given in zip(self.op.formals, with_default(self.op.formals), strict=True)
             ]
             parameters += [
                 inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.kind)

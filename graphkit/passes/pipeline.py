@@ -38,7 +38,7 @@ from graphkit.passes.simplify.transpose import eliminate_transpose
 
 _HELD = held_after(CLEANUP)
 
-# `ordered` moves a pass to where its declaration permits it; those that are declared apart stand as they are written.
+# Stages: `ordered` finds the order within one. Passes that run twice stand between stages.
 _PRODUCTS_AND_LAYOUTS = (
     *ordered(widen_halves, known_ranks, expand_composites, merge_recurrences),
     # What composites consist of simplifies.
