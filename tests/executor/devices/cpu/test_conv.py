@@ -1,5 +1,6 @@
 """The native convolutions against the operators' references in float64."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -239,3 +240,35 @@ def test_common_shapes_use_vectorised_kernels(rank):
     ):
         if {"avx2", "fma"} <= set(native.cpu_features()):
             assert not step.implementation.startswith(("ref", "gemm")), step.implementation
+
+
+@pytest.mark.skipif(not native.has_bfloat16(), reason="no bfloat16 arithmetic")
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("channels", [1, 3, 5, 15, 17])
+def test_odd_numbers_of_channels_in_bfloat16(channels: int, kernel: int, last: bool, gradient: bool) -> None:
+    """What is not finite reaches the results whose windows it is in, and no others: products are summed in pairs."""
+    rng = np.random.default_rng(channels)
+    shape, weights, size = (2, channels, 9, 9), (8, channels, kernel, kernel), kernel // 2
+    x = rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
+    w = rng.standard_normal(weights).astype(ml_dtypes.bfloat16)
+    x[1, 0, 4, 4], x[0, 0, 0, 0] = np.inf, np.nan
+    window = native.Window((1, 1), (1, 1), (size, size), (size, size))
+    if gradient:  # of a convolution with as many filters as x has channels
+        w = np.ascontiguousarray(w.transpose(1, 0, 2, 3))
+        made = native.ConvolutionBackwardData(
+            shape, w.shape, (2, 8, 9, 9), window, dtype="bfloat16", channels_last=last
+        )
+    else:
+        made = native.Convolution(shape, weights, (2, 8, 9, 9), window, dtype="bfloat16", channels_last=last)
+    assert list(made.packed_inputs) == []
+    given = np.ascontiguousarray(np.moveaxis(x, 1, -1)) if last else x
+    y = np.zeros((2, 9, 9, 8) if last else (2, 8, 9, 9), ml_dtypes.bfloat16)
+    made([given, w, None] if not gradient else [given, w], [y])
+    found = np.moveaxis(y, -1, 1) if last else y
+    reached = ~np.isfinite(found.astype(np.float32)).all(axis=1)
+    expected = np.zeros((2, 9, 9), bool)
+    expected[1, 4 - size : 5 + size, 4 - size : 5 + size] = expected[0, : 1 + size, : 1 + size] = True
+    np.testing.assert_array_equal(reached, expected)
+    assert not np.isnan(found[1].astype(np.float32)).any(), "infinity stays infinity"

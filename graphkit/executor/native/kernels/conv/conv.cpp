@@ -133,7 +133,7 @@ Convolution::Convolution(Dims x, Dims w, Dims y, const Window& window, const Con
         return;
     }
     guarded(*this, [&] {
-        choose_way(last, options.epilogue, [&](const Way& way) { prepare(x, w, y, window, options, way); });
+        choose_way(last, w[1], options.epilogue, [&](const Way& way) { prepare(x, w, y, window, options, way); });
     });
 }
 
@@ -204,7 +204,8 @@ Deconvolution::Deconvolution(Dims x, Dims w, Dims y, const Window& window, const
         return;
     }
     guarded(*this, [&] {
-        choose_way(last, options.epilogue, [&](const Way& way) { prepare(x, w, y, window, options, way); });
+        choose_way(last, x[1] / window.groups, options.epilogue,
+                   [&](const Way& way) { prepare(x, w, y, window, options, way); });
     });
 }
 

@@ -112,7 +112,9 @@ ConvolutionBackwardData::ConvolutionBackwardData(Dims dy, Dims w, Dims dx, const
     if (empty_) {
         return;
     }
-    guarded(*this, [&] { choose_way(last, {}, [&](const Way& way) { prepare(dy, w, dx, window, options, way); }); });
+    guarded(*this, [&] {
+        choose_way(last, w[0] / window.groups, {}, [&](const Way& way) { prepare(dy, w, dx, window, options, way); });
+    });
 }
 
 void ConvolutionBackwardData::prepare(const Dims& dy, const Dims& w, const Dims& dx, const Window& window,

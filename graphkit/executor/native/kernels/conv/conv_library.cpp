@@ -113,11 +113,20 @@ dnnl::convolution_forward::primitive_desc forward_hint(const Dims& x, const Dims
             window.pads_end};
 }
 
-void ConvolutionKernel::choose_way(bool last, const Epilogue& epilogue,
+void ConvolutionKernel::choose_way(bool last, std::int64_t channels, const Epilogue& epilogue,
                                    const std::function<void(const Way&)>& prepare) {
     std::vector<Way> ways;
-    const auto add = [&](const Accepts& accepts) {
+    // Products of bfloat16 are summed in pairs. Of an odd number of channels, the last pair has the first channel of
+    // the next place in it, or the same element again, with a weight of zero, which makes NaN of what is not finite
+    // there.
+    const bool odd = inputs_[0].type == ElementType::bf16 && channels % 2 == 1;
+    const auto add = [&](const Accepts& wanted) {
         for (const bool layout : {last, !last}) {
+            const Accepts accepts = [=](const std::string& name) {
+                const bool pairs = name.find("brgconv") != std::string::npos || (layout && is_by_columns(name)) ||
+                                   (channels == 1 && name.find("jit_bf16") != std::string::npos);
+                return wanted(name) && !(odd && pairs);
+            };
             if (epilogue.applied == Applied::fused) {
                 ways.push_back({layout, true, accepts});
             }

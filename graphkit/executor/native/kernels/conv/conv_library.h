@@ -20,8 +20,9 @@ class ConvolutionKernel : public LibraryKernel {
   protected:
     using LibraryKernel::LibraryKernel;
     // Calls `prepare` with one way after the other until there are implementations. Arrays lie in memory with the
-    // channels last, or not. Throws dnnl::error of status unimplemented.
-    void choose_way(bool last, const Epilogue& epilogue, const std::function<void(const Way&)>& prepare);
+    // channels last, or not; each result sums over so many `channels`. Throws dnnl::error of status unimplemented.
+    void choose_way(bool last, std::int64_t channels, const Epilogue& epilogue,
+                    const std::function<void(const Way&)>& prepare);
 };
 
 // Dilations as the library counts them: 0 for neighbours.

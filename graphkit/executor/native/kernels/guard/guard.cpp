@@ -4,8 +4,8 @@
 #include <type_traits>
 
 #include "primitives/elements.h"
-#include "runtime/bindings.h"
 #include "runtime/not_finite.h"
+#include "runtime/operator_kernels.h"
 #include "simd/half_convert.h"
 
 namespace graphkit {
@@ -49,14 +49,9 @@ void FiniteGuard::run(const void* const* inputs, void* const* outputs, std::byte
     }
 }
 
-GRAPHKIT_BINDINGS(guard) {
-    nb::class_<FiniteGuard, Kernel>(m, "FiniteGuard")
-        .def(
-            "__init__",
-            [](FiniteGuard* self, Dims x, Text dtype, Dims token, Text token_dtype) {
-                new (self) FiniteGuard(std::move(x), element_type(dtype), std::move(token), element_type(token_dtype));
-            },
-            "x"_a, "dtype"_a, "token"_a, "token_dtype"_a);
+GRAPHKIT_KERNEL("ai.graphkit", FiniteGuard) {
+    const TensorSpec &x = node.input(0).tensor, &token = node.input(1).tensor;
+    return std::make_unique<FiniteGuard>(x.shape, x.type, token.shape, token.type);
 }
 
 }  // namespace graphkit

@@ -1,0 +1,58 @@
+// Kernels that are made from what a node says, without a factory in Python.
+//
+//     GRAPHKIT_KERNEL("ai.graphkit", HardShrink) {
+//         return std::make_unique<HardShrink>(node.input(0).tensor, node.real("lambd"), node.threads);
+//     }
+//
+// in a source of kernels/ makes the kernels of that operator. Unsupported, thrown there, means that this case has none:
+// the node is interpreted.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "runtime/kernel.h"
+
+namespace graphkit {
+
+// A node of known shapes.
+struct NodeSpec {
+    using Attribute = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<double>>;
+    struct Input {
+        TensorSpec tensor;
+        std::optional<std::vector<std::int64_t>> elements;  // of an integer tensor, where they are known
+    };
+
+    std::vector<std::optional<Input>> inputs;
+    std::vector<TensorSpec> outputs;
+    std::map<std::string, Attribute> attributes;
+    int threads = 1;
+
+    bool has_input(std::size_t position) const { return position < inputs.size() && inputs[position].has_value(); }
+    // Throws Unsupported when the operand is absent, or its elements are not known.
+    const Input& input(std::size_t position) const;
+    const std::vector<std::int64_t>& elements(std::size_t position) const;
+    // Throw Unsupported when the attribute has no value, or one of another kind.
+    std::int64_t integer(const std::string& name) const;
+    double real(const std::string& name) const;
+    const std::string& text(const std::string& name) const;
+    const std::vector<std::int64_t>& integers(const std::string& name) const;
+};
+
+using MakeKernel = std::unique_ptr<Kernel> (*)(const NodeSpec& node);
+
+struct OperatorKernel {
+    OperatorKernel(const char* domain, const char* name, MakeKernel make);
+};
+
+}  // namespace graphkit
+
+#define GRAPHKIT_KERNEL(domain, name)                                                                       \
+    static std::unique_ptr<::graphkit::Kernel> make_##name(const ::graphkit::NodeSpec& node);               \
+    [[maybe_unused]] static const ::graphkit::OperatorKernel kernel_of_##name(domain, #name, &make_##name); \
+    static std::unique_ptr<::graphkit::Kernel> make_##name(const ::graphkit::NodeSpec& node)
