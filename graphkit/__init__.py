@@ -6,18 +6,9 @@ Everything public is an attribute of this package and loads when it is first use
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from graphkit.checks.nonfinite import find_nonfinite as find_nonfinite
-    from graphkit.checks.verify import verify as verify
-    from graphkit.frontend.control import cond as cond
-    from graphkit.frontend.layers import input as input
-    from graphkit.model import Model as Model
-    from graphkit.model import grad as grad
-    from graphkit.model import load as load
-    from graphkit.train.trainer import Trainer as Trainer
-
+# Type checkers and editors read the names in __init__.pyi, which graphkit.checks.stub makes.
 # Public name -> module that defines it. Operators (gk.relu, gk.mat_mul, ...) come from the registry.
 _PUBLIC = {
     "Model": "graphkit.model",
@@ -46,7 +37,7 @@ _PUBLIC = {
     "foreach": "graphkit.frontend.control",
     "fold": "graphkit.frontend.control",
     "TensorArray": "graphkit.frontend.tensor_array",
-    "gradient": "graphkit.autodiff",
+    "gradient": "graphkit.autodiff.gradient",
     "profile": "graphkit.executor.run.profile",
     "verify": "graphkit.checks.verify",
     "check_gradient": "graphkit.checks.gradcheck",

@@ -63,7 +63,7 @@ def if_gradient(
 ) -> Contribution:
     """Gradients of the operands of an If, and the forward node with what they need saved."""
     op: Any = node.op
-    condition, *operands = node.inputs
+    condition, operands = node.operands[0], node.inputs[1:]
     reached = [i for i, g in enumerate(gradients) if g is not None]
     wanted = [k for k, v in enumerate(operands) if v in active and v is not None and differentiable(v)]
     branches = [_backward(g, reached, wanted, differentiate) for g in (op.then_branch, op.else_branch)]

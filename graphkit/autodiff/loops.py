@@ -165,7 +165,7 @@ def _step(
     captures = [(a, b) for a, b in captures if by_input[a] is not None]
     sums = [Value(without_value(a.type), f"d_{a.name or 'capture'}") for a, _ in captures]
     results: list[Value] = [_or_zeros(by_input[c.before], c.before) for c in carried]
-    results += [F.add(total, by_input[a]) for total, (a, _) in zip(sums, captures, strict=True)]
+    results += [F.add(total, _or_zeros(by_input[a], a)) for total, (a, _) in zip(sums, captures, strict=True)]
     results += [_or_zeros(by_input[s.inner], s.inner) for s in slices]
     results += [v for lookup in lookups for v in (lookup.gradient, lookup.indices)]
     return _Step(carried, slices, captures, lookups, outputs, state_seeds, output_seeds, sums, results, extended)

@@ -23,7 +23,7 @@ def movement(net: Network) -> Built:
         return F.reshape(
             x,
             np.array(net.choose([[-1], [f, -1], [-1, f, 1], [1, -1]]) if size else [0, 1], np.int64),
-            **({} if size else {"allowzero": True}),
+            allowzero=not size,
         ), exact
     if choice == 2:
         return F.flatten(x, axis=net.number(0, rank)), exact

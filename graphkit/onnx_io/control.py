@@ -213,7 +213,7 @@ def _unranked(a: Type, b: Type) -> Type:
 def _covers(wide: Type, narrow: Type) -> bool:
     """Whether every value of type `narrow` also has type `wide`, an anonymous dimension standing for any size."""
     if isinstance(wide, (SequenceType, OptionalType)):
-        return type(wide) is type(narrow) and _covers(wide.element, narrow.element)  # type: ignore[union-attr]
+        return type(wide) is type(narrow) and _covers(wide.element, narrow.element)
     if not isinstance(narrow, TensorType) or wide.dtype is not narrow.dtype:
         return False
     if wide.shape is None:

@@ -36,7 +36,7 @@ class Lookups:
     def rows(self, gradients: Sequence[Value]) -> Rows:
         """The rows that the step reads, and their gradients from those of `outputs`."""
         tail = self.table.tensor.static_shape[1:]
-        flat = [F.reshape(F.cast(n.inputs[1], to="int64"), np.array([-1])) for n in self.nodes]
+        flat = [F.reshape(F.cast(n.operands[1], to="int64"), np.array([-1])) for n in self.nodes]
         wide = np.array([-1, *tail])
         parts = [F.reshape(g, wide) if math.prod(tail) else g for g in gradients]
         indices = flat[0] if len(flat) == 1 else F.concat(*flat, axis=0)

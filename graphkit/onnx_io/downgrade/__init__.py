@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -98,6 +98,7 @@ def constant_array(value: Value) -> np.ndarray | None:
 
 Rewrite: TypeAlias = Callable[[Site], Sequence[Value] | None]
 Spell: TypeAlias = Callable[[Spelling], None]
+_Rule = TypeVar("_Rule")
 
 _rewrites: dict[str, list[tuple[int, Rewrite]]] = {}
 _spellings: dict[str, list[tuple[int, Spell]]] = {}
@@ -113,8 +114,10 @@ def spells(*operators: str, below: int) -> Callable[[Spell], Spell]:
     return _register(_spellings, operators, below)
 
 
-def _register(table: dict[str, list[tuple[int, Any]]], operators: Sequence[str], below: int) -> Any:
-    def register(rule: Any) -> Any:
+def _register(
+    table: dict[str, list[tuple[int, _Rule]]], operators: Sequence[str], below: int
+) -> Callable[[_Rule], _Rule]:
+    def register(rule: _Rule) -> _Rule:
         for operator in operators:
             table.setdefault(operator, []).append((below, rule))
             table[operator].sort(key=lambda entry: -entry[0])

@@ -70,7 +70,7 @@ class CumSum(_Cumulative):
         return self.accumulated(xp, x, axis, xp.cumsum, xp.zeros_like)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.cum_sum(dy, node.inputs[1], exclusive=self.exclusive, reverse=not self.reverse), None
+        return F.cum_sum(dy, node.operands[1], exclusive=self.exclusive, reverse=not self.reverse), None
 
 
 @op

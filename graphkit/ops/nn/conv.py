@@ -120,7 +120,7 @@ def _bias_gradients(node: Node, dy: Any) -> tuple[Any, ...]:
 
 
 def _rank(node: Node, *values: Any) -> int:
-    rank = next((v.rank for v in values if v.rank is not None), None)
+    rank: int | None = next((v.rank for v in values if v.rank is not None), None)
     if rank is None:
         raise UnsupportedError(f"{node.describe()}: the gradient of a convolution needs an operand of known rank")
     return rank

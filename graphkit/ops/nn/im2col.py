@@ -114,7 +114,7 @@ class Col2Im(_Columns):
         return xp.ascontiguousarray(total[(..., *inner)])
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.im2_col(dy, node.inputs[2], **self.attrs()), None, None
+        return F.im2_col(dy, node.operands[2], **self.attrs()), None, None
 
 
 @op
@@ -145,10 +145,10 @@ class Im2Col(_Columns):
         parts = xp.empty((*x.shape[:2], *block, *positions), dtype=x.dtype)
         for offset, index in taps(window, positions):  # type: ignore[arg-type]
             parts[(slice(None), slice(None), *offset)] = padded[index]
-        return parts.reshape(x.shape[0], x.shape[1] * math.prod(block), math.prod(positions))  # type: ignore[arg-type]
+        return parts.reshape(x.shape[0], x.shape[1] * math.prod(block), math.prod(positions))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, block = node.inputs
+        x, block = node.operands
         return F.col2_im(dy, F.shape(x, start=2), block, **self.attrs()), None
 
     def expand(self, x: Any, block_shape: Any) -> Any:

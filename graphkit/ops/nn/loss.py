@@ -190,8 +190,9 @@ class SoftmaxCrossEntropyLoss(_ClassLoss):
         loss, log_prob = node.outputs
         dscores = dweights = None
         if dloss is not None:
-            operator = {"ignore_index": self.ignore_index, "reduction": self.reduction}
-            dscores = F.softmax_cross_entropy_grad(dloss, log_prob, labels, weights, **operator)
+            dscores = F.softmax_cross_entropy_grad(
+                dloss, log_prob, labels, weights, ignore_index=self.ignore_index, reduction=self.reduction
+            )
             if weights is not None:
                 dweights = self._weight_gradient(dloss, loss, log_prob, labels, weights)
         if dlog_prob is not None:

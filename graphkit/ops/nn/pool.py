@@ -11,7 +11,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, INDICES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
@@ -201,7 +201,7 @@ class MaxPoolGrad(Op):
         return total.reshape(x.shape)
 
     def grad(self, node: Node, ddx: Any) -> Any:
-        return F.gather(F.reshape(ddx, np.array([-1], np.int64)), node.inputs[1], axis=0), None, None
+        return F.gather(F.reshape(ddx, np.array([-1], np.int64)), node.operands[1], axis=0), None, None
 
     def expand(self, dy: Any, indices: Any, x: Any) -> Any:
         shape = F.shape(x)
@@ -260,6 +260,7 @@ class _AveragePool(_Pool):
         begin, end = padding(self, x, F.constant(value=weights), window, y)
         sizes, counts = spatial_sizes(x), spatial_sizes(y)
         zero, one = np.array(0, np.int64), np.array(1, np.int64)
+        low: Value | np.ndarray
         if self.count_include_pad:
             low, high = F.neg(begin), F.add(sizes, end)
         else:
@@ -295,7 +296,7 @@ class AveragePool(_AveragePool):
         return total / xp.asarray(self.divisors(x, total, DType.of(x.dtype)))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.average_pool_grad(dy, node.inputs[0], **self.related())
+        return F.average_pool_grad(dy, node.operands[0], **self.related())
 
 
 @op

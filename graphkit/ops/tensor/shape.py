@@ -235,7 +235,7 @@ class Squeeze(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         if len(node.inputs) == 2:
-            return F.unsqueeze(dy, node.inputs[1]), None
+            return F.unsqueeze(dy, node.operands[1]), None
         return reshape_like(dy, node.inputs[0])  # type: ignore[arg-type]
 
 

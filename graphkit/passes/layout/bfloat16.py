@@ -45,7 +45,9 @@ def to_bfloat16(graph: Graph) -> Graph:
             return None
         rounded = list(operands)
         for i in read_positions(node):
-            rounded[i] = F.cast(operands[i], to="bfloat16")
+            operand = operands[i]
+            assert operand is not None
+            rounded[i] = F.cast(operand, to="bfloat16")
         y = node.rebuilt(rounded).output
         if y.dtype is DType.FLOAT32:
             return (y,)
