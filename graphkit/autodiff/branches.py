@@ -25,9 +25,10 @@ from graphkit.autodiff.saving import (
 from graphkit.autodiff.subgraphs import Contribution, Differentiate, differentiable
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops import F
+from graphkit.ops import F, operator
 from graphkit.ops.axes import zeros_like
 from graphkit.ops.control.loop_state import without_value
+from graphkit.ops.control.operators import If
 from graphkit.passes.control.merge import merge_control
 
 
@@ -62,7 +63,7 @@ def if_gradient(
     node: Node, gradients: Sequence[Value | None], active: set[Value], differentiate: Differentiate
 ) -> Contribution:
     """Gradients of the operands of an If, and the forward node with what they need saved."""
-    op: Any = node.op
+    op = operator(node, If)
     condition, operands = node.operands[0], node.inputs[1:]
     reached = [i for i, g in enumerate(gradients) if g is not None]
     wanted = [k for k, v in enumerate(operands) if v in active and v is not None and differentiable(v)]
@@ -198,7 +199,7 @@ def _saved(node: Node, branches: Sequence[_Branch], slots: Sequence[_Slot]) -> N
     new = [s for s in slots if s.output is None]
     if not new:
         return None
-    op: Any = node.op
+    op = operator(node, If)
     graphs = []
     for number, branch in enumerate(branches):
         this, other = branch.graph, branches[1 - number].graph

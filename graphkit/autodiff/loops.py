@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from graphkit.ops import F
 from graphkit.ops.axes import zeros_like
 from graphkit.ops.control.loop_state import without_value
 from graphkit.ops.control.views import Along, LoopState
+from graphkit.ops.tensor.gather import GatherGrad
 from graphkit.passes.control.merge import merge_control
 from graphkit.passes.training.randomness import is_undetermined
 
@@ -184,8 +185,7 @@ def _without_lookups(
     rest = []
     for term in contribution.node.operands if is_sum else [contribution]:
         node = term.node
-        op: Any = None if node is None else node.op
-        if node is not None and op.name == "GatherGrad" and op.axis == 0 and node.inputs[1] is inner:
+        if node is not None and isinstance(node.op, GatherGrad) and node.op.axis == 0 and node.inputs[1] is inner:
             gradient, _, indices = node.operands
             if loop.keeps_size(gradient) and loop.keeps_size(indices):
                 lookups.append(_Lookup(inner, outer, gradient, indices))

@@ -289,6 +289,15 @@ class Op:
 
 
 OpT = TypeVar("OpT", bound=Op)
+T = TypeVar("T")
+
+
+def operator(node: Node, kind: type[T]) -> T:
+    """The node's operator, which is of class `kind`: an operator's, a base's that several share, or Op."""
+    op = node.op
+    if not isinstance(op, kind):
+        raise TypeError(f"{node.describe()}: its operator is no {kind.__name__}")
+    return op
 
 
 class Registry:

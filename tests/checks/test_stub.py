@@ -46,7 +46,16 @@ def diagnosed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("program")
     (folder / "program.py").write_text(program)
     # Errors of the package's own modules are the business of its own check.
-    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--show-error-codes", "program.py"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--show-error-codes",
+        "program.py",
+    ]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode in (0, 1), done.stderr
     found = {}

@@ -17,6 +17,7 @@ import numpy as np
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.tensor import Tensor
+from graphkit.ops import Op
 
 # `below` of a rule that holds for every target.
 ALWAYS = 1 << 30
@@ -26,7 +27,7 @@ class Site(NamedTuple):
     """A node about to be replaced: its operator, its operands in the new graph, the target opset."""
 
     node: Node
-    op: Any
+    op: Op
     inputs: tuple[Value | None, ...]
     target: int
 
