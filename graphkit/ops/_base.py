@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -215,7 +215,7 @@ class Op:
     def subgraphs(self) -> Mapping[str, Graph]:
         return {k: v for k, v in self.__dict__.items() if isinstance(v, Graph)}
 
-    def replace(self, **changes: Any) -> Op:
+    def replace(self, **changes: Any) -> Self:
         """The same operator with some attributes changed."""
         return type(self)(**{**self.__dict__, **changes})
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
-from graphkit.ops.control.views import LoopView
+from graphkit.ops import Op, operator
+from graphkit.ops.control.operators import If, Scan
+from graphkit.ops.control.views import LoopView, repeating
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.simplify.cse import cse
 
@@ -33,8 +35,8 @@ def _merge_once(graph: Graph) -> tuple[Graph, bool]:
     groups: dict[Any, list[Node]] = {}
     for node in graph.nodes:
         if is_control(node):
-            op: Any = node.op
-            scan = (op.num_scan_inputs, op.scan_input_axes, op.scan_input_directions) if op.name == "Scan" else ()
+            op = node.op
+            scan = (op.num_scan_inputs, op.scan_input_axes, op.scan_input_directions) if isinstance(op, Scan) else ()
             groups.setdefault((op.name, node.inputs, scan), []).append(node)
     # The node that takes over, and the positions of the results among its results, for each merged node.
     merged: dict[Node, tuple[Node, Sequence[int]]] = {}
@@ -71,8 +73,7 @@ def _joint(a: Graph, b: Graph) -> tuple[list[Value], list[Value]]:
 
 
 def _merged_if(a: Node, b: Node) -> tuple[Node, list[int]]:
-    op_a: Any = a.op
-    op_b: Any = b.op
+    op_a, op_b = operator(a, If), operator(b, If)
     then_a, then_b = _joint(op_a.then_branch, op_b.then_branch)
     else_a, else_b = _joint(op_a.else_branch, op_b.else_branch)
     outputs = list(zip(then_a, else_a, strict=True))
@@ -86,8 +87,7 @@ def _merged_if(a: Node, b: Node) -> tuple[Node, list[int]]:
 
 def _merged_loop(a: Node, b: Node) -> tuple[Node, list[int]] | None:
     """None when the loops do not carry the same."""
-    op_a: Any = a.op
-    op_b: Any = b.op
+    op_a, op_b = repeating(a), repeating(b)
     if op_a.captures != op_b.captures:
         return None
     view_a, view_b = LoopView.of(a), LoopView.of(b)
@@ -114,5 +114,5 @@ def _position(known: list[Any], item: Any) -> int:
     return known.index(item)
 
 
-def _on_same_operands(node: Node, op: Any) -> Node:
+def _on_same_operands(node: Node, op: Op) -> Node:
     return Node(op, node.inputs, node.name, node.meta, output_names=[v.name for v in node.outputs])

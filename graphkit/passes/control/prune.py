@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value, topological
-from graphkit.ops.control.views import LoopView
+from graphkit.ops import Op, operator
+from graphkit.ops.control.operators import If
+from graphkit.ops.control.views import LoopView, repeating
 from graphkit.passes.core.sweep import is_control, rewrite, use_counts
 
 
@@ -35,7 +37,7 @@ def prune_control(graph: Graph) -> Graph:
 
 
 def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
-    op: Any = node.op
+    op = operator(node, If)
     read = read or [0]
     then, other = (prune_control(_with_outputs(g, read)) for g in (op.then_branch, op.else_branch))
     captures = sorted(_inputs_read(then, other))
@@ -48,7 +50,7 @@ def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tup
 
 
 def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
-    op: Any = node.op
+    op = repeating(node)
     view = LoopView.of(node, operands)
     lead, first, count = view.lead, view.flag, view.state_count
     stacks = [i for i in read if i >= count]
@@ -105,5 +107,5 @@ def _with_inputs(graph: Graph, chosen: list[int]) -> Graph:
     return graph if len(chosen) == len(graph.inputs) else graph.replace(inputs=[graph.inputs[i] for i in chosen])
 
 
-def _made(node: Node, op: Any, operands: list[Value | None], kept: list[int]) -> Node:
+def _made(node: Node, op: Op, operands: list[Value | None], kept: list[int]) -> Node:
     return Node(op, operands, node.name, node.meta, output_names=[node.outputs[i].name for i in kept])

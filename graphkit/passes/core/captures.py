@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops.control.views import LoopView
+from graphkit.ops import Op, operator
+from graphkit.ops.control.operators import If
+from graphkit.ops.control.views import LoopView, repeating
 
 
 def nested_nodes(graph: Graph) -> Iterator[Node]:
@@ -121,8 +123,7 @@ def _pairs(operands: Sequence[Value | None], results: Sequence[Value]) -> list[t
 
 
 def _captures(node: Node) -> int:
-    op: Any = node.op
-    return len(node.inputs) - 1 if op.name == "If" else int(op.captures)
+    return len(node.inputs) - 1 if isinstance(node.op, If) else repeating(node).captures
 
 
 def _chosen(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]:
@@ -132,7 +133,7 @@ def _chosen(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]
 
 
 def _again(node: Node, changes: Mapping[str, Any], operands: Sequence[Value | None], names: Sequence[str] = ()) -> Node:
-    op: Any = node.op
+    op = operator(node, Op)
     # A name for each result that there was; those that are added have none.
     return Node(
         op.replace(**changes), operands, node.name, node.meta, output_names=names or [v.name for v in node.outputs]

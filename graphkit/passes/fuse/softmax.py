@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import operator
+from graphkit.ops.math.reduce import Reduction
 from graphkit.ops.nn.softmax import LogSoftmax, Softmax
 from graphkit.passes.core.match import axes_of, first, is_op, producer, same_type
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
@@ -29,8 +30,7 @@ def _logarithm(node: Node, readers: Readers) -> Sequence[Value] | None:
     inner = producer(node.inputs[0], "Softmax")
     if inner is None or not readers.sole(inner.output):
         return None
-    op: Any = inner.op
-    return (fused_node(LogSoftmax(axis=op.axis), inner.inputs, (inner, node)),)
+    return (fused_node(LogSoftmax(axis=operator(inner, Softmax).axis), inner.inputs, (inner, node)),)
 
 
 def _quotient(node: Node, readers: Readers) -> Sequence[Value] | None:
@@ -48,6 +48,6 @@ def _quotient(node: Node, readers: Readers) -> Sequence[Value] | None:
     axes = axes_of(total)
     if axes is None or len(axes) != 1 or axes_of(maximum) != axes:
         return None
-    if not total.op.keepdims or not maximum.op.keepdims:  # type: ignore[attr-defined]
+    if not operator(total, Reduction).keepdims or not operator(maximum, Reduction).keepdims:
         return None
     return (fused_node(Softmax(axis=axes[0] - len(x.tensor.known_shape)), (x,), (difference, node)),)

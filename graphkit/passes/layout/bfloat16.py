@@ -6,7 +6,6 @@ All else stays float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
@@ -59,7 +58,7 @@ def to_bfloat16(graph: Graph) -> Graph:
 
 
 def _is_bare_depthwise(node: Node) -> bool:
-    op: Any = node.op
+    op = node.op
     group = getattr(op, "group", 1)
     w = node.operands[2 if op.name.endswith("GradWeight") else 1]
     if group == 1 or w.shape is None or w.shape[:2] != (group, 1):

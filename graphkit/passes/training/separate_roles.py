@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ops.control.operators import If
+from graphkit.ops.control.views import repeating
 from graphkit.passes.core.captures import add_captures, captured
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.training.to_training import is_batch_norm
@@ -130,8 +132,7 @@ def _is_identity(node: Node) -> bool:
 def _is_capture(node: Node, position: int) -> bool:
     if not is_control(node):
         return False
-    op: Any = node.op
-    return position > 0 if node.op.name == "If" else position >= len(node.inputs) - op.captures
+    return position > 0 if isinstance(node.op, If) else position >= len(node.inputs) - repeating(node).captures
 
 
 def _separated(
