@@ -51,7 +51,7 @@ class Axis(NamedTuple):
     end: float
 
 
-class _Resizing(Op):
+class Resizing(Op):
     """Attributes of Resize, and what follows from them and from sizes."""
 
     antialias: bool = False
@@ -321,7 +321,7 @@ def _resize_samples() -> tuple[Sample, ...]:
 
 
 @op
-class Resize(_Resizing):
+class Resize(Resizing):
     """x resampled along `axes` (default: all) to `sizes`, or to floor(size * scale); one of the two is given.
 
     mode nearest takes any element type, linear and cubic any number. roi, [starts..., ends...] as fractions of x, is
@@ -366,7 +366,7 @@ class Resize(_Resizing):
 
 
 @op
-class ResizeGrad(_Resizing):
+class ResizeGrad(Resizing):
     """Gradient of Resize in x: each element of dy, spread over the elements of x that it was interpolated from.
 
     Only the shape of x is used; roi, scales, sizes and the attributes are Resize's.

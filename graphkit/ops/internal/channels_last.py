@@ -52,7 +52,7 @@ def _shape_last(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[i] for i in to_last(len(shape)))
 
 
-class _ChannelsLast(Op):
+class ChannelsLast(Op):
     """The first result of the operator `standard()`, between transpositions."""
 
     # Operands whose channels are last here.
@@ -88,7 +88,7 @@ def _only(results: Any) -> Any:
 
 
 @op
-class ChannelsLastConv(_ChannelsLast, Epilogue, Convolution):
+class ChannelsLastConv(ChannelsLast, Epilogue, Convolution):
     """FusedConv with x: [N, *spatial, C], residual and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
 
     domain = DOMAIN
@@ -109,7 +109,7 @@ class ChannelsLastConv(_ChannelsLast, Epilogue, Convolution):
 
 
 @op
-class ChannelsLastConvTranspose(_ChannelsLast, Convolution):
+class ChannelsLastConvTranspose(ChannelsLast, Convolution):
     """ConvTranspose with x: [N, *spatial, C], w: [C, M / group, *kernel] -> [N, *positions, M]."""
 
     output_padding: tuple[int, ...] | None = None
@@ -128,7 +128,7 @@ class ChannelsLastConvTranspose(_ChannelsLast, Convolution):
 
 
 @op
-class ChannelsLastMaxPool(_ChannelsLast, Pooling):
+class ChannelsLastMaxPool(ChannelsLast, Pooling):
     """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], without the positions of the maxima."""
 
     domain = DOMAIN
@@ -140,7 +140,7 @@ class ChannelsLastMaxPool(_ChannelsLast, Pooling):
 
 
 @op
-class ChannelsLastAveragePool(_ChannelsLast, AveragePooling):
+class ChannelsLastAveragePool(ChannelsLast, AveragePooling):
     """AveragePool of x: [N, *spatial, C] -> [N, *positions, C]."""
 
     domain = DOMAIN

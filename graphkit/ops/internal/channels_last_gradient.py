@@ -16,7 +16,7 @@ from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.internal.channels_last import (
-    _ChannelsLast,
+    ChannelsLast,
     _first,
     _last,
     _moved,
@@ -32,7 +32,7 @@ from graphkit.ops.pointwise import scalar_like
 
 
 @op
-class ChannelsLastConvGradInput(_ChannelsLast, Convolution):
+class ChannelsLastConvGradInput(ChannelsLast, Convolution):
     """ConvGradInput of dy: [N, *positions, M] and w: [M, C / group, *kernel] -> [N, *spatial, C], the shape of x."""
 
     domain = DOMAIN
@@ -51,7 +51,7 @@ class ChannelsLastConvGradInput(_ChannelsLast, Convolution):
 
 
 @op
-class ChannelsLastConvGradWeight(_ChannelsLast, Convolution):
+class ChannelsLastConvGradWeight(ChannelsLast, Convolution):
     """ConvGradWeight of x: [N, *spatial, C] and dy: [N, *positions, M] -> [M, C / group, *kernel], the type of w.
 
     The sum of dy over all positions, [M], is the gradient of the convolution's bias.
@@ -219,7 +219,7 @@ class ChannelsLastMaxPoolGrad(Pooling):
 
 
 @op
-class ChannelsLastAveragePoolGrad(_ChannelsLast, AveragePooling):
+class ChannelsLastAveragePoolGrad(ChannelsLast, AveragePooling):
     """AveragePoolGrad of dy: [N, *positions, C] -> [N, *spatial, C], the shape of x."""
 
     domain = DOMAIN

@@ -19,7 +19,7 @@ from graphkit.ops.pointwise import scalar_like
 _ACCUMULATED = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
 
 
-class _Cumulative(Op):
+class Cumulative(Op):
     """A running total of the elements up to each position along `axis` (a 0-d tensor, or one element).
 
     exclusive: without the element itself; reverse: from the end.
@@ -50,7 +50,7 @@ class _Cumulative(Op):
 
 
 @op
-class CumSum(_Cumulative):
+class CumSum(Cumulative):
     """Sums of the elements up to each position along `axis` (a 0-d tensor, or one element).
 
     exclusive: without the element itself; reverse: from the end.
@@ -74,7 +74,7 @@ class CumSum(_Cumulative):
 
 
 @op
-class CumProd(_Cumulative):
+class CumProd(Cumulative):
     """Products of the elements up to each position along `axis` (a 0-d tensor, or one element).
 
     exclusive: without the element itself; reverse: from the end. The gradient is exact where elements are zero.

@@ -26,7 +26,7 @@ _CASES: tuple[tuple[tuple[int, ...], np.ndarray, dict[str, Any]], ...] = (
 )
 
 
-class _Columns(Op):
+class ColumnBlocks(Op):
     """The window, with its ONNX attributes; `block` is the operand with its size."""
 
     dilations: tuple[int, ...] | None = None
@@ -66,7 +66,7 @@ def _block_of(block: Any) -> list[int]:
 
 
 @op
-class Col2Im(_Columns):
+class Col2Im(ColumnBlocks):
     """Columns added up to an image: each is a block of elements, which overlap where blocks do. (PyTorch's fold.)
 
     x: [N, C * prod(block_shape), L], one column for each of the L positions of the block, in row-major order; the
@@ -118,7 +118,7 @@ class Col2Im(_Columns):
 
 
 @op
-class Im2Col(_Columns):
+class Im2Col(ColumnBlocks):
     """The block of an image at each position, as a column: the adjoint of Col2Im. (PyTorch's unfold.)
 
     x: [N, C, *image]; the result is [N, C * prod(block_shape), L].

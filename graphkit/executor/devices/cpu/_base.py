@@ -18,6 +18,7 @@ from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import Factory, SizedFactory, register, register_sized
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops.internal.fused import Epilogue
 
 _ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
@@ -127,12 +128,11 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
 
 def epilogue(node: Node, residual: int) -> Any:
     """What a fused operator does to its product; `residual` is the position of that operand."""
-    op: Any = node.op
+    op = node.op
     adds = operand(node, residual) is not None
-    activation = getattr(op, "activation", "")
-    if not activation:
+    if not isinstance(op, Epilogue) or not op.activation:
         return native.Epilogue(residual=adds)
-    name, fixed = _ACTIVATIONS[activation]
+    name, fixed = _ACTIVATIONS[op.activation]
     alpha, beta = fixed or (op.activation_alpha, op.activation_beta)
     return native.Epilogue(name, alpha, beta, residual=adds, residual_last=op.residual_last)
 

@@ -8,12 +8,13 @@ from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.fused import FusedAttention
 
 
 @kernel("FusedAttention", DOMAIN)
 def _attention(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, FusedAttention)
     if node.output.dtype is not DType.FLOAT32:
         return None
     mask = operand(node, 3)

@@ -8,8 +8,9 @@ from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype,
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
-from graphkit.ops._base import DOMAIN
-from graphkit.ops.internal.channels_last import to_first
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConv, to_first
+from graphkit.ops.nn.conv import Convolution
 
 
 def window_of(geometry: Any) -> Any:
@@ -27,10 +28,11 @@ def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) 
     dtype = library_dtype(node)
     if dtype is None:
         return None
-    op: Any = node.op
+    op = operator(node, Convolution)
     x, y = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
     w = shape(node.inputs[1])
-    window = window_of((op.standard() if last else op).geometry(x, w))
+    standard: Convolution = op.standard() if isinstance(op, ChannelsLast) else op
+    window = window_of(standard.geometry(x, w))
     if window is None:
         return None
     packs = 1 in context.constant_inputs
@@ -64,7 +66,7 @@ def _fused_conv(node: Node, context: KernelContext) -> Any:
 
 @kernel("ChannelsLastConv", DOMAIN, onednn=True)
 def _channels_last_conv(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, ChannelsLastConv)
     # Packed weights, and what follows the convolution, are the library's.
     if len(node.operands) == 2 and not op.activation and 1 not in context.constant_inputs:
         x, w, y = _standard(shape(node.inputs[0]), True), shape(node.inputs[1]), _standard(shape(node.output), True)
@@ -79,7 +81,7 @@ def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> Any
 
     x: [N, C, *spatial], w: [M, C / group, *kernel].
     """
-    op: Any = node.op
+    op = operator(node, Convolution)
     if not op.group == x[1] == w[0] or not _is_single(node) or not 1 <= len(w) - 2 <= 3:
         return None
     geometry = op.geometry(x, w)
@@ -129,7 +131,7 @@ def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
     dtype = _gradient_dtype(node)
     if dtype is None:
         return None
-    op: Any = node.op
+    op = operator(node, Convolution)
     dy, dx = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
     w = shape(node.inputs[1])
     depthwise = _depthwise_window(node, dx, w) if last else None
@@ -161,7 +163,7 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Any:
     dtype = _gradient_dtype(node)
     if dtype is None or node.output.dtype is not DType.FLOAT32:
         return None
-    op: Any = node.op
+    op = operator(node, Convolution)
     x, dy = (_standard(shape(v), last) for v in node.inputs[:2])
     dw = shape(node.output)
     depthwise = _depthwise_window(node, x, dw) if last else None

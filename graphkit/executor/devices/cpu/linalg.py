@@ -8,7 +8,9 @@ from graphkit.executor.devices.cpu._base import kernel, native, shape
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import Factory
 from graphkit.ir.graph import Node
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.linalg.factorization import Potrf
+from graphkit.ops.linalg.triangular import Trsm
 
 
 def _elimination(goal: str) -> Factory:
@@ -27,13 +29,13 @@ kernel("Solve", DOMAIN)(_elimination("solve"))
 
 @kernel("Potrf", DOMAIN)
 def _potrf(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, Potrf)
     return native.Cholesky(shape(node.inputs[0]), op.lower, node.output.dtype.value, context.threads)
 
 
 @kernel("Trsm", DOMAIN)
 def _trsm(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, Trsm)
     a, b = (shape(v) for v in node.inputs)
     return native.TriangularSystem(
         a,

@@ -7,11 +7,12 @@ from typing import Any
 from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node, Value
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.nn.loss import ClassLoss
 
 
 def _class_loss(node: Node, context: KernelContext, softmax: bool) -> Any:
-    op: Any = node.op
+    op = operator(node, ClassLoss)
     scores, labels = _present(node, 0), _present(node, 1)
     return native.ClassLoss(
         shape(scores),
@@ -52,7 +53,7 @@ def _softmax_cross_entropy_with_grad(node: Node, context: KernelContext) -> Any:
 
 
 def _gradient(kind: Any, node: Node, context: KernelContext, scores: int, labels: int) -> Any:
-    op: Any = node.op
+    op = operator(node, ClassLoss)
     log_prob, target = _present(node, scores), _present(node, labels)
     return kind(
         shape(log_prob),

@@ -7,7 +7,9 @@ from typing import Any
 from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.fused import FusedMatMul
+from graphkit.ops.linalg.matmul import Gemm
 
 
 @kernel("MatMul", onednn=True)
@@ -24,7 +26,7 @@ def _gemm(node: Node, context: KernelContext) -> Any:
     dtype = library_dtype(node)
     if dtype is None:
         return None
-    op: Any = node.op
+    op = operator(node, Gemm)
     a, b = (shape(v) for v in node.inputs[:2])
     c = operand(node, 2)
     bias = None if c is None or op.beta == 0 else shape(c)
@@ -47,7 +49,7 @@ def _fused_mat_mul(node: Node, context: KernelContext) -> Any:
     dtype = library_dtype(node)
     if dtype is None:
         return None
-    op: Any = node.op
+    op = operator(node, FusedMatMul)
     a, b = (shape(v) for v in node.inputs[:2])
     bias = operand(node, 2)
     return native.MatMul(

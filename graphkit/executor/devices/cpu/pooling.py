@@ -8,8 +8,10 @@ from graphkit.executor.devices.cpu._base import kernel, native, shape
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops._base import DOMAIN
-from graphkit.ops.internal.channels_last import to_first
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.channels_last import ChannelsLastAveragePool, to_first
+from graphkit.ops.internal.channels_last_gradient import ChannelsLastAveragePoolGrad
+from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, Pooling
 
 
 def _window(node: Node, spatial: tuple[int, ...], indices: DType = DType.INT64) -> Any:
@@ -20,7 +22,7 @@ def _window(node: Node, spatial: tuple[int, ...], indices: DType = DType.INT64) 
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
     if not 1 <= len(spatial) <= 3 or any(v.dtype not in (DType.FLOAT32, indices) for v in values):
         return None
-    op: Any = node.op
+    op = operator(node, Pooling)
     window = op.window_of(spatial)
     return native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
 
@@ -33,7 +35,7 @@ def _places(value: Value | None) -> tuple[int, ...]:
 
 @kernel("MaxPool")
 def _max_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, MaxPool)
     x, y = shape(node.inputs[0]), shape(node.outputs[0])
     window = _window(node, x[2:])
     return window and native.MaxPool(x, y, window, bool(op.storage_order), context.threads)
@@ -48,7 +50,7 @@ def _max_pool_grad(node: Node, context: KernelContext) -> Any:
 
 @kernel("AveragePool")
 def _average_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, AveragePool)
     x, y = shape(node.inputs[0]), shape(node.output)
     window = _window(node, x[2:])
     return window and native.AveragePool(x, y, window, op.count_include_pad, context.threads)
@@ -56,7 +58,7 @@ def _average_pool(node: Node, context: KernelContext) -> Any:
 
 @kernel("LpPool")
 def _lp_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, LpPool)
     x, y = shape(node.inputs[0]), shape(node.output)
     window = _window(node, x[2:])
     return window and native.LpPool(x, y, window, op.p, context.threads)
@@ -64,7 +66,7 @@ def _lp_pool(node: Node, context: KernelContext) -> Any:
 
 @kernel("AveragePoolGrad", DOMAIN)
 def _average_pool_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, AveragePoolGrad)
     dy, dx = shape(node.inputs[0]), shape(node.output)
     window = _window(node, dx[2:])
     return window and native.AveragePoolGrad(dy, dx, window, op.count_include_pad, context.threads)
@@ -79,7 +81,7 @@ def _channels_last_max_pool(node: Node, context: KernelContext) -> Any:
 
 @kernel("ChannelsLastAveragePool", DOMAIN)
 def _channels_last_average_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, ChannelsLastAveragePool)
     x, y = _places(node.inputs[0]), _places(node.output)
     window = _window(node, x[2:])
     return window and native.ChannelsLastPool(
@@ -103,7 +105,7 @@ def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> Any:
 
 @kernel("ChannelsLastAveragePoolGrad", DOMAIN)
 def _channels_last_average_pool_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, ChannelsLastAveragePoolGrad)
     dy, dx = _places(node.inputs[0]), _places(node.output)
     window = _window(node, dx[2:])
     return window and native.ChannelsLastAveragePoolGrad(

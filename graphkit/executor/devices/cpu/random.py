@@ -7,13 +7,14 @@ from typing import Any
 from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node, Value
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.math.random import Normal, RandomOp, Uniform
 from graphkit.ops.xp import numpy_xp
 
 
 def _source(node: Node) -> Any:
     """Where the node draws: from its operand `rng`, or from its seed."""
-    op: Any = node.op
+    op = operator(node, RandomOp)
     if op.named_inputs(node.inputs)["rng"] is not None:
         return native.PhiloxSource(0, 0, op.stream, True)
     seed, step = op.state(numpy_xp, None).tolist()
@@ -24,13 +25,22 @@ def _described(value: Value | None) -> tuple[tuple[int, ...], str] | None:
     return None if value is None else (shape(value), value.dtype.value)
 
 
+def _moments(node: Node) -> tuple[float, float]:
+    op = operator(node, Normal)
+    return op.mean, op.scale
+
+
+def _range(node: Node) -> tuple[float, float]:
+    op = operator(node, Uniform)
+    return op.low, op.high - op.low
+
+
 def _fill(node: Node, context: KernelContext, normal: bool, like: bool) -> Any:
-    op: Any = node.op
-    first, second = (op.mean, op.scale) if normal else (op.low, op.high - op.low)
+    first, second = _moments(node) if normal else _range(node)
     unread = _described(node.inputs[0]) if like else None
     y = node.output
     return native.RandomFill(
-        op.name, normal, first, second, unread, shape(y), y.dtype.value, _source(node), context.threads
+        node.op.name, normal, first, second, unread, shape(y), y.dtype.value, _source(node), context.threads
     )
 
 

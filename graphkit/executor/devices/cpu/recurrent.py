@@ -9,6 +9,8 @@ from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN
+from graphkit.ops._base import operator
+from graphkit.ops.rnn.walk import OfLayer
 
 
 def _is_float(node: Node) -> bool:
@@ -47,12 +49,12 @@ def _recurrent(node: Node, context: KernelContext) -> Any:
 
 
 def _walk(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, OfLayer)
     return _forward(node, context, op.forward, saves=True)
 
 
 def _walk_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, OfLayer)
     named = op.named_inputs(node.inputs)
     if not _is_float(node):
         return None

@@ -8,12 +8,14 @@ from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import Factory
 from graphkit.ir.graph import Node
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.math.reduce import Reduction
+from graphkit.ops.nn.pool import GlobalLpPool
 
 
 def _reduced_axes(node: Node) -> tuple[int, ...] | None:
     """The reduced axes; None when they are known only when the program runs."""
-    op: Any = node.op
+    op = operator(node, Reduction)
     axes = operand(node, 1)
     given = () if axes is None else axes.tensor.constants
     if given is None:
@@ -63,5 +65,5 @@ def _global_max_pool(node: Node, context: KernelContext) -> Any:
 
 @kernel("GlobalLpPool")
 def _global_lp_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+    op = operator(node, GlobalLpPool)
     return _global_pool(f"L{op.p}", node, context) if op.p in (1, 2) else None

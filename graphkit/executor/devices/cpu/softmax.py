@@ -7,10 +7,12 @@ from typing import Any
 from graphkit.executor.devices.cpu._base import kernel, native, shape
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import operator
+from graphkit.ops.nn.softmax import AlongAxis
 
 
 def _softmax(node: Node, context: KernelContext, log: bool) -> Any:
-    op: Any = node.op
+    op = operator(node, AlongAxis)
     return native.Softmax(shape(node.output), op.axis, str(node.output.dtype), log, context.threads)
 
 
