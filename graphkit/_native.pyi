@@ -153,6 +153,7 @@ class Pointwise(Kernel):
         instructions: Sequence[tuple[str, Sequence[int], str]],
         outputs: Sequence[tuple[int, str]],
         threads: int = 0,
+        divisions: str = "",
     ) -> None: ...
     @property
     def registers(self) -> int: ...

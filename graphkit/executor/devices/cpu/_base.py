@@ -11,10 +11,10 @@ import importlib.metadata
 import os
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.registry import Factory, SizedFactory, register, register_sized
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
@@ -54,7 +54,12 @@ def _onednn_library(cause: ImportError) -> str:
     ) from cause
 
 
-native: Any = _load_native()
+if TYPE_CHECKING:
+    import graphkit._native
+
+    native = graphkit._native
+else:
+    native = _load_native()
 
 
 def kernel(
@@ -68,7 +73,7 @@ def kernel(
     """
 
     def install(factory: Factory) -> Factory:
-        def make(node: Node, context: KernelContext) -> Any:
+        def make(node: Node, context: KernelContext) -> Kernel | None:
             try:
                 return factory(node, context)
             except native.Unsupported:
@@ -126,7 +131,7 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
 }
 
 
-def epilogue(node: Node, residual: int) -> Any:
+def epilogue(node: Node, residual: int) -> native.Epilogue:
     """What a fused operator does to its product; `residual` is the position of that operand."""
     op = node.op
     adds = operand(node, residual) is not None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
@@ -13,7 +14,7 @@ from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConv, 
 from graphkit.ops.nn.conv import Convolution
 
 
-def window_of(geometry: Any) -> Any:
+def window_of(geometry: Any) -> native.Window | None:
     """The native window of a convolution's geometry; None when its number of spatial axes is not covered."""
     if not 1 <= len(geometry.strides) <= 3:
         return None
@@ -24,7 +25,7 @@ def window_of(geometry: Any) -> Any:
     return native.Window(geometry.strides, geometry.dilations, geometry.begin, end, geometry.group)
 
 
-def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) -> Any:
+def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, last: bool = False) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
@@ -36,7 +37,9 @@ def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) 
     if window is None:
         return None
     packs = 1 in context.constant_inputs
-    options = dict(bias=operand(node, 2) is not None, epilogue=epilogue(node, residual=3), pack_weights=packs)
+    options: dict[str, Any] = dict(
+        bias=operand(node, 2) is not None, epilogue=epilogue(node, residual=3), pack_weights=packs
+    )
     if kind is native.Convolution and last and dtype == "float32":
         method = native.TiledConvolution.method(x, w, y, window, constant=packs)
         if method is not None:
@@ -50,22 +53,22 @@ def _standard(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
 
 
 @kernel("Conv", onednn=True)
-def _conv(node: Node, context: KernelContext) -> Any:
+def _conv(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(native.Convolution, node, context)
 
 
 @kernel("ConvTranspose", onednn=True)
-def _conv_transpose(node: Node, context: KernelContext) -> Any:
+def _conv_transpose(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(native.Deconvolution, node, context)
 
 
 @kernel("FusedConv", DOMAIN, onednn=True)
-def _fused_conv(node: Node, context: KernelContext) -> Any:
+def _fused_conv(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(native.Convolution, node, context)
 
 
 @kernel("ChannelsLastConv", DOMAIN, onednn=True)
-def _channels_last_conv(node: Node, context: KernelContext) -> Any:
+def _channels_last_conv(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, ChannelsLastConv)
     # Packed weights, and what follows the convolution, are the library's.
     if len(node.operands) == 2 and not op.activation and 1 not in context.constant_inputs:
@@ -76,7 +79,7 @@ def _channels_last_conv(node: Node, context: KernelContext) -> Any:
     return _forward(native.Convolution, node, context, last=True)
 
 
-def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> Any:
+def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> native.PoolWindow | None:
     """The window of a convolution with one filter for each channel; None when it is another, or not covered.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel].
@@ -91,27 +94,27 @@ def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> Any
 
 
 @kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)
-def _channels_last_conv_transpose(node: Node, context: KernelContext) -> Any:
+def _channels_last_conv_transpose(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(native.Deconvolution, node, context, last=True)
 
 
 @kernel("ConvGradInput", DOMAIN, onednn=True)
-def _conv_grad_input(node: Node, context: KernelContext) -> Any:
+def _conv_grad_input(node: Node, context: KernelContext) -> Kernel | None:
     return _grad_input(node, context, last=False)
 
 
 @kernel("ChannelsLastConvGradInput", DOMAIN, onednn=True)
-def _channels_last_conv_grad_input(node: Node, context: KernelContext) -> Any:
+def _channels_last_conv_grad_input(node: Node, context: KernelContext) -> Kernel | None:
     return _grad_input(node, context, last=True)
 
 
 @kernel("ConvGradWeight", DOMAIN, onednn=True)
-def _conv_grad_weight(node: Node, context: KernelContext) -> Any:
+def _conv_grad_weight(node: Node, context: KernelContext) -> Kernel | None:
     return _grad_weight(node, context, last=False)
 
 
 @kernel("ChannelsLastConvGradWeight", DOMAIN, onednn=True)
-def _channels_last_conv_grad_weight(node: Node, context: KernelContext) -> Any:
+def _channels_last_conv_grad_weight(node: Node, context: KernelContext) -> Kernel | None:
     return _grad_weight(node, context, last=True)
 
 
@@ -127,7 +130,7 @@ def _gradient_dtype(node: Node) -> str | None:
     return "bfloat16" if kinds == {DType.BFLOAT16} and native.has_bfloat16() else None
 
 
-def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
+def _grad_input(node: Node, context: KernelContext, last: bool) -> Kernel | None:
     dtype = _gradient_dtype(node)
     if dtype is None:
         return None
@@ -159,7 +162,7 @@ def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
     )
 
 
-def _grad_weight(node: Node, context: KernelContext, last: bool) -> Any:
+def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | None:
     dtype = _gradient_dtype(node)
     if dtype is None or node.output.dtype is not DType.FLOAT32:
         return None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
@@ -13,7 +11,7 @@ from graphkit.ops.linalg.matmul import Gemm
 
 
 @kernel("MatMul", onednn=True)
-def _mat_mul(node: Node, context: KernelContext) -> Any:
+def _mat_mul(node: Node, context: KernelContext) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
@@ -22,7 +20,7 @@ def _mat_mul(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("Gemm", onednn=True)
-def _gemm(node: Node, context: KernelContext) -> Any:
+def _gemm(node: Node, context: KernelContext) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
@@ -45,7 +43,7 @@ def _gemm(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("FusedMatMul", DOMAIN, onednn=True)
-def _fused_mat_mul(node: Node, context: KernelContext) -> Any:
+def _fused_mat_mul(node: Node, context: KernelContext) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None

@@ -8,13 +8,13 @@ import numpy as np
 
 from graphkit.executor.devices.cpu._base import constants, kernel, native, operand, shape
 from graphkit.executor.devices.cpu._taps import axis_taps
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.image.resize import Resize, ResizeGrad, Resizing
+from graphkit.ops.image.resize import Axis, Resize, ResizeGrad, Resizing
 
 
-def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]) -> Any:
+def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]) -> list[Axis] | None:
     """The resized axes of an array of `sizes`; None when an operand is not known. `first` is roi's position."""
     settings: list[Any] = []
     for position in range(first, first + 3):
@@ -33,7 +33,7 @@ def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]
 
 
 @kernel("Resize")
-def _resize(node: Node, context: KernelContext) -> Any:
+def _resize(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, Resize)
     x, dtype = shape(node.inputs[0]), node.output.dtype
     plan = _plan(node, context, 1, x)
@@ -54,7 +54,7 @@ def _resize(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("ResizeGrad", DOMAIN)
-def _resize_grad(node: Node, context: KernelContext) -> Any:
+def _resize_grad(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, ResizeGrad)
     dy, dx = shape(node.inputs[0]), shape(node.output)
     plan = _plan(node, context, 2, dx)
