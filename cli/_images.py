@@ -67,7 +67,7 @@ class Images:
             if self != Images(layout=self.layout):
                 raise UsageError(f"{path}: the input takes uint8, pixels as they are; no --image-scale, -mean or -std")
             return pixels
-        array = pixels.astype(np.float64) * self.scale
+        array: np.ndarray = pixels.astype(np.float64) * self.scale
         for option, values in (("mean", self.mean), ("std", self.std)):
             if values and len(values) not in (1, pixels.shape[2]):
                 raise UsageError(f"--image-{option} has {len(values)} numbers for {pixels.shape[2]} channels of {path}")

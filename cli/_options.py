@@ -38,7 +38,7 @@ class Recompute(click.ParamType):
 
     name = "sqrt|MEMORY"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
         if value == "sqrt" or isinstance(value, int):
             return value
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?)?B?", value, re.IGNORECASE)

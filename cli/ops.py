@@ -18,23 +18,20 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 @click.command()
 @click.argument("model", required=False)
 @click.option("--markdown", is_flag=True, help="Write the page docs/operator_table.md: every operator is tried out.")
-@click.option("--stub", is_flag=True, help="Write the file graphkit/__init__.pyi: every function with its arguments.")
 @json_option
-def command(model: str | None, markdown: bool, stub: bool, as_json: bool) -> int:
+def command(model: str | None, markdown: bool, as_json: bool) -> int:
     """List every operator; with MODEL (.onnx or .json), those it uses and how each is supported: all gaps at once.
 
     A row says whether a native kernel of that operator exists; `--markdown` tries them.
 
     Exit code 3: the model uses an operator that graphkit does not know.
     """
-    if markdown or stub:
-        if model is not None or as_json or (markdown and stub):
-            option = "--markdown" if markdown else "--stub"
-            raise UsageError(f"{option} lists all operators: it takes no MODEL, is no JSON, and stands alone")
+    if markdown:
+        if model is not None or as_json:
+            raise UsageError("--markdown lists all operators: it takes no MODEL, and is no JSON")
         from graphkit.checks import operator_table
-        from graphkit.checks.stub import stub as written
 
-        click.echo(operator_table.markdown(operator_table.operator_rows()) if markdown else written(), nl=False)
+        click.echo(operator_table.markdown(operator_table.operator_rows()), nl=False)
         return 0
     rows = _registry_rows() if model is None else _model_rows(model)
     unknown = [r for r in rows if r["runs"] == "no"]

@@ -90,7 +90,8 @@ def command(
         seconds = recorded.seconds
     if output is not None:
         buffer = io.BytesIO()
-        np.savez(buffer, **results)
+        arrays: dict[str, Any] = results
+        np.savez(buffer, **arrays)
         write_whole(Path(output), [buffer.getbuffer()])
         log(f"wrote {output}")
     classes = best(net, results, top)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+# Type checkers and editors read the names in __init__.pyi, which graphkit.checks.stub makes.
 # Public name -> module that defines it. Operators (gk.relu, gk.mat_mul, ...) come from the registry.
 _PUBLIC = {
     "Model": "graphkit.model",
@@ -36,7 +37,7 @@ _PUBLIC = {
     "foreach": "graphkit.frontend.control",
     "fold": "graphkit.frontend.control",
     "TensorArray": "graphkit.frontend.tensor_array",
-    "gradient": "graphkit.autodiff",
+    "gradient": "graphkit.autodiff.reverse_mode",
     "profile": "graphkit.executor.run.profile",
     "verify": "graphkit.checks.verify",
     "check_gradient": "graphkit.checks.gradcheck",

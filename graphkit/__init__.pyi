@@ -1,23 +1,19 @@
-"""graphkit's public names with their types. Written by `graphkit ops --stub`; a test keeps this file up to date."""
+"""graphkit's public names. Made from its tables and the registry by `python -m graphkit.checks.stub`."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-from numpy.typing import ArrayLike, DTypeLike
-
-from graphkit.ir.tensor import Tensor
 from graphkit import config as config
 from graphkit import data as data
 from graphkit import errors as errors
-from graphkit import models as models  # type: ignore[attr-defined]
-from graphkit.autodiff import gradient as gradient
+from graphkit import models as models
+from graphkit.autodiff.reverse_mode import gradient as gradient
 from graphkit.checks.gradcheck import check_gradient as check_gradient
 from graphkit.checks.nonfinite import find_nonfinite as find_nonfinite
 from graphkit.checks.verify import verify as verify
 from graphkit.dist import kvstore as kvstore
 from graphkit.errors import GraphkitError as GraphkitError
 from graphkit.errors import GraphkitWarning as GraphkitWarning
-from graphkit.executor.report.profile import profile as profile
+from graphkit.executor.run.profile import profile as profile
 from graphkit.frontend import initializers as _init
 from graphkit.frontend import layers as _nn
 from graphkit.frontend import linalg as linalg
@@ -47,6 +43,249 @@ from graphkit.ops import Rand as Rand
 from graphkit.ops import Sample as Sample
 from graphkit.ops import constant as constant
 from graphkit.ops import op as op
+from graphkit.ops._functions import abs as abs
+from graphkit.ops._functions import acos as acos
+from graphkit.ops._functions import acosh as acosh
+from graphkit.ops._functions import adadelta_update as adadelta_update
+from graphkit.ops._functions import adagrad_update as adagrad_update
+from graphkit.ops._functions import adam_update as adam_update
+from graphkit.ops._functions import adam_w_update as adam_w_update
+from graphkit.ops._functions import add as add
+from graphkit.ops._functions import affine_grid as affine_grid
+from graphkit.ops._functions import after as after
+from graphkit.ops._functions import and_ as and_
+from graphkit.ops._functions import arg_max as arg_max
+from graphkit.ops._functions import arg_min as arg_min
+from graphkit.ops._functions import asin as asin
+from graphkit.ops._functions import asinh as asinh
+from graphkit.ops._functions import atan as atan
+from graphkit.ops._functions import atanh as atanh
+from graphkit.ops._functions import attention as attention
+from graphkit.ops._functions import average_pool as average_pool
+from graphkit.ops._functions import average_pool_grad as average_pool_grad
+from graphkit.ops._functions import batch_norm_grad as batch_norm_grad
+from graphkit.ops._functions import batch_normalization as batch_normalization
+from graphkit.ops._functions import bernoulli as bernoulli
+from graphkit.ops._functions import bit_cast as bit_cast
+from graphkit.ops._functions import bit_shift as bit_shift
+from graphkit.ops._functions import bitwise_and as bitwise_and
+from graphkit.ops._functions import bitwise_not as bitwise_not
+from graphkit.ops._functions import bitwise_or as bitwise_or
+from graphkit.ops._functions import bitwise_xor as bitwise_xor
+from graphkit.ops._functions import blackman_window as blackman_window
+from graphkit.ops._functions import cast as cast
+from graphkit.ops._functions import cast_like as cast_like
+from graphkit.ops._functions import causal_conv_with_state as causal_conv_with_state
+from graphkit.ops._functions import ceil as ceil
+from graphkit.ops._functions import celu as celu
+from graphkit.ops._functions import center_crop_pad as center_crop_pad
+from graphkit.ops._functions import channels_last_average_pool as channels_last_average_pool
+from graphkit.ops._functions import channels_last_average_pool_grad as channels_last_average_pool_grad
+from graphkit.ops._functions import channels_last_batch_norm as channels_last_batch_norm
+from graphkit.ops._functions import channels_last_batch_norm_grad as channels_last_batch_norm_grad
+from graphkit.ops._functions import channels_last_conv as channels_last_conv
+from graphkit.ops._functions import channels_last_conv_grad_input as channels_last_conv_grad_input
+from graphkit.ops._functions import channels_last_conv_grad_weight as channels_last_conv_grad_weight
+from graphkit.ops._functions import channels_last_conv_transpose as channels_last_conv_transpose
+from graphkit.ops._functions import channels_last_max_pool as channels_last_max_pool
+from graphkit.ops._functions import channels_last_max_pool_grad as channels_last_max_pool_grad
+from graphkit.ops._functions import channels_last_max_pool_indices as channels_last_max_pool_indices
+from graphkit.ops._functions import clip as clip
+from graphkit.ops._functions import cofactor as cofactor
+from graphkit.ops._functions import col2_im as col2_im
+from graphkit.ops._functions import compress as compress
+from graphkit.ops._functions import concat as concat
+from graphkit.ops._functions import constant_of_shape as constant_of_shape
+from graphkit.ops._functions import conv as conv
+from graphkit.ops._functions import conv_grad_input as conv_grad_input
+from graphkit.ops._functions import conv_grad_weight as conv_grad_weight
+from graphkit.ops._functions import conv_transpose as conv_transpose
+from graphkit.ops._functions import cos as cos
+from graphkit.ops._functions import cosh as cosh
+from graphkit.ops._functions import cum_prod as cum_prod
+from graphkit.ops._functions import cum_sum as cum_sum
+from graphkit.ops._functions import deform_conv as deform_conv
+from graphkit.ops._functions import depth_to_space as depth_to_space
+from graphkit.ops._functions import det as det
+from graphkit.ops._functions import dft as dft
+from graphkit.ops._functions import div as div
+from graphkit.ops._functions import dropout as dropout
+from graphkit.ops._functions import einsum as einsum
+from graphkit.ops._functions import elu as elu
+from graphkit.ops._functions import equal as equal
+from graphkit.ops._functions import erf as erf
+from graphkit.ops._functions import exp as exp
+from graphkit.ops._functions import expand as expand
+from graphkit.ops._functions import eye_like as eye_like
+from graphkit.ops._functions import finite_guard as finite_guard
+from graphkit.ops._functions import flatten as flatten
+from graphkit.ops._functions import floor as floor
+from graphkit.ops._functions import ftrl_update as ftrl_update
+from graphkit.ops._functions import fused as fused
+from graphkit.ops._functions import fused_attention as fused_attention
+from graphkit.ops._functions import fused_conv as fused_conv
+from graphkit.ops._functions import fused_mat_mul as fused_mat_mul
+from graphkit.ops._functions import gather as gather
+from graphkit.ops._functions import gather_elements as gather_elements
+from graphkit.ops._functions import gather_grad as gather_grad
+from graphkit.ops._functions import gather_nd as gather_nd
+from graphkit.ops._functions import gelqf as gelqf
+from graphkit.ops._functions import gelu as gelu
+from graphkit.ops._functions import gemm as gemm
+from graphkit.ops._functions import gemm2 as gemm2
+from graphkit.ops._functions import global_average_pool as global_average_pool
+from graphkit.ops._functions import global_lp_pool as global_lp_pool
+from graphkit.ops._functions import global_max_pool as global_max_pool
+from graphkit.ops._functions import greater as greater
+from graphkit.ops._functions import greater_or_equal as greater_or_equal
+from graphkit.ops._functions import grid_sample as grid_sample
+from graphkit.ops._functions import group_normalization as group_normalization
+from graphkit.ops._functions import gru as gru
+from graphkit.ops._functions import gru_grad as gru_grad
+from graphkit.ops._functions import gru_recurrence as gru_recurrence
+from graphkit.ops._functions import gru_recurrence_grad as gru_recurrence_grad
+from graphkit.ops._functions import hamming_window as hamming_window
+from graphkit.ops._functions import hann_window as hann_window
+from graphkit.ops._functions import hard_sigmoid as hard_sigmoid
+from graphkit.ops._functions import hard_swish as hard_swish
+from graphkit.ops._functions import hardmax as hardmax
+from graphkit.ops._functions import identity as identity
+from graphkit.ops._functions import if_ as if_
+from graphkit.ops._functions import im2_col as im2_col
+from graphkit.ops._functions import instance_normalization as instance_normalization
+from graphkit.ops._functions import inverse as inverse
+from graphkit.ops._functions import is_inf as is_inf
+from graphkit.ops._functions import is_na_n as is_na_n
+from graphkit.ops._functions import lamb_update as lamb_update
+from graphkit.ops._functions import lars_update as lars_update
+from graphkit.ops._functions import layer_norm_grad as layer_norm_grad
+from graphkit.ops._functions import layer_normalization as layer_normalization
+from graphkit.ops._functions import leaky_relu as leaky_relu
+from graphkit.ops._functions import less as less
+from graphkit.ops._functions import less_or_equal as less_or_equal
+from graphkit.ops._functions import linear_attention as linear_attention
+from graphkit.ops._functions import linear_recurrence as linear_recurrence
+from graphkit.ops._functions import log as log
+from graphkit.ops._functions import log_softmax as log_softmax
+from graphkit.ops._functions import loop as loop
+from graphkit.ops._functions import lp_normalization as lp_normalization
+from graphkit.ops._functions import lp_pool as lp_pool
+from graphkit.ops._functions import lrn as lrn
+from graphkit.ops._functions import lstm as lstm
+from graphkit.ops._functions import lstm_grad as lstm_grad
+from graphkit.ops._functions import lstm_recurrence as lstm_recurrence
+from graphkit.ops._functions import lstm_recurrence_grad as lstm_recurrence_grad
+from graphkit.ops._functions import mat_mul as mat_mul
+from graphkit.ops._functions import max as max
+from graphkit.ops._functions import max_pool as max_pool
+from graphkit.ops._functions import max_pool_grad as max_pool_grad
+from graphkit.ops._functions import max_roi_pool as max_roi_pool
+from graphkit.ops._functions import max_unpool as max_unpool
+from graphkit.ops._functions import mean as mean
+from graphkit.ops._functions import mean_variance_normalization as mean_variance_normalization
+from graphkit.ops._functions import mel_weight_matrix as mel_weight_matrix
+from graphkit.ops._functions import min as min
+from graphkit.ops._functions import mish as mish
+from graphkit.ops._functions import mod as mod
+from graphkit.ops._functions import mul as mul
+from graphkit.ops._functions import multinomial as multinomial
+from graphkit.ops._functions import neg as neg
+from graphkit.ops._functions import negative_log_likelihood_loss as negative_log_likelihood_loss
+from graphkit.ops._functions import non_max_suppression as non_max_suppression
+from graphkit.ops._functions import non_zero as non_zero
+from graphkit.ops._functions import not_ as not_
+from graphkit.ops._functions import one_hot as one_hot
+from graphkit.ops._functions import or_ as or_
+from graphkit.ops._functions import p_relu as p_relu
+from graphkit.ops._functions import pad as pad
+from graphkit.ops._functions import pad_grad as pad_grad
+from graphkit.ops._functions import potrf as potrf
+from graphkit.ops._functions import potri as potri
+from graphkit.ops._functions import pow as pow
+from graphkit.ops._functions import product_of_others as product_of_others
+from graphkit.ops._functions import random_normal as random_normal
+from graphkit.ops._functions import random_normal_like as random_normal_like
+from graphkit.ops._functions import random_uniform as random_uniform
+from graphkit.ops._functions import random_uniform_like as random_uniform_like
+from graphkit.ops._functions import range as range
+from graphkit.ops._functions import reciprocal as reciprocal
+from graphkit.ops._functions import reduce_l1 as reduce_l1
+from graphkit.ops._functions import reduce_l2 as reduce_l2
+from graphkit.ops._functions import reduce_log_sum as reduce_log_sum
+from graphkit.ops._functions import reduce_log_sum_exp as reduce_log_sum_exp
+from graphkit.ops._functions import reduce_max as reduce_max
+from graphkit.ops._functions import reduce_mean as reduce_mean
+from graphkit.ops._functions import reduce_min as reduce_min
+from graphkit.ops._functions import reduce_prod as reduce_prod
+from graphkit.ops._functions import reduce_sum as reduce_sum
+from graphkit.ops._functions import reduce_sum_square as reduce_sum_square
+from graphkit.ops._functions import reduce_to_shape_of as reduce_to_shape_of
+from graphkit.ops._functions import relu as relu
+from graphkit.ops._functions import reshape as reshape
+from graphkit.ops._functions import resize as resize
+from graphkit.ops._functions import resize_grad as resize_grad
+from graphkit.ops._functions import reverse_sequence as reverse_sequence
+from graphkit.ops._functions import rms_norm_grad as rms_norm_grad
+from graphkit.ops._functions import rms_normalization as rms_normalization
+from graphkit.ops._functions import rms_prop_update as rms_prop_update
+from graphkit.ops._functions import rng_fold_in as rng_fold_in
+from graphkit.ops._functions import rnn as rnn
+from graphkit.ops._functions import rnn_grad as rnn_grad
+from graphkit.ops._functions import rnn_recurrence as rnn_recurrence
+from graphkit.ops._functions import rnn_recurrence_grad as rnn_recurrence_grad
+from graphkit.ops._functions import roi_align as roi_align
+from graphkit.ops._functions import rotary_embedding as rotary_embedding
+from graphkit.ops._functions import round as round
+from graphkit.ops._functions import scatter_elements as scatter_elements
+from graphkit.ops._functions import scatter_nd as scatter_nd
+from graphkit.ops._functions import selu as selu
+from graphkit.ops._functions import sgd_update as sgd_update
+from graphkit.ops._functions import shape as shape
+from graphkit.ops._functions import shrink as shrink
+from graphkit.ops._functions import sigmoid as sigmoid
+from graphkit.ops._functions import sign as sign
+from graphkit.ops._functions import sin as sin
+from graphkit.ops._functions import sinh as sinh
+from graphkit.ops._functions import size as size
+from graphkit.ops._functions import slice as slice
+from graphkit.ops._functions import slice_grad as slice_grad
+from graphkit.ops._functions import slogdet as slogdet
+from graphkit.ops._functions import softmax as softmax
+from graphkit.ops._functions import softmax_cross_entropy_grad as softmax_cross_entropy_grad
+from graphkit.ops._functions import softmax_cross_entropy_loss as softmax_cross_entropy_loss
+from graphkit.ops._functions import softmax_cross_entropy_with_grad as softmax_cross_entropy_with_grad
+from graphkit.ops._functions import softplus as softplus
+from graphkit.ops._functions import softsign as softsign
+from graphkit.ops._functions import solve as solve
+from graphkit.ops._functions import space_to_depth as space_to_depth
+from graphkit.ops._functions import split as split
+from graphkit.ops._functions import sqrt as sqrt
+from graphkit.ops._functions import squeeze as squeeze
+from graphkit.ops._functions import stft as stft
+from graphkit.ops._functions import stop_gradient as stop_gradient
+from graphkit.ops._functions import straight_through as straight_through
+from graphkit.ops._functions import sub as sub
+from graphkit.ops._functions import sum as sum
+from graphkit.ops._functions import sumlogdiag as sumlogdiag
+from graphkit.ops._functions import swi_glu as swi_glu
+from graphkit.ops._functions import swish as swish
+from graphkit.ops._functions import syevd as syevd
+from graphkit.ops._functions import syrk as syrk
+from graphkit.ops._functions import table_update as table_update
+from graphkit.ops._functions import tan as tan
+from graphkit.ops._functions import tanh as tanh
+from graphkit.ops._functions import tensor_scatter as tensor_scatter
+from graphkit.ops._functions import thresholded_relu as thresholded_relu
+from graphkit.ops._functions import tile as tile
+from graphkit.ops._functions import top_k as top_k
+from graphkit.ops._functions import transpose as transpose
+from graphkit.ops._functions import trilu as trilu
+from graphkit.ops._functions import trmm as trmm
+from graphkit.ops._functions import trsm as trsm
+from graphkit.ops._functions import unique as unique
+from graphkit.ops._functions import unsqueeze as unsqueeze
+from graphkit.ops._functions import where as where
+from graphkit.ops._functions import xor as xor
 from graphkit.train import losses as losses
 from graphkit.train import metrics as metrics
 from graphkit.train import optim as optim
@@ -55,2408 +294,7 @@ from graphkit.train.trainer import Trainer as Trainer
 nn = _nn
 init = _init
 
-# What becomes a value of the graph: arrays and numbers are constants.
-Operand: TypeAlias = Value | Tensor | ArrayLike
-Operands: TypeAlias = Operand | Sequence[Operand]
-
 __version__: str
 
-# Operators that a program registers itself.
+# Operators that a program registers.
 def __getattr__(name: str) -> Any: ...
-
-def abs(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """|x|; the gradient at 0 is 0."""
-
-def acos(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Inverse cosine in [0, pi]; NaN outside [-1, 1]."""
-
-def acosh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Inverse hyperbolic cosine, >= 0; NaN below 1."""
-
-def adadelta_update(
-    weight: Operand,
-    grad: Operand,
-    square: Operand,
-    change: Operand,
-    lr: Operand,
-    *,
-    weight_decay: float = 0.0,
-    rho: float = 0.9,
-    epsilon: float = 1e-06,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """Adadelta: g = grad + weight_decay * weight; s' = rho s + (1 - rho) g^2;"""
-
-def adagrad_update(
-    weight: Operand,
-    grad: Operand,
-    square: Operand,
-    lr: Operand,
-    step: Operand,
-    *,
-    weight_decay: float = 0.0,
-    lr_decay: float = 0.0,
-    epsilon: float = 1e-10,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """Adagrad: g = grad + weight_decay * weight; s' = s + g^2; rate = lr / (1 + (step - 1) * lr_decay);"""
-
-def adam_update(
-    weight: Operand,
-    grad: Operand,
-    mean: Operand,
-    variance: Operand,
-    lr: Operand,
-    step: Operand,
-    *,
-    weight_decay: float = 0.0,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-08,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """Adam: g = grad + weight_decay * weight; m' = beta1 m + (1 - beta1) g; v' = beta2 v + (1 - beta2) g^2;"""
-
-def adam_w_update(
-    weight: Operand,
-    grad: Operand,
-    mean: Operand,
-    variance: Operand,
-    lr: Operand,
-    step: Operand,
-    *,
-    weight_decay: float = 0.01,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-08,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """Adam with decoupled weight decay: weight * (1 - lr * weight_decay) takes the place of weight, and g = grad."""
-
-def add(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a + b with broadcasting."""
-
-def affine_grid(
-    theta: Operand,
-    size: Operand,
-    *,
-    align_corners: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """The coordinates that GridSample reads for an affine transformation of images of `size`."""
-
-def after(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself; what reads the result is computed after `token`, of which nothing is read."""
-
-def and_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Logical and."""
-
-def arg_max(
-    x: Operand,
-    *,
-    axis: int = 0,
-    keepdims: bool = True,
-    select_last_index: bool = False,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Position of the maximum along `axis`."""
-
-def arg_min(
-    x: Operand,
-    *,
-    axis: int = 0,
-    keepdims: bool = True,
-    select_last_index: bool = False,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Position of the minimum along `axis`."""
-
-def asin(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Inverse sine in [-pi/2, pi/2]; NaN outside [-1, 1]."""
-
-def asinh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Inverse hyperbolic sine."""
-
-def atan(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Inverse tangent in (-pi/2, pi/2)."""
-
-def atanh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Inverse hyperbolic tangent; infinite at -1 and 1, NaN beyond."""
-
-def attention(
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    attn_mask: Operand | None = None,
-    past_key: Operand | None = None,
-    past_value: Operand | None = None,
-    nonpad_kv_seqlen: Operand | None = None,
-    *,
-    is_causal: bool = False,
-    kv_num_heads: int | None = None,
-    left_window_size: int = -1,
-    q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0,
-    right_window_size: int = -1,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    softmax_precision: DType | DTypeLike | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value]:
-    """softmax(scale * Q K^T + bias) V for each head. Vaswani et al. 2017, arXiv:1706.03762."""
-
-def average_pool(
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Mean of each window; padding is left out of the mean unless `count_include_pad`."""
-
-def average_pool_grad(
-    dy: Operand,
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Gradient of AveragePool: each element of dy, divided by its window's count, added all over the window."""
-
-def batch_norm_grad(
-    dy: Operand,
-    x: Operand,
-    scale: Operand,
-    *,
-    epsilon: float = 1e-05,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """Gradient of BatchNormalization's y in training mode, by x, scale and b; the statistics are computed from x."""
-
-def batch_normalization(
-    x: Operand,
-    scale: Operand,
-    b: Operand,
-    input_mean: Operand,
-    input_var: Operand,
-    *,
-    epsilon: float = 1e-05,
-    momentum: float = 0.9,
-    training_mode: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Any:
-    """(x - mean) / sqrt(var + epsilon) * scale + b, per channel of x: [N, C, *spatial]; the vectors are [C]."""
-
-def bernoulli(
-    x: Operand,
-    rng: Operand | None = None,
-    *,
-    stream: int = 0,
-    dtype: DType | DTypeLike | None = None,
-    seed: float | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """1 with probability x, else 0, for each element. x: float probabilities; the result has x's dtype or `dtype`."""
-
-def bit_cast(x: Operand, *, to: DType | DTypeLike, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The bytes of x read as another element type of the same size."""
-
-def bit_shift(
-    a: Operand,
-    b: Operand,
-    *,
-    direction: str,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """a shifted by b bits; `direction` is "LEFT" or "RIGHT" (arithmetic for signed types)."""
-
-def bitwise_and(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a & b."""
-
-def bitwise_not(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """~x."""
-
-def bitwise_or(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a | b."""
-
-def bitwise_xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a ^ b."""
-
-def blackman_window(
-    size: Operand,
-    *,
-    output_datatype: DType | DTypeLike = ...,
-    periodic: bool = True,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """0.42 - 0.5 cos(2 pi n / period) + 0.08 cos(4 pi n / period), for n below `size` (a 0-d integer); the period is
-    `size`, or one less."""
-
-def cast(
-    x: Operand,
-    *,
-    saturate: bool = True,
-    round_mode: str = "up",
-    to: DType | DTypeLike,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x's elements as dtype `to`."""
-
-def cast_like(
-    x: Operand,
-    like: Operand,
-    *,
-    saturate: bool = True,
-    round_mode: str = "up",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x's elements as the dtype of `like`, of which nothing else is read."""
-
-def causal_conv_with_state(
-    x: Operand,
-    weight: Operand,
-    bias: Operand | None = None,
-    past_state: Operand | None = None,
-    *,
-    activation: str = "none",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """Convolution of each channel with its own kernel over the present and past positions."""
-
-def ceil(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Smallest integer not below x."""
-
-def celu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """max(0, x) + min(0, alpha * (exp(x / alpha) - 1)); alpha is not 0. Barron 2017, arXiv:1704.07483."""
-
-def center_crop_pad(
-    x: Operand,
-    shape: Operand,
-    *,
-    axes: Sequence[int] | None = None,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x with the given sizes along `axes` (all by default): the middle of a longer axis, zeros around a shorter one."""
-
-def channels_last_average_pool(
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """AveragePool of x: [N, *spatial, C] -> [N, *positions, C]."""
-
-def channels_last_average_pool_grad(
-    dy: Operand,
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    count_include_pad: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """AveragePoolGrad of dy: [N, *positions, C] -> [N, *spatial, C], the shape of x."""
-
-def channels_last_batch_norm(
-    x: Operand,
-    scale: Operand,
-    b: Operand,
-    input_mean: Operand,
-    input_var: Operand,
-    residual: Operand | None = None,
-    *,
-    activation: str = "",
-    activation_alpha: float = 0.0,
-    activation_beta: float = 0.0,
-    epsilon: float = 1e-05,
-    momentum: float = 0.9,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value, Value]:
-    """BatchNormalization of x: [N, *spatial, C] by its own statistics, also returned, and the running ones."""
-
-def channels_last_batch_norm_grad(
-    dy: Operand,
-    x: Operand,
-    scale: Operand,
-    b: Operand,
-    mean: Operand,
-    inv_std_dev: Operand,
-    y: Operand | None = None,
-    addend: Operand | None = None,
-    *,
-    activation: str = "",
-    activation_alpha: float = 0.0,
-    activation_beta: float = 0.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value]:
-    """Gradient of ChannelsLastBatchNorm by x, scale, b and the residual, from its operands and statistics."""
-
-def channels_last_conv(
-    x: Operand,
-    w: Operand,
-    bias: Operand | None = None,
-    residual: Operand | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    activation: str = "",
-    activation_alpha: float = 0.0,
-    activation_beta: float = 0.0,
-    residual_last: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """FusedConv with x: [N, *spatial, C], residual and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
-
-def channels_last_conv_grad_input(
-    dy: Operand,
-    w: Operand,
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """ConvGradInput of dy: [N, *positions, M] and w: [M, C / group, *kernel] -> [N, *spatial, C], the shape of x."""
-
-def channels_last_conv_grad_weight(
-    x: Operand,
-    dy: Operand,
-    w: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """ConvGradWeight of x: [N, *spatial, C] and dy: [N, *positions, M] -> [M, C / group, *kernel], the type of w."""
-
-def channels_last_conv_transpose(
-    x: Operand,
-    w: Operand,
-    b: Operand | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """ConvTranspose with x: [N, *spatial, C], w: [C, M / group, *kernel] -> [N, *positions, M]."""
-
-def channels_last_max_pool(
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], without the positions of the maxima."""
-
-def channels_last_max_pool_grad(
-    dy: Operand,
-    indices: Operand,
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Gradient of ChannelsLastMaxPoolIndices: adds each element of dy to the element of its window at its index."""
-
-def channels_last_max_pool_indices(
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], and for each maximum which element of its window it is."""
-
-def clip(
-    x: Operand,
-    min: Operand | None = None,
-    max: Operand | None = None,
-    *,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """min(max(x, low), high). low, high: optional 0-d tensors; where low > high the result is high."""
-
-def cofactor(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The matrix of cofactors, which is det(a) * a^-T where a has an inverse. a: [..., n, n]."""
-
-def col2_im(
-    x: Operand,
-    image_shape: Operand,
-    block_shape: Operand,
-    *,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Columns added up to an image: each is a block of elements, which overlap where blocks do. (PyTorch's fold.)"""
-
-def compress(
-    x: Operand,
-    condition: Operand,
-    *,
-    axis: int | None = None,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Slices of x along `axis` (elements of flattened x when it is absent) where the boolean vector `condition` holds."""
-
-def concat(*xs: Operands, axis: int, axes: Any = ..., name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The operands one after the other along `axis`; all other dimensions are equal."""
-
-def constant_of_shape(
-    shape: Operand,
-    *,
-    value: Tensor | ArrayLike | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """A tensor of the given shape (an int64 vector) filled with the one element of `value`, float32 0 by default."""
-
-def conv(
-    x: Operand,
-    w: Operand,
-    b: Operand | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Convolution (cross-correlation)."""
-
-def conv_grad_input(
-    dy: Operand,
-    w: Operand,
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Gradient of Conv in x. dy: [N, M, *positions], w: [M, C / group, *kernel]; the shape of x -> [N, C, *spatial]."""
-
-def conv_grad_weight(
-    x: Operand,
-    dy: Operand,
-    w: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Gradient of Conv in w. x: [N, C, *spatial], dy: [N, M, *positions]; the type of w -> [M, C / group, *kernel]."""
-
-def conv_transpose(
-    x: Operand,
-    w: Operand,
-    b: Operand | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    output_padding: Sequence[int] | None = None,
-    output_shape: Sequence[int] | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Transposed convolution. x: [N, C, *positions], w: [C, M / group, *kernel], b: [M] -> [N, M, *spatial]."""
-
-def cos(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Cosine of x in radians."""
-
-def cosh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Hyperbolic cosine."""
-
-def cum_prod(
-    x: Operand,
-    axis: Operand,
-    *,
-    exclusive: bool = False,
-    reverse: bool = False,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Products of the elements up to each position along `axis` (a 0-d tensor, or one element)."""
-
-def cum_sum(
-    x: Operand,
-    axis: Operand,
-    *,
-    exclusive: bool = False,
-    reverse: bool = False,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Sums of the elements up to each position along `axis` (a 0-d tensor, or one element)."""
-
-def deform_conv(
-    x: Operand,
-    w: Operand,
-    offset: Operand,
-    bias: Operand | None = None,
-    mask: Operand | None = None,
-    *,
-    dilations: Sequence[int] | None = None,
-    group: int = 1,
-    kernel_shape: Sequence[int] | None = None,
-    offset_group: int = 1,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """sum over the kernel of w times x, read by linear interpolation at each position plus its offset, plus bias."""
-
-def depth_to_space(
-    x: Operand,
-    *,
-    blocksize: int,
-    mode: str = "DCR",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Blocks of channels to blocks of pixels: [N, C*b*b, H, W] to [N, C, H*b, W*b]."""
-
-def det(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The determinants of x: [..., n, n]; the result has the batch's shape. Singular matrices have gradients, too."""
-
-def dft(
-    x: Operand,
-    dft_length: Operand | None = None,
-    axis: Operand | None = None,
-    *,
-    inverse: bool = False,
-    onesided: bool = False,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Discrete Fourier transform along `axis` (0-d, default -2: the last axis of the signal); `inverse` divides by n."""
-
-def div(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a / b with broadcasting; integers divide towards zero, and a divisor 0 is RuntimeFailure."""
-
-def dropout(
-    data: Operand,
-    ratio: Operand | None = None,
-    training_mode: Operand | None = None,
-    rng: Operand | None = None,
-    *,
-    stream: int = 0,
-    seed: int | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """In training, zero each element with probability `ratio` and divide the others by 1 - ratio; else the identity."""
-
-def einsum(*xs: Operands, equation: str, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Sum of products by Einstein's convention: a letter for each axis of each operand, "ij,jk->ik"."""
-
-def elu(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x where x > 0, alpha * (exp(x) - 1) elsewhere. Clevert et al. 2015, arXiv:1511.07289."""
-
-def equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a == b; NaN equals nothing. Also of booleans and strings."""
-
-def erf(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
-
-def exp(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """e ** x."""
-
-def expand(x: Operand, shape: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x broadcast against `shape`, an int64 vector (numpy's rules in both directions)."""
-
-def eye_like(
-    x: Operand,
-    *,
-    dtype: DType | DTypeLike | None = None,
-    k: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """A matrix of x's shape with ones on diagonal `k` (0: main, positive: above) and zeros elsewhere; `dtype`
-    defaults to x's."""
-
-def finite_guard(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself where the scalar `token` is finite; else the run ends with NotFinite, which names the token's value."""
-
-def flatten(
-    x: Operand,
-    *,
-    axis: int = 1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """A matrix: the dimensions before `axis` make its rows, the others its columns."""
-
-def floor(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Largest integer not above x."""
-
-def ftrl_update(
-    weight: Operand,
-    grad: Operand,
-    linear: Operand,
-    square: Operand,
-    lr: Operand,
-    *,
-    weight_decay: float = 0.0,
-    beta: float = 1.0,
-    l1: float = 0.0,
-    l2: float = 0.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """FTRL-Proximal for each element: n' = n + g^2; z' = z + g - (sqrt(n') - sqrt(n)) / lr * weight;"""
-
-def fused(*xs: Operands, body: Graph, name: str = "", meta: Mapping[str, str] | None = None) -> Any:
-    """A region of pointwise operators run in one pass over memory."""
-
-def fused_attention(
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    mask: Operand | None = None,
-    *,
-    scale: float = 1.0,
-    causal: bool = False,
-    mask_value: float = ...,
-    layout: str = "NHLD",
-    output_layout: str = "NHLD",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """softmax(scale * q @ k^T + mask) @ v for each head. Vaswani et al. 2017, arXiv:1706.03762."""
-
-def fused_conv(
-    x: Operand,
-    w: Operand,
-    bias: Operand | None = None,
-    residual: Operand | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    group: int = 1,
-    activation: str = "",
-    activation_alpha: float = 0.0,
-    activation_beta: float = 0.0,
-    residual_last: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Convolution with bias, residual and activation."""
-
-def fused_mat_mul(
-    a: Operand,
-    b: Operand,
-    bias: Operand | None = None,
-    residual: Operand | None = None,
-    *,
-    activation: str = "",
-    activation_alpha: float = 0.0,
-    activation_beta: float = 0.0,
-    residual_last: bool = False,
-    transA: bool = False,
-    transB: bool = False,
-    alpha: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """alpha * op(a) @ op(b) with bias, residual and activation; op exchanges the last two axes when transA (transB)."""
-
-def gather(
-    x: Operand,
-    indices: Operand,
-    *,
-    axis: int = 0,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Slices of x along `axis` at the given indices (negative ones count from the back)."""
-
-def gather_elements(
-    x: Operand,
-    indices: Operand,
-    *,
-    axis: int = 0,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """y[i, j, ...] = x with `axis` at indices[i, j, ...]: the result has the shape of `indices`, which has x's rank."""
-
-def gather_grad(
-    dy: Operand,
-    x: Operand,
-    indices: Operand,
-    *,
-    axis: int = 0,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Zeros of x's shape with each slice of dy added at its index: the transpose of Gather. Only x's shape is read."""
-
-def gather_nd(
-    x: Operand,
-    indices: Operand,
-    *,
-    batch_dims: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Slices of x at index tuples. x: [*batch, *a, *b]; indices: [*batch, *c, len(a)]; the result is [*batch, *c, *b]."""
-
-def gelqf(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> tuple[Value, Value]:
-    """LQ factorisation a = l q: q [..., m, n] with orthonormal rows, l [..., m, m] lower triangular."""
-
-def gelu(x: Operand, *, approximate: str = "none", name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x * Phi(x), Phi the normal distribution function; approximate="tanh" uses its tanh formula."""
-
-def gemm(
-    a: Operand,
-    b: Operand,
-    c: Operand | None = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: bool = False,
-    transB: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """alpha * op(a) @ op(b) + beta * c, where op transposes when transA (transB) is set."""
-
-def gemm2(
-    a: Operand,
-    b: Operand,
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-    alpha: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """alpha * op(a) @ op(b), where op transposes matrices when transpose_a (transpose_b) is set."""
-
-def global_average_pool(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Mean over all spatial axes."""
-
-def global_lp_pool(x: Operand, *, p: int = 2, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """(sum |x| ** p) ** (1 / p) over all spatial axes."""
-
-def global_max_pool(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Maximum over all spatial axes; where elements tie, the gradient is shared equally."""
-
-def greater(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a > b."""
-
-def greater_or_equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a >= b."""
-
-def grid_sample(
-    x: Operand,
-    grid: Operand,
-    *,
-    align_corners: bool = False,
-    mode: str = "linear",
-    padding_mode: str = "zeros",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x: [N, C, *spatial] read at the coordinates of grid: [N, *out, rank], the last axis first; [N, C, *out]."""
-
-def group_normalization(
-    x: Operand,
-    scale: Operand,
-    bias: Operand,
-    *,
-    epsilon: float = 1e-05,
-    num_groups: int,
-    stash_type: int = 1,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """(x - mean) / sqrt(var + epsilon) * scale + bias over the channels of a group and all spatial axes."""
-
-def gru(
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    linear_before_reset: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """z, r = f(W x + R h + Wb + Rb); n = g(Wn x + Rn (r h) + Wbn + Rbn); h' = (1 - z) n + z h, for each step."""
-
-def gru_grad(
-    dy: Operand | None,
-    dy_h: Operand | None,
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    linear_before_reset: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value, Value]:
-    """Gradient of GRU."""
-
-def gru_recurrence(
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    linear_before_reset: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value]:
-    """GRU that saves what its gradient needs."""
-
-def gru_recurrence_grad(
-    dy: Operand | None,
-    dy_h: Operand | None,
-    gates: Operand,
-    h_before: Operand,
-    r: Operand,
-    sequence_lens: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    linear_before_reset: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """The recurrence backward in time of a GRU."""
-
-def hamming_window(
-    size: Operand,
-    *,
-    output_datatype: DType | DTypeLike = ...,
-    periodic: bool = True,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """25/46 - 21/46 cos(2 pi n / period), for n below `size` (a 0-d integer); the period is `size`, or one less."""
-
-def hann_window(
-    size: Operand,
-    *,
-    output_datatype: DType | DTypeLike = ...,
-    periodic: bool = True,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """0.5 - 0.5 cos(2 pi n / period), for n below `size` (a 0-d integer); the period is `size`, or one less."""
-
-def hard_sigmoid(
-    x: Operand,
-    *,
-    alpha: float = 0.20000000298023224,
-    beta: float = 0.5,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """alpha * x + beta, limited to [0, 1]; no gradient at and beyond the limits."""
-
-def hard_swish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x * min(max(x / 6 + 1/2, 0), 1). Howard et al. 2019, arXiv:1905.02244."""
-
-def hardmax(
-    x: Operand,
-    *,
-    axis: int = -1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """1 at the first maximum along one axis, 0 elsewhere; a step function, so no gradient flows."""
-
-def identity(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself: a tensor, a sequence or an optional."""
-
-def if_(
-    cond: Operand,
-    *captures: Operand | None,
-    then_branch: Graph,
-    else_branch: Graph,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Any:
-    """Runs one of two branches. cond: bool scalar; the captures are the operands of both branches."""
-
-def im2_col(
-    x: Operand,
-    block_shape: Operand,
-    *,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """The block of an image at each position, as a column: the adjoint of Col2Im. (PyTorch's unfold.)"""
-
-def instance_normalization(
-    x: Operand,
-    scale: Operand,
-    b: Operand,
-    *,
-    epsilon: float = 1e-05,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """(x - mean) / sqrt(var + epsilon) * scale + b over the spatial axes of x: [N, C, *spatial]; scale, b: [C]."""
-
-def inverse(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The inverses of a: [..., n, n]. A singular matrix is an error at run time."""
-
-def is_inf(
-    x: Operand,
-    *,
-    detect_negative: bool = True,
-    detect_positive: bool = True,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Whether x is infinite, of the signs asked for."""
-
-def is_na_n(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Whether x is NaN."""
-
-def lamb_update(
-    weight: Operand,
-    grad: Operand,
-    mean: Operand,
-    variance: Operand,
-    lr: Operand,
-    step: Operand,
-    *,
-    weight_decay: float = 0.0,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-06,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """LAMB: m and v as in Adam, with their bias taken out; r = m / (sqrt(v) + epsilon) + weight_decay * weight;"""
-
-def lars_update(
-    weight: Operand,
-    grad: Operand,
-    velocity: Operand,
-    lr: Operand,
-    *,
-    weight_decay: float = 0.0,
-    momentum: float = 0.9,
-    trust: float = 0.001,
-    epsilon: float = 0.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """LARS: rate = lr * trust * |weight| / (|grad| + weight_decay * |weight| + epsilon), 2-norms of whole tensors;"""
-
-def layer_norm_grad(
-    dy: Operand,
-    x: Operand,
-    scale: Operand,
-    mean: Operand | None = None,
-    inv_std_dev: Operand | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-05,
-    stash_type: int = 1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """Gradient of LayerNormalization's y by x, scale, and a bias of scale's shape."""
-
-def layer_normalization(
-    x: Operand,
-    scale: Operand,
-    b: Operand | None = None,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-05,
-    stash_type: int = 1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """(x - mean) * r * scale + b, where r = 1 / sqrt(var + epsilon), over the axes from `axis` on; also mean and r."""
-
-def leaky_relu(
-    x: Operand,
-    *,
-    alpha: float = 0.009999999776482582,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x where x >= 0, alpha * x elsewhere; the gradient at 0 is alpha."""
-
-def less(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a < b."""
-
-def less_or_equal(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a <= b."""
-
-def linear_attention(
-    query: Operand,
-    key: Operand,
-    value: Operand,
-    past_state: Operand | None = None,
-    decay: Operand | None = None,
-    beta: Operand | None = None,
-    *,
-    chunk_size: int = 64,
-    kv_num_heads: int,
-    q_num_heads: int,
-    scale: float = 0.0,
-    update_rule: str = "gated_delta",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """Attention as a recurrence over a matrix of keys and values: o[t] = scale * q[t] S[t]. Yang et al. 2024."""
-
-def linear_recurrence(
-    a: Operand,
-    b: Operand,
-    *,
-    axis: int,
-    reverse: bool = False,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """h[t] = a[t] * h[t - 1] + b[t] along `axis`, from h = 0; with `reverse`, h[t] = a[t] * h[t + 1] + b[t]."""
-
-def log(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Natural logarithm; NaN below 0, -inf at 0."""
-
-def log_softmax(
-    x: Operand,
-    *,
-    axis: int = -1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """log(softmax(x)) along one axis. x: float tensor of rank >= 1; y has x's type."""
-
-def loop(
-    m: Operand | None = None,
-    cond: Operand | None = None,
-    *values: Operand | None,
-    body: Graph,
-    captures: int = 0,
-    recompute: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Any:
-    """Repeats its body while a condition holds, at most m times."""
-
-def lp_normalization(
-    x: Operand,
-    *,
-    axis: int = -1,
-    p: int = 2,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x / norm along one axis, the norm of order p = 1 or 2; 0 where the norm is 0."""
-
-def lp_pool(
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    p: int = 2,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """(sum |x| ** p) ** (1 / p) of each window; padding adds nothing."""
-
-def lrn(
-    x: Operand,
-    *,
-    alpha: float = 0.0001,
-    beta: float = 0.75,
-    bias: float = 1.0,
-    size: int,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x / (bias + alpha / size * s) ** beta, where s sums squares over `size` neighbouring channels."""
-
-def lstm(
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    initial_c: Operand | None = None,
-    p: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    input_forget: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value]:
-    """Long short-term memory: c' = f c + i g, h' = o h(c'), for each step."""
-
-def lstm_grad(
-    dy: Operand | None,
-    dy_h: Operand | None,
-    dy_c: Operand | None,
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    initial_c: Operand | None = None,
-    p: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    input_forget: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value, Value, Value, Value]:
-    """Gradient of LSTM."""
-
-def lstm_recurrence(
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    initial_c: Operand | None = None,
-    p: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    input_forget: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value, Value, Value]:
-    """LSTM that saves what its gradient needs."""
-
-def lstm_recurrence_grad(
-    dy: Operand | None,
-    dy_h: Operand | None,
-    dy_c: Operand | None,
-    gates: Operand,
-    c_before: Operand,
-    r: Operand,
-    sequence_lens: Operand | None = None,
-    p: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] | None = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    input_forget: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value]:
-    """The recurrence backward in time of an LSTM."""
-
-def mat_mul(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Matrix product with numpy's rules: [..., m, k] @ [..., k, n] -> [..., m, n]; leading axes broadcast."""
-
-def max(*xs: Operands, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Elementwise maximum with broadcasting; NaN wins."""
-
-def max_pool(
-    x: Operand,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Sequence[int] | None = None,
-    kernel_shape: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    ceil_mode: bool = False,
-    storage_order: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """Maximum of each window, and where it is: flat positions in x, of the first maximum in a window."""
-
-def max_pool_grad(
-    dy: Operand,
-    indices: Operand,
-    x: Operand,
-    *,
-    disjoint: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Add each element of dy to the element of the result that `indices` names: flat positions in x, in the same plane."""
-
-def max_roi_pool(
-    x: Operand,
-    rois: Operand,
-    *,
-    pooled_shape: Sequence[int],
-    spatial_scale: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Maxima over the bins of regions, whose corners and bins are rounded to elements. (Girshick 2015.)"""
-
-def max_unpool(
-    x: Operand,
-    indices: Operand,
-    output_shape: Operand | None = None,
-    *,
-    kernel_shape: Sequence[int],
-    pads: Sequence[int] | None = None,
-    strides: Sequence[int] | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Zeros with the elements of x at the places that MaxPool took them from."""
-
-def mean(*xs: Operands, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Mean of the operands with broadcasting."""
-
-def mean_variance_normalization(
-    x: Operand,
-    *,
-    axes: Sequence[int] = (0, 2, 3),
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """(x - mean) / (sqrt(var) + 1e-9) over `axes`."""
-
-def mel_weight_matrix(
-    num_mel_bins: Operand,
-    dft_length: Operand,
-    sample_rate: Operand,
-    lower_edge_hertz: Operand,
-    upper_edge_hertz: Operand,
-    *,
-    output_datatype: DType | DTypeLike = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Triangular filters [dft_length // 2 + 1, num_mel_bins], equally spaced from edge to edge on the mel scale."""
-
-def min(*xs: Operands, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Elementwise minimum with broadcasting; NaN wins."""
-
-def mish(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x * tanh(softplus(x)). Misra 2019, arXiv:1908.08681."""
-
-def mod(a: Operand, b: Operand, *, fmod: bool = False, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Remainder with broadcasting: a - floor(a/b)*b, of b's sign, as Python; with `fmod`, of a's sign, as C."""
-
-def mul(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a * b with broadcasting."""
-
-def multinomial(
-    x: Operand,
-    rng: Operand | None = None,
-    *,
-    stream: int = 0,
-    dtype: DType | DTypeLike = ...,
-    sample_size: int = 1,
-    seed: float | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """For each row, `sample_size` classes drawn with probabilities softmax(x). x: float [batch, classes]."""
-
-def neg(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """-x."""
-
-def negative_log_likelihood_loss(
-    x: Operand,
-    target: Operand,
-    weight: Operand | None = None,
-    *,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """-weights[label] * log_prob[label], over all labels: each (reduction="none"), their sum, or weighted mean."""
-
-def non_max_suppression(
-    boxes: Operand,
-    scores: Operand,
-    max_output_boxes_per_class: Operand | None = None,
-    iou_threshold: Operand | None = None,
-    score_threshold: Operand | None = None,
-    *,
-    center_point_box: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """The boxes of each image and class, best first, of which none overlaps a better one by more than iou_threshold."""
-
-def non_zero(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The positions of the elements of x that are not 0, in row-major order: int64 [rank, count]."""
-
-def not_(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Logical negation."""
-
-def one_hot(
-    indices: Operand,
-    depth: Operand,
-    values: Operand,
-    *,
-    axis: int = -1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """`values[1]` where the new axis' position equals the index, `values[0]` elsewhere."""
-
-def or_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Logical or."""
-
-def p_relu(x: Operand, slope: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x where x >= 0, slope * x elsewhere. slope broadcasts to x's shape. He et al. 2015, arXiv:1502.01852."""
-
-def pad(
-    x: Operand,
-    pads: Operand,
-    constant_value: Operand | None = None,
-    axes: Operand | None = None,
-    *,
-    mode: str = "constant",
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x with elements added (a negative pad: removed) at both ends of each of `axes`, by default of all."""
-
-def pad_grad(
-    dy: Operand,
-    x: Operand,
-    pads: Operand,
-    axes: Operand | None = None,
-    *,
-    mode: str,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Zeros of x's shape with each element of dy added where Pad copied it from: the transpose of Pad."""
-
-def potrf(a: Operand, *, lower: bool = True, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Cholesky factor: the lower triangular l of a = l l^T, or with lower=False the upper triangular u of a = u^T u."""
-
-def potri(l: Operand, *, lower: bool = True, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The inverse of a = l l^T from its Cholesky factor l (of a = u^T u from u with lower=False); it is symmetric."""
-
-def pow(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a ** b with broadcasting; the result has a's dtype, b may have another."""
-
-def product_of_others(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """For each element the product of all the others that a reduction over `axes` multiplies it with."""
-
-def random_normal(
-    rng: Operand | None = None,
-    *,
-    stream: int = 0,
-    mean: float = 0.0,
-    scale: float = 1.0,
-    seed: float | None = None,
-    shape: Sequence[int],
-    dtype: DType | DTypeLike = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Normal with the given mean and standard deviation `scale`, of a given shape."""
-
-def random_normal_like(
-    x: Operand,
-    rng: Operand | None = None,
-    *,
-    stream: int = 0,
-    mean: float = 0.0,
-    scale: float = 1.0,
-    seed: float | None = None,
-    dtype: DType | DTypeLike | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Normal with the given mean and standard deviation `scale`, of the shape of x."""
-
-def random_uniform(
-    rng: Operand | None = None,
-    *,
-    stream: int = 0,
-    low: float = 0.0,
-    high: float = 1.0,
-    seed: float | None = None,
-    shape: Sequence[int],
-    dtype: DType | DTypeLike = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Uniform on [low, high), of a given shape. Rounding to a half float may reach `high`."""
-
-def random_uniform_like(
-    x: Operand,
-    rng: Operand | None = None,
-    *,
-    stream: int = 0,
-    low: float = 0.0,
-    high: float = 1.0,
-    seed: float | None = None,
-    dtype: DType | DTypeLike | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Uniform on [low, high), of the shape of x. Rounding to a half float may reach `high`."""
-
-def range(
-    start: Operand,
-    limit: Operand,
-    delta: Operand,
-    *,
-    stash_type: int = 1,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """start, start + delta, ... below `limit` (above it for a negative delta): max(ceil((limit - start) / delta), 0)
-    elements. start, limit, delta: 0-d tensors of one dtype; half floats are counted and stepped in float32."""
-
-def reciprocal(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """1 / x."""
-
-def reduce_l1(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Sum of absolute values."""
-
-def reduce_l2(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Square root of the sum of squares; the gradient where it is 0 is 0."""
-
-def reduce_log_sum(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Logarithm of the sum; -inf over no elements."""
-
-def reduce_log_sum_exp(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Logarithm of the sum of exponentials, computed without overflow; -inf over no elements."""
-
-def reduce_max(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Maximum over axes; -inf (or the dtype's least value) over no elements; NaN wins."""
-
-def reduce_mean(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Mean over axes; integers divide towards zero; NaN over no elements."""
-
-def reduce_min(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Minimum over axes; inf (or the dtype's largest value) over no elements; NaN wins."""
-
-def reduce_prod(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Product over axes; 1 over no elements."""
-
-def reduce_sum(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Sum over axes; 0 over no elements."""
-
-def reduce_sum_square(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    keepdims: bool = True,
-    noop_with_empty_axes: bool = False,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Sum of squares."""
-
-def reduce_to_shape_of(x: Operand, like: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Sum `x` over the axes along which a tensor of `like`'s shape was broadcast to x's shape."""
-
-def relu(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """max(x, 0); the gradient at 0 is 0."""
-
-def reshape(
-    x: Operand,
-    shape: Operand,
-    *,
-    allowzero: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x's elements in row-major order in another shape: a vector in which 0 copies x's dimension (unless allowzero)
-    and one -1 stands for what is left."""
-
-def resize(
-    x: Operand,
-    roi: Operand | None = None,
-    scales: Operand | None = None,
-    sizes: Operand | None = None,
-    *,
-    antialias: bool = False,
-    axes: Sequence[int] | None = None,
-    coordinate_transformation_mode: str = "half_pixel",
-    cubic_coeff_a: float = -0.75,
-    exclude_outside: bool = False,
-    extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch",
-    mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x resampled along `axes` (default: all) to `sizes`, or to floor(size * scale); one of the two is given."""
-
-def resize_grad(
-    dy: Operand,
-    x: Operand,
-    roi: Operand | None = None,
-    scales: Operand | None = None,
-    sizes: Operand | None = None,
-    *,
-    antialias: bool = False,
-    axes: Sequence[int] | None = None,
-    coordinate_transformation_mode: str = "half_pixel",
-    cubic_coeff_a: float = -0.75,
-    exclude_outside: bool = False,
-    extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch",
-    mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Gradient of Resize in x: each element of dy, spread over the elements of x that it was interpolated from."""
-
-def reverse_sequence(
-    x: Operand,
-    sequence_lens: Operand,
-    *,
-    batch_axis: int = 1,
-    time_axis: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """The first `sequence_lens[b]` steps of batch b in reverse order, the others in place."""
-
-def rms_norm_grad(
-    dy: Operand,
-    x: Operand,
-    scale: Operand,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-05,
-    stash_type: int = 1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """Gradient of RMSNormalization by x and scale."""
-
-def rms_normalization(
-    x: Operand,
-    scale: Operand,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-05,
-    stash_type: int = 1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x / sqrt(mean(x * x) + epsilon) * scale, over the axes from `axis` on."""
-
-def rms_prop_update(
-    weight: Operand,
-    grad: Operand,
-    square: Operand,
-    lr: Operand,
-    average: Operand | None = None,
-    buffer: Operand | None = None,
-    *,
-    weight_decay: float = 0.0,
-    alpha: float = 0.99,
-    epsilon: float = 1e-08,
-    momentum: float = 0.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Any:
-    """RMSProp: g = grad + weight_decay * weight; s' = alpha s + (1 - alpha) g^2; d = g / (sqrt(s') + epsilon);"""
-
-def rng_fold_in(rng: Operand, index: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Another (seed, step) for each `index`, an integer scalar in [0, 2**32): what a loop's iteration draws from."""
-
-def rnn(
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] = ("Tanh", "Tanh"),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """h' = f(W x + R h + Wb + Rb), for each step of a sequence."""
-
-def rnn_grad(
-    dy: Operand | None,
-    dy_h: Operand | None,
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] = ("Tanh", "Tanh"),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value, Value]:
-    """Gradient of RNN."""
-
-def rnn_recurrence(
-    x: Operand,
-    w: Operand,
-    r: Operand,
-    b: Operand | None = None,
-    sequence_lens: Operand | None = None,
-    initial_h: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] = ("Tanh", "Tanh"),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value]:
-    """RNN that saves what its gradient needs."""
-
-def rnn_recurrence_grad(
-    dy: Operand | None,
-    dy_h: Operand | None,
-    gates: Operand,
-    r: Operand,
-    sequence_lens: Operand | None = None,
-    *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None,
-    activations: str | Sequence[str] = ("Tanh", "Tanh"),
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    layout: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """The recurrence backward in time of an RNN."""
-
-def roi_align(
-    x: Operand,
-    rois: Operand,
-    batch_indices: Operand,
-    *,
-    coordinate_transformation_mode: str = "half_pixel",
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Regions of images in bins of equal size, each the mean (or maximum) of interpolated samples. (He et al. 2017.)"""
-
-def rotary_embedding(
-    x: Operand,
-    cos_cache: Operand,
-    sin_cache: Operand,
-    position_ids: Operand | None = None,
-    *,
-    interleaved: bool = False,
-    num_heads: int | None = None,
-    rotary_embedding_dim: int = 0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Rotates pairs of elements of each head by angles that depend on the position. Su et al. 2021, arXiv:2104.09864."""
-
-def round(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Nearest integer, halves to even."""
-
-def scatter_elements(
-    x: Operand,
-    indices: Operand,
-    updates: Operand,
-    *,
-    reduction: str = "none",
-    axis: int = 0,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x with updates[i, j, ...] at `axis` position indices[i, j, ...]; indices and updates have one shape, x's rank."""
-
-def scatter_nd(
-    x: Operand,
-    indices: Operand,
-    updates: Operand,
-    *,
-    reduction: str = "none",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x: [*a, *b] with slices replaced at index tuples; indices: [*c, len(a)]; updates: [*c, *b]."""
-
-def selu(
-    x: Operand,
-    *,
-    alpha: float = 1.6732631921768188,
-    gamma: float = 1.0507010221481323,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """gamma * x where x > 0, gamma * alpha * (exp(x) - 1) elsewhere. Klambauer et al. 2017, arXiv:1706.02515."""
-
-def sgd_update(
-    weight: Operand,
-    grad: Operand,
-    lr: Operand,
-    velocity: Operand | None = None,
-    step: Operand | None = None,
-    *,
-    weight_decay: float = 0.0,
-    momentum: float = 0.0,
-    dampening: float = 0.0,
-    nesterov: bool = False,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Any:
-    """Stochastic gradient descent with momentum, Nesterov's variant, dampening and weight decay."""
-
-def shape(
-    x: Operand,
-    *,
-    start: int = 0,
-    end: int | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """The dimensions [start, end) of x, an int64 vector; negative bounds count from the back, and all are clamped."""
-
-def shrink(
-    x: Operand,
-    *,
-    bias: float = 0.0,
-    lambd: float = 0.5,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x + bias below -lambd, x - bias above lambd, 0 between."""
-
-def sigmoid(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """1 / (1 + exp(-x))."""
-
-def sign(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """-1, 0 or 1 by the sign of x; its gradient is zero everywhere."""
-
-def sin(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Sine of x in radians."""
-
-def sinh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Hyperbolic sine."""
-
-def size(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The number of elements of x, a 0-d int64 tensor."""
-
-def slice(
-    x: Operand,
-    starts: Operand,
-    ends: Operand,
-    axes: Operand | None = None,
-    steps: Operand | None = None,
-    *,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x[start:end:step] along each of `axes` (by default the first ones); bounds are clamped, steps may be negative."""
-
-def slice_grad(
-    dy: Operand,
-    x: Operand,
-    starts: Operand,
-    ends: Operand,
-    axes: Operand | None = None,
-    steps: Operand | None = None,
-    *,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Zeros of x's shape with dy where Slice took its elements: the transpose of Slice. Only x's shape is read."""
-
-def slogdet(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> tuple[Value, Value]:
-    """The sign of the determinants of a [..., n, n], and the logarithm of their absolute values, without overflow."""
-
-def softmax(
-    x: Operand,
-    *,
-    axis: int = -1,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """exp(x) / sum(exp(x)) along one axis. x: float tensor of rank >= 1; y has x's type."""
-
-def softmax_cross_entropy_grad(
-    dloss: Operand,
-    log_prob: Operand,
-    labels: Operand,
-    weights: Operand | None = None,
-    *,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """The gradient of SoftmaxCrossEntropyLoss in the scores: weight of the label * (softmax - one_hot(label)) * dloss."""
-
-def softmax_cross_entropy_loss(
-    scores: Operand,
-    labels: Operand,
-    weights: Operand | None = None,
-    *,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """Negative log likelihood of log_softmax(scores) along axis 1; also returns those log-probabilities."""
-
-def softmax_cross_entropy_with_grad(
-    scores: Operand,
-    labels: Operand,
-    dloss: Operand,
-    weights: Operand | None = None,
-    *,
-    ignore_index: int | None = None,
-    reduction: str = "mean",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient in them, in one pass."""
-
-def softplus(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """log(1 + exp(x))."""
-
-def softsign(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x / (1 + |x|)."""
-
-def solve(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The x of a @ x = b. a: [..., n, n]; b: [..., n, k]; batches broadcast. A singular a is an error at run time."""
-
-def space_to_depth(
-    x: Operand,
-    *,
-    blocksize: int,
-    mode: str = "DCR",
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Blocks of pixels to channels, the inverse of DepthToSpace: [N, C, H*b, W*b] to [N, C*b*b, H, W]."""
-
-def split(
-    x: Operand,
-    split: Operand | None = None,
-    *,
-    axis: int = 0,
-    num_outputs: int | None = None,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Any:
-    """Parts of x along `axis`: of the sizes in `split` (an int64 vector of known length), or `num_outputs` equal ones,
-    the last of which is smaller when the size does not divide."""
-
-def sqrt(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Square root; NaN below 0."""
-
-def squeeze(
-    x: Operand,
-    axes: Operand | None = None,
-    *,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x without the given axes, whose dimensions are 1; without all dimensions of 1 when `axes` is absent."""
-
-def stft(
-    signal: Operand,
-    frame_step: Operand,
-    window: Operand | None = None,
-    frame_length: Operand | None = None,
-    *,
-    onesided: bool = True,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """Fourier transforms of windowed frames: [batch, frames, frequencies, 2]."""
-
-def stop_gradient(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x itself, through which no gradient flows."""
-
-def straight_through(x: Operand, y: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The value of y with the gradient of x: what comes back for the result goes to x, unchanged, and none to y."""
-
-def sub(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """a - b with broadcasting."""
-
-def sum(*xs: Operands, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Sum of the operands with broadcasting."""
-
-def sumlogdiag(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """The sum of the logarithms of the diagonal: half the log-determinant of a a^T, for a Cholesky factor a."""
-
-def swi_glu(
-    a: Operand,
-    b: Operand,
-    *,
-    alpha: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """swish(a) * b, where swish(a) = a * sigmoid(alpha * a); a and b have one shape. Shazeer 2020, arXiv:2002.05202."""
-
-def swish(x: Operand, *, alpha: float = 1.0, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x * sigmoid(alpha * x). Ramachandran et al. 2017, arXiv:1710.05941."""
-
-def syevd(a: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> tuple[Value, Value]:
-    """Eigenvectors u (rows) and eigenvalues w (ascending) of a symmetric matrix: a = u^T diag(w) u."""
-
-def syrk(
-    a: Operand,
-    *,
-    transpose: bool = False,
-    alpha: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """alpha * a @ a^T, or alpha * a^T @ a with `transpose`. a: [..., m, n]; the result is symmetric."""
-
-def table_update(
-    rows: Operand,
-    indices: Operand,
-    *xs: Operand | None,
-    body: Graph,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Any:
-    """Pointwise operators on a table, its gradient by rows, and whatever else the update reads."""
-
-def tan(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Tangent of x in radians."""
-
-def tanh(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Hyperbolic tangent."""
-
-def tensor_scatter(
-    cache: Operand,
-    update: Operand,
-    write_indices: Operand | None = None,
-    *,
-    axis: int = -2,
-    mode: str = "linear",
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """A cache with a shorter update written along `axis`, for each entry of the batch from its own position on."""
-
-def thresholded_relu(
-    x: Operand,
-    *,
-    alpha: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x where x > alpha, 0 elsewhere."""
-
-def tile(x: Operand, repeats: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """x repeated `repeats[i]` times along axis i; repeats: int64 vector as long as x's rank."""
-
-def top_k(
-    x: Operand,
-    k: Operand,
-    *,
-    axis: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value]:
-    """The k largest (or smallest) elements along `axis` and their int64 positions."""
-
-def transpose(
-    x: Operand,
-    *,
-    perm: Sequence[int] | None = None,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x with its axes in the order `perm`; reversed when it is absent."""
-
-def trilu(
-    x: Operand,
-    k: Operand | None = None,
-    *,
-    upper: bool = True,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """The upper (or lower) triangle of the last two axes, zeros elsewhere."""
-
-def trmm(
-    a: Operand,
-    b: Operand,
-    *,
-    transpose: bool = False,
-    rightside: bool = False,
-    lower: bool = True,
-    alpha: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """alpha * op(a) @ b, or alpha * b @ op(a) when `rightside`; a: [..., n, n], of which one triangle is read."""
-
-def trsm(
-    a: Operand,
-    b: Operand,
-    *,
-    transpose: bool = False,
-    rightside: bool = False,
-    lower: bool = True,
-    alpha: float = 1.0,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """The x of op(a) @ x = alpha * b, or of x @ op(a) = alpha * b when `rightside`; a: [..., n, n], triangular."""
-
-def unique(
-    x: Operand,
-    *,
-    axis: int | None = None,
-    sorted: bool = True,
-    axes: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> tuple[Value, Value, Value, Value]:
-    """The different elements of x, or its different slices along `axis`, in order or as they first occur."""
-
-def unsqueeze(
-    x: Operand,
-    axes: Operand,
-    *,
-    axis: Any = ...,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """x with a dimension of 1 at each of `axes`, which count in the result."""
-
-def where(
-    condition: Operand,
-    a: Operand,
-    b: Operand,
-    *,
-    name: str = "",
-    meta: Mapping[str, str] | None = None,
-) -> Value:
-    """a where the condition holds, b elsewhere, with broadcasting. condition: bool; a, b: tensors of one dtype."""
-
-def xor(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
-    """Logical exclusive or."""

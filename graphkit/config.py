@@ -8,21 +8,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
 
 from graphkit.errors import UsageError
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class Knob:
+class Knob(Generic[T]):
     """One environment variable: its name, how its text is read, its default, what it does."""
 
     name: str
-    parse: Callable[[str], Any]
-    default: Any
+    parse: Callable[[str], T]
+    default: T
     help: str
 
-    def get(self) -> Any:
+    def get(self) -> T:
         """Return the value in force; raises UsageError when the text cannot be read."""
         text = os.environ.get(self.name)
         if text is None or text == "":
@@ -47,12 +49,16 @@ def _positive(text: str) -> int:
     return value
 
 
-NUM_THREADS = Knob("GRAPHKIT_NUM_THREADS", _positive, None, "threads of the CPU engine; default: the cores allowed")
+NUM_THREADS: Knob[int | None] = Knob(
+    "GRAPHKIT_NUM_THREADS", _positive, None, "threads of the CPU engine; default: the cores allowed"
+)
 STRICT = Knob("GRAPHKIT_STRICT", _flag, False, "1 makes a step without a native kernel an error")
 DEBUG = Knob("GRAPHKIT_DEBUG", _flag, False, "1 logs the effect of every graph pass on stderr")
 CHECK_PASSES = Knob("GRAPHKIT_CHECK_PASSES", _flag, False, "1 proves behind every graph pass what it ensures")
 SEED = Knob("GRAPHKIT_SEED", int, 0, "seed of initialisers and random operators when none is given")
-CACHE = Knob("GRAPHKIT_CACHE", str, None, "folder that keeps plans of large programs between processes; default: none")
+CACHE: Knob[str | None] = Knob(
+    "GRAPHKIT_CACHE", str, None, "folder that keeps plans of large programs between processes; default: none"
+)
 ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads of a dependency engine")
 
 # Threads beyond the cores only take turns. Those that compute may be as many times the cores; those of an engine, which

@@ -8,12 +8,12 @@ import sys
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphkit import config
-from graphkit.autodiff import gradient, reached
+from graphkit.autodiff.reverse_mode import gradient, reached
 from graphkit.errors import InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.frontend.initializers import initialize
@@ -30,6 +30,11 @@ from graphkit.passes.control.prune import prune_control
 from graphkit.passes.training.randomness import bind_nested
 from graphkit.passes.training.separate_roles import separate_roles
 from graphkit.passes.training.straight_through import pass_through_rounding
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from graphkit.executor.run.session import Executor
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -122,7 +127,7 @@ class Model:
             else:
                 raise InvalidModel(f"model {graph.name!r}: parameter {key!r} has neither a value nor an initialiser")
             _owners.setdefault(value, (self.params, key))
-        self._executor: Any = None
+        self._executor: Executor | None = None
         self._declared: Declarations | None = None
 
     def separate_roles(self) -> dict[str, str]:
@@ -250,7 +255,9 @@ class Model:
         outputs = inline(self.graph, arguments)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def compile(self, device: str = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any) -> Any:
+    def compile(
+        self, device: str = "cpu", *, shapes: Mapping[str, Sequence[int]] | None = None, **options: Any
+    ) -> Executor:
         """Prepare the graph for a device; returns an Executor. `shapes` specialises it at once.
 
         Options: threads, seed, optimize, inplace, share, deterministic, precision (see Executor).
@@ -269,8 +276,7 @@ class Model:
             raise UsageError(f"inputs are given by name, run({{{named}}})")
         if self._executor is None:
             self._executor = self.compile()
-        result: dict[str, np.ndarray] = self._executor.run(feeds, outputs)
-        return result
+        return self._executor.run(feeds, outputs)
 
     # --- copies ----------------------------------------------------------------------------------
 
@@ -305,7 +311,7 @@ class Model:
             case suffix:
                 raise UsageError(f"cannot save {path}: the suffix is {suffix!r}, and .json or .onnx is known")
 
-    def to_onnx(self, *, opset: int | None = None, **options: Any) -> Any:
+    def to_onnx(self, *, opset: int | None = None, **options: Any) -> ModelProto:
         """The model as an onnx.ModelProto of standard operators at `opset` (default 21)."""
         from graphkit.onnx_io import exporter
 

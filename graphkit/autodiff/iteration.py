@@ -11,7 +11,7 @@ from graphkit.autodiff.subgraphs import differentiable
 from graphkit.errors import MissingGradient
 from graphkit.ir.graph import Node, Value, topological
 from graphkit.ir.types import TensorType
-from graphkit.ops.control.views import Along, LoopState, LoopView
+from graphkit.ops.control.views import Along, LoopState, LoopView, repeating
 from graphkit.passes.control.merge import merge_control
 
 
@@ -62,7 +62,7 @@ class Iteration:
                 raise MissingGradient(f"the backward pass needs {value} of every iteration; only tensors stack")
         node = self.view.node
         if new:
-            op: Any = node.op
+            op = repeating(node)
             body = self.view.body
             changes: dict[str, Any] = {"body": merge_control(body.replace(outputs=[*body.outputs, *new]))}
             for field in ("scan_output_axes", "scan_output_directions") if op.name == "Scan" else ():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from graphkit.ops import F
 from graphkit.ops.axes import zeros_like
 from graphkit.ops.control.loop_state import without_value
 from graphkit.ops.control.views import Along, LoopState
+from graphkit.ops.tensor.gather import GatherGrad
 from graphkit.passes.control.merge import merge_control
 from graphkit.passes.core.draws import is_undetermined
 
@@ -165,7 +166,7 @@ def _step(
     captures = [(a, b) for a, b in captures if by_input[a] is not None]
     sums = [Value(without_value(a.type), f"d_{a.name or 'capture'}") for a, _ in captures]
     results: list[Value] = [_or_zeros(by_input[c.before], c.before) for c in states]
-    results += [F.add(total, by_input[a]) for total, (a, _) in zip(sums, captures, strict=True)]
+    results += [F.add(total, _or_zeros(by_input[a], a)) for total, (a, _) in zip(sums, captures, strict=True)]
     results += [_or_zeros(by_input[s.inner], s.inner) for s in slices]
     results += [v for lookup in lookups for v in (lookup.gradient, lookup.indices)]
     return _Step(states, slices, captures, lookups, outputs, state_seeds, output_seeds, sums, results, extended)
@@ -184,8 +185,7 @@ def _without_lookups(
     rest = []
     for term in contribution.node.operands if is_sum else [contribution]:
         node = term.node
-        op: Any = None if node is None else node.op
-        if node is not None and op.name == "GatherGrad" and op.axis == 0 and node.inputs[1] is inner:
+        if node is not None and isinstance(node.op, GatherGrad) and node.op.axis == 0 and node.inputs[1] is inner:
             gradient, _, indices = node.operands
             if loop.keeps_size(gradient) and loop.keeps_size(indices):
                 lookups.append(_Lookup(inner, outer, gradient, indices))

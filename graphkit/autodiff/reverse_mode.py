@@ -7,7 +7,6 @@ is read several times receives one n-ary Sum, which the executor accumulates in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from graphkit.errors import GraphkitError, MissingGradient, UsageError
 from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Node, Value, topological
-from graphkit.ops import F
+from graphkit.ops import F, Op, operator
 from graphkit.passes.core.draws import is_undetermined
 
 
@@ -114,7 +113,7 @@ class _Sweep:
         tainted = any(v in self.tainted for v in node.outputs)
         if not tainted and all(g is None for g in gradients):
             return
-        op: Any = node.op
+        op = operator(node, Op)
         control = CONTROL_FLOW.get(op.name) if op.domain == "" else None
         if op.grad is None and op.expand is None and control is None:
             self.missing.append(node)
@@ -144,7 +143,7 @@ class _Sweep:
                 self.pending.setdefault(value, []).append(contribution)
 
     def _rule(self, node: Node, gradients: Sequence[Value | None]) -> Iterable[tuple[Value | None, Value | None]]:
-        op: Any = node.op
+        op = operator(node, Op)
         result = op.grad(node, *gradients)
         if not isinstance(result, (tuple, list)):
             result = (result,) + (None,) * (len(node.inputs) - 1)
@@ -153,7 +152,7 @@ class _Sweep:
     def _through_expansion(
         self, node: Node, gradients: Sequence[Value | None]
     ) -> Iterable[tuple[Value | None, Value | None]]:
-        op: Any = node.op
+        op = operator(node, Op)
         expanded = op.expand(*node.inputs)
         outputs = expanded if isinstance(expanded, tuple) else (expanded,)
         reached = [(y, g) for y, g in zip(outputs, gradients, strict=True) if g is not None]

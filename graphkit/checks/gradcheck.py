@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graphkit.autodiff import gradient
+from graphkit.autodiff.reverse_mode import gradient
 from graphkit.checks.inputs import make_feeds
 from graphkit.checks.precision import in_float64, widened
 from graphkit.errors import CheckFailed, UsageError, did_you_mean

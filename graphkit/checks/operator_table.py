@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from graphkit.autodiff import gradient
+from graphkit.autodiff.reverse_mode import gradient
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
 from graphkit.errors import MissingGradient, UnsupportedError
 from graphkit.executor.run.params import ParamStore

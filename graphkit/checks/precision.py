@@ -10,6 +10,7 @@ from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import FLOATS, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ops import Op, operator
 
 
 def in_float64(graph: Graph) -> Graph:
@@ -22,10 +23,14 @@ def in_float64(graph: Graph) -> Graph:
             if node.op.name == "ConstantOfShape" and not node.op.domain and attributes.get("value") is None:
                 attributes = {"value": Tensor(np.zeros(1, np.float32))}  # what the standard says where none is given
             changed = {k: new for k, v in attributes.items() if (new := _wide_attribute(v)) is not v}
-            operator: Any = node.op
-            if changed:
-                operator = operator.replace(**changed)
-            rebuilt = Node(operator, operands, node.name, node.meta, output_names=[v.name for v in node.outputs])
+            op = operator(node, Op)
+            rebuilt = Node(
+                op.replace(**changed) if changed else op,
+                operands,
+                node.name,
+                node.meta,
+                output_names=[v.name for v in node.outputs],
+            )
             table.update(zip(node.outputs, rebuilt.outputs, strict=True))
     return graph.replace(
         inputs=[table[v] for v in graph.inputs],

@@ -99,7 +99,7 @@ def integers(net: Network) -> Built:
     if choice == 4:
         return F.div(x, F.max(F.bitwise_and(y, np.array(15, like)), one) if unsigned_ok else np.array(3, like)), True
     if choice == 5:
-        return F.mod(x, np.array(net.choose([3, 5, 7]), like), fmod=0), True
+        return F.mod(x, np.array(net.choose([3, 5, 7]), like), fmod=False), True
     if choice == 6:
         return net.choose([F.bitwise_and, F.bitwise_or, F.bitwise_xor])(x, y), True
     if choice == 7:
@@ -231,7 +231,7 @@ def attention(net: Network) -> Built:
         for number in range(3)
     ]
     q, k, v = split
-    if k.tensor.rank == 4 and k.node.op.perm != (0, 2, 3, 1):
+    if k.tensor.rank == 4 and k.node is not None and k.node.op.attributes()["perm"] != (0, 2, 3, 1):
         k = F.transpose(k, perm=(0, 1, 3, 2))
     if net.chance(0.3):
         q = F.mul(q, np.array(size**-0.25, net.dtype))

@@ -93,7 +93,7 @@ def starts_behind(size: int, axis: int, window: dict[str, Any]) -> bool:
     pads = window["pads"]
     begin, end = pads[axis], pads[axis + len(pads) // 2]
     stride, span = window["strides"][axis], (window["kernel_shape"][axis] - 1) * window["dilations"][axis] + 1
-    return -(-(size + begin + end - span) // stride) * stride >= size + begin
+    return bool(-(-(size + begin + end - span) // stride) * stride >= size + begin)
 
 
 def pooling(net: Network) -> Built:

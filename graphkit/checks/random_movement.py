@@ -30,7 +30,8 @@ class _Drawn:
 
     @property
     def dtype(self) -> np.dtype:
-        return self.net.arrays[self.x].dtype
+        array: np.ndarray = self.net.arrays[self.x]
+        return array.dtype
 
     @property
     def kind(self) -> str:
@@ -63,7 +64,7 @@ def _reshape(d: _Drawn) -> Built:
     factors = [n for n in (1, 2, 3, 4, 6) if d.size and d.size % n == 0] or [1]
     f = d.net.choose(factors)
     shape = d.net.choose([[-1], [f, -1], [-1, f, 1], [1, -1]]) if d.size else [0, 1]
-    return F.reshape(d.x, np.array(shape, np.int64), **({} if d.size else {"allowzero": True})), d.exact
+    return F.reshape(d.x, np.array(shape, np.int64), allowzero=not d.size), d.exact
 
 
 def _flatten(d: _Drawn) -> Built:

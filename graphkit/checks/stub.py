@@ -1,120 +1,164 @@
-"""What an editor and a type checker are told of this package: a stub, written from the registry of operators."""
+"""What type checkers and editors see of names that are looked up when they are used: `python -m graphkit.checks.stub`.
+
+`graphkit/ops/_functions.pyi` has a signature and the first words of the docstring for every operator of the registry:
+what `F` offers inside the package. `graphkit/__init__.pyi` has those and the other public names of the package.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import graphkit
-from graphkit.ops import Op, OpFunction, registry
-from graphkit.ops._base import with_default
+from graphkit.ir.types import DType
+from graphkit.ops._base import REQUIRED, Op, registry
+from graphkit.ops._calls import function_name
 
-_HEAD = '''\
-"""graphkit's public names with their types. Written by `graphkit ops --stub`; a test keeps this file up to date."""
+_ROOT = Path(graphkit.__file__).parent
+_WIDTH = 120
+_FUNCTIONS = '''\
+"""Every operator as a function. Made from the registry by `python -m graphkit.checks.stub`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from numpy.typing import ArrayLike, DTypeLike
 
+from graphkit.ir.graph import Graph, Value
 from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType
+from graphkit.ops._base import Operand
 '''
-_TYPES = """
-# What becomes a value of the graph: arrays and numbers are constants.
-Operand: TypeAlias = Value | Tensor | ArrayLike
-Operands: TypeAlias = Operand | Sequence[Operand]
+_PACKAGE = '''\
+"""graphkit's public names. Made from its tables and the registry by `python -m graphkit.checks.stub`."""
 
+from typing import Any
+'''
+_OTHERS = """
 __version__: str
 
-# Operators that a program registers itself.
+# Operators that a program registers.
 def __getattr__(name: str) -> Any: ...
 """
-# What an attribute of a kind takes.
-_TAKEN = {
+# What an attribute of a kind accepts, where that is more than its own type.
+_ACCEPTS = {
     "DType": "DType | DTypeLike",
     "Tensor": "Tensor | ArrayLike",
     "tuple[int, ...]": "Sequence[int]",
     "tuple[float, ...]": "Sequence[float]",
     "tuple[str, ...]": "str | Sequence[str]",
 }
-# Operators whose attributes decide how many results there are.
-_BY_ATTRIBUTES = frozenset({"BatchNormalization"})
-_WIDTH = 120
+# Operators with more outputs in training mode.
+_BY_MODE = frozenset({"BatchNormalization"})
 
 
-def stub() -> str:
-    """The text of graphkit/__init__.pyi."""
-    known = {*graphkit._PUBLIC, *graphkit._MODULES}
-    own = [cls for cls in registry if cls.__module__.startswith("graphkit.ops.")]
-    functions = {f.__name__: f for cls in own if (f := registry.function_of(cls)).__name__ not in known}
-    parts = [_HEAD, *_imports(), _TYPES, *(_function(functions[name]) for name in sorted(functions))]
-    return "".join(parts)
+def stubs() -> dict[Path, str]:
+    """The text of each stub by its path. Operators that a program has registered are left out."""
+    operators = {function_name(cls): cls for cls in registry if cls.__module__.startswith("graphkit.")}
+    functions = [_function(operators[name]) for name in sorted(operators)]
+    return {
+        _ROOT / "ops" / "_functions.pyi": "\n".join([_FUNCTIONS, *functions]),
+        _ROOT / "__init__.pyi": _package(operators),
+    }
 
 
-def _imports() -> Iterator[str]:
-    """The names that are no operators, handed on as stubs do: as themselves, modules of other names by assignment."""
-    lines, aliases = [], []
-    for name, place in graphkit._PUBLIC.items():
-        lines.append(f"from {place} import {name} as {name}\n")
-    for name, place in graphkit._MODULES.items():
-        package, _, module = place.rpartition(".")
-        # It lies outside of the package in a checkout.
-        outside = "  # type: ignore[attr-defined]" if place == "graphkit.models" else ""
-        lines.append(f"from {package} import {module} as {name if name == module else f'_{name}'}{outside}\n")
-        if name != module:
-            aliases.append(f"{name} = _{name}\n")
-    yield from sorted(lines)
-    yield "\n"
-    yield from aliases
+def _package(operators: Iterable[str]) -> str:
+    public, modules = graphkit._PUBLIC, graphkit._MODULES
+    names: dict[str, set[str]] = {}
+    for name, module in public.items():
+        names.setdefault(module, set()).add(f"{name} as {name}")
+    names["graphkit.ops._functions"] = {f"{name} as {name}" for name in operators if name not in public}
+    aliases = []
+    for name, module in modules.items():
+        package, _, last = module.rpartition(".")
+        names.setdefault(package, set()).add(f"{last} as {last}" if last == name else f"{last} as _{name}")
+        if last != name:
+            aliases.append(f"{name} = _{name}")
+    imports = [_import(module, sorted(names[module], key=_isort_key)) for module in sorted(names)]
+    return "\n".join([_PACKAGE, *imports, "", *aliases, _OTHERS])
 
 
-def _function(function: OpFunction) -> str:
-    cls: type[Op] = function.op
-    parameters = [*_operands(cls), *_attributes(cls)]
-    head, result = f"def {function.__name__}(", f") -> {_result(cls)}:\n"
-    line = f"{head}{', '.join(parameters)}{result}"
-    if len(line) > _WIDTH:
-        line = head + "".join(f"\n    {p}," for p in parameters) + f"\n{result}"
-    summary = (inspect.getdoc(cls) or "").partition("\n\n")[0].replace("\n", "\n    ").replace("\\", "\\\\")
-    return f'\n{line}    """{summary}"""\n'
+def _import(module: str, names: list[str]) -> str:
+    # A name in a stub is public when it is imported as itself.
+    return "\n".join(f"from {module} import {name}" for name in names)
 
 
-def _operands(cls: type[Op]) -> Iterator[str]:
-    for i, (formal, given) in enumerate(zip(cls.formals, with_default(cls.formals), strict=True)):
+def _isort_key(name: str) -> tuple[bool, str]:
+    """Classes before functions, as ruff sorts them."""
+    return not name[0].isupper(), name
+
+
+def _function(cls: type[Op]) -> str:
+    parameters = _parameters(cls)
+    opening, closing = f"def {function_name(cls)}(", f") -> {returned(cls)}:"
+    signature = f"{opening}{', '.join(parameters)}{closing}"
+    if len(signature) > _WIDTH:
+        body = ", ".join(parameters)
+        lines = [f"    {body}"] if len(body) + 4 <= _WIDTH else [f"    {parameter}," for parameter in parameters]
+        signature = "\n".join([opening, *lines, closing])
+    summary = " ".join(cls.__doc__.strip().partition("\n\n")[0].split()) if cls.__doc__ else ""
+    return f'{signature}\n    """{_shortened(summary)}"""\n'
+
+
+def _shortened(summary: str) -> str:
+    """As many whole sentences as fit into a line, or what fits of the first."""
+    room = _WIDTH - len('    """"""')
+    if len(summary) <= room:
+        return summary
+    end = summary.rfind(". ", 0, room)
+    return summary[: end + 1] if end > 0 else summary[: summary.rfind(" ", 0, room - 4)] + " ..."
+
+
+def _parameters(cls: type[Op]) -> list[str]:
+    parameters = []
+    needed = max((i for i, f in enumerate(cls.formals) if not (f.optional or f.variadic)), default=-1)
+    variadic = False
+    for position, formal in enumerate(cls.formals):
         if formal.variadic:
-            # One list stands for all of them where there is nothing before them.
-            yield f"*{formal.name}: {'Operand | None' if i else 'Operands'}"
+            variadic = True
+            # A list of operands may stand for the first of them, and None for one that is left out.
+            parameters.append(f"*{formal.name}: Operand | Sequence[Operand | None] | None")
         elif formal.optional:
-            yield f"{formal.name}: Operand | None" + (" = None" if given else "")
+            default = " = None" if position > needed else ""
+            parameters.append(f"{formal.name}: Operand | None{default}")
         else:
-            yield f"{formal.name}: Operand"
-
-
-def _attributes(cls: type[Op]) -> Iterator[str]:
-    if not any(f.variadic for f in cls.formals):
-        yield "*"
-    for name, field in cls.fields.items():
-        kind = _TAKEN.get(field.kind, field.kind)
-        if not isinstance(field.default, (bool, int, float, str, tuple, type(None))):
-            yield f"{name}: {kind}" + ("" if field.required else " = ...")
+            parameters.append(f"{formal.name}: Operand")
+    keywords = []
+    for key, field in cls.fields.items():
+        accepted = _ACCEPTS.get(field.kind, field.kind)
+        if field.default is REQUIRED:
+            keywords.append(f"{key}: {accepted}")
+        elif field.default is None:
+            keywords.append(f"{key}: {accepted} | None = None")
         else:
-            yield f"{name}: {kind}{' | None' if field.default is None else ''} = {_written(field.default)}"
-    known = {*cls.fields, *(f.name for f in cls.formals)}
-    if len(one := known & {"axis", "axes"}) == 1:
-        yield f"{'axis' if one == {'axes'} else 'axes'}: Any = ..."  # either is taken for the other
-    yield 'name: str = ""'
-    yield "meta: Mapping[str, str] | None = None"
+            keywords.append(f"{key}: {accepted} = {_default(field.default)}")
+    keywords += ['name: str = ""', "meta: Mapping[str, str] | None = None"]
+    return [*parameters, *([] if variadic else ["*"]), *keywords]
 
 
-def _written(value: Any) -> str:
-    """A default as Python; `...` for one without a literal, such as infinity."""
-    text = repr(value).replace("'", '"')
-    return "..." if "inf" in text or "nan" in text else text
+def _default(value: Any) -> str:
+    match value:
+        case DType():
+            return f"DType.{value.name}"
+        case str():
+            return json.dumps(value)
+        case tuple():
+            return f"({', '.join(map(_default, value))}{',' if len(value) == 1 else ''})"
+        case int() | float() if math.isfinite(value):
+            return repr(value)
+    return "..."
 
 
-def _result(cls: type[Op]) -> str:
-    """One value, or a tuple; how many results there are of some operators is known of a node only."""
-    if any(name.endswith(("?", "*")) for name in cls.outputs) or cls.name in _BY_ATTRIBUTES:
+def returned(cls: type[Op]) -> str:
+    """One Value, a tuple of as many as there are outputs, or what the operands and the attributes decide."""
+    if cls.name in _BY_MODE or any(output.endswith(("?", "*")) for output in cls.outputs):
         return "Any"
     return "Value" if len(cls.outputs) == 1 else f"tuple[{', '.join(['Value'] * len(cls.outputs))}]"
+
+
+if __name__ == "__main__":
+    for path, text in stubs().items():
+        path.write_text(text, encoding="utf-8")

@@ -108,7 +108,7 @@ class Dataset:
         return None if labels is None else int(labels.max()) + 1
 
     def __len__(self) -> int:
-        return next(a.shape[axis] for label, a in self._labelled() if (axis := self._axis(label)) is not None)
+        return next(int(a.shape[axis]) for label, a in self._labelled() if (axis := self._axis(label)) is not None)
 
     def take(self, index: Any) -> tuple[Any, Any]:
         """(inputs, targets) of the samples at `index`, a slice or an integer array, each in the form it was given."""

@@ -43,7 +43,7 @@ _ELSEWHERE = {
 
 def layer(function: Layer) -> Layer:
     """The layer function, which answers a keyword that it does not have with the one that is meant."""
-    code: Any = function.__code__  # type: ignore[attr-defined]
+    code: Any = function.__code__
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
     @functools.wraps(function)

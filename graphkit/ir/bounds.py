@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterator
 
 from graphkit.ir import dims
-from graphkit.ir.dims import Dim, DimExpr, Monomial
+from graphkit.ir.dims import Atom, Dim, DimExpr, Monomial
 
 # Enough for the longest sum of calls of two operands, when every one of them is to be replaced by the second.
 _MAX_TRIED = dims.MAX_ATOMS
@@ -107,7 +107,7 @@ def _simpler(dim: DimExpr) -> Iterator[Dim]:
             yield from (rest + below for below in options)
 
 
-def _below(atom: tuple, factor: int) -> list[Dim]:
+def _below(atom: Atom, factor: int) -> list[Dim]:
     """Simpler dimensions that factor * atom is never below."""
     kind, *operands = atom
     if kind == ("max" if factor > 0 else "min"):
@@ -145,7 +145,7 @@ def _product_bound(monomial: Monomial) -> int | None:
     return product
 
 
-def _atom_bound(atom: tuple) -> int | None:
+def _atom_bound(atom: Atom) -> int | None:
     match atom[0]:
         case "sym" | "broadcast":
             return 0

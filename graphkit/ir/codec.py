@@ -319,7 +319,7 @@ class Decoder:
     def _type(self, record: Any, where: str, learn: Type | None = None) -> Type:
         for key, constructor in (("sequence", SequenceType), ("optional", OptionalType)):
             if isinstance(record, dict) and key in record:
-                element = learn.element if isinstance(learn, constructor) else None  # type: ignore[union-attr]
+                element = learn.element if isinstance(learn, constructor) else None
                 return constructor(self._type(record[key], where, element))
         dtype = _dtype(record, where)
         shape = record.get("shape")
@@ -437,6 +437,7 @@ def _dtype(record: Any, where: str) -> DType:
 def _float_from_text(text: str, where: str) -> float:
     if text in ("inf", "-inf"):
         return float(text)
+    value: float
     try:
         (value,) = struct.unpack(">d", bytes.fromhex(text))
     except (ValueError, struct.error):

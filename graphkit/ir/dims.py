@@ -13,15 +13,15 @@ import itertools
 import keyword
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from graphkit.errors import TypeMismatch
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-Atom: TypeAlias = tuple  # ("sym", name) or (function, operand, operand, ...)
-Monomial: TypeAlias = tuple  # of atoms, sorted by their text
+Atom: TypeAlias = tuple[Any, ...]  # ("sym", name) or (function, operand, operand, ...)
+Monomial: TypeAlias = tuple[Atom, ...]  # sorted by their text
 Dim: TypeAlias = Union[int, "DimExpr"]
 
 # An expression of more atoms, or with a larger factor, gets a name, so that every operation here takes bounded time.
@@ -252,7 +252,7 @@ def mod(a: Dim, b: Dim) -> Dim:
     return _call("mod", a, b)
 
 
-def _extreme(function: str, choose: Callable, dims: Iterable[Dim]) -> Dim:
+def _extreme(function: str, choose: Callable[[int, int], int], dims: Iterable[Dim]) -> Dim:
     operands: set[Dim] = set()
     constant: int | None = None
     for dim in dims:

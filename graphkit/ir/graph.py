@@ -16,7 +16,7 @@ from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UsageErro
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.printing import to_text
-from graphkit.ir.types import TensorType, Type
+from graphkit.ir.types import DType, TensorType, Type
 
 _serial = itertools.count()
 _NO_ATTRS: Mapping[str, Any] = {}
@@ -82,7 +82,7 @@ class Value:
         return self.type
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         return self.tensor.dtype
 
     @property

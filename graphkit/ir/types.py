@@ -113,11 +113,12 @@ def _numpy_dtype(dtype: DType) -> np.dtype:
     if dtype is DType.STRING:
         return np.dtype(object)
     try:
-        return np.dtype(dtype.value)
+        found: np.dtype = np.dtype(dtype.value)
     except TypeError:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, dtype.value))
+        found = np.dtype(getattr(ml_dtypes, dtype.value))
+    return found
 
 
 @cache

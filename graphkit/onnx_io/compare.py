@@ -39,7 +39,8 @@ def _onnxruntime() -> ModuleType:
             f"comparing with ONNX Runtime needs the package onnxruntime ({error}): pip install onnxruntime"
         ) from None
     onnxruntime.set_default_logger_severity(3)
-    return onnxruntime
+    module: ModuleType = onnxruntime
+    return module
 
 
 def runtime_version() -> str:
@@ -126,7 +127,8 @@ class OnnxRuntimeModel:
     def _array(self, name: str, result: Any) -> np.ndarray:
         dtype = self._exotic.get(name)
         if dtype is None:
-            return result.numpy()
+            array: np.ndarray = result.numpy()
+            return array
         # onnxruntime cannot make numpy arrays of these types: copy the bytes.
         shape = tuple(result.shape())
         size = packed_nbytes(dtype, math.prod(shape))

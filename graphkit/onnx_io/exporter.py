@@ -19,7 +19,7 @@ from onnx import GraphProto, ModelProto
 
 from graphkit.errors import UnsupportedError, UsageError, did_you_mean
 from graphkit.ir.atomic import write_whole
-from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.graph import Graph, Names, Node, Operator, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, dtype_of
 from graphkit.onnx_io import initializers
@@ -29,6 +29,7 @@ from graphkit.onnx_io.scopes import Reader
 from graphkit.onnx_io.spelling import domain_version, spelled, target_schema
 from graphkit.onnx_io.tensors import to_proto, type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
+from graphkit.ops import Op, operator
 from graphkit.ops.control.views import capture_count
 from graphkit.passes.simplify.known_ranks import known_ranks
 
@@ -199,14 +200,13 @@ class _Writer:
         written.attribute.append(onnx.helper.make_attribute("value", to_proto(tensor.array)))
 
     def node(self, proto: GraphProto, graph: Graph, node: Node, name_of: Any) -> None:
-        op: Any = node.op
         written, inputs = spelled(node, list(node.inputs), self.target)
-        self.domains.add(op.onnx.domain)
+        self.domains.add(written.domain)
         written.name = self.node_names.take(graph.node_name(node))
         written.input.extend("" if v is None else name_of(v) for v in inputs)
         for key, text in node.meta.items():
             written.metadata_props.add(key=key, value=text)
-        for key, subgraph in op.subgraphs().items():
+        for key, subgraph in node.op.subgraphs().items():
             captured = _captured(node)
             written.attribute.append(onnx.helper.make_attribute(key, self.subgraph(subgraph, captured, name_of)))
         written.output.extend(name_of(v) for v in self.used_outputs(graph, node))
@@ -215,7 +215,8 @@ class _Writer:
     def used_outputs(self, graph: Graph, node: Node) -> Iterable[Value]:
         """The outputs to name: trailing ones that nothing reads, and that the target has as optional, are left out."""
         outputs = list(node.outputs)
-        schema = target_schema(node.op.onnx.name, self.target, node.op.onnx.domain)  # type: ignore[attr-defined]
+        form = operator(node, Op).onnx
+        schema = None if form is None else target_schema(form.name, self.target, form.domain)
         if schema is None:
             return outputs
         used = self.uses(graph)
@@ -245,7 +246,7 @@ def _is_constant(node: Node) -> bool:
     return node.op.name == "Constant" and node.op.domain == ""
 
 
-def _counts(op: Any) -> bool:
+def _counts(op: Operator) -> bool:
     """Operators whose number of outputs is part of their meaning."""
     return bool(op.subgraphs()) or op.name in ("Split", "BatchNormalization")
 
@@ -254,11 +255,10 @@ def _values_read(graph: Graph) -> set[Value]:
     """Values that outputs or written operands name; a capture counts when the subgraph reads it."""
     read = set(graph.outputs)
     for node in graph.nodes:
-        op: Any = node.op
         captured = _captured(node)
         own = len(node.inputs) - len(captured)
         read.update(v for v in node.inputs[:own] if v is not None)
-        for subgraph in op.subgraphs().values():
+        for subgraph in node.op.subgraphs().values():
             inner = _values_read(subgraph)
             names = subgraph.inputs[len(subgraph.inputs) - len(captured) :]
             read.update(outer for outer, name in zip(captured, names, strict=True) if name in inner)

@@ -450,7 +450,7 @@ def _is_default(view: upgrade.NodeView, name: str, value: Any) -> bool:
     if spec is None or not spec.default_value.name:
         return False
     default = onnx.helper.get_attribute_value(spec.default_value)
-    return value == (default.decode() if isinstance(default, bytes) else default)
+    return bool(value == (default.decode() if isinstance(default, bytes) else default))
 
 
 def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence[Value | None]:

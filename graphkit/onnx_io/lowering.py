@@ -7,7 +7,6 @@ the function by which the standard defines them; the rewrites of `downgrade` do 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import onnx
 from onnx import ModelProto
@@ -23,7 +22,7 @@ from graphkit.onnx_io.scopes import RawNode
 from graphkit.onnx_io.spelling import spelled
 from graphkit.onnx_io.tensors import type_to_proto
 from graphkit.onnx_io.validate import NEWEST_OPSET
-from graphkit.ops import DOMAIN
+from graphkit.ops import DOMAIN, Op, operator
 from graphkit.passes.core.sweep import map_subgraphs, rewrite
 
 # Expansions of expansions: a cycle would never end.
@@ -46,8 +45,8 @@ def _without_rng(graph: Graph) -> Graph:
     """Random nodes without their state: a file has none, and what only derives states is left out with it."""
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        op: Any = node.op
-        if not getattr(op, "random", False) or op.onnx is None or "rng" not in op.onnx.hidden:
+        op = operator(node, Op)
+        if not op.random or op.onnx is None or "rng" not in op.onnx.hidden:
             return None
         kept = [None if f.name == "rng" else v for f, v in zip(op.formals, operands, strict=False)]
         return node.rebuilt(kept).outputs
@@ -74,7 +73,7 @@ def _lowered(node: Node, operands: list[Value | None], target: int, depth: int) 
 
 
 def _replacement(node: Node, operands: list[Value | None], target: int) -> Sequence[Value] | None:
-    op: Any = node.op
+    op = operator(node, Op)
     if op.domain == DOMAIN or op.onnx is None:
         if op.expand is None:
             raise UnsupportedError(f"{node.describe()}: {op.name} has no form in standard operators")
@@ -101,7 +100,7 @@ def _available(name: str, target: int) -> bool:
 
 
 def _expanded(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
-    op: Any = node.op
+    op = operator(node, Op)
     try:
         with context.detached():
             results = op.expand(*operands)

@@ -7,11 +7,14 @@ Linear in nodes and edges; nesting and size are bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
 
 from graphkit.errors import InvalidModel
 from graphkit.onnx_io.validate import require_text
+
+_Item = TypeVar("_Item")
 
 MAX_DEPTH = 32
 MAX_NODES = 20_000_000
@@ -146,7 +149,7 @@ class Reader:
             user = f"{node}: input" if node is not None else "output"
             raise InvalidModel(f"{where}: {user} {name!r} is not produced by any node, input or initializer")
 
-    def _once(self, table: dict, name: str, item: object, what: str) -> None:
+    def _once(self, table: dict[str, _Item], name: str, item: _Item, what: str) -> None:
         require_text(what, name)
         if not name or name in table:
             raise InvalidModel(f"{what} {name!r} is {'given twice' if name else 'without a name'}")

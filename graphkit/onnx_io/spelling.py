@@ -13,12 +13,15 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, OptionalType, SequenceType, Type
 from graphkit.onnx_io import downgrade
 from graphkit.onnx_io.tensors import CODES, to_proto
+from graphkit.ops import Op, operator
 
 
 def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodeProto, list[Value | None]]:
     """The node's operator and attributes as the target spells them, and the operands that it is written with."""
-    op: Any = node.op
-    hidden = op.onnx.hidden
+    op = operator(node, Op)
+    form = op.onnx
+    assert form is not None, "what has no form in ONNX is expanded before it is written"
+    hidden = form.hidden
     kept: list[Value | None] = []
     for position, value in enumerate(inputs):
         formal = op.formals[min(position, len(op.formals) - 1)]
@@ -29,12 +32,12 @@ def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodePr
     while kept and kept[-1] is None:
         kept.pop()
     visible = {k: v for k, v in op.__dict__.items() if k not in hidden and not isinstance(v, Graph)}
-    attrs = {op.onnx.renames.get(k, k): v for k, v in visible.items()}
-    spelling = downgrade.Spelling(node, op.onnx.name, kept, attrs, target)
+    attrs = {form.renames.get(k, k): v for k, v in visible.items()}
+    spelling = downgrade.Spelling(node, form.name, kept, attrs, target)
     downgrade.spell(spelling)
-    proto = NodeProto(op_type=spelling.op_type, domain=op.onnx.domain)
-    schema = target_schema(spelling.op_type, target, op.onnx.domain)
-    fields = {op.onnx.renames.get(k, k): spec for k, spec in op.fields.items()}
+    proto = NodeProto(op_type=spelling.op_type, domain=form.domain)
+    schema = target_schema(spelling.op_type, target, form.domain)
+    fields = {form.renames.get(k, k): spec for k, spec in op.fields.items()}
     for key, value in sorted(spelling.attrs.items()):
         spec = None if schema is None else schema.attributes.get(key)
         optional = spec is None or not spec.required

@@ -134,14 +134,15 @@ def from_bytes(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndar
     bits = _PACKED_BITS.get(dtype)
     if bits is None:
         if dtype is DType.BOOL:
-            return (raw != 0).reshape(shape)
+            return raw.astype(np.bool_).reshape(shape)
         return raw.view(dtype.numpy).reshape(shape)
     per_byte = 8 // bits
     shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
-    codes = ((raw[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[: math.prod(shape)]
+    codes: np.ndarray = ((raw[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[: math.prod(shape)]
     if dtype in (DType.INT4, DType.INT2):
         sign = 1 << (bits - 1)
-        return ((codes ^ sign).astype(np.int8) - np.int8(sign)).astype(dtype.numpy).reshape(shape)
+        signed: np.ndarray = (codes ^ sign).astype(np.int8) - np.int8(sign)
+        return signed.astype(dtype.numpy).reshape(shape)
     if dtype is DType.FLOAT4E2M1:
         return codes.view(dtype.numpy).reshape(shape)
     return codes.astype(dtype.numpy).reshape(shape)
@@ -232,7 +233,8 @@ def to_bytes(array: np.ndarray) -> bytes:
     padded = np.zeros(-(-len(codes) // per_byte) * per_byte, np.uint8)
     padded[: len(codes)] = codes
     shifts = np.arange(per_byte, dtype=np.uint8) * np.uint8(bits)
-    return np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1).astype(np.uint8).tobytes()
+    packed: np.ndarray = np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1)
+    return packed.astype(np.uint8).tobytes()
 
 
 # --- types ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from graphkit.ops._base import (
     as_value,
     constant,
     op,
+    operator,
     registry,
 )
 
@@ -32,6 +33,7 @@ __all__ = [
     "as_value",
     "constant",
     "op",
+    "operator",
     "registry",
 ]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,12 @@ from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type, dtype_of
 from graphkit.ops import _calls
 from graphkit.ops._calls import function_name
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    # What the function of an operator takes for an input: see `as_value`.
+    Operand: TypeAlias = Value | Tensor | ArrayLike
 
 DOMAIN = "ai.graphkit"
 REQUIRED: Any = inspect.Parameter.empty
@@ -221,7 +227,7 @@ class Op:
     def subgraphs(self) -> Mapping[str, Graph]:
         return {k: v for k, v in self.__dict__.items() if isinstance(v, Graph)}
 
-    def replace(self, **changes: Any) -> Op:
+    def replace(self, **changes: Any) -> Self:
         """The same operator with some attributes changed."""
         return type(self)(**{**self.__dict__, **changes})
 
@@ -294,6 +300,18 @@ class Op:
         return table
 
 
+OpT = TypeVar("OpT", bound=Op)
+T = TypeVar("T")
+
+
+def operator(node: Node, kind: type[T]) -> T:
+    """The node's operator, which is of class `kind`: an operator's, a base's that several share, or Op."""
+    op = node.op
+    if not isinstance(op, kind):
+        raise TypeError(f"{node.describe()}: its operator is no {kind.__name__}")
+    return op
+
+
 class Registry:
     """All operators, by (domain, name) and by function name. The only list of operators."""
 
@@ -356,7 +374,7 @@ class Registry:
         """The function of a registered operator."""
         return self._functions[function_name(cls)]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[type[Op]]:
         return iter(self._by_key.values())
 
     def function_names(self) -> list[str]:
@@ -370,7 +388,7 @@ def _is_built_in(cls: type[Op]) -> bool:
 registry = Registry()
 
 
-def op(cls: type) -> Any:
+def op(cls: type[OpT]) -> type[OpT]:
     """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
     fields: dict[str, Field] = {}
     for base in reversed(cls.__mro__):
@@ -383,9 +401,9 @@ def op(cls: type) -> Any:
                 raise UsageError(f"{cls.__name__}.{key}: attributes are one of {', '.join(COERCE)}, not {text!r}")
             default = base.__dict__.get(key, None if kind != text else REQUIRED)
             fields[key] = Field(kind, default if default is REQUIRED or default is None else COERCE[kind](default))
-    cls.fields = fields  # type: ignore[attr-defined]
-    cls.name = cls.__dict__.get("name") or cls.__name__  # type: ignore[attr-defined]
-    cls.formals = tuple(Formal.parse(text) for text in cls.inputs)  # type: ignore[attr-defined]
+    cls.fields = fields
+    cls.name = cls.__dict__.get("name") or cls.__name__
+    cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
     registry.add(cls)
     return cls
 
@@ -535,4 +553,10 @@ class _Functions:
         return found
 
 
-F: Any = _Functions()
+if TYPE_CHECKING:
+    # A stub made from the registry: see graphkit.checks.stub.
+    from graphkit.ops import _functions
+
+    F = _functions
+else:
+    F = _Functions()

@@ -12,6 +12,7 @@ import numpy as np
 from graphkit.errors import GraphkitError, OutOfMemory, RuntimeFailure, lacks_memory
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, TensorType
+from graphkit.ops._base import Op, operator
 from graphkit.ops.xp import Namespace, numpy_xp
 
 
@@ -76,7 +77,7 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
 
     Raises RuntimeFailure, naming the node, for whatever the reference raises.
     """
-    op: Any = node.op
+    op = operator(node, Op)
     wide = (
         op.widens
         and not op.subgraphs()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,8 @@ from graphkit.ir.graph import Graph, Names, Node, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.model import CLASSES, Model
 from graphkit.ops import F, constant
+from graphkit.ops.linalg.matmul import Gemm, MatMul
+from graphkit.ops.nn.conv import Conv
 
 # Operators after the last layer that keep the classes apart: they are walked through, operand 0 upwards.
 _PASSED = frozenset(
@@ -59,7 +60,7 @@ def find_head(graph: Graph, output: Value) -> Head:
     offsets: dict[Value, int] = {}
     tail: list[tuple[Node, Value]] = []
     while (node := value.node) is not None and not node.op.domain:
-        if node.op.name in ("Gemm", "MatMul", "Conv"):
+        if isinstance(node.op, (Gemm, MatMul, Conv)):
             axes = _layer_axes(node, stored)
             if axes is None:
                 break
@@ -104,17 +105,17 @@ class _Stored:
 
 
 def _layer_axes(node: Node, stored: _Stored) -> dict[Value, int] | None:
-    op: Any = node.op
+    op = node.op
     data, weight, offset = [*node.inputs, None][:3]
     assert weight is not None
     axis = 0
-    if op.name == "MatMul":
-        axis, offset = 1, None
-    elif op.name == "Gemm":
+    if isinstance(op, Gemm):
         axis = 0 if op.transB else 1
+    elif not isinstance(op, Conv):
+        axis, offset = 1, None
     elif op.group != 1:
         return None
-    if stored.holds(data) or not stored.holds(weight) or (op.name != "Conv" and weight.rank != 2):
+    if stored.holds(data) or not stored.holds(weight) or (not isinstance(op, Conv) and weight.rank != 2):
         return None
     if offset is None:
         return {weight: axis}

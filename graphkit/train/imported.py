@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from graphkit.ir.dims import Dim, DimExpr, parse, product
 from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
-from graphkit.ops import constant
+from graphkit.ops import constant, operator
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.captures import add_captures, nested_nodes
 from graphkit.passes.core.sweep import is_control, rewrite
@@ -199,6 +198,5 @@ def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
 
 
 def _array(value: Value) -> np.ndarray:
-    op: Any = value.node.op if value.node is not None else None
-    array: np.ndarray = op.value.array
-    return array
+    assert value.node is not None
+    return operator(value.node, Constant).value.array

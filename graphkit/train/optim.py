@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -126,14 +126,14 @@ class Adam(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
-        outputs: Sequence[Value] = self._operator(
-            weight, grad, *slots, lr, step,
+        mean, variance = slots
+        return self._operator(
+            weight, grad, mean, variance, lr, step,
             beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
-        return outputs
 
     @property
-    def _operator(self) -> Any:
+    def _operator(self) -> Callable[..., tuple[Value, ...]]:
         return F.adam_update
 
 
@@ -145,7 +145,7 @@ class AdamW(Adam):
     kind = "adamw"
 
     @property
-    def _operator(self) -> Any:
+    def _operator(self) -> Callable[..., tuple[Value, ...]]:
         return F.adam_w_update
 
 
@@ -172,10 +172,11 @@ class RMSProp(Optimizer):
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
         named = dict(zip(self.slots, slots, strict=True))
-        return F.rms_prop_update(
+        outputs: Sequence[Value] = F.rms_prop_update(
             weight, grad, named["square"], lr, named.get("average"), named.get("buffer"),
             alpha=self.alpha, epsilon=self.epsilon, momentum=self.momentum, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,9 @@ class Adagrad(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
+        (square,) = slots
         return F.adagrad_update(
-            weight, grad, *slots, lr, step,
+            weight, grad, square, lr, step,
             lr_decay=self.lr_decay, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
 
@@ -225,8 +227,9 @@ class Adadelta(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
+        square, change = slots
         return F.adadelta_update(
-            weight, grad, *slots, lr,
+            weight, grad, square, change, lr,
             rho=self.rho, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
 
@@ -251,7 +254,8 @@ class Ftrl(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
-        return F.ftrl_update(weight, grad, *slots, lr, beta=self.beta, l1=self.l1, l2=self.l2 * decay)
+        linear, square = slots
+        return F.ftrl_update(weight, grad, linear, square, lr, beta=self.beta, l1=self.l1, l2=self.l2 * decay)
 
 
 @dataclass(frozen=True)
@@ -277,11 +281,12 @@ class LARS(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
+        (velocity,) = slots
         if not self.vectors and (weight.rank or 0) < 2:
-            new = F.add(F.mul(slots[0], scalar_like(self.momentum, weight)), F.mul(grad, F.cast(lr, to=weight.dtype)))
+            new = F.add(F.mul(velocity, scalar_like(self.momentum, weight)), F.mul(grad, F.cast(lr, to=weight.dtype)))
             return F.sub(weight, new), new
         return F.lars_update(
-            weight, grad, *slots, lr,
+            weight, grad, velocity, lr,
             momentum=self.momentum, trust=self.trust, epsilon=self.epsilon, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
 
@@ -309,11 +314,12 @@ class Lamb(Optimizer):
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
-        options = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
+        mean, variance = slots
+        options: dict[str, Any] = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
         if not self.vectors and (weight.rank or 0) < 2:
-            outputs: Sequence[Value] = F.adam_update(weight, grad, *slots, lr, step, **options)
-            return outputs
-        return F.lamb_update(weight, grad, *slots, lr, step, weight_decay=self.weight_decay * decay, **options)
+            return F.adam_update(weight, grad, mean, variance, lr, step, **options)
+        weight_decay = self.weight_decay * decay
+        return F.lamb_update(weight, grad, mean, variance, lr, step, weight_decay=weight_decay, **options)
 
 
 _KINDS = {cls.kind: cls for cls in (SGD, Adam, AdamW, RMSProp, Adagrad, Adadelta, Ftrl, LARS, Lamb)}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from graphkit import config
-from graphkit.autodiff import gradient
+from graphkit.autodiff.reverse_mode import gradient
 from graphkit.errors import UsageError
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor

@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F
+from graphkit.ops.tensor.gather import Gather
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Lookups:
     def rows(self, gradients: Sequence[Value]) -> Rows:
         """The rows that the step reads, and their gradients from those of `outputs`."""
         tail = self.table.tensor.static_shape[1:]
-        flat = [F.reshape(F.cast(n.inputs[1], to="int64"), np.array([-1])) for n in self.nodes]
+        flat = [F.reshape(F.cast(n.operands[1], to="int64"), np.array([-1])) for n in self.nodes]
         wide = np.array([-1, *tail])
         parts = [F.reshape(g, wide) if math.prod(tail) else g for g in gradients]
         indices = flat[0] if len(flat) == 1 else F.concat(*flat, axis=0)
@@ -84,8 +84,8 @@ def lookups(graph: Graph, table: Value, name: str) -> Lookups:
     """The nodes that read `table`; raises UsageError when something else than Gather along axis 0 reads it."""
     readers = [node for node in graph.nodes if table in node.inputs]
     for node in readers:
-        op: Any = node.op
-        if op.name != "Gather" or op.domain or op.axis % (table.rank or 1) != 0 or node.inputs[1] is table:
+        op = node.op
+        if not isinstance(op, Gather) or op.axis % (table.rank or 1) != 0 or node.inputs[1] is table:
             raise UsageError(
                 f"parameter {name!r} cannot have row-sparse updates: {node.describe()} reads more than rows of it"
             )

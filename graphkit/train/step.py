@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graphkit.autodiff import gradient, reached
+from graphkit.autodiff.reverse_mode import gradient, reached
 from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType

@@ -1,58 +1,87 @@
-"""graphkit/__init__.pyi is what `graphkit ops --stub` writes, and says of functions what they are."""
+"""The signatures that editors and type checkers see are those of the registry, and programs fit them."""
 
-from __future__ import annotations
-
-import ast
-import inspect
-from pathlib import Path
-from typing import Any
+import subprocess
+import sys
 
 import pytest
 
-import graphkit as gk
-from graphkit import cli
+from graphkit.checks import stub
 from graphkit.checks.samples import dtypes_of, make_case, samples_of
-from graphkit.checks.stub import stub
-from graphkit.ops import Op, registry
+from graphkit.ops import registry
 
-PAGE = Path(__file__).parents[2] / "graphkit" / "__init__.pyi"
-TREE = ast.parse(PAGE.read_text())
-FUNCTIONS = {node.name: node for node in TREE.body if isinstance(node, ast.FunctionDef)}
-OPERATORS = [
-    cls for cls in registry
-    if cls.__module__.startswith("graphkit.ops.") and registry.function_of(cls).__name__ in FUNCTIONS
-]  # fmt: skip
+PROGRAM = """
+import numpy as np
 
+import graphkit as gk
 
-def test_the_file_is_up_to_date() -> None:
-    assert PAGE.read_text() == stub(), "run: graphkit ops --stub > graphkit/__init__.pyi"
-
-
-def test_every_public_name_is_there() -> None:
-    imported = [a.asname or a.name for node in TREE.body if isinstance(node, ast.ImportFrom) for a in node.names]
-    assigned = [target.id for node in TREE.body if isinstance(node, ast.Assign) for target in node.targets]
-    own = {registry.function_of(cls).__name__ for cls in registry if cls.__module__.startswith("graphkit.ops.")}
-    assert {*gk._PUBLIC, *gk._MODULES, *own} <= {*imported, *assigned, *FUNCTIONS}
-    assert {"conv", "softmax", "concat", "if_"} <= FUNCTIONS.keys()
-    assert not {"scan", "constant"} & FUNCTIONS.keys()  # functions of the frontend go before operators
-
-
-@pytest.mark.parametrize("cls", OPERATORS, ids=lambda cls: cls.name)
-def test_arguments_and_results(cls: type[Op]) -> None:
-    function = registry.function_of(cls)
-    written = FUNCTIONS[function.__name__].args
-    listed = [a.arg for a in (*written.args, *([written.vararg] if written.vararg else []), *written.kwonlyargs)]
-    either = {"axis", "axes"}  # one is taken for the other
-    wanted = [*inspect.signature(function).parameters, "meta"]
-    assert [n for n in listed if n in wanted or n not in either] == wanted
-    result: Any = FUNCTIONS[function.__name__].returns
-    text = ast.unparse(result)
-    for number in range(len(samples_of(cls))):
-        case = make_case(cls, number, dtypes_of(cls, samples_of(cls)[number])[0])
-        count = len(case.graph().outputs)
-        assert text == "Any" or text.count("Value") == count, f"sample {number} has {count} results, not {text}"
+x = gk.input("x", ["N", 1, 8, 8])
+w = gk.parameter("w", [4, 1, 3, 3])
+h = gk.conv(x, w, pads=[1, 1, 1, 1], name="first")
+values, indices = gk.top_k(gk.flatten(gk.relu(h) * 2.0 - 1), np.array([3]), axis=-1)
+parts = gk.concat([values, values[:, :1]], axis=1)
+net = gk.Model({"y": gk.softmax(parts, axis=1)}, name="small")
+first: np.ndarray = net.compile(threads=1).run({"x": np.zeros((1, 1, 8, 8))})["y"]
+gk.Trainer(net, loss="mse", optimizer=gk.optim.SGD(0.1)).step(first, first)
+"""
+# A line, and what a type checker says of it.
+WRONG = {
+    'gk.conv(x, w, strides="two")': "arg-type",
+    "gk.relu(x, 1, 2)": "call-arg",
+    "gk.softmax(x, axes=1)": "call-arg",
+    "gk.relu(x).backward()": "attr-defined",
+    "gk.transpose(perm=(0, 1))": "call-arg",
+    'net.compile(device="cpu").rum({})': "attr-defined",
+}
 
 
-def test_it_takes_no_model() -> None:
-    assert cli.invoke(["ops", "net.onnx", "--stub"]) == 2
-    assert cli.invoke(["ops", "--markdown", "--stub"]) == 2
+@pytest.mark.parametrize(("path", "text"), list(stub.stubs().items()), ids=["functions", "package"])
+def test_current(path, text):
+    assert path.read_text(encoding="utf-8") == text, "python -m graphkit.checks.stub writes it"
+
+
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory):
+    pytest.importorskip("mypy")
+    program = PROGRAM + "".join(f"{line}\n" for line in WRONG)
+    folder = tmp_path_factory.mktemp("program")
+    (folder / "program.py").write_text(program)
+    # Errors of the package's own modules are the business of its own check.
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--show-error-codes",
+        "program.py",
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    found = {}
+    for line in done.stdout.splitlines():
+        if ": error: " in line:
+            found.setdefault(int(line.split(":")[1]), []).append(line)
+    return program.splitlines(), found
+
+
+def test_a_program_fits_the_signatures(diagnosed):
+    lines, found = diagnosed
+    right = len(PROGRAM.splitlines())
+    assert {lines[n - 1]: said for n, said in found.items() if n <= right} == {}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_mistakes_are_seen(diagnosed, line):
+    lines, found = diagnosed
+    assert f"[{WRONG[line]}]" in " ".join(found.get(lines.index(line) + 1, []))
+
+
+@pytest.mark.parametrize("cls", list(registry), ids=lambda cls: cls.name)
+def test_signatures_promise_what_calls_give(cls):
+    promised = stub.returned(cls)
+    for number, sample in enumerate(samples_of(cls)):
+        case = make_case(cls, number, dtypes_of(cls, sample)[0])
+        node = case.graph().nodes[-1]
+        outputs = "Value" if len(node.outputs) == 1 else f"tuple[{', '.join(['Value'] * len(node.outputs))}]"
+        assert promised in (outputs, "Any")

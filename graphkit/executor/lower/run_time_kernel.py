@@ -255,7 +255,7 @@ def _prepared(node: Node, context: KernelContext) -> Prepared | None:
     shapes = [v.tensor.static_shape for v in node.outputs]
     used = [i for i, needed in enumerate(context.used_outputs) if needed]
     views = [(source, result) for source, result in getattr(node.op, "views", ()) if result in used]
-    same_size = all(node.inputs[a].tensor.nbytes == node.outputs[b].tensor.nbytes for a, b in views)  # type: ignore[union-attr]
+    same_size = all(node.inputs[a].tensor.nbytes == node.outputs[b].tensor.nbytes for a, b in views)
     if views and same_size and len(views) == len(used):
         return Prepared(None, shapes, views, [], None)
     known = [node.outputs[i].tensor for i in used]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.tensor import Tensor
+from graphkit.ops import Op
 
 # `below` of a rule that holds for every target.
 ALWAYS = 1 << 30
@@ -26,7 +27,7 @@ class Site(NamedTuple):
     """A node about to be replaced: its operator, its operands in the new graph, the target opset."""
 
     node: Node
-    op: Any
+    op: Op
     inputs: tuple[Value | None, ...]
     target: int
 
@@ -98,6 +99,7 @@ def constant_array(value: Value) -> np.ndarray | None:
 
 Rewrite: TypeAlias = Callable[[Site], Sequence[Value] | None]
 Spell: TypeAlias = Callable[[Spelling], None]
+_Rule = TypeVar("_Rule")
 
 _rewrites: dict[str, list[tuple[int, Rewrite]]] = {}
 _spellings: dict[str, list[tuple[int, Spell]]] = {}
@@ -113,8 +115,10 @@ def spells(*operators: str, below: int) -> Callable[[Spell], Spell]:
     return _register(_spellings, operators, below)
 
 
-def _register(table: dict[str, list[tuple[int, Any]]], operators: Sequence[str], below: int) -> Any:
-    def register(rule: Any) -> Any:
+def _register(
+    table: dict[str, list[tuple[int, _Rule]]], operators: Sequence[str], below: int
+) -> Callable[[_Rule], _Rule]:
+    def register(rule: _Rule) -> _Rule:
         for operator in operators:
             table.setdefault(operator, []).append((below, rule))
             table[operator].sort(key=lambda entry: -entry[0])

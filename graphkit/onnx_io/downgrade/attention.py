@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, rewrites, spells
+from graphkit.ops import operator
+from graphkit.ops.nn.attention import Attention
 
 _VALID_KEYS = 6
 
 
 @rewrites("Attention", below=25)
 def _expanded(site: Site) -> Sequence[Value] | None:
-    windowed = site.op.left_window_size >= 0 or site.op.right_window_size >= 0
+    op = operator(site.node, Attention)
+    windowed = op.left_window_size >= 0 or op.right_window_size >= 0
     if windowed or (site.target < 24 and site.input(_VALID_KEYS) is not None):
         results: Sequence[Value] = site.op.expand(*site.inputs)
         return results

@@ -10,14 +10,18 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.onnx_io.downgrade import Site, Spelling, rewrites, spells
 from graphkit.onnx_io.tensors import dtype_of_code
-from graphkit.ops import F, constant
+from graphkit.ops import F, constant, operator
+from graphkit.ops.image.resize import Resize
+from graphkit.ops.image.roi import RoiAlign
+from graphkit.ops.math.arithmetic import Mod
+from graphkit.ops.nn.norm import BatchNormalization, LayerNormalization
 
 
 @rewrites("Mod", below=28)
 def _floored_remainder(site: Site) -> Sequence[Value] | None:
     # Until 28 fmod=0 was for integers only.
     a, b = site.operand(0), site.operand(1)
-    if site.op.fmod or not a.dtype.is_float:
+    if operator(site.node, Mod).fmod or not a.dtype.is_float:
         return None
     remainder = F.mod(a, b, fmod=True)
     zero = constant(np.zeros((), a.dtype.numpy))
@@ -28,11 +32,12 @@ def _floored_remainder(site: Site) -> Sequence[Value] | None:
 @rewrites("LayerNormalization", below=17)
 def _layer_statistics(site: Site) -> Sequence[Value] | None:
     x, scale, bias = site.operand(0), site.operand(1), site.input(2)
-    axis = site.op.axis
+    op = operator(site.node, LayerNormalization)
+    axis = op.axis
     if x.rank is None and axis >= 0:
         raise site.fail("axis counted from the front of a tensor of unknown rank")
     axes = constant(np.asarray(range(axis - (x.rank or 0) if axis >= 0 else axis, 0), np.int64))
-    wide = dtype_of_code(site.op.stash_type)
+    wide = dtype_of_code(op.stash_type)
 
     def cast(value: Value, to: DType) -> Value:
         return value if value.dtype is to else F.cast(value, to=to)
@@ -41,7 +46,7 @@ def _layer_statistics(site: Site) -> Sequence[Value] | None:
     mean = F.reduce_mean(stashed, axes, keepdims=True)
     centred = F.sub(stashed, mean)
     variance = F.reduce_mean(F.mul(centred, centred), axes, keepdims=True)
-    inverse = F.reciprocal(F.sqrt(F.add(variance, constant(np.asarray(site.op.epsilon, wide.numpy)))))
+    inverse = F.reciprocal(F.sqrt(F.add(variance, constant(np.asarray(op.epsilon, wide.numpy)))))
     y = F.mul(cast(F.mul(centred, inverse), x.dtype), scale)
     return [y if bias is None else F.add(y, bias), mean, inverse]
 
@@ -49,7 +54,8 @@ def _layer_statistics(site: Site) -> Sequence[Value] | None:
 @rewrites("BatchNormalization", below=14)
 def _batch_statistics(site: Site) -> Sequence[Value] | None:
     # Until 14 training was not specified well enough to be written as such.
-    if not site.op.training_mode:
+    op = operator(site.node, BatchNormalization)
+    if not op.training_mode:
         return None
     x, scale, bias, mean, variance = (site.operand(i) for i in range(5))
     if x.rank is None:
@@ -59,15 +65,15 @@ def _batch_statistics(site: Site) -> Sequence[Value] | None:
     batch_mean = F.reduce_mean(x, axes, keepdims=True)
     centred = F.sub(x, batch_mean)
     batch_variance = F.reduce_mean(F.mul(centred, centred), axes, keepdims=True)
-    epsilon = constant(np.asarray(site.op.epsilon, x.dtype.numpy))
+    epsilon = constant(np.asarray(op.epsilon, x.dtype.numpy))
     normal = F.div(centred, F.sqrt(F.add(batch_variance, epsilon)))
     gain, offset = (v if v.dtype is x.dtype else F.cast(v, to=x.dtype) for v in (scale, bias))
     y = F.add(F.mul(normal, F.reshape(gain, column)), F.reshape(offset, column))
     flat = constant(np.asarray([-1], np.int64))
 
     def running(old: Value, batch: Value) -> Value:
-        momentum = constant(np.asarray(site.op.momentum, old.dtype.numpy))
-        rest = constant(np.asarray(1 - site.op.momentum, old.dtype.numpy))
+        momentum = constant(np.asarray(op.momentum, old.dtype.numpy))
+        rest = constant(np.asarray(1 - op.momentum, old.dtype.numpy))
         new = F.reshape(batch, flat)
         new = new if new.dtype is old.dtype else F.cast(new, to=old.dtype)
         return F.add(F.mul(old, momentum), F.mul(new, rest))
@@ -88,12 +94,12 @@ def _known_coordinates(spelling: Spelling) -> None:
 
 @rewrites("Resize", below=18)
 def _sizes_of_all_axes(site: Site) -> Sequence[Value] | None:
-    axes, x = getattr(site.op, "axes", None), site.operand(0)
-    if not axes:
+    op, x = operator(site.node, Resize), site.operand(0)
+    if not op.axes:
         return None
     if x.rank is None:
         raise site.fail("axes of a tensor of unknown rank")
-    place = [int(a) % x.rank for a in axes]
+    place = [a % x.rank for a in op.axes]
     inputs: list[Value | None] = [x, None, None, None]
     if site.input(1) is not None:
         raise site.fail("a region of interest for some axes")
@@ -103,7 +109,7 @@ def _sizes_of_all_axes(site: Site) -> Sequence[Value] | None:
             whole = constant(np.ones(x.rank, np.float32)) if index == 2 else F.shape(x)
             positions = constant(np.asarray(place, np.int64).reshape(-1, 1))
             inputs[index] = F.scatter_nd(whole, positions, given)
-    return [site.node.rebuilt(inputs, site.op.replace(axes=None)).output]
+    return [site.node.rebuilt(inputs, op.replace(axes=None)).output]
 
 
 @spells("Resize", below=18)
@@ -135,7 +141,7 @@ def _sampled_volume(site: Site) -> Sequence[Value] | None:
 @rewrites("RoiAlign", below=16)
 def _half_pixel(site: Site) -> Sequence[Value] | None:
     # Until 16 regions were not moved by half an element.
-    if site.op.coordinate_transformation_mode == "output_half_pixel":
+    if operator(site.node, RoiAlign).coordinate_transformation_mode == "output_half_pixel":
         return None
     return [site.op.expand(*site.inputs)]
 

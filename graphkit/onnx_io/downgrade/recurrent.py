@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from graphkit.ir.graph import Value
 from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, rewrites, spells
-from graphkit.ops import F
+from graphkit.ops import F, operator
+from graphkit.ops.rnn.recurrence import Recurrence
 
 
 @spells("RNN", "GRU", "LSTM", below=ALWAYS)
@@ -21,12 +22,13 @@ def _hidden_size(spelling: Spelling) -> None:
 @rewrites("RNN", "GRU", "LSTM", below=14)
 def _batch_first(site: Site) -> Sequence[Value] | None:
     # Until 14 time came first in every tensor.
-    if not site.op.layout:
+    op = operator(site.node, Recurrence)
+    if not op.layout:
         return None
     operands = list(site.inputs)
     for position in (0, 5, 6):
         value = site.input(position)
         if value is not None:
             operands[position] = F.transpose(value, perm=(1, 0, 2))
-    y, *states = site.node.rebuilt(operands, site.op.replace(layout=0)).outputs
+    y, *states = site.node.rebuilt(operands, op.replace(layout=0)).outputs
     return [F.transpose(y, perm=(2, 0, 1, 3)), *(F.transpose(s, perm=(1, 0, 2)) for s in states)]

@@ -10,7 +10,10 @@ from graphkit.ir import dims
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
 from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, constant_array, rewrites, spells
-from graphkit.ops import F, constant
+from graphkit.ops import F, constant, operator
+from graphkit.ops.math.reduce import Reduction
+from graphkit.ops.tensor.concat import Split
+from graphkit.ops.tensor.shape import Shape
 
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
@@ -25,7 +28,8 @@ def _i64(*values: int) -> Value:
 @rewrites(*_REDUCTIONS, below=18)
 def _reduce_nothing(site: Site) -> Sequence[Value] | None:
     # noop_with_empty_axes has no older spelling: reduce over one new axis of size 1 instead.
-    if not site.op.noop_with_empty_axes:
+    op = operator(site.node, Reduction)
+    if not op.noop_with_empty_axes:
         return None
     axes = site.input(1)
     if axes is not None:
@@ -35,8 +39,7 @@ def _reduce_nothing(site: Site) -> Sequence[Value] | None:
         if known.size:
             return None
     widened = F.unsqueeze(site.operand(0), _i64(0))
-    operator = site.op.replace(keepdims=False, noop_with_empty_axes=False)
-    return site.node.rebuilt([widened, _i64(0)], operator).outputs
+    return site.node.rebuilt([widened, _i64(0)], op.replace(keepdims=False, noop_with_empty_axes=False)).outputs
 
 
 @rewrites("ReduceMax", "ReduceMin", below=20)
@@ -59,17 +62,18 @@ def _axes_to_attribute(spelling: Spelling) -> None:
 @rewrites("Split", below=18)
 def _uneven_split(site: Site) -> Sequence[Value] | None:
     # Until 18 a count came from the outputs, and the parts had to be equal.
-    count, x = site.op.num_outputs, site.operand(0)
+    op, x = operator(site.node, Split), site.operand(0)
     if site.input(1) is not None:
         return None
-    axis = site.op.axis
+    assert op.num_outputs is not None, "a Split without sizes has a number"
+    count, axis = op.num_outputs, op.axis
     if x.shape is not None and dims.mod(x.shape[axis], count) == 0:
         return None
     size = F.gather(F.shape(x), _i64(axis), axis=0)
     part = F.div(F.add(size, _i64(count - 1)), _i64(count))
     last = F.sub(size, F.mul(part, _i64(count - 1)))
     sizes = F.concat(*[part] * (count - 1), last, axis=0)
-    return list(site.node.rebuilt([x, sizes], site.op.replace(num_outputs=None)).outputs)
+    return list(site.node.rebuilt([x, sizes], op.replace(num_outputs=None)).outputs)
 
 
 @spells("Split", below=18)
@@ -136,7 +140,8 @@ def _zero_means_copy(spelling: Spelling) -> None:
 
 @rewrites("Shape", below=15)
 def _slice_of_shape(site: Site) -> Sequence[Value] | None:
-    start, end = site.op.start, site.op.end
+    op = operator(site.node, Shape)
+    start, end = op.start, op.end
     if start == 0 and end is None:
         return None
     most = np.iinfo(np.int64).max

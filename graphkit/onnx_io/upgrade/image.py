@@ -53,7 +53,8 @@ def _absent_when_empty(node: NodeView) -> None:
 def _constant_of(value: Value | None) -> np.ndarray | None:
     if value is None or value.node is None or value.node.op.name != "Constant":
         return None
-    return value.node.op.attributes()["value"].array
+    array: np.ndarray = value.node.op.attributes()["value"].array
+    return array
 
 
 @upgrade("RoiAlign", below=16)

@@ -28,7 +28,7 @@ def _ratio_to_input(node: NodeView) -> Results | None:
     if node.version >= 10 or not node.wants(1):
         return None
     # Until 10 the mask had the data's type.
-    y, mask = F.dropout(*node.inputs)
+    y, mask = F.dropout(node.operand(0), *node.inputs[1:])
     return y, F.cast(mask, to=node.operand(0).dtype)
 
 

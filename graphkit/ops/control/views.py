@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from graphkit.ir.graph import Graph, Node, Operator, Value
+from graphkit.ops._base import operator
+from graphkit.ops.control.operators import If, Loop, Scan
+
+Repeating: TypeAlias = Loop | Scan
+
+
+def repeating(node: Node) -> Repeating:
+    """The operator of a Loop or a Scan."""
+    op = node.op
+    if not isinstance(op, (Loop, Scan)):
+        raise TypeError(f"{node.describe()}: its operator is neither Loop nor Scan")
+    return op
 
 
 class LoopState(NamedTuple):
@@ -59,7 +71,7 @@ class IfView:
     @property
     def branches(self) -> tuple[Graph, Graph]:
         """The branch that runs where the condition holds, and the other one."""
-        op: Any = self.node.op
+        op = operator(self.node, If)
         return op.then_branch, op.else_branch
 
     @property
@@ -70,7 +82,7 @@ class IfView:
 
     def with_branches(self, then: Graph, other: Graph) -> Operator:
         """The operator with these branches."""
-        op: Any = self.node.op
+        op = operator(self.node, If)
         made: Operator = op.replace(then_branch=then, else_branch=other)
         return made
 
@@ -94,8 +106,8 @@ class LoopView:
     @staticmethod
     def of(node: Node, operands: Sequence[Value | None] | None = None) -> LoopView:
         """The view of a Loop or Scan, on other `operands` than its own where they are given."""
-        op: Any = node.op
-        lead, flag, scanned = (2, 1, 0) if op.name == "Loop" else (0, 0, op.num_scan_inputs)
+        op = repeating(node)
+        lead, flag, scanned = (2, 1, 0) if isinstance(op, Loop) else (0, 0, op.num_scan_inputs)
         given = node.inputs if operands is None else operands
         given = (*given, *[None] * (lead - len(given)))
         return LoopView(node, given, lead, flag, len(given) - lead - scanned - op.captures, scanned)
@@ -106,15 +118,12 @@ class LoopView:
 
     @property
     def body(self) -> Graph:
-        op: Any = self.node.op
-        body: Graph = op.body
-        return body
+        return repeating(self.node).body
 
     @property
     def recompute(self) -> bool:
         """Whether the gradient keeps the states alone, and computes the rest of an iteration again."""
-        op: Any = self.node.op
-        return bool(op.recompute)
+        return repeating(self.node).recompute
 
     # Positions among the operands, and among the inputs of the body.
 
@@ -188,8 +197,7 @@ def is_if(node: Node) -> bool:
 
 def capture_count(node: Node) -> int:
     """How many operands an If, a Loop or a Scan captures: its last ones, for the last inputs of its subgraphs."""
-    op: Any = node.op
-    return len(node.inputs) - 1 if is_if(node) else int(op.captures)
+    return len(node.inputs) - 1 if is_if(node) else repeating(node).captures
 
 
 def _there(values: Sequence[Value | None]) -> list[Value]:

@@ -78,7 +78,7 @@ class CenterCropPad(Op):
         return F.pad(cut, F.concat(before, F.sub(F.sub(want, kept), before), axis=0), None, axes)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x = node.inputs[0]
+        x = node.operands[0]
         sizes = F.shape(x)
         if self.axes is not None:
             sizes = F.gather(sizes, np.array(self.axes, np.int64))

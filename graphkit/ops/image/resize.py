@@ -51,7 +51,7 @@ class Axis(NamedTuple):
     end: float
 
 
-class _Resizing(Op):
+class Resizing(Op):
     """Attributes of Resize, and what follows from them and from sizes."""
 
     antialias: bool = False
@@ -162,22 +162,26 @@ class _Resizing(Op):
         real: Any = np.float32 if self.mode == "nearest" else np.float64
         position = np.arange(plan.resized, dtype=real)
         scale, size, resized, half = real(plan.scale), real(plan.size), real(plan.resized), real(0.5)
+        where: np.ndarray
         match self.coordinate_transformation_mode:
             case "asymmetric":
-                return position / scale
+                where = position / scale
             case "align_corners":
-                return position * (size - 1) / (resized - 1) if plan.resized > 1 else position * 0
+                where = position * (size - 1) / (resized - 1) if plan.resized > 1 else position * 0
             case "pytorch_half_pixel" if plan.resized <= 1:
-                return position * 0
+                where = position * 0
             case "half_pixel_symmetric":
                 offset = size * half * (1 - resized / (scale * size))
-                return offset + (position + half) / scale - half
+                where = offset + (position + half) / scale - half
             case "tf_crop_and_resize":
                 start, end = real(plan.start), real(plan.end)
                 if plan.resized > 1:
-                    return start * (size - 1) + position * (end - start) * (size - 1) / (resized - 1)
-                return position * 0 + half * (start + end) * (size - 1)
-        return (position + half) / scale - half
+                    where = start * (size - 1) + position * (end - start) * (size - 1) / (resized - 1)
+                else:
+                    where = position * 0 + half * (start + end) * (size - 1)
+            case _:
+                where = (position + half) / scale - half
+        return where
 
     def outside(self, plan: Axis) -> np.ndarray | None:
         """Which output elements take `extrapolation_value`; None when none can."""
@@ -198,7 +202,8 @@ class _Resizing(Op):
             chosen = np.floor(where + np.float32(0.5))
         else:
             chosen = np.ceil(where - np.float32(0.5))
-        return np.clip(chosen.astype(np.int64), 0, plan.size - 1)
+        nearest: np.ndarray = np.clip(chosen.astype(np.int64), 0, plan.size - 1)
+        return nearest
 
     def taps(self, plan: Axis) -> Taps:
         """The weights [resized, size] of one axis; rows that are extrapolated are empty."""
@@ -242,7 +247,7 @@ def _scaled_dim(size: Dim, scale: float) -> Dim:
 
 
 def _hat(t: np.ndarray) -> np.ndarray:
-    return np.maximum(1.0 - np.abs(t), 0.0)
+    return np.asarray(np.maximum(1.0 - np.abs(t), 0.0))
 
 
 def _keys(a: float) -> Any:
@@ -316,7 +321,7 @@ def _resize_samples() -> tuple[Sample, ...]:
 
 
 @op
-class Resize(_Resizing):
+class Resize(Resizing):
     """x resampled along `axes` (default: all) to `sizes`, or to floor(size * scale); one of the two is given.
 
     mode nearest takes any element type, linear and cubic any number. roi, [starts..., ends...] as fractions of x, is
@@ -355,13 +360,13 @@ class Resize(_Resizing):
         return xp.array(y) if y is x else y
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, *settings = node.inputs
-        dx = F.resize_grad(dy, x, *settings, **{key: getattr(self, key) for key in self.fields})
+        _, *settings = node.inputs
+        dx = F.resize_grad(dy, node.operands[0], *settings, **{key: getattr(self, key) for key in self.fields})
         return (dx, *(None for _ in settings))
 
 
 @op
-class ResizeGrad(_Resizing):
+class ResizeGrad(Resizing):
     """Gradient of Resize in x: each element of dy, spread over the elements of x that it was interpolated from.
 
     Only the shape of x is used; roi, scales, sizes and the attributes are Resize's.
@@ -468,7 +473,8 @@ def _constant(value: Any) -> np.ndarray | None:
     """The array of a Constant; None for anything else."""
     if value is None or value.node is None or value.node.op.name != "Constant":
         return None
-    return value.node.op.value.array
+    array: np.ndarray = value.node.op.value.array
+    return array
 
 
 def _product_along(x: Any, axis: int, matrix: Any) -> Any:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import FLOATS, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, op
-from graphkit.ops.internal.fused import _EPILOGUES, FusedConv, _Epilogue
-from graphkit.ops.nn.conv import _GEOMETRIES, ConvTranspose, _Convolution
-from graphkit.ops.nn.pool import _POOLS, AveragePool, MaxPool, _AveragePool, _Pool
+from graphkit.ops.internal.fused import _EPILOGUES, Epilogue, FusedConv
+from graphkit.ops.nn.conv import _GEOMETRIES, Convolution, ConvTranspose
+from graphkit.ops.nn.pool import _POOLS, AveragePool, AveragePooling, MaxPool, Pooling
 
 
 def to_last(rank: int) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def _shape_last(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[i] for i in to_last(len(shape)))
 
 
-class _ChannelsLast(Op):
+class ChannelsLast(Op):
     """The first result of the operator `standard()`, between transpositions."""
 
     # Operands whose channels are last here.
@@ -88,7 +88,7 @@ def _only(results: Any) -> Any:
 
 
 @op
-class ChannelsLastConv(_ChannelsLast, _Epilogue, _Convolution):
+class ChannelsLastConv(ChannelsLast, Epilogue, Convolution):
     """FusedConv with x: [N, *spatial, C], residual and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
 
     domain = DOMAIN
@@ -109,7 +109,7 @@ class ChannelsLastConv(_ChannelsLast, _Epilogue, _Convolution):
 
 
 @op
-class ChannelsLastConvTranspose(_ChannelsLast, _Convolution):
+class ChannelsLastConvTranspose(ChannelsLast, Convolution):
     """ConvTranspose with x: [N, *spatial, C], w: [C, M / group, *kernel] -> [N, *positions, M]."""
 
     output_padding: tuple[int, ...] | None = None
@@ -128,7 +128,7 @@ class ChannelsLastConvTranspose(_ChannelsLast, _Convolution):
 
 
 @op
-class ChannelsLastMaxPool(_ChannelsLast, _Pool):
+class ChannelsLastMaxPool(ChannelsLast, Pooling):
     """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], without the positions of the maxima."""
 
     domain = DOMAIN
@@ -140,7 +140,7 @@ class ChannelsLastMaxPool(_ChannelsLast, _Pool):
 
 
 @op
-class ChannelsLastAveragePool(_ChannelsLast, _AveragePool):
+class ChannelsLastAveragePool(ChannelsLast, AveragePooling):
     """AveragePool of x: [N, *spatial, C] -> [N, *positions, C]."""
 
     domain = DOMAIN

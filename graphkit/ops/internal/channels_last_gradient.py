@@ -16,7 +16,7 @@ from graphkit.ir.types import FLOATS, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.internal.channels_last import (
-    _ChannelsLast,
+    ChannelsLast,
     _first,
     _last,
     _moved,
@@ -25,14 +25,14 @@ from graphkit.ops.internal.channels_last import (
     to_first,
     to_last,
 )
-from graphkit.ops.nn.conv import _GEOMETRIES, ConvGradInput, ConvGradWeight, _Convolution, _positions
-from graphkit.ops.nn.pool import _POOLS, AveragePoolGrad, MaxPool, _AveragePool, _Pool, _pooled_shape
+from graphkit.ops.nn.conv import _GEOMETRIES, ConvGradInput, ConvGradWeight, Convolution, _positions
+from graphkit.ops.nn.pool import _POOLS, AveragePoolGrad, AveragePooling, MaxPool, Pooling, _pooled_shape
 from graphkit.ops.nn.sliding_window import overrun, pad_spatial, padding, spatial_sizes, taps
 from graphkit.ops.pointwise import scalar_like
 
 
 @op
-class ChannelsLastConvGradInput(_ChannelsLast, _Convolution):
+class ChannelsLastConvGradInput(ChannelsLast, Convolution):
     """ConvGradInput of dy: [N, *positions, M] and w: [M, C / group, *kernel] -> [N, *spatial, C], the shape of x."""
 
     domain = DOMAIN
@@ -51,7 +51,7 @@ class ChannelsLastConvGradInput(_ChannelsLast, _Convolution):
 
 
 @op
-class ChannelsLastConvGradWeight(_ChannelsLast, _Convolution):
+class ChannelsLastConvGradWeight(ChannelsLast, Convolution):
     """ConvGradWeight of x: [N, *spatial, C] and dy: [N, *positions, M] -> [M, C / group, *kernel], the type of w.
 
     The sum of dy over all positions, [M], is the gradient of the convolution's bias.
@@ -78,7 +78,7 @@ def _index_type(kernel: tuple[int, ...] | None) -> DType:
 
 
 @op
-class ChannelsLastMaxPoolIndices(_Pool):
+class ChannelsLastMaxPoolIndices(Pooling):
     """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], and for each maximum which element of its window it is.
 
     Elements of a window, padding included, are counted in row-major order; of equal ones the first is taken. The
@@ -129,7 +129,7 @@ class ChannelsLastMaxPoolIndices(_Pool):
         return _transposed(y, to_last), _transposed(F.cast(number, to=_index_type(self.kernel_shape)), to_last)
 
 
-def _windows(op: Any, x: Any, y: Any) -> tuple[Any, list[Any], Any]:
+def _windows(op: Pooling, x: Any, y: Any) -> tuple[Any, list[Any], Any]:
     """For x and y in the standard order: the window, where windows start along each axis, and the spatial sizes."""
     if x.shape is None:
         raise UnsupportedError(f"{op.name} in standard operators needs an operand of known rank, not {x}")
@@ -151,7 +151,7 @@ def _constant(value: int) -> Any:
 
 
 @op
-class ChannelsLastMaxPoolGrad(_Pool):
+class ChannelsLastMaxPoolGrad(Pooling):
     """Gradient of ChannelsLastMaxPoolIndices: adds each element of dy to the element of its window at its index.
 
     dy, indices: [N, *positions, C]; only the shape of x, [N, *spatial, C], is used. What falls on padding is dropped.
@@ -220,7 +220,7 @@ class ChannelsLastMaxPoolGrad(_Pool):
 
 
 @op
-class ChannelsLastAveragePoolGrad(_ChannelsLast, _AveragePool):
+class ChannelsLastAveragePoolGrad(ChannelsLast, AveragePooling):
     """AveragePoolGrad of dy: [N, *positions, C] -> [N, *spatial, C], the shape of x."""
 
     domain = DOMAIN

@@ -23,7 +23,7 @@ from graphkit.ops._checks import fits
 from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.evaluate import evaluate
 from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
-from graphkit.ops.nn.conv import Conv, _Convolution
+from graphkit.ops.nn.conv import Conv, Convolution
 from graphkit.ops.pointwise import scalar_like
 
 # The operator that an activation stands for, from `activation_alpha` and `activation_beta`. Clip has its limits as
@@ -43,7 +43,7 @@ ACTIVATIONS: dict[str, Callable[[float, float], Op]] = {
 }
 
 
-class _Epilogue(Op):
+class Epilogue(Op):
     """What follows a product: y = activation(product + bias + residual), or with `residual_last`
     y = activation(product + bias) + residual.
 
@@ -109,11 +109,11 @@ _EPILOGUES: tuple[dict[str, Any], ...] = (
 
 
 @op
-class FusedConv(_Epilogue, _Convolution):
+class FusedConv(Epilogue, Convolution):
     """Convolution with bias, residual and activation.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel], bias: [M], residual: [N, M, *positions] -> [N, M, *positions].
-    The attributes of Conv and those of _Epilogue.
+    The attributes of Conv and those of Epilogue.
     """
 
     domain = DOMAIN
@@ -146,7 +146,7 @@ class FusedConv(_Epilogue, _Convolution):
 
 
 @op
-class FusedMatMul(_Epilogue):
+class FusedMatMul(Epilogue):
     """alpha * op(a) @ op(b) with bias, residual and activation; op exchanges the last two axes when transA (transB).
 
     op(a): [..., m, k], op(b): [..., k, n], leading axes broadcast; bias: [n]; residual and result: [..., m, n].

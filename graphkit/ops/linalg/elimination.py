@@ -229,7 +229,9 @@ def _scan(
     following, result = step(state, j)
     outputs = [following] if result is None else [following, result]
     body, captured = close_over(outputs, [state, j], mark, name="step")
-    stacked = {} if result is None else {"scan_output_axes": (axis,), "scan_output_directions": (int(reverse),)}
+    stacked: dict[str, Any] = (
+        {} if result is None else {"scan_output_axes": (axis,), "scan_output_directions": (int(reverse),)}
+    )
     found = F.scan(
         start,
         F.range(np.int64(0), count, np.int64(1)),

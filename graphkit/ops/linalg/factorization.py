@@ -96,7 +96,7 @@ class Potri(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         y = node.output
-        factor = F.trilu(node.inputs[0], upper=not self.lower)
+        factor = F.trilu(node.operands[0], upper=not self.lower)
         slope = F.mat_mul(F.mat_mul(y, dy + transposed(dy)), y)
         product = F.mat_mul(slope, factor) if self.lower else F.mat_mul(factor, slope)
         return F.neg(F.trilu(product, upper=not self.lower))

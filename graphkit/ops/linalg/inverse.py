@@ -57,7 +57,7 @@ class Det(Op):
         return xp.linalg.det(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return as_matrices(dy) * F.cofactor(node.inputs[0])
+        return as_matrices(dy) * F.cofactor(node.operands[0])
 
 
 @op
@@ -90,7 +90,7 @@ class Cofactor(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         y = node.output
-        inverse = transposed(F.inverse(node.inputs[0]))
+        inverse = transposed(F.inverse(node.operands[0]))
         along = F.reduce_sum(F.mul(dy, y), i64(-2, -1))
         return inverse * along - F.mat_mul(F.mat_mul(inverse, transposed(dy)), y)
 
@@ -120,7 +120,7 @@ class Slogdet(Op):
         return signed_logarithm(a)
 
     def grad(self, node: Node, _dsign: Any, dlog: Any) -> Any:
-        return None if dlog is None else as_matrices(dlog) * transposed(F.inverse(node.inputs[0]))
+        return None if dlog is None else as_matrices(dlog) * transposed(F.inverse(node.operands[0]))
 
 
 @op

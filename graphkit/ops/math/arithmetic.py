@@ -58,7 +58,7 @@ class Mul(Binary):
         return xp.multiply(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        a, b = node.inputs
+        a, b = node.operands
         return operand_gradients(node, F.mul(dy, b), F.mul(dy, a))
 
 
@@ -108,9 +108,9 @@ class Div(Binary):
         return xp.divide(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        _, b = node.inputs
+        a, b = node.operands
         da = F.div(dy, b)
-        return operand_gradients(node, da, F.neg(F.mul(da, F.div(*node.inputs))))
+        return operand_gradients(node, da, F.neg(F.mul(da, F.div(a, b))))
 
 
 @op
@@ -179,7 +179,7 @@ class Mod(Binary):
         return xp.fmod(a, b) if self.fmod else xp.mod(a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        a, b = node.inputs
+        a, b = node.operands
         quotient = F.div(F.sub(a, F.mod(a, b, fmod=self.fmod)), b)
         return operand_gradients(node, dy, F.neg(F.mul(dy, F.round(quotient))))
 
@@ -213,7 +213,7 @@ class Abs(Unary):
         return xp.abs(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.mul(dy, F.sign(node.inputs[0]))
+        return F.mul(dy, F.sign(node.operands[0]))
 
 
 @op
@@ -288,7 +288,7 @@ class _Extreme(_Variadic):
         y = node.output
         if len(node.inputs) == 1:
             return (dy,)
-        hits = [F.cast(F.equal(x, y), to=y.dtype) for x in node.inputs]
+        hits = [F.cast(F.equal(x, y), to=y.dtype) for x in node.operands]
         share = F.div(dy, F.sum(*hits))
         return tuple(unbroadcast(F.mul(share, hit), x) for hit, x in zip(hits, node.inputs, strict=True))
 

@@ -19,7 +19,7 @@ from graphkit.ops.pointwise import scalar_like
 _ACCUMULATED = FLOATS | {DType.INT32, DType.INT64, DType.UINT32, DType.UINT64}
 
 
-class _Cumulative(Op):
+class Cumulative(Op):
     """A running total of the elements up to each position along `axis` (a 0-d tensor, or one element).
 
     exclusive: without the element itself; reverse: from the end.
@@ -50,7 +50,7 @@ class _Cumulative(Op):
 
 
 @op
-class CumSum(_Cumulative):
+class CumSum(Cumulative):
     """Sums of the elements up to each position along `axis` (a 0-d tensor, or one element).
 
     exclusive: without the element itself; reverse: from the end.
@@ -70,11 +70,11 @@ class CumSum(_Cumulative):
         return self.accumulated(xp, x, axis, xp.cumsum, xp.zeros_like)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.cum_sum(dy, node.inputs[1], exclusive=self.exclusive, reverse=not self.reverse), None
+        return F.cum_sum(dy, node.operands[1], exclusive=self.exclusive, reverse=not self.reverse), None
 
 
 @op
-class CumProd(_Cumulative):
+class CumProd(Cumulative):
     """Products of the elements up to each position along `axis` (a 0-d tensor, or one element).
 
     exclusive: without the element itself; reverse: from the end. The gradient is exact where elements are zero.

@@ -39,7 +39,7 @@ class Log(Unary):
         return xp.log(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.div(dy, node.inputs[0])
+        return F.div(dy, node.operands[0])
 
 
 @op

@@ -53,7 +53,7 @@ def _bits(dtype: DType) -> int:
     return 53 if dtype is DType.FLOAT64 else 24
 
 
-class _Uniform(RandomOp):
+class Uniform(RandomOp):
     """low + (high - low) * u, u in [0, 1) with 24 bits (53 for float64), rounded once to the result's dtype."""
 
     low: float = 0.0
@@ -65,7 +65,7 @@ class _Uniform(RandomOp):
         return self.low + (self.high - self.low) * u
 
 
-class _Normal(RandomOp):
+class Normal(RandomOp):
     """mean + scale * z, z standard normal by Box-Muller in float64, rounded once to the result's dtype."""
 
     mean: float = 0.0
@@ -119,7 +119,7 @@ class _LikeTensor(RandomOp):
 
 # onnx=False throughout: the standard leaves the generator open, so no two implementations draw alike.
 @op
-class RandomUniform(_OfShape, _Uniform):
+class RandomUniform(_OfShape, Uniform):
     """Uniform on [low, high), of a given shape. Rounding to a half float may reach `high`."""
 
     onnx = Onnx("RandomUniform", since=22, hidden=_HIDDEN)
@@ -134,7 +134,7 @@ class RandomUniform(_OfShape, _Uniform):
 
 
 @op
-class RandomNormal(_OfShape, _Normal):
+class RandomNormal(_OfShape, Normal):
     """Normal with the given mean and standard deviation `scale`, of a given shape."""
 
     onnx = Onnx("RandomNormal", since=22, hidden=_HIDDEN)
@@ -149,7 +149,7 @@ class RandomNormal(_OfShape, _Normal):
 
 
 @op
-class RandomUniformLike(_LikeTensor, _Uniform):
+class RandomUniformLike(_LikeTensor, Uniform):
     """Uniform on [low, high), of the shape of x. Rounding to a half float may reach `high`."""
 
     onnx = Onnx("RandomUniformLike", since=22, hidden=_HIDDEN)
@@ -161,7 +161,7 @@ class RandomUniformLike(_LikeTensor, _Uniform):
 
 
 @op
-class RandomNormalLike(_LikeTensor, _Normal):
+class RandomNormalLike(_LikeTensor, Normal):
     """Normal with the given mean and standard deviation `scale`, of the shape of x."""
 
     onnx = Onnx("RandomNormalLike", since=22, hidden=_HIDDEN)

@@ -54,7 +54,7 @@ _EMPTY = Sample((2, 0), i64(1), keepdims=False)
 _EMPTY_INFINITE = Sample((2, 0), i64(1), keepdims=False, grad=False)
 
 
-class _Reduction(Op):
+class Reduction(Op):
     """A reduction of x over axes."""
 
     keepdims: bool = True
@@ -135,7 +135,7 @@ def _spread(dy: Any, x: Value) -> Any:
 
 
 @op
-class ReduceSum(_Reduction):
+class ReduceSum(Reduction):
     """Sum over axes; 0 over no elements."""
 
     onnx = Onnx("ReduceSum", since=13)
@@ -149,7 +149,7 @@ class ReduceSum(_Reduction):
 
 
 @op
-class ReduceMean(_Reduction):
+class ReduceMean(Reduction):
     """Mean over axes; integers divide towards zero; NaN over no elements."""
 
     onnx = Onnx("ReduceMean", since=18)
@@ -181,7 +181,7 @@ class ReduceMean(_Reduction):
         return ratio if x.dtype is wide else F.cast(ratio, to=x.dtype)
 
 
-class _ReduceExtreme(_Reduction):
+class _ReduceExtreme(Reduction):
     """The largest or smallest element; where elements tie, the gradient is shared equally."""
 
     types = {"x": _SUMMABLE | {DType.INT8, DType.UINT8} | BOOLS, "axes": INT64}
@@ -241,7 +241,7 @@ class ReduceMin(_ReduceExtreme):
 
 
 @op
-class ReduceL1(_Reduction):
+class ReduceL1(Reduction):
     """Sum of absolute values."""
 
     onnx = Onnx("ReduceL1", since=18)
@@ -254,7 +254,7 @@ class ReduceL1(_Reduction):
 
 
 @op
-class ReduceL2(_Reduction):
+class ReduceL2(Reduction):
     """Square root of the sum of squares; the gradient where it is 0 is 0."""
 
     onnx = Onnx("ReduceL2", since=18)
@@ -269,7 +269,7 @@ class ReduceL2(_Reduction):
 
 
 @op
-class ReduceSumSquare(_Reduction):
+class ReduceSumSquare(Reduction):
     """Sum of squares."""
 
     onnx = Onnx("ReduceSumSquare", since=18)
@@ -282,7 +282,7 @@ class ReduceSumSquare(_Reduction):
 
 
 @op
-class ReduceLogSum(_Reduction):
+class ReduceLogSum(Reduction):
     """Logarithm of the sum; -inf over no elements."""
 
     types = {"x": FLOATS, "axes": INT64}
@@ -297,7 +297,7 @@ class ReduceLogSum(_Reduction):
 
 
 @op
-class ReduceLogSumExp(_Reduction):
+class ReduceLogSumExp(Reduction):
     """Logarithm of the sum of exponentials, computed without overflow; -inf over no elements."""
 
     types = {"x": FLOATS, "axes": INT64}
@@ -331,7 +331,7 @@ _ZEROS = (
 
 
 @op
-class ReduceProd(_Reduction):
+class ReduceProd(Reduction):
     """Product over axes; 1 over no elements."""
 
     onnx = Onnx("ReduceProd", since=18)

@@ -21,7 +21,7 @@ class Sin(Unary):
         return xp.sin(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return dy * F.cos(node.inputs[0])
+        return dy * F.cos(node.operands[0])
 
 
 @op
@@ -34,7 +34,7 @@ class Cos(Unary):
         return xp.cos(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return -(dy * F.sin(node.inputs[0]))
+        return -(dy * F.sin(node.operands[0]))
 
 
 @op
@@ -106,7 +106,7 @@ class Sinh(Unary):
         return xp.sinh(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return dy * F.cosh(node.inputs[0])
+        return dy * F.cosh(node.operands[0])
 
 
 @op
@@ -119,7 +119,7 @@ class Cosh(Unary):
         return xp.cosh(x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return dy * F.sinh(node.inputs[0])
+        return dy * F.sinh(node.operands[0])
 
 
 @op

@@ -174,7 +174,7 @@ class Softplus(Unary):
         return stable_softplus(xp, x)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return dy * F.sigmoid(node.inputs[0])
+        return dy * F.sigmoid(node.operands[0])
 
 
 @op
@@ -188,7 +188,7 @@ class Softsign(Unary):
         return x / (1 + xp.abs(x))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        below = F.abs(node.inputs[0]) + 1.0
+        below = F.abs(node.operands[0]) + 1.0
         return dy / (below * below)
 
 
@@ -434,18 +434,16 @@ class Clip(Op):
         x, low, high = self.named_inputs(node.inputs).values()
         if low is None and high is None:
             return dy
-        below = None if low is None else x < low
-        above = None if high is None else x > high
         if low is None or high is None:
-            outside = below if high is None else above
+            outside = x < low if high is None else x > high
             bound = low if high is None else high
             into_bound = unbroadcast(keep_where(outside, dy), bound)
             into_x = drop_where(outside, dy)
             return (into_x, into_bound) if high is None else (into_x, None, into_bound)
         # With the bounds crossed, the upper one decides everywhere.
         crossed = low > high
-        to_high = F.or_(above, crossed)
-        to_low = F.and_(below, F.not_(crossed))
+        to_high = F.or_(x > high, crossed)
+        to_low = F.and_(x < low, F.not_(crossed))
         into_x = drop_where(F.or_(to_low, to_high), dy)
         return into_x, unbroadcast(keep_where(to_low, dy), low), unbroadcast(keep_where(to_high, dy), high)
 

@@ -48,7 +48,7 @@ class Geometry(NamedTuple):
     group: int
 
 
-class _Convolution(Sliding):
+class Convolution(Sliding):
     """A window with weights: what Conv, ConvTranspose and the gradient operators share."""
 
     group: int = 1
@@ -120,7 +120,7 @@ def _bias_gradients(node: Node, dy: Any) -> tuple[Any, ...]:
 
 
 def _rank(node: Node, *values: Any) -> int:
-    rank = next((v.rank for v in values if v.rank is not None), None)
+    rank: int | None = next((v.rank for v in values if v.rank is not None), None)
     if rank is None:
         raise UnsupportedError(f"{node.describe()}: the gradient of a convolution needs an operand of known rank")
     return rank
@@ -222,7 +222,7 @@ _GEOMETRIES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...]
 
 
 @op
-class Conv(_Convolution):
+class Conv(Convolution):
     """Convolution (cross-correlation).
 
     x: [N, C, *spatial], w: [M, C / group, *kernel], b: [M] -> [N, M, *positions].
@@ -256,7 +256,7 @@ class Conv(_Convolution):
 
 
 @op
-class ConvGradInput(_Convolution):
+class ConvGradInput(Convolution):
     """Gradient of Conv in x. dy: [N, M, *positions], w: [M, C / group, *kernel]; the shape of x -> [N, C, *spatial]."""
 
     domain = DOMAIN
@@ -286,7 +286,7 @@ class ConvGradInput(_Convolution):
 
 
 @op
-class ConvGradWeight(_Convolution):
+class ConvGradWeight(Convolution):
     """Gradient of Conv in w. x: [N, C, *spatial], dy: [N, M, *positions]; the type of w -> [M, C / group, *kernel].
 
     Sums are not rounded to the type of x and dy where that of w is wider.
@@ -361,14 +361,14 @@ def _positions(x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any]) ->
     return Conv(**attrs).infer(TensorType("float32", x), TensorType("float32", w)).static_shape
 
 
-def _window_of(op: _Convolution, x: Any, w: Any) -> Window:
+def _window_of(op: Convolution, x: Any, w: Any) -> Window:
     if x.shape is None or w.shape is None:
         raise UnsupportedError(f"{op.name} in standard operators needs operands of known rank, not {x} and {w}")
     return op.window(x.shape[2:], op._kernel(w.shape))
 
 
 @op
-class ConvTranspose(_Convolution):
+class ConvTranspose(Convolution):
     """Transposed convolution. x: [N, C, *positions], w: [C, M / group, *kernel], b: [M] -> [N, M, *spatial].
 
     Along an axis, spatial = stride * (positions - 1) + output_padding + span - begin - end; `output_shape` asks for

@@ -26,7 +26,7 @@ _CASES: tuple[tuple[tuple[int, ...], np.ndarray, dict[str, Any]], ...] = (
 )
 
 
-class _Columns(Op):
+class ColumnBlocks(Op):
     """The window, with its ONNX attributes; `block` is the operand with its size."""
 
     dilations: tuple[int, ...] | None = None
@@ -66,7 +66,7 @@ def _block_of(block: Any) -> list[int]:
 
 
 @op
-class Col2Im(_Columns):
+class Col2Im(ColumnBlocks):
     """Columns added up to an image: each is a block of elements, which overlap where blocks do. (PyTorch's fold.)
 
     x: [N, C * prod(block_shape), L], one column for each of the L positions of the block, in row-major order; the
@@ -114,11 +114,11 @@ class Col2Im(_Columns):
         return xp.ascontiguousarray(total[(..., *inner)])
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.im2_col(dy, node.inputs[2], **self.attrs()), None, None
+        return F.im2_col(dy, node.operands[2], **self.attrs()), None, None
 
 
 @op
-class Im2Col(_Columns):
+class Im2Col(ColumnBlocks):
     """The block of an image at each position, as a column: the adjoint of Col2Im. (PyTorch's unfold.)
 
     x: [N, C, *image]; the result is [N, C * prod(block_shape), L].
@@ -145,10 +145,10 @@ class Im2Col(_Columns):
         parts = xp.empty((*x.shape[:2], *block, *positions), dtype=x.dtype)
         for offset, index in taps(window, positions):  # type: ignore[arg-type]
             parts[(slice(None), slice(None), *offset)] = padded[index]
-        return parts.reshape(x.shape[0], x.shape[1] * math.prod(block), math.prod(positions))  # type: ignore[arg-type]
+        return parts.reshape(x.shape[0], x.shape[1] * math.prod(block), math.prod(positions))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, block = node.inputs
+        x, block = node.operands
         return F.col2_im(dy, F.shape(x, start=2), block, **self.attrs()), None
 
     def expand(self, x: Any, block_shape: Any) -> Any:

@@ -23,7 +23,7 @@ _PIXELS = np.array([[[0, 3], [1, 1]], [[2, 0], [3, 2]]], np.int64)
 _WEIGHTS = Rand((4,), 0.5, 2.0)
 
 
-class _ClassLoss(Op):
+class ClassLoss(Op):
     """What the losses share: reduction, ignore_index, operand checks, and the weight of each label."""
 
     ignore_index: int | None = None
@@ -114,7 +114,7 @@ def _class_shape(scores: Any) -> Any:
 
 
 @op
-class NegativeLogLikelihoodLoss(_ClassLoss):
+class NegativeLogLikelihoodLoss(ClassLoss):
     """-weights[label] * log_prob[label], over all labels: each (reduction="none"), their sum, or weighted mean.
 
     x: log-probabilities [N, C, d1, ..., dk]; target: int [N, d1, ..., dk]; weight: [C]. The mean divides by the
@@ -152,7 +152,7 @@ class NegativeLogLikelihoodLoss(_ClassLoss):
 
 
 @op
-class SoftmaxCrossEntropyLoss(_ClassLoss):
+class SoftmaxCrossEntropyLoss(ClassLoss):
     """Negative log likelihood of log_softmax(scores) along axis 1; also returns those log-probabilities.
 
     scores: [N, C, d1, ..., dk]; labels: int [N, d1, ..., dk]; weights: [C]. The mean divides by the sum of the
@@ -190,8 +190,9 @@ class SoftmaxCrossEntropyLoss(_ClassLoss):
         loss, log_prob = node.outputs
         dscores = dweights = None
         if dloss is not None:
-            operator = {"ignore_index": self.ignore_index, "reduction": self.reduction}
-            dscores = F.softmax_cross_entropy_grad(dloss, log_prob, labels, weights, **operator)
+            dscores = F.softmax_cross_entropy_grad(
+                dloss, log_prob, labels, weights, ignore_index=self.ignore_index, reduction=self.reduction
+            )
             if weights is not None:
                 dweights = self._weight_gradient(dloss, loss, log_prob, labels, weights)
         if dlog_prob is not None:
@@ -214,7 +215,7 @@ class SoftmaxCrossEntropyLoss(_ClassLoss):
 
 
 @op
-class SoftmaxCrossEntropyGrad(_ClassLoss):
+class SoftmaxCrossEntropyGrad(ClassLoss):
     """The gradient of SoftmaxCrossEntropyLoss in the scores: weight of the label * (softmax - one_hot(label)) * dloss.
 
     dloss: gradient of the loss, its shape; log_prob: the second output of the loss, [N, C, d1, ..., dk].
@@ -267,7 +268,7 @@ class SoftmaxCrossEntropyGrad(_ClassLoss):
 
 
 @op
-class SoftmaxCrossEntropyWithGrad(_ClassLoss):
+class SoftmaxCrossEntropyWithGrad(ClassLoss):
     """SoftmaxCrossEntropyLoss of rows of scores, reduced to one number, and its gradient in them, in one pass.
 
     scores: [N, C]; labels: int [N]; dloss: gradient of the loss, a scalar that is known before it; weights: [C].

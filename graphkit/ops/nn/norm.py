@@ -166,7 +166,7 @@ class BatchNormGrad(Op):
 # --- layer ----------------------------------------------------------------------------------------
 
 
-class _LayerNorm(Op):
+class NormOfLastAxes(Op):
     """Statistics over the axes from `axis` on; `scale` broadcasts to x. They are computed in at least `stash_type`."""
 
     axis: int = -1
@@ -200,7 +200,7 @@ class _LayerNorm(Op):
 
 
 @op
-class LayerNormalization(_LayerNorm):
+class LayerNormalization(NormOfLastAxes):
     """(x - mean) * r * scale + b, where r = 1 / sqrt(var + epsilon), over the axes from `axis` on; also mean and r."""
 
     inputs = ("x", "scale", "b?")
@@ -261,7 +261,7 @@ class LayerNormalization(_LayerNorm):
 
 
 @op
-class LayerNormGrad(_LayerNorm):
+class LayerNormGrad(NormOfLastAxes):
     """Gradient of LayerNormalization's y by x, scale, and a bias of scale's shape.
 
     `mean` and `inv_std_dev` are the forward operator's outputs; when absent they are computed from x.
@@ -311,7 +311,7 @@ class LayerNormGrad(_LayerNorm):
 
 
 @op
-class RMSNormalization(_LayerNorm):
+class RMSNormalization(NormOfLastAxes):
     """x / sqrt(mean(x * x) + epsilon) * scale, over the axes from `axis` on."""
 
     inputs = ("x", "scale")
@@ -338,7 +338,7 @@ class RMSNormalization(_LayerNorm):
 
 
 @op
-class RMSNormGrad(_LayerNorm):
+class RMSNormGrad(NormOfLastAxes):
     """Gradient of RMSNormalization by x and scale."""
 
     domain = DOMAIN

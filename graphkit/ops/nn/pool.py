@@ -11,7 +11,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import FLOATS, INDICES, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
@@ -28,7 +28,7 @@ from graphkit.ops.nn.sliding_window import (
 from graphkit.ops.pointwise import scalar_like
 
 
-class _Pool(Sliding):
+class Pooling(Sliding):
     """A window without weights over x: [N, C, *spatial]. `ceil_mode` admits a last window that runs over the end."""
 
     ceil_mode: bool = False
@@ -91,7 +91,7 @@ def _pool_samples(**attrs: Any) -> tuple[Sample, ...]:
 
 
 @op
-class MaxPool(_Pool):
+class MaxPool(Pooling):
     """Maximum of each window, and where it is: flat positions in x, of the first maximum in a window.
 
     `storage_order` 1 counts positions with the first spatial axis fastest.
@@ -201,7 +201,7 @@ class MaxPoolGrad(Op):
         return total.reshape(x.shape)
 
     def grad(self, node: Node, ddx: Any) -> Any:
-        return F.gather(F.reshape(ddx, np.array([-1], np.int64)), node.inputs[1], axis=0), None, None
+        return F.gather(F.reshape(ddx, np.array([-1], np.int64)), node.operands[1], axis=0), None, None
 
     def expand(self, dy: Any, indices: Any, x: Any) -> Any:
         shape = F.shape(x)
@@ -226,7 +226,7 @@ def _counts(spatial: Sequence[Any], window: Window, positions: Sequence[Any], pa
     return result
 
 
-class _AveragePool(_Pool):
+class AveragePooling(Pooling):
     """What AveragePool and its adjoint share: the number of elements that each window's sum is divided by.
 
     Padding counts when `count_include_pad` is set; places behind the padding, where ceil_mode reaches, never do.
@@ -260,6 +260,7 @@ class _AveragePool(_Pool):
         begin, end = padding(self, x, F.constant(value=weights), window, y)
         sizes, counts = spatial_sizes(x), spatial_sizes(y)
         zero, one = np.array(0, np.int64), np.array(1, np.int64)
+        low: Value | np.ndarray
         if self.count_include_pad:
             low, high = F.neg(begin), F.add(sizes, end)
         else:
@@ -280,7 +281,7 @@ class _AveragePool(_Pool):
 
 
 @op
-class AveragePool(_AveragePool):
+class AveragePool(AveragePooling):
     """Mean of each window; padding is left out of the mean unless `count_include_pad`."""
 
     inputs = ("x",)
@@ -295,11 +296,11 @@ class AveragePool(_AveragePool):
         return total / xp.asarray(self.divisors(x, total, DType.of(x.dtype)))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.average_pool_grad(dy, node.inputs[0], **self.related())
+        return F.average_pool_grad(dy, node.operands[0], **self.related())
 
 
 @op
-class AveragePoolGrad(_AveragePool):
+class AveragePoolGrad(AveragePooling):
     """Gradient of AveragePool: each element of dy, divided by its window's count, added all over the window.
 
     dy: [N, C, *positions]; only the shape of x, [N, C, *spatial], is used. The attributes are AveragePool's.
@@ -345,7 +346,7 @@ class AveragePoolGrad(_AveragePool):
         return _spread(self, share, x)
 
 
-def _spread(op: _Pool, share: Any, x: Any) -> Any:
+def _spread(op: Pooling, share: Any, x: Any) -> Any:
     """Each element of `share` added to all elements of its window, for x of known rank; the shape of x."""
     sizes = F.shape(share, start=2)
     images = F.reshape(share, F.concat(np.array([-1, 1], np.int64), sizes, axis=0))
@@ -359,7 +360,7 @@ def _pooled_shape(shape: tuple[int, ...], attrs: dict[str, Any]) -> tuple[int, .
 
 
 @op
-class LpPool(_Pool):
+class LpPool(Pooling):
     """(sum |x| ** p) ** (1 / p) of each window; padding adds nothing."""
 
     p: int = 2

@@ -57,7 +57,7 @@ class Sliding(Op):
 
     def per_axis(self, key: str, rank: int, default: int, least: int) -> tuple[int, ...]:
         """An attribute with one entry per spatial axis, none below `least`; raises TypeMismatch."""
-        given = getattr(self, key)
+        given: tuple[int, ...] | None = getattr(self, key)
         if given is None:
             return (default,) * rank
         if len(given) != rank or any(v < least for v in given):
@@ -197,7 +197,7 @@ def transposed_convolution(op: Sliding, dy: Any, w: Any, x: Any, window: Window,
     dy: [N, M, *positions]; w: [M, C / group, *kernel]; only the shape of x is used. Where sizes leave the
     position of the last window open, a surplus is computed and cut off.
     """
-    common = {"strides": window.strides, "dilations": window.dilations, "group": group}
+    common: dict[str, Any] = {"strides": window.strides, "dilations": window.dilations, "group": group}
     surplus = None if x.shape is None or not window.is_static else _surplus(x.shape[2:], window, dy)
     if surplus is not None:
         pads = (*window.begin, *(max(e, 0) for e in surplus))

@@ -26,7 +26,7 @@ def log_softmax_gradient(log_prob: Any, dy: Any, axis: int) -> Any:
     return dy - F.exp(log_prob) * total
 
 
-class _AlongAxis(Op):
+class AlongAxis(Op):
     """A function of whole vectors along `axis`. x: float tensor of rank >= 1; y has x's type."""
 
     axis: int = -1
@@ -52,7 +52,7 @@ class _AlongAxis(Op):
 
 
 @op
-class Softmax(_AlongAxis):
+class Softmax(AlongAxis):
     """exp(x) / sum(exp(x)) along one axis. x: float tensor of rank >= 1; y has x's type."""
 
     onnx = Onnx("Softmax", since=13)
@@ -71,7 +71,7 @@ class Softmax(_AlongAxis):
 
 
 @op
-class LogSoftmax(_AlongAxis):
+class LogSoftmax(AlongAxis):
     """log(softmax(x)) along one axis. x: float tensor of rank >= 1; y has x's type."""
 
     onnx = Onnx("LogSoftmax", since=13)
@@ -84,7 +84,7 @@ class LogSoftmax(_AlongAxis):
 
 
 @op
-class Hardmax(_AlongAxis):
+class Hardmax(AlongAxis):
     """1 at the first maximum along one axis, 0 elsewhere; a step function, so no gradient flows."""
 
     onnx = Onnx("Hardmax", since=13)

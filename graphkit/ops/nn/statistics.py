@@ -36,9 +36,10 @@ def check_vector(vector: TensorType | None, channels: Dim, what: str) -> None:
 
 
 def known_rank(node: Node, x: Any) -> int:
-    if x.rank is None:
+    rank: int | None = x.rank
+    if rank is None:
         raise UnsupportedError(f"{node.describe()}: the gradient needs an operand of known rank")
-    return x.rank
+    return rank
 
 
 def columns(vector: Any, rank: int) -> Any:

@@ -103,7 +103,7 @@ class MaxUnpool(Op):
         return F.concat(F.shape(x, end=2), F.add(F.mul(F.shape(x, start=2), strides), fixed), axis=0)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, indices, *rest = node.inputs
+        x, indices, *rest = node.operands
         if rest:
             axes = np.arange(len(self.kernel_shape) + 2)
             dy = F.slice(dy, np.zeros_like(axes), self._pooled_sizes(x), axes)

@@ -68,7 +68,7 @@ class RNN(Recurrence):
         return (math.apply(f, self.clipped(math, gate)),), (gate,)
 
     def grad(self, node: Node, dy: Any, dy_h: Any) -> Any:
-        return gradients(node, F.rnn_grad(dy, dy_h, *node.inputs, **self.attributes()))
+        return gradients(node, F.rnn_grad(dy, dy_h, **self.named_inputs(node.inputs), **self.attributes()))
 
     def cell_gradient(self, math: Any, weights: Weights, gates: Any, before: tuple[Any, ...], d: Any) -> CellGradient:
         (f,), (dh,) = weights.functions, d
@@ -132,7 +132,7 @@ class GRU(Recurrence):
         return ((1 - update) * new + update * h,), gates
 
     def grad(self, node: Node, dy: Any, dy_h: Any) -> Any:
-        return gradients(node, F.gru_grad(dy, dy_h, *node.inputs, **self.attributes()))
+        return gradients(node, F.gru_grad(dy, dy_h, **self.named_inputs(node.inputs), **self.attributes()))
 
     def cell_gradient(self, math: Any, weights: Weights, gates: Any, before: tuple[Any, ...], d: Any) -> CellGradient:
         (h,), (f, g), (dh,) = before, weights.functions, d
@@ -213,7 +213,7 @@ class LSTM(Recurrence):
         return (o * math.apply(output, c), c), (gates,)
 
     def grad(self, node: Node, dy: Any, dy_h: Any, dy_c: Any) -> Any:
-        return gradients(node, F.lstm_grad(dy, dy_h, dy_c, *node.inputs, **self.attributes()))
+        return gradients(node, F.lstm_grad(dy, dy_h, dy_c, **self.named_inputs(node.inputs), **self.attributes()))
 
     def cell_gradient(self, math: Any, weights: Weights, gates: Any, before: tuple[Any, ...], d: Any) -> CellGradient:
         (c,), (f, g, output), (dh, dc) = before, weights.functions, d

@@ -69,7 +69,7 @@ class Concat(Op):
     def grad(self, node: Node, dy: Any) -> Any:
         if len(node.inputs) == 1:
             return dy
-        sizes = [F.gather(F.shape(x), i64(self.axis)) for x in node.inputs]
+        sizes = [F.gather(F.shape(x), i64(self.axis)) for x in node.operands]
         return F.split(dy, F.concat(*sizes, axis=0), axis=self.axis)
 
 

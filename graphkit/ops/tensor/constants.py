@@ -60,7 +60,7 @@ class ReduceToShapeOf(Op):
         return total.reshape(like.shape)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.expand(dy, F.shape(node.inputs[0])), None
+        return F.expand(dy, F.shape(node.operands[0])), None
 
     def expand(self, x: Any, like: Any) -> Any:
         axes = _static_axes(x.shape, like.shape)

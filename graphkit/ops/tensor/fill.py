@@ -190,7 +190,7 @@ class OneHot(Op):
         return xp.where(whole == classes, values[1], values[0])
 
     def grad(self, node: Node, dy: Any) -> Any:
-        indices, depth, _ = node.inputs
+        indices, depth, _ = node.operands
         on = F.one_hot(indices, depth, np.array([False, True]), axis=self.axis)
         zero = scalar_like(0.0, dy)
         sums = [F.reduce_sum(F.where(on, *pair), keepdims=False) for pair in ((zero, dy), (dy, zero))]

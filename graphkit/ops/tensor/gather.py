@@ -54,7 +54,7 @@ class Gather(Op):
         return xp.asarray(xp.take(x, indices, axis=self.axis), dtype=x.dtype)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, indices = node.inputs
+        x, indices = node.operands
         return F.gather_grad(dy, x, indices, axis=self.axis), None
 
 
@@ -82,7 +82,7 @@ class GatherGrad(Op):
         return result
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.gather(dy, node.inputs[2], axis=self.axis), None, None
+        return F.gather(dy, node.operands[2], axis=self.axis), None, None
 
     def expand(self, dy: Any, x: Any, indices: Any) -> Any:
         if self.axis == 0 or x.rank == 1:
@@ -135,8 +135,7 @@ class GatherElements(Op):
         return x[along_axis(xp, x.shape, indices, self.axis % x.ndim)]
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, indices = node.inputs
-        assert x is not None
+        x, indices = node.operands
         return F.scatter_elements(zeros_like(x), indices, dy, axis=self.axis, reduction="add"), None
 
 
@@ -195,8 +194,7 @@ class GatherND(Op):
         return xp.asarray(x[nd_index(xp, x.shape, indices, self.batch_dims)], dtype=x.dtype)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, indices = node.inputs
-        assert x is not None
+        x, indices = node.operands
         if self.batch_dims == 0:
             return F.scatter_nd(zeros_like(x), indices, dy, reduction="add"), None
         return scatter_flat(dy, F.gather_nd(flat_positions(x), indices, batch_dims=self.batch_dims), x), None

@@ -82,7 +82,7 @@ class Expand(Op):
         return contiguous(xp, xp.broadcast_to(x, joint))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return unbroadcast(dy, node.inputs[0]), None  # type: ignore[arg-type]
+        return unbroadcast(dy, node.operands[0]), None
 
 
 @op
@@ -121,8 +121,7 @@ class Tile(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         # The result is [r0, n0, r1, n1, ...] in memory; the copies are summed.
-        x, repeats = node.inputs
-        assert x is not None
+        x, repeats = node.operands
         pair = [F.unsqueeze(v, i64(1)) for v in (repeats, F.shape(x))]
         blocks = F.reshape(dy, F.reshape(F.concat(*pair, axis=1), i64(-1)), allowzero=True)
         rank = x.rank
@@ -256,4 +255,4 @@ class ReverseSequence(Op):
         return contiguous(xp, moved_steps if self.batch_axis == 0 else xp.swapaxes(moved_steps, 0, 1))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return F.reverse_sequence(dy, node.inputs[1], batch_axis=self.batch_axis, time_axis=self.time_axis), None
+        return F.reverse_sequence(dy, node.operands[1], batch_axis=self.batch_axis, time_axis=self.time_axis), None

@@ -217,7 +217,7 @@ class PadGrad(Op):
         return contiguous(xp, dy)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        pads, axes = (*node.inputs[2:], None)[:2]
+        _, _, pads, axes = self.named_inputs(node.inputs).values()
         return (F.pad(dy, pads, None, axes, mode=self.mode), *[None] * 3)[: len(node.inputs)]
 
     def expand(self, dy: Any, x: Any, pads: Any, axes: Any = None) -> Any:

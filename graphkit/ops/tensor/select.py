@@ -42,9 +42,7 @@ class Where(Op):
         return xp.where(condition, a, b)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        condition, a, b = node.inputs
-        assert a is not None
-        assert b is not None
+        condition, a, b = node.operands
         zero = scalar_like(0.0, dy)
         return None, unbroadcast(F.where(condition, dy, zero), a), unbroadcast(F.where(condition, zero, dy), b)
 
@@ -92,8 +90,7 @@ class Compress(Op):
         return xp.take(x, xp.nonzero(condition)[0], axis=self.axis)
 
     def grad(self, node: Node, dy: Any) -> Any:
-        x, condition = node.inputs
-        assert x is not None
+        x, condition = node.operands
         kept = F.squeeze(F.non_zero(condition), i64(0))
         if self.axis is not None:
             return F.gather_grad(dy, x, kept, axis=self.axis), None

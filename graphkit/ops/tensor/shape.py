@@ -159,7 +159,7 @@ class Reshape(Op):
         return x.reshape(reshaped(x.shape, shape.tolist(), self.allowzero))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return reshape_like(dy, node.inputs[0]), None  # type: ignore[arg-type]
+        return reshape_like(dy, node.operands[0]), None
 
 
 @op
@@ -194,7 +194,7 @@ class Flatten(Op):
         return x.reshape(self._matrix(x.shape))
 
     def grad(self, node: Node, dy: Any) -> Any:
-        return reshape_like(dy, node.inputs[0])  # type: ignore[arg-type]
+        return reshape_like(dy, node.operands[0])
 
 
 @op
@@ -235,8 +235,8 @@ class Squeeze(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         if len(node.inputs) == 2:
-            return F.unsqueeze(dy, node.inputs[1]), None
-        return reshape_like(dy, node.inputs[0])  # type: ignore[arg-type]
+            return F.unsqueeze(dy, node.operands[1]), None
+        return reshape_like(dy, node.operands[0])
 
 
 @op

@@ -13,7 +13,7 @@ from graphkit.ir.bounds import at_least_zero, lesser, never_below
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, TensorType
-from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, apply, op
 from graphkit.ops.axes import contiguous, flat_positions, i64, length_of, normal_axes, scatter_flat
 from graphkit.ops.known_elements import index_array, known_array, moved
 
@@ -147,7 +147,7 @@ class Slice(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         x, *bounds = node.inputs
-        return F.slice_grad(dy, x, *bounds), *[None] * len(bounds)
+        return apply(SliceGrad(), dy, x, *bounds), *[None] * len(bounds)
 
 
 @op
@@ -178,7 +178,7 @@ class SliceGrad(Op):
 
     def grad(self, node: Node, dy: Any) -> Any:
         _, _, *bounds = node.inputs
-        return F.slice(dy, *bounds), *[None] * (1 + len(bounds))
+        return apply(Slice(), dy, *bounds), *[None] * (1 + len(bounds))
 
     def expand(self, dy: Any, x: Any, *bounds: Any) -> Any:
         pads = self._pads(x.tensor, *(None if b is None else b.tensor for b in bounds))

@@ -17,7 +17,7 @@ from graphkit.ops.axes import INT64, contiguous, i64, normal_axis, reshape_like,
 _TIES = np.array([[2.0, 1.0, 2.0], [-1.0, -1.0, -3.0]], np.float32)
 
 
-class _ArgExtreme(Op):
+class ArgExtreme(Op):
     """The int64 position along `axis` of the extreme element; the first of equal ones, or the last."""
 
     axis: int = 0
@@ -61,7 +61,7 @@ class _ArgExtreme(Op):
 
 
 @op
-class ArgMax(_ArgExtreme):
+class ArgMax(ArgExtreme):
     """Position of the maximum along `axis`."""
 
     onnx = Onnx("ArgMax", since=13)
@@ -71,7 +71,7 @@ class ArgMax(_ArgExtreme):
 
 
 @op
-class ArgMin(_ArgExtreme):
+class ArgMin(ArgExtreme):
     """Position of the minimum along `axis`."""
 
     onnx = Onnx("ArgMin", since=13)

@@ -19,10 +19,11 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType
-from graphkit.ops import F
+from graphkit.ops import F, operator
 from graphkit.ops.axes import i64, normal_axis
 from graphkit.ops.control.loop_state import without_value
-from graphkit.ops.control.views import Along, LoopView
+from graphkit.ops.control.operators import Loop, Scan
+from graphkit.ops.control.views import Along, LoopView, repeating
 from graphkit.passes.core.sweep import rewrite
 
 Block: TypeAlias = int | Literal["sqrt"]
@@ -37,8 +38,7 @@ def block_loops(graph: Graph, block: Block) -> Graph:
     """
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        op: Any = node.op
-        if op.domain or op.name not in ("Scan", "Loop") or op.recompute:
+        if not isinstance(node.op, (Loop, Scan)) or node.op.recompute:
             return None
         rebuilt = node.rebuilt(operands)
         view = LoopView.of(rebuilt)
@@ -60,8 +60,7 @@ def in_blocks(node: Node, block: Block) -> Sequence[Value]:
             )
         block = _near_sqrt(trips)
     if block == 1:
-        op: Any = node.op
-        return Node(op.replace(recompute=True), node.inputs, node.name, node.meta).outputs
+        return Node(repeating(node).replace(recompute=True), node.inputs, node.name, node.meta).outputs
     if isinstance(trips, int) and block >= trips:
         return node.outputs
     return _blocked_scan(node, block, trips) if node.op.name == "Scan" else _blocked_loop(node, block)
@@ -132,7 +131,7 @@ def _check_ranks(node: Node) -> None:
 def _blocked_scan(node: Node, block: int, trips: Dim | None) -> list[Value]:
     """Whole blocks in the order of iterations, then the rest."""
     _check_ranks(node)
-    op: Any = node.op
+    op = operator(node, Scan)
     view = LoopView.of(node)
     states = view.state_count
     start, captured = [s.initial for s in view.states], [c.outer for c in view.captures]
@@ -160,7 +159,7 @@ def _blocked_scan(node: Node, block: int, trips: Dim | None) -> list[Value]:
     return [*final, *stacked]
 
 
-def _over_blocks(node: Node, op: Any, values: Sequence[Value], read: Sequence[_Along]) -> tuple[Value, ...]:
+def _over_blocks(node: Node, op: Scan, values: Sequence[Value], read: Sequence[_Along]) -> tuple[Value, ...]:
     """The Scan over blocks around `op`, which scans one block. Both count along the same axes, the outer one first."""
     states = len(values) - op.num_scan_inputs - op.captures
     inside = [_inside(v) for v in values]
@@ -179,7 +178,7 @@ def _over_blocks(node: Node, op: Any, values: Sequence[Value], read: Sequence[_A
 
 def _blocked_loop(node: Node, block: int) -> Sequence[Value]:
     """Iteration b of the outer Loop runs min(block, m - b * block) iterations, or until the condition falls."""
-    op: Any = node.op
+    op = operator(node, Loop)
     view = LoopView.of(node)
     limit, condition = view.operands[: view.lead]
     states = view.state_count
@@ -202,7 +201,7 @@ def _blocked_loop(node: Node, block: int) -> Sequence[Value]:
 
 def _one_block(node: Node, trips: Value, going: Value, values: Sequence[Value], states: int) -> Sequence[Value]:
     """(condition, *states) after at most `trips` iterations; the last of `values` is the number of those before."""
-    op: Any = node.op
+    op = operator(node, Loop)
     number, entered = _copies(op.body.inputs[:2])
     inside = [_inside(v) for v in values]
     again = _inside(going)

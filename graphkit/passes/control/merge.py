@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Node, Operator, Value
 from graphkit.ir.subgraph import inline
-from graphkit.ops.control.views import IfView, LoopView, is_if
+from graphkit.ops.control.operators import Scan
+from graphkit.ops.control.views import IfView, LoopView, is_if, repeating
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import is_control, rewrite
 from graphkit.passes.simplify.cse import cse
@@ -35,8 +36,8 @@ def _merge_once(graph: Graph) -> tuple[Graph, bool]:
     groups: dict[Any, list[Node]] = {}
     for node in graph.nodes:
         if is_control(node):
-            op: Any = node.op
-            scan = (op.num_scan_inputs, op.scan_input_axes, op.scan_input_directions) if op.name == "Scan" else ()
+            op = node.op
+            scan = (op.num_scan_inputs, op.scan_input_axes, op.scan_input_directions) if isinstance(op, Scan) else ()
             groups.setdefault((op.name, node.inputs, scan), []).append(node)
     # The node that takes over, and the positions of the results among its results, for each merged node.
     merged: dict[Node, tuple[Node, Sequence[int]]] = {}
@@ -88,8 +89,7 @@ def _merged_if(a: Node, b: Node) -> tuple[Node, list[int]]:
 
 def _merged_loop(a: Node, b: Node) -> tuple[Node, list[int]] | None:
     """None when the loops do not carry the same."""
-    op_a: Any = a.op
-    op_b: Any = b.op
+    op_a, op_b = repeating(a), repeating(b)
     if op_a.captures != op_b.captures:
         return None
     view_a, view_b = LoopView.of(a), LoopView.of(b)
@@ -116,5 +116,5 @@ def _position(known: list[Any], item: Any) -> int:
     return known.index(item)
 
 
-def _on_same_operands(node: Node, op: Any) -> Node:
+def _on_same_operands(node: Node, op: Operator) -> Node:
     return Node(op, node.inputs, node.name, node.meta, output_names=[v.name for v in node.outputs])

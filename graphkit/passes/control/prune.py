@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value, topological
-from graphkit.ops.control.views import IfView, LoopView, is_if
+from graphkit.ops.control.views import IfView, LoopView, is_if, repeating
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import is_control, rewrite, use_counts
 
@@ -50,7 +50,7 @@ def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tup
 
 
 def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
-    op: Any = node.op
+    op = repeating(node)
     view = LoopView.of(node, operands)
     lead, first, count = view.lead, view.flag, view.state_count
     stacks = [i for i in read if i >= count]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops import F
+from graphkit.ops import F, operator
+from graphkit.ops.control.operators import Scan
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, rewrite
@@ -49,7 +49,7 @@ def scan_axes(graph: Graph) -> Graph:
 
 
 def _along_first_axis(node: Node) -> Sequence[Value] | None:
-    op: Any = node.op
+    op = operator(node, Scan)
     view = LoopView.of(node)
     states = view.state_count
     axes = _axes_to_move(view)

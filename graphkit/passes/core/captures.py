@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import Op, operator
 from graphkit.ops.control.views import IfView, LoopView, capture_count, is_if
 
 
@@ -128,7 +129,7 @@ def _chosen(values: Sequence[Any], count: int, kept: Sequence[int]) -> list[Any]
 
 
 def _again(node: Node, changes: Mapping[str, Any], operands: Sequence[Value | None], names: Sequence[str] = ()) -> Node:
-    op: Any = node.op
+    op = operator(node, Op)
     # A name for each result that there was; those that are added have none.
     return Node(
         op.replace(**changes), operands, node.name, node.meta, output_names=names or [v.name for v in node.outputs]

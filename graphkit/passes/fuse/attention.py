@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops import DOMAIN, F
-from graphkit.ops.internal.fused import FusedAttention
+from graphkit.ops import DOMAIN, F, operator
+from graphkit.ops.internal.fused import FusedAttention, FusedMatMul
+from graphkit.ops.nn.softmax import Softmax
 from graphkit.ops.tensor.shape import Squeeze
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import (
@@ -81,7 +82,7 @@ def _attention(node: Node, readers: Readers) -> Sequence[Value] | None:
     rank = node.output.rank
     if softmax is None or rank not in (3, 4) or weights.rank != rank or v.rank != rank:
         return None
-    op: Any = softmax.op
+    op = operator(softmax, Softmax)
     if op.axis not in (-1, rank - 1) or not readers.sole(softmax.output) or weights.dtype is not DType.FLOAT32:
         return None
     masked = _masked(first(softmax), readers)
@@ -172,8 +173,8 @@ def _scores(value: Value, readers: Readers) -> _Scores | None:
         return None
     if is_op(value.node, "MatMul"):
         return _Scores(value.node, False, scale, None)
-    op: Any = value.node.op
-    if not is_op(value.node, "FusedMatMul", domain=DOMAIN) or op.transA or op.activation:
+    op = value.node.op
+    if not isinstance(op, FusedMatMul) or op.transA or op.activation:
         return None
     _, _, bias, mask = (*value.node.inputs, None, None)[:4]
     if bias is not None or (mask is not None and scale != 1.0):
@@ -211,8 +212,10 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
         attention = producer(first(squeeze), "FusedAttention", domain=DOMAIN) if readers.sole(value) else None
     else:
         attention = producer(value, "FusedAttention", domain=DOMAIN) if perm == _SWAP else None
-    op: Any = None if attention is None else attention.op
-    if attention is None or op.output_layout != "NHLD" or not readers.sole(attention.output):
+    if attention is None:
+        return None
+    op = operator(attention, FusedAttention)
+    if op.output_layout != "NHLD" or not readers.sole(attention.output):
         return None
     if squeeze is None:
         return (fused_node(op.replace(output_layout="NLHD"), attention.inputs, (attention, node)),)
@@ -222,7 +225,7 @@ def _output_layout(node: Node, readers: Readers) -> Sequence[Value] | None:
 
 def _causal(node: Node) -> Sequence[Value] | None:
     """A constant mask that hides exactly the keys behind a query."""
-    op: Any = node.op
+    op = operator(node, FusedAttention)
     mask = None if len(node.inputs) < 4 else node.inputs[3]
     array = None if mask is None else array_of(mask)
     if array is None or op.causal or array.ndim < 2 or array.size != array.shape[-1] * array.shape[-2]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops import DOMAIN, F
+from graphkit.ops import DOMAIN, F, operator
+from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, is_op, orders, same_type, scalar
 from graphkit.passes.core.sweep import map_bodies, readers_of, rewrite
@@ -210,7 +211,7 @@ class _Plan:
         if fusion.residual is not None:
             operands.append(self._built[fusion.residual])
         names = [fusion.result.name, *(v.name for v in node.outputs[1:])]
-        op: Any = node.op
+        op = operator(node, ChannelsLastBatchNorm)
         return Node(op.replace(**fusion.activation), operands, node.name, node.meta, output_names=names).outputs
 
     def _fused_gradient(self, gradient: _Gradient) -> Sequence[Value]:
@@ -221,7 +222,7 @@ class _Plan:
             dy = F.expand(dy, F.shape(self._built[x]))
         from_y = mask is not None and mask.residual is not None
         y = self._built[mask.result] if mask is not None and from_y else None
-        op: Any = node.op
+        op = operator(node, ChannelsLastBatchNormGrad)
         made = op.replace(**(mask.activation if mask is not None else {}))
         operands: list[Value | None] = [dy, self._built[x], *(self._built[v] for v in vectors)]
         if y is not None or addend:

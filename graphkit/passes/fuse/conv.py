@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops import DOMAIN, F
+from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.fused import FusedConv
+from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints, producer, vector_of
 from graphkit.passes.core.sweep import Readers, fuse
@@ -37,17 +38,17 @@ def fuse_conv(graph: Graph) -> Graph:
     return fuse(graph, rule, needs=("Conv", "FusedConv"))
 
 
-def _form(value: Value) -> Product | None:
+def _form(value: Value) -> Product[FusedConv] | None:
     node = producer(value, "FusedConv", domain=DOMAIN)
     if node is not None:
-        return Product(node.op, (*node.inputs, None, None)[:4], node)
+        return Product(operator(node, FusedConv), (*node.inputs, None, None)[:4], node)
     node = producer(value, "Conv")
     if node is None or not is_single(value):
         return None
-    return Product(FusedConv(**node.op.related()), (*node.inputs, None, None)[:4], node)  # type: ignore[attr-defined]
+    return Product(FusedConv(**operator(node, Conv).related()), (*node.inputs, None, None)[:4], node)
 
 
-def _bias(product: Product, value: Value) -> Value | None:
+def _bias(product: Product[FusedConv], value: Value) -> Value | None:
     """The bias [M] that adding `value` to each position is."""
     rank, channels = product.node.output.rank, product.node.output.tensor.known_shape[1]
     if rank is None or not isinstance(channels, int) or not vector_of(value, channels, 1, rank):

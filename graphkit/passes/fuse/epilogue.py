@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F
+from graphkit.ops.internal.fused import Epilogue
+from graphkit.ops.nn.activation import Clip, Elu, Gelu, HardSigmoid, HardSwish, LeakyRelu, Relu, Sigmoid, Swish, Tanh
 from graphkit.passes.core.match import is_op, orders, same_type, scalar
 from graphkit.passes.core.sweep import Readers, fused_node
 
 # Operators that are an activation without attributes, and those with attributes alpha and beta.
-_PLAIN = {"Relu": "Relu", "Sigmoid": "Sigmoid", "Tanh": "Tanh", "HardSwish": "HardSwish"}
-_WITH_ALPHA = ("LeakyRelu", "Elu", "HardSigmoid")
+_PLAIN = (Relu, Sigmoid, Tanh, HardSwish)
+_WITH_ALPHA = (LeakyRelu, Elu, HardSigmoid)
+
+Fused = TypeVar("Fused", bound=Epilogue)
 
 
-class Product(NamedTuple):
+class Product(NamedTuple, Generic[Fused]):
     """A product in fused form: the operator and its operands (two factors, bias, residual), and the node it is now."""
 
-    op: Any
+    op: Fused
     operands: tuple[Value | None, ...]
     node: Node
 
@@ -47,27 +51,22 @@ class Product(NamedTuple):
 
 
 # The product that computes a value in fused form, when it is one that a fused operator can stand for.
-Form: TypeAlias = Callable[[Value], Product | None]
+Form: TypeAlias = Callable[[Value], Product[Fused] | None]
 
 
 def activation_of(node: Node) -> dict[str, Any] | None:
     """The attributes by which a fused operator applies this node's function; None when it cannot."""
-    op: Any = node.op
-    if op.domain:
-        return None
-    if op.name in _PLAIN:
-        return {"activation": _PLAIN[op.name]}
-    if op.name in _WITH_ALPHA:
-        return {
-            "activation": op.name,
-            "activation_alpha": op.alpha,
-            "activation_beta": getattr(op, "beta", 0.0),
-        }
-    if op.name == "Gelu":
+    op = node.op
+    if isinstance(op, _PLAIN):
+        return {"activation": op.name}
+    if isinstance(op, _WITH_ALPHA):
+        beta = op.beta if isinstance(op, HardSigmoid) else 0.0
+        return {"activation": op.name, "activation_alpha": op.alpha, "activation_beta": beta}
+    if isinstance(op, Gelu):
         return {"activation": "GeluTanh" if op.approximate == "tanh" else "Gelu"}
-    if op.name == "Swish" and op.alpha == 1.0:
+    if isinstance(op, Swish) and op.alpha == 1.0:
         return {"activation": "Silu"}
-    if op.name == "Clip":
+    if isinstance(op, Clip):
         bounds = [-math.inf, math.inf]
         for position, value in enumerate(node.inputs[1:]):
             bound = scalar(value)
@@ -78,9 +77,9 @@ def activation_of(node: Node) -> dict[str, Any] | None:
     return None
 
 
-def absorb(node: Node, readers: Readers, form: Form, bias_of: Callable[[Product, Value], Value | None]) -> (
-    Sequence[Value] | None
-):  # fmt: skip
+def absorb(
+    node: Node, readers: Readers, form: Form[Fused], bias_of: Callable[[Product[Fused], Value], Value | None]
+) -> Sequence[Value] | None:
     """The output of a product with `node`'s function in it, when it is an activation or a sum behind one.
 
     `bias_of` gives the vector by which adding a value is adding a bias to the product, or None.
@@ -98,7 +97,7 @@ def absorb(node: Node, readers: Readers, form: Form, bias_of: Callable[[Product,
 
 
 def _absorb_sum(
-    node: Node, readers: Readers, form: Form, bias_of: Callable[[Product, Value], Value | None]
+    node: Node, readers: Readers, form: Form[Fused], bias_of: Callable[[Product[Fused], Value], Value | None]
 ) -> Sequence[Value] | None:
     candidates = []
     for y, other in orders(node):

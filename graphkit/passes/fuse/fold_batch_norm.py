@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops import F
+from graphkit.ops import F, Op, operator
+from graphkit.ops.linalg.matmul import Gemm
 from graphkit.ops.math.arithmetic import Add
+from graphkit.ops.nn.conv import Conv, ConvTranspose
+from graphkit.ops.nn.norm import BatchNormalization
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import FixedValues, array_of, first, ints, is_op, orders, producer, same_type, vector_of
@@ -57,7 +60,7 @@ class _Product(NamedTuple):
 
 
 def _batch_norm(node: Node, readers: Readers, fixed: FixedValues) -> Sequence[Value] | None:
-    op: Any = node.op
+    op = operator(node, BatchNormalization)
     x, scale, shift, mean, var = (v for v in node.inputs if v is not None)
     vectors = (scale, shift, mean, var)
     channels = scale.shape[0] if scale.rank == 1 and scale.shape is not None else None
@@ -138,19 +141,19 @@ def _product(value: Value, readers: Readers, fixed: FixedValues) -> _Product | N
         return _product_with_bias(node, readers, fixed)
     if not is_op(node, "Conv", "ConvTranspose", "Gemm", "MatMul"):
         return None
-    op: Any = node.op
+    op = operator(node, Op)
     weights = node.inputs[1]
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     if weights is None or weights.rank is None or weights not in fixed or (bias is not None and bias not in fixed):
         return None
     last = value.rank - 1 if value.rank is not None else 0
-    if op.name == "Conv":
+    if isinstance(op, Conv):
         place, axis = 0, 1
-    elif op.name == "ConvTranspose":
+    elif isinstance(op, ConvTranspose):
         place, axis = 1, 1
         if op.group != 1:
             return None
-    elif op.name == "Gemm":
+    elif isinstance(op, Gemm):
         place, axis = (0 if op.transB else 1), 1
         if op.beta != 1 or (bias is not None and (bias.rank != 1 or bias.shape != value.tensor.known_shape[1:])):
             return None

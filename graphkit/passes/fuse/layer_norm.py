@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType
+from graphkit.ops import operator
+from graphkit.ops.math.reduce import Reduction
 from graphkit.ops.nn.norm import LayerNormalization
 from graphkit.ops.tensor.constants import Constant
 from graphkit.passes.core.declare import Property, graph_pass
@@ -42,7 +43,7 @@ def _standardised(node: Node, readers: Readers) -> Sequence[Value] | None:
         epsilon, axes, reads = found
         x, mean = difference.operands
         average = producer(mean, "ReduceMean")
-        if average is None or first(average) is not x or axes_of(average) != axes or not average.op.keepdims:  # type: ignore[attr-defined]
+        if average is None or first(average) is not x or axes_of(average) != axes or not _keepdims(average):
             continue
         shape = x.tensor.shape
         if shape is None or not same_type(x, node.output) or axes != tuple(range(axes[0], len(shape))):
@@ -91,7 +92,7 @@ def _variance(value: Value, centred: Value, readers: Readers) -> tuple[float, tu
     total = value.node
     found = None if total is None else shifted(total)
     average = None if found is None else producer(found[0], "ReduceMean")
-    if found is None or average is None or not average.op.keepdims:  # type: ignore[attr-defined]
+    if found is None or average is None or not _keepdims(average):
         return None
     square, axes = first(average), axes_of(average)
     if axes is None or not readers.sole(square) or not readers.sole(value):
@@ -112,7 +113,7 @@ def _factor(node: Node, readers: Readers) -> Sequence[Value] | None:
         norm = _norm(y, readers)
         ones = None if norm is None or len(norm.inputs) > 2 else producer(norm.inputs[1], "Constant")
         if norm is not None and ones is not None and _per_place(norm, scale) and bool((_array(ones) == 1).all()):
-            return (_normalised(norm.op, (first(norm), scale), (norm, node)),)  # type: ignore[arg-type]
+            return (_normalised(operator(norm, LayerNormalization), (first(norm), scale), (norm, node)),)
     return None
 
 
@@ -122,8 +123,12 @@ def _term(node: Node, readers: Readers) -> Sequence[Value] | None:
     for y, term in orders(node):
         norm = _norm(y, readers)
         if norm is not None and len(norm.operands) == 2 and _per_place(norm, term):
-            return (_normalised(norm.op, (*norm.operands, term), (norm, node)),)  # type: ignore[arg-type]
+            return (_normalised(operator(norm, LayerNormalization), (*norm.operands, term), (norm, node)),)
     return None
+
+
+def _keepdims(reduction: Node) -> bool:
+    return operator(reduction, Reduction).keepdims
 
 
 def _norm(y: Value, readers: Readers) -> Node | None:
@@ -133,12 +138,10 @@ def _norm(y: Value, readers: Readers) -> Node | None:
 
 def _per_place(norm: Node, vector: Value) -> bool:
     """Whether the vector has the shape of the normalised axes."""
-    op: Any = norm.op
+    op = operator(norm, LayerNormalization)
     shape = first(norm).tensor.known_shape
     return op.axis < 0 and vector.shape == shape[op.axis :] and vector.tensor.dtype is first(norm).tensor.dtype
 
 
 def _array(node: Node) -> np.ndarray:
-    op: Any = node.op
-    array: np.ndarray = op.value.array
-    return array
+    return operator(node, Constant).value.array

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import operator
 from graphkit.ops._base import DOMAIN
-from graphkit.ops.nn.loss import SoftmaxCrossEntropyWithGrad
+from graphkit.ops.nn.loss import SoftmaxCrossEntropyGrad, SoftmaxCrossEntropyLoss, SoftmaxCrossEntropyWithGrad
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import is_op, producer
 from graphkit.passes.core.sweep import is_constant, rewrite, use_counts
@@ -34,7 +34,7 @@ def fuse_loss_grad(graph: Graph) -> Graph:
         gradient = gradients.get(node)
         if gradient is None:
             return None
-        op: Any = node.op
+        op = operator(node, SoftmaxCrossEntropyLoss)
         fused = SoftmaxCrossEntropyWithGrad(ignore_index=op.ignore_index, reduction=op.reduction)
         scores, labels, *weights = operands
         names = [node.outputs[0].name, gradient.output.name]
@@ -48,8 +48,7 @@ def fuse_loss_grad(graph: Graph) -> Graph:
 
 def _belongs(loss: Node, gradient: Node) -> bool:
     """Whether the gradient is that of the loss, for a constant, and both are of rows."""
-    a: Any = loss.op
-    b: Any = gradient.op
+    a, b = operator(loss, SoftmaxCrossEntropyLoss), operator(gradient, SoftmaxCrossEntropyGrad)
     dloss = gradient.inputs[0]
     return (
         loss.inputs[0] is not None

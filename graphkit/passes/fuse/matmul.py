@@ -7,8 +7,9 @@ from typing import Any
 
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops import DOMAIN, F
+from graphkit.ops import DOMAIN, F, operator
 from graphkit.ops.internal.fused import FusedMatMul
+from graphkit.ops.linalg.matmul import Gemm
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer, same_type, scaled, vector_of
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
@@ -52,10 +53,10 @@ def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:
     return absorb(node, readers, _form, _bias)
 
 
-def _form(value: Value) -> Product | None:
+def _form(value: Value) -> Product[FusedMatMul] | None:
     node = producer(value, "FusedMatMul", domain=DOMAIN)
     if node is not None:
-        return Product(node.op, (*node.inputs, None, None)[:4], node)
+        return Product(operator(node, FusedMatMul), (*node.inputs, None, None)[:4], node)
     if not is_single(value):
         return None
     node = producer(value, "MatMul")
@@ -66,9 +67,9 @@ def _form(value: Value) -> Product | None:
     return None if node is None else _gemm_form(node)
 
 
-def _gemm_form(node: Node) -> Product | None:
+def _gemm_form(node: Node) -> Product[FusedMatMul] | None:
     """A Gemm whose third operand is a bias, a residual or nothing."""
-    op: Any = node.op
+    op = operator(node, Gemm)
     fused = FusedMatMul(transA=op.transA, transB=op.transB, alpha=op.alpha)
     a, b, c = (*node.inputs, None)[:3]
     if c is None or op.beta == 0:
@@ -81,7 +82,7 @@ def _gemm_form(node: Node) -> Product | None:
     return None if bias is None else Product(fused, (a, b, bias, None), node)
 
 
-def _bias(product: Product, value: Value) -> Value | None:
+def _bias(product: Product[FusedMatMul], value: Value) -> Value | None:
     return _vector(value, product.node.output)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import operator
 from graphkit.ops.nn.softmax import LogSoftmax, Softmax
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import axes_of, same_type
@@ -30,12 +30,13 @@ def fuse_softmax(graph: Graph) -> Graph:
 
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         for found in match(_LOGARITHM, node, readers):
-            softmax: Any = found.node("softmax")
-            return (fused_node(LogSoftmax(axis=softmax.op.axis), softmax.inputs, (softmax, node)),)
+            softmax = found.node("softmax")
+            axis = operator(softmax, Softmax).axis
+            return (fused_node(LogSoftmax(axis=axis), softmax.inputs, (softmax, node)),)
         for found in match(_QUOTIENT, node, readers):
-            axis = _axis(found, node)
-            if axis is not None:
-                return (fused_node(Softmax(axis=axis), (found.values["x"],), (found.node("difference"), node)),)
+            last = _axis(found, node)
+            if last is not None:
+                return (fused_node(Softmax(axis=last), (found.values["x"],), (found.node("difference"), node)),)
         return None
 
     return fuse(graph, rule, needs=("ReduceMax", "Softmax"))

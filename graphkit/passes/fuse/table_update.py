@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops import Op, operator
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.optim.table_update import TableUpdate
 from graphkit.ops.optim.updates import Update
+from graphkit.ops.tensor.gather import GatherGrad
 from graphkit.passes.core.declare import graph_pass
 from graphkit.passes.core.match import producer
 from graphkit.passes.core.sweep import rewrite, use_counts
@@ -33,8 +34,7 @@ def fuse_table_update(graph: Graph) -> Graph:
         assert made is not None
         types = [None if v is None else v.type for v in node.inputs]
         inputs = [None if t is None else Value(t) for t in types]
-        op: Any = node.op
-        results = op.expand(*inputs)
+        results = operator(node, Op).expand(*inputs)
         others = [i for i, v in enumerate(inputs) if v is not None and i != _GRADIENT]
         body = Graph(
             [inputs[i] for i in (_GRADIENT, *others)],  # type: ignore[misc]
@@ -52,13 +52,14 @@ def fuse_table_update(graph: Graph) -> Graph:
 
 def _is_table(node: Node, gather: Node) -> bool:
     """Whether the update is one of float32 along axis 0, of arrays of one known shape, not empty, and scalars."""
-    op: Any = gather.op
+    op = operator(gather, GatherGrad)
     table = gather.output.tensor
     return (
         table.dtype is DType.FLOAT32
         and table.is_static
         and bool(table.nbytes)
-        and bool(table.rank)
+        and table.rank is not None
+        and table.rank > 0
         and op.axis % table.rank == 0
         and all(
             isinstance(v.type, TensorType) and (v.type.shape == () or v.type == table)

@@ -6,7 +6,6 @@ All else stays float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
@@ -51,7 +50,9 @@ def to_bfloat16(graph: Graph) -> Graph:
             return None
         rounded = list(operands)
         for i in read_positions(node):
-            rounded[i] = F.cast(operands[i], to="bfloat16")
+            operand = operands[i]
+            assert operand is not None
+            rounded[i] = F.cast(operand, to="bfloat16")
         y = Node(node.op, rounded, node.name, node.meta).output
         if y.dtype is DType.FLOAT32:
             return node.rebuilt(rounded).outputs
@@ -62,7 +63,7 @@ def to_bfloat16(graph: Graph) -> Graph:
 
 
 def _is_bare_depthwise(node: Node) -> bool:
-    op: Any = node.op
+    op = node.op
     group = getattr(op, "group", 1)
     w = node.operands[2 if op.name.endswith("GradWeight") else 1]
     if group == 1 or w.shape is None or w.shape[:2] != (group, 1):

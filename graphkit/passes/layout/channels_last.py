@@ -16,7 +16,8 @@ from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops import DOMAIN, F, Op
+from graphkit.ops import DOMAIN, F, Op, operator
+from graphkit.ops.image.resize import Resize
 from graphkit.ops.internal.channels_last import (
     ChannelsLastAveragePool,
     ChannelsLastConv,
@@ -33,7 +34,15 @@ from graphkit.ops.internal.channels_last_gradient import (
     ChannelsLastMaxPoolIndices,
 )
 from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
+from graphkit.ops.internal.fused import FusedConv
+from graphkit.ops.math.reduce import Reduction
+from graphkit.ops.nn.conv import ConvGradInput, ConvGradWeight, Convolution, ConvTranspose
+from graphkit.ops.nn.norm import BatchNormalization, BatchNormGrad
+from graphkit.ops.nn.pool import MaxPool, Pooling
+from graphkit.ops.nn.softmax import AlongAxis
+from graphkit.ops.tensor.concat import Concat, Split
 from graphkit.ops.tensor.layout import Transpose
+from graphkit.ops.tensor.shape import Shape
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of, first, ints, is_op, permutation, producer
 from graphkit.passes.core.sweep import map_bodies, use_counts
@@ -159,16 +168,16 @@ class _Sweep:
     def _convolution(self, node: Node) -> Sequence[Value] | None:
         if not _is_float32_convolution(node):
             return None
-        op: Any = node.op
-        if op.name == "ConvGradInput":
+        op = operator(node, Convolution)
+        if isinstance(op, ConvGradInput):
             return self._conv_grad_input(node, op)
-        if op.name == "ConvGradWeight":
+        if isinstance(op, ConvGradWeight):
             return self._conv_grad_weight(node, op)
-        if op.name == "ConvTranspose":
+        if isinstance(op, ConvTranspose):
             fields = {"output_padding": op.output_padding, "output_shape": op.output_shape}
             made: Op = ChannelsLastConvTranspose(**op.related(), **fields)
         else:
-            made = ChannelsLastConv(**op.related(), **(op.epilogue() if op.name == "FusedConv" else {}))
+            made = ChannelsLastConv(**op.related(), **(op.epilogue() if isinstance(op, FusedConv) else {}))
         places = [self._moved, self._in_order, self._in_order, self._moved]
         operands = [None if v is None else place(v) for v, place in zip(node.inputs, places, strict=False)]
         return self._node(node, made, operands)
@@ -186,7 +195,7 @@ class _Sweep:
                 operands.append(_transposed(aligned, to_last(rank)))
             else:
                 return None
-        return self._node(node, node.op, operands)  # type: ignore[arg-type]
+        return self._node(node, operator(node, Op), operands)
 
     def _transpose(self, node: Node) -> bool:
         """One permutation from where the channels are last; none when that is what was asked for."""
@@ -202,29 +211,30 @@ class _Sweep:
     def _after(self, node: Node) -> bool:
         """Nothing is read of the token: it stays as it is."""
         x, token = node.operands
+        op = operator(node, Op)
         seen = self._last[token] if token in self._home else self._in_order(token)
         if x in self._home:
-            self._last[node.output] = self._node(node, node.op, [self._last[x], seen])[0]  # type: ignore[arg-type]
+            self._last[node.output] = self._node(node, op, [self._last[x], seen])[0]
             self._home.add(node.output)
         else:
-            self._standard[node.output] = self._node(node, node.op, [self._in_order(x), seen])[0]  # type: ignore[arg-type]
+            self._standard[node.output] = self._node(node, op, [self._in_order(x), seen])[0]
         return True
 
     # --- operators that see axes ------------------------------------------------------------------
 
-    def _pool(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _pool(self, node: Node, op: Pooling) -> Sequence[Value] | None:
         if any(self._uses[v] for v in node.outputs[1:]):
             return self._pool_with_indices(node, op)
         made = ChannelsLastMaxPool if op.name == "MaxPool" else ChannelsLastAveragePool
         fields = {k: v for k, v in op.related().items() if k in made.fields}
         return self._node(node, made(**fields), [self._moved(node.operands[0])])
 
-    def _global_pool(self, node: Node, op: Any) -> Sequence[Value]:
+    def _global_pool(self, node: Node, op: Op) -> Sequence[Value]:
         x = self._moved(node.operands[0])
         reduce = F.reduce_mean if op.name == "GlobalAveragePool" else F.reduce_max
         return [reduce(x, ints(*range(1, _rank(x) - 1)), keepdims=True, name=node.name)]
 
-    def _along_axis(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _along_axis(self, node: Node, op: Concat | Split | AlongAxis) -> Sequence[Value] | None:
         """Operators with an attribute `axis`, all of whose data operands have one rank."""
         rank = _rank(node.operands[0])
         if op.name == "Split":
@@ -235,7 +245,7 @@ class _Sweep:
             operands = [self._moved(v) for v in node.operands]
         return self._node(node, op.replace(axis=_place(op.axis, rank)), operands)
 
-    def _reduction(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _reduction(self, node: Node, op: Reduction) -> Sequence[Value] | None:
         x = node.operands[0]
         axes = () if len(node.operands) < 2 else node.operands[1].tensor.constants
         rank = _rank(x)
@@ -254,7 +264,7 @@ class _Sweep:
             return ()
         return self._node(node, op, operands)
 
-    def _batch_norm(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _batch_norm(self, node: Node, op: BatchNormalization) -> Sequence[Value] | None:
         if op.training_mode:
             return self._trained_batch_norm(node, op)
         if any(self._uses[v] for v in node.outputs[1:]):
@@ -263,13 +273,13 @@ class _Sweep:
         factor = F.div(scale, F.sqrt(F.add(variance, float(op.epsilon))))
         return [F.add(F.mul(self._moved(node.operands[0]), factor), F.sub(bias, F.mul(mean, factor)), name=node.name)]
 
-    def _shape(self, node: Node, op: Any) -> Sequence[Value]:
+    def _shape(self, node: Node, op: Shape) -> Sequence[Value]:
         x = self._moved(node.operands[0])
         wanted = to_first(_rank(x))[op.start : op.end]
         self._standard[node.output] = F.gather(F.shape(x), ints(*wanted), name=node.name)
         return ()
 
-    def _resize(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _resize(self, node: Node, op: Resize) -> Sequence[Value] | None:
         x, *settings = node.inputs
         assert x is not None
         rank = _rank(x)
@@ -284,7 +294,7 @@ class _Sweep:
             operands.append(F.constant(value=array[list(to_last(rank))]) if given and array is not None else None)
         return self._node(node, op, operands)
 
-    def _with_axes(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _with_axes(self, node: Node, op: Op) -> Sequence[Value] | None:
         """Slice and Pad: only the operand that lists axes changes."""
         position = 3
         x, *others = node.inputs
@@ -309,19 +319,19 @@ class _Sweep:
 
     # --- training ---------------------------------------------------------------------------------
 
-    def _conv_grad_input(self, node: Node, op: Any) -> Sequence[Value]:
+    def _conv_grad_input(self, node: Node, op: Convolution) -> Sequence[Value]:
         dy, w, x = node.operands
         made = ChannelsLastConvGradInput(**op.related())
         return self._node(node, made, [self._moved(dy), self._in_order(w), self._moved(x)])
 
-    def _conv_grad_weight(self, node: Node, op: Any) -> Sequence[Value]:
+    def _conv_grad_weight(self, node: Node, op: Convolution) -> Sequence[Value]:
         x, dy, w = node.operands
         made = ChannelsLastConvGradWeight(**op.related())
         (dw,) = self._node(node, made, [self._moved(x), self._moved(dy), self._in_order(w)])
         self._standard[node.output] = dw
         return ()
 
-    def _trained_batch_norm(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _trained_batch_norm(self, node: Node, op: BatchNormalization) -> Sequence[Value] | None:
         x, *vectors = node.operands
         if any(v.dtype is not DType.FLOAT32 for v in node.operands):
             return None
@@ -335,7 +345,7 @@ class _Sweep:
         self._norms.setdefault(x, []).append(_Norm(op.epsilon, vectors[0], (*operands[:3], *statistics)))
         return [y]
 
-    def _batch_norm_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _batch_norm_grad(self, node: Node, op: BatchNormGrad) -> Sequence[Value] | None:
         dy, x, scale = node.operands
         known = [n.operands for n in self._norms.get(x, ()) if n.epsilon == op.epsilon and n.scale is scale]
         if not known and (x not in self._home or x.dtype is not DType.FLOAT32):
@@ -358,9 +368,9 @@ class _Sweep:
     def _pool_with_indices(self, node: Node, op: Any) -> Sequence[Value] | None:
         """MaxPool whose indices only its gradients read."""
         indices = node.outputs[1] if len(node.outputs) > 1 else None
-        if op.name != "MaxPool" or indices is None or indices not in self._gradients_read or op.storage_order:
+        if not isinstance(op, MaxPool) or indices is None or indices not in self._gradients_read or op.storage_order:
             return None
-        if math.prod(op.kernel_shape) > _MOST_ELEMENTS:
+        if op.kernel_shape is None or math.prod(op.kernel_shape) > _MOST_ELEMENTS:
             return None
         fields = {k: v for k, v in op.related().items() if k in ChannelsLastMaxPoolIndices.fields}
         operands = [self._moved(node.operands[0])]
@@ -369,20 +379,20 @@ class _Sweep:
         self._pools[indices] = (ChannelsLastMaxPoolGrad(**fields), made.outputs[1])
         return [made.outputs[0]]
 
-    def _max_pool_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _max_pool_grad(self, node: Node, op: Op) -> Sequence[Value] | None:
         dy, indices, x = node.operands
         if indices not in self._pools:
             return None
         made, chosen = self._pools[indices]
         return self._node(node, made, [self._moved(dy), chosen, self._moved(x)])
 
-    def _reduce_to_shape(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _reduce_to_shape(self, node: Node, op: Op) -> Sequence[Value] | None:
         x, like = node.operands
         if x not in self._home or like.rank != _rank(x):
             return None
         return self._node(node, op, [self._moved(x), self._moved(like)])
 
-    def _average_pool_grad(self, node: Node, op: Any) -> Sequence[Value] | None:
+    def _average_pool_grad(self, node: Node, op: Pooling) -> Sequence[Value] | None:
         dy, x = node.operands
         if x not in self._home:
             return None

@@ -7,7 +7,6 @@ on a CPU in the same way.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from graphkit.errors import GraphkitError
 from graphkit.ir.graph import Graph, Node, Value
@@ -81,7 +80,7 @@ def widen_halves(graph: Graph, halves: Collection[DType] = HALVES) -> Graph:
 
 def _computes(node: Node, operands: Sequence[Value | None], wide: Collection[Value]) -> bool:
     """Whether the node rounds what it makes, or hands on what is there in float32."""
-    op: Any = node.op
+    op = node.op
     if not isinstance(op, Op) or not op.widens or op.subgraphs() or (not op.domain and op.name in _CONVERSIONS):
         return False
     return op.name not in _MOVEMENT or any(v in wide for v in operands if v is not None)

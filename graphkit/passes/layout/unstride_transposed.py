@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops import F
-from graphkit.ops.nn.conv import Conv
+from graphkit.ops import F, operator
+from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints
 from graphkit.passes.core.sweep import map_bodies, rewrite
@@ -34,7 +33,7 @@ def unstride_transposed(graph: Graph) -> Graph:
 
 
 def _as_convolution(node: Node) -> Sequence[Value] | None:
-    op: Any = node.op
+    op = operator(node, ConvTranspose)
     x, w, *bias = node.inputs
     assert x is not None
     assert w is not None

@@ -9,6 +9,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import TensorType
+from graphkit.ops import Op, operator
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.sweep import map_bodies, rewrite
 
@@ -43,7 +44,7 @@ def expand_composites(graph: Graph, whole: Predicate = lambda node: False) -> Gr
 
 def _expanded(node: Node, is_composite: Predicate) -> Sequence[Any]:
     """Results in place of a node's, expanded themselves as far as they go."""
-    op: Any = node.op
+    op = operator(node, Op)
     ranked = all(v is None or not isinstance(v.type, TensorType) or v.type.rank is not None for v in node.inputs)
     if not ranked:
         return node.outputs

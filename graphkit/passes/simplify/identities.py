@@ -7,11 +7,13 @@ outputs, or None. Equal symbolic dimensions count as proof, dimensions that may 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops import Op, operator
 from graphkit.ops._base import DOMAIN
+from graphkit.ops.tensor.layout import Transpose
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import array_of
 from graphkit.passes.core.sweep import rewrite
@@ -94,8 +96,7 @@ def _reduce_to_shape(node: Node) -> Sequence[Value] | None:
     same = _same_type(node)
     if same is not None or not all(v.tensor.is_static for v in node.operands):
         return same
-    operator: Any = node.op
-    return (operator.expand(*node.operands),)
+    return (operator(node, Op).expand(*node.operands),)
 
 
 @_rule("Cast")
@@ -141,16 +142,15 @@ def _transpose(node: Node) -> Sequence[Value] | None:
         return (x,)
     if x is node.inputs[0]:
         return None
-    operator: Any = node.op
-    return node.rebuilt([x], operator.replace(perm=outer)).outputs
+    return node.rebuilt([x], operator(node, Transpose).replace(perm=outer)).outputs
 
 
 def _permutation(node: Node) -> tuple[int, ...] | None:
-    operator: Any = node.op
+    perm = operator(node, Transpose).perm
     rank = _first(node).rank
     if rank is None:
         return None
-    return tuple(range(rank))[::-1] if operator.perm is None else tuple(operator.perm)
+    return tuple(range(rank))[::-1] if perm is None else perm
 
 
 @_rule("Dropout")

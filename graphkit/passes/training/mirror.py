@@ -74,7 +74,7 @@ class _Mirror:
             last = max((latest[n] for n in before), default=-1)
             for value in elements_read(node):
                 if value.node in self._forward and not guards:
-                    last = max(last, self._place[value.node])  # type: ignore[index]
+                    last = max(last, self._place[value.node])
                 if (segment := self._segment(value)) is not None:
                     self._parts[segment].wanted[value] = None
                     first = first if guards else min(first, segment)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops import F
+from graphkit.ops import F, Op, operator
+from graphkit.ops.control.operators import If, Loop, Scan
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.draws import all_nodes, draws_anew, is_unbound, rng_position
@@ -66,7 +66,7 @@ def _bind(graph: Graph, state: Value, streams: Iterator[int], extra: Sequence[Va
             assert position is not None
             operands = [*operands, *[None] * (position + 1 - len(operands))]
             operands[position] = state
-            return _again(node, node.op.replace(stream=next(streams)), operands)  # type: ignore[attr-defined]
+            return _again(node, operator(node, Op).replace(stream=next(streams)), operands)
         if any(_has_unbound(inner) for inner in node.op.subgraphs().values()):
             binder = _BINDERS.get((node.op.domain, node.op.name))
             if binder is None:
@@ -77,9 +77,9 @@ def _bind(graph: Graph, state: Value, streams: Iterator[int], extra: Sequence[Va
     return rewrite(graph, rule, extra_inputs=extra)
 
 
-def _again(node: Node, operator: Any, operands: Sequence[Value | None], names: Sequence[str] = ()) -> Sequence[Value]:
+def _again(node: Node, op: Op, operands: Sequence[Value | None], names: Sequence[str] = ()) -> Sequence[Value]:
     names = names or [v.name for v in node.outputs]
-    return Node(operator, operands, node.name, node.meta, output_names=names).outputs
+    return Node(op, operands, node.name, node.meta, output_names=names).outputs
 
 
 def _capture() -> Value:
@@ -87,27 +87,27 @@ def _capture() -> Value:
 
 
 def _bind_if(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
-    operator: Any = node.op
+    op = operator(node, If)
     branches = {}
-    for key, branch in operator.subgraphs().items():
+    for key, branch in op.subgraphs().items():
         inner = _capture()
         branches[key] = _bind(branch, inner, streams, extra=(inner,))
-    return _again(node, operator.replace(**branches), [*operands, state])
+    return _again(node, op.replace(**branches), [*operands, state])
 
 
 def _bind_loop(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
-    operator: Any = node.op
+    op = operator(node, Loop)
     inner = _capture()
-    derived = F.rng_fold_in(inner, operator.body.inputs[0])
-    body = _bind(operator.body, derived, streams, extra=(inner,))
+    derived = F.rng_fold_in(inner, op.body.inputs[0])
+    body = _bind(op.body, derived, streams, extra=(inner,))
     given = LoopView.of(node, operands).operands
-    return _again(node, operator.replace(body=body, captures=operator.captures + 1), [*given, state])
+    return _again(node, op.replace(body=body, captures=op.captures + 1), [*given, state])
 
 
 def _bind_scan(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
     # A Scan's body does not see the iteration: the state carries a counter, after what it carried before.
-    operator: Any = node.op
-    body: Graph = operator.body
+    op = operator(node, Scan)
+    body = op.body
     states = LoopView.of(node).state_count
     inner, counter = _capture(), Value(TensorType(DType.INT64, ()), "iteration")
     following = F.add(counter, F.constant(value=np.array(1, np.int64)))
@@ -121,7 +121,7 @@ def _bind_scan(node: Node, operands: list[Value | None], state: Value, streams: 
     names = [v.name for v in node.outputs]
     outputs = _again(
         node,
-        operator.replace(body=bound, captures=operator.captures + 1),
+        op.replace(body=bound, captures=op.captures + 1),
         [*operands[:states], start, *operands[states:], state],
         [*names[:states], "", *names[states:]],
     )

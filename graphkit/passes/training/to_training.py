@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from graphkit.errors import InvalidModel
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ops import F, Op
+from graphkit.ops import F, operator
+from graphkit.ops.nn.norm import BatchNormalization
 from graphkit.passes.core.captures import captured, drop_unused_captures, lift_updates, nested_nodes
 from graphkit.passes.core.sweep import is_control, rewrite
 
@@ -38,19 +38,19 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
                 updates[state] = new
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        operator: Any = node.op
         if is_batch_norm(node):
+            op = operator(node, BatchNormalization)
             scale, offset, mean, var = node.inputs[1:5]
             if scale in frozen and offset in frozen:
-                return _inference_norm(node, operator, operands) if operator.training_mode else None
+                return _inference_norm(node, op, operands) if op.training_mode else None
             if mean is None or var is None or mean not in stored or var not in stored:
                 return None
-            training = operator if operator.training_mode else operator.replace(training_mode=True)
+            training = op if op.training_mode else op.replace(training_mode=True)
             trained = Node(training, operands, node.name, node.meta, output_names=[v.name for v in node.outputs])
             record(node, [(mean, trained.outputs[1]), (var, trained.outputs[2])])
             return trained.outputs[: len(node.outputs)]
         if is_dropout(node):
-            return _dropout(node, operator, operands, training=True)
+            return _dropout(node, operands, training=True)
         if bodies := _bodies_with_modes(node):
             for key, body in bodies.items():
                 pairs = captured(node, body)
@@ -80,11 +80,10 @@ def to_inference(graph: Graph) -> Graph:
 
 def _in_inference(graph: Graph) -> Graph:
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
-        operator: Any = node.op
-        if is_batch_norm(node) and operator.training_mode:
-            return _inference_norm(node, operator, operands)
+        if isinstance(node.op, BatchNormalization) and node.op.training_mode:
+            return _inference_norm(node, node.op, operands)
         if is_dropout(node):
-            return _dropout(node, operator, operands[:3], training=False)
+            return _dropout(node, operands[:3], training=False)
         if bodies := _bodies_with_modes(node):
             plain = {key: _in_inference(body) for key, body in bodies.items()}
             return drop_unused_captures(node, operands, plain).outputs
@@ -96,7 +95,7 @@ def _in_inference(graph: Graph) -> Graph:
 def is_in_training(graph: Graph) -> bool:
     """Whether a BatchNormalization is in training mode, or a Dropout may be; in subgraphs as well."""
     return any(
-        (is_batch_norm(node) and node.op.training_mode)  # type: ignore[attr-defined]
+        (isinstance(node.op, BatchNormalization) and node.op.training_mode)
         or (is_dropout(node) and len(node.inputs) > 2 and _may_be_true(node.inputs[2]))
         for node in nested_nodes(graph)
     )
@@ -121,14 +120,14 @@ def _may_be_true(mode: Value | None) -> bool:
     return mode is not None and mode.tensor.constants != (0,)
 
 
-def _inference_norm(node: Node, operator: Op, operands: list[Value | None]) -> Sequence[Value]:
-    inference = operator.replace(training_mode=False)
+def _inference_norm(node: Node, op: BatchNormalization, operands: list[Value | None]) -> Sequence[Value]:
+    inference = op.replace(training_mode=False)
     y = Node(inference, operands, node.name, node.meta, output_names=[node.outputs[0].name]).output
     return [y, *(v for v in operands[3:5] if v is not None)]
 
 
-def _dropout(node: Node, operator: Op, operands: list[Value | None], training: bool) -> Sequence[Value]:
+def _dropout(node: Node, operands: list[Value | None], training: bool) -> Sequence[Value]:
     data, ratio, _, *rng = [*operands, None, None][: max(3, len(operands))]
     mode = F.constant(value=np.asarray(training))
     names = [v.name for v in node.outputs]
-    return Node(operator, [data, ratio, mode, *rng], node.name, node.meta, output_names=names).outputs
+    return Node(node.op, [data, ratio, mode, *rng], node.name, node.meta, output_names=names).outputs

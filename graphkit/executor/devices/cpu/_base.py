@@ -15,10 +15,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.registry import Factory, SizedFactory, register, register_sized
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops.internal.fused import Epilogue
 
 _ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
@@ -55,7 +56,9 @@ def _onednn_library(cause: ImportError) -> str:
 
 
 if TYPE_CHECKING:
-    import graphkit._native as native
+    import graphkit._native
+
+    native = graphkit._native
 else:
     native = _load_native()
 
@@ -71,7 +74,7 @@ def kernel(
     """
 
     def install(factory: Factory) -> Factory:
-        def make(node: Node, context: KernelContext) -> Any:
+        def make(node: Node, context: KernelContext) -> Kernel | None:
             try:
                 return factory(node, context)
             except native.Unsupported:
@@ -141,14 +144,13 @@ _ACTIVATIONS: dict[str, tuple[str, tuple[float, float] | None]] = {
 }
 
 
-def epilogue(node: Node, residual: int) -> Any:
+def epilogue(node: Node, residual: int) -> native.Epilogue:
     """What a fused operator does to its product; `residual` is the position of that operand."""
-    op: Any = node.op
+    op = node.op
     adds = operand(node, residual) is not None
-    activation = getattr(op, "activation", "")
-    if not activation:
+    if not isinstance(op, Epilogue) or not op.activation:
         return native.Epilogue(residual=adds)
-    name, fixed = _ACTIVATIONS[activation]
+    name, fixed = _ACTIVATIONS[op.activation]
     alpha, beta = fixed or (op.activation_alpha, op.activation_beta)
     return native.Epilogue(name, alpha, beta, residual=adds, residual_last=op.residual_last)
 

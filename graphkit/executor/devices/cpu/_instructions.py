@@ -89,7 +89,7 @@ class Instructions:
         self._code.append((opcode, operands, target))
         return Term(len(self._inputs) + len(self._code) - 1, dtype)
 
-    def kernel(self, name: str, shape: Sequence[int], outputs: Sequence[Term | None], threads: int) -> Any:
+    def kernel(self, name: str, shape: Sequence[int], outputs: Sequence[Term | None], threads: int) -> native.Pointwise:
         """The kernel that computes `outputs`, all of `shape`; None for those that nobody reads.
 
         Raises native.Unsupported for element types that the machine does not have.

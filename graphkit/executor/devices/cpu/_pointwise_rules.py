@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from graphkit.executor.devices.cpu._instructions import Instructions, Term
 from graphkit.ir.types import FLOATS, HALVES, INTEGERS, UNSIGNED, DType
+from graphkit.ops._base import Op
+from graphkit.ops.math.arithmetic import Mod
+from graphkit.ops.math.elementary import IsInf
+from graphkit.ops.math.logic import BitShift
+from graphkit.ops.nn.activation import Celu, Elu, Gelu, HardSigmoid, LeakyRelu, Selu, Shrink, Swish, ThresholdedRelu
+from graphkit.ops.tensor.cast import Cast
 
 Rule: TypeAlias = Callable[..., Term | None]
 
@@ -52,7 +58,7 @@ for _name, _opcode in {
 
 
 def _comparison(opcode: str, swapped: bool) -> Rule:
-    def rule(code: Instructions, op: Any, a: Term, b: Term) -> Term:
+    def rule(code: Instructions, op: Op, a: Term, b: Term) -> Term:
         return code.emit(opcode, *((b, a) if swapped else (a, b)), dtype=DType.BOOL)
 
     return rule
@@ -69,28 +75,28 @@ for _name, _opcode, _swapped in (
 
 
 @_rule("Not")
-def _not(code: Instructions, op: Any, x: Term) -> Term:
+def _not(code: Instructions, op: Op, x: Term) -> Term:
     return code.emit("bit_xor", x, True)
 
 
 @_rule("BitwiseNot")
-def _bitwise_not(code: Instructions, op: Any, x: Term) -> Term:
+def _bitwise_not(code: Instructions, op: Op, x: Term) -> Term:
     ones = np.iinfo(x.dtype.numpy).max if x.dtype in UNSIGNED else -1
     return code.emit("bit_xor", x, ones)
 
 
 @_rule("BitShift")
-def _bit_shift(code: Instructions, op: Any, a: Term, b: Term) -> Term:
+def _bit_shift(code: Instructions, op: BitShift, a: Term, b: Term) -> Term:
     return code.emit("shift_left" if op.direction == "LEFT" else "shift_right", a, b)
 
 
 @_rule("IsNaN")
-def _is_nan(code: Instructions, op: Any, x: Term) -> Term:
+def _is_nan(code: Instructions, op: Op, x: Term) -> Term:
     return code.emit("not_equal", x, x, dtype=DType.BOOL)
 
 
 @_rule("IsInf")
-def _is_inf(code: Instructions, op: Any, x: Term) -> Term:
+def _is_inf(code: Instructions, op: IsInf, x: Term) -> Term:
     if op.detect_negative and op.detect_positive:
         return code.emit("equal", code.emit("abs", x), math.inf, dtype=DType.BOOL)
     if op.detect_negative or op.detect_positive:
@@ -99,7 +105,7 @@ def _is_inf(code: Instructions, op: Any, x: Term) -> Term:
 
 
 @_rule("Where")
-def _where(code: Instructions, op: Any, condition: Term, a: Term, b: Term) -> Term:
+def _where(code: Instructions, op: Op, condition: Term, a: Term, b: Term) -> Term:
     return code.emit("select", condition, a, b, dtype=a.dtype)
 
 
@@ -107,7 +113,7 @@ def _where(code: Instructions, op: Any, condition: Term, a: Term, b: Term) -> Te
 
 
 def _chain(opcode: str) -> Rule:
-    def rule(code: Instructions, op: Any, *xs: Term) -> Term:
+    def rule(code: Instructions, op: Op, *xs: Term) -> Term:
         result = xs[0]
         for x in xs[1:]:
             result = code.emit(opcode, result, x)
@@ -120,24 +126,24 @@ RULES.update({"Sum": _chain("add"), "Max": _chain("maximum"), "Min": _chain("min
 
 
 @_rule("Mean")
-def _mean(code: Instructions, op: Any, *xs: Term) -> Term | None:
+def _mean(code: Instructions, op: Op, *xs: Term) -> Term | None:
     total = RULES["Sum"](code, op, *xs)
     assert total is not None
     return code.emit("div", total, float(len(xs)))
 
 
 @_rule("Mod")
-def _mod(code: Instructions, op: Any, a: Term, b: Term) -> Term:
+def _mod(code: Instructions, op: Mod, a: Term, b: Term) -> Term:
     return code.emit("fmod" if op.fmod else "mod", a, b)
 
 
 @_rule("Reciprocal")
-def _reciprocal(code: Instructions, op: Any, x: Term) -> Term:
+def _reciprocal(code: Instructions, op: Op, x: Term) -> Term:
     return code.emit("div", code.constant(1, x.dtype), x)
 
 
 @_rule("Pow")
-def _pow(code: Instructions, op: Any, a: Term, b: Term) -> Term | None:
+def _pow(code: Instructions, op: Op, a: Term, b: Term) -> Term | None:
     """In the type that numpy promotes both to; integers as 64-bit ones, which wrap around alike."""
     if a.dtype in HALVES or b.dtype in HALVES:
         # Widened operands are float32, whatever the other's type is.
@@ -155,7 +161,7 @@ def _pow(code: Instructions, op: Any, a: Term, b: Term) -> Term | None:
 
 
 @_rule("Clip")
-def _clip(code: Instructions, op: Any, x: Term, low: Term | None = None, high: Term | None = None) -> Term:
+def _clip(code: Instructions, op: Op, x: Term, low: Term | None = None, high: Term | None = None) -> Term:
     x = x if low is None else code.emit("maximum", x, low)
     return x if high is None else code.emit("minimum", x, high)
 
@@ -164,17 +170,17 @@ def _clip(code: Instructions, op: Any, x: Term, low: Term | None = None, high: T
 
 
 @_rule("Cast")
-def _cast(code: Instructions, op: Any, x: Term) -> Term:
+def _cast(code: Instructions, op: Cast, x: Term) -> Term:
     return code.cast(x, op.to)
 
 
 @_rule("CastLike")
-def _cast_like(code: Instructions, op: Any, x: Term, like: Term) -> Term:
+def _cast_like(code: Instructions, op: Op, x: Term, like: Term) -> Term:
     return code.cast(x, like.dtype)
 
 
 @_rule("Identity", "StopGradient")
-def _identity(code: Instructions, op: Any, x: Term) -> Term:
+def _identity(code: Instructions, op: Op, x: Term) -> Term:
     return x
 
 
@@ -182,12 +188,12 @@ def _identity(code: Instructions, op: Any, x: Term) -> Term:
 
 
 @_rule("Relu")
-def _relu(code: Instructions, op: Any, x: Term) -> Term:
+def _relu(code: Instructions, op: Op, x: Term) -> Term:
     return code.emit("maximum", x, 0)
 
 
 @_rule("LeakyRelu")
-def _leaky_relu(code: Instructions, op: Any, x: Term) -> Term:
+def _leaky_relu(code: Instructions, op: LeakyRelu, x: Term) -> Term:
     return code.emit("prelu", x, op.alpha)
 
 
@@ -199,23 +205,23 @@ def _exponential(code: Instructions, x: Term, alpha: float, inner: float = 1.0) 
 
 
 @_rule("Elu")
-def _elu(code: Instructions, op: Any, x: Term) -> Term:
+def _elu(code: Instructions, op: Elu, x: Term) -> Term:
     return _exponential(code, x, op.alpha)
 
 
 @_rule("Selu")
-def _selu(code: Instructions, op: Any, x: Term) -> Term:
+def _selu(code: Instructions, op: Selu, x: Term) -> Term:
     return code.emit("mul", _exponential(code, x, op.alpha), op.gamma)
 
 
 @_rule("Celu")
-def _celu(code: Instructions, op: Any, x: Term) -> Term | None:
+def _celu(code: Instructions, op: Celu, x: Term) -> Term | None:
     # With a negative alpha the exponential grows without a bound, beyond what expm1 is made for.
     return _exponential(code, x, op.alpha, op.alpha) if op.alpha > 0 else None
 
 
 @_rule("Softsign")
-def _softsign(code: Instructions, op: Any, x: Term) -> Term:
+def _softsign(code: Instructions, op: Op, x: Term) -> Term:
     return code.emit("div", x, code.emit("add", code.emit("abs", x), 1.0))
 
 
@@ -224,27 +230,27 @@ def _limited(code: Instructions, x: Term, slope: float, offset: float) -> Term:
 
 
 @_rule("HardSigmoid")
-def _hard_sigmoid(code: Instructions, op: Any, x: Term) -> Term:
+def _hard_sigmoid(code: Instructions, op: HardSigmoid, x: Term) -> Term:
     return _limited(code, x, op.alpha, op.beta)
 
 
 @_rule("HardSwish")
-def _hard_swish(code: Instructions, op: Any, x: Term) -> Term:
+def _hard_swish(code: Instructions, op: Op, x: Term) -> Term:
     return code.emit("mul", x, _limited(code, x, 1.0 / 6.0, 0.5))
 
 
 @_rule("Gelu")
-def _gelu(code: Instructions, op: Any, x: Term) -> Term:
+def _gelu(code: Instructions, op: Gelu, x: Term) -> Term:
     return code.emit("gelu_tanh" if op.approximate == "tanh" else "gelu", x)
 
 
 @_rule("Swish")
-def _swish(code: Instructions, op: Any, x: Term) -> Term:
+def _swish(code: Instructions, op: Swish, x: Term) -> Term:
     return code.emit("swish", x, op.alpha)
 
 
 @_rule("ThresholdedRelu")
-def _thresholded_relu(code: Instructions, op: Any, x: Term) -> Term:
+def _thresholded_relu(code: Instructions, op: ThresholdedRelu, x: Term) -> Term:
     alpha = code.constant(op.alpha, x.dtype)
     return code.emit(
         "select", code.emit("less", alpha, x, dtype=DType.BOOL), x, code.constant(0, x.dtype), dtype=x.dtype
@@ -252,7 +258,7 @@ def _thresholded_relu(code: Instructions, op: Any, x: Term) -> Term:
 
 
 @_rule("Shrink")
-def _shrink(code: Instructions, op: Any, x: Term) -> Term:
+def _shrink(code: Instructions, op: Shrink, x: Term) -> Term:
     # The attributes are no integers: integers are shrunk as float64.
     wide = x if x.dtype in FLOATS else code.cast(x, DType.FLOAT64)
     below = code.emit("less", wide, -op.lambd, dtype=DType.BOOL)

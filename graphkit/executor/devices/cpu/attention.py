@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.fused import FusedAttention
 
 
 @kernel("FusedAttention", DOMAIN)
-def _attention(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _attention(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, FusedAttention)
     if node.output.dtype is not DType.FLOAT32:
         return None
     q, k, v = (shape(v) for v in node.inputs[:3])
     mask = operand(node, 3)
+    q, k, v = (shape(x) for x in node.inputs[:3])
     return native.Attention(
         q,
         k,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
-from graphkit.ops._base import DOMAIN
-from graphkit.ops.internal.channels_last import to_first
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConv, to_first
+from graphkit.ops.nn.conv import Convolution
 
 
-def window_of(geometry: Any) -> Any:
+def window_of(geometry: Any) -> native.Window | None:
     """The native window of a convolution's geometry; None when its number of spatial axes is not covered."""
     if not 1 <= len(geometry.strides) <= 3:
         return None
@@ -23,18 +25,21 @@ def window_of(geometry: Any) -> Any:
     return native.Window(geometry.strides, geometry.dilations, geometry.begin, end, geometry.group)
 
 
-def _forward(kind: Any, node: Node, context: KernelContext, last: bool = False) -> Any:
+def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, last: bool = False) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
-    op: Any = node.op
+    op = operator(node, Convolution)
     x, y = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
     w = shape(node.inputs[1])
-    window = window_of((op.standard() if last else op).geometry(x, w))
+    standard: Convolution = op.standard() if isinstance(op, ChannelsLast) else op
+    window = window_of(standard.geometry(x, w))
     if window is None:
         return None
     packs = 1 in context.constant_inputs
-    options = dict(bias=operand(node, 2) is not None, epilogue=epilogue(node, residual=3), pack_weights=packs)
+    options: dict[str, Any] = dict(
+        bias=operand(node, 2) is not None, epilogue=epilogue(node, residual=3), pack_weights=packs
+    )
     if kind is native.Convolution and last and dtype == "float32":
         method = native.TiledConvolution.method(x, w, y, window, constant=packs)
         if method is not None:
@@ -48,23 +53,23 @@ def _standard(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
 
 
 @kernel("Conv", onednn=True)
-def _conv(node: Node, context: KernelContext) -> Any:
+def _conv(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(native.Convolution, node, context)
 
 
 @kernel("ConvTranspose", onednn=True)
-def _conv_transpose(node: Node, context: KernelContext) -> Any:
+def _conv_transpose(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(native.Deconvolution, node, context)
 
 
 @kernel("FusedConv", DOMAIN, onednn=True)
-def _fused_conv(node: Node, context: KernelContext) -> Any:
+def _fused_conv(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(native.Convolution, node, context)
 
 
 @kernel("ChannelsLastConv", DOMAIN, onednn=True)
-def _channels_last_conv(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _channels_last_conv(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, ChannelsLastConv)
     # Packed weights, and what follows the convolution, are the library's.
     if len(node.operands) == 2 and not op.activation and 1 not in context.constant_inputs:
         x, w, y = _standard(shape(node.inputs[0]), True), shape(node.inputs[1]), _standard(shape(node.output), True)
@@ -74,12 +79,12 @@ def _channels_last_conv(node: Node, context: KernelContext) -> Any:
     return _forward(native.Convolution, node, context, last=True)
 
 
-def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> Any:
+def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> native.PoolWindow | None:
     """The window of a convolution with one filter for each channel; None when it is another, or not covered.
 
     x: [N, C, *spatial], w: [M, C / group, *kernel].
     """
-    op: Any = node.op
+    op = operator(node, Convolution)
     if not op.group == x[1] == w[0] or not _is_single(node) or not 1 <= len(w) - 2 <= 3:
         return None
     geometry = op.geometry(x, w)
@@ -89,27 +94,27 @@ def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> Any
 
 
 @kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)
-def _channels_last_conv_transpose(node: Node, context: KernelContext) -> Any:
+def _channels_last_conv_transpose(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(native.Deconvolution, node, context, last=True)
 
 
 @kernel("ConvGradInput", DOMAIN, onednn=True)
-def _conv_grad_input(node: Node, context: KernelContext) -> Any:
+def _conv_grad_input(node: Node, context: KernelContext) -> Kernel | None:
     return _grad_input(node, context, last=False)
 
 
 @kernel("ChannelsLastConvGradInput", DOMAIN, onednn=True)
-def _channels_last_conv_grad_input(node: Node, context: KernelContext) -> Any:
+def _channels_last_conv_grad_input(node: Node, context: KernelContext) -> Kernel | None:
     return _grad_input(node, context, last=True)
 
 
 @kernel("ConvGradWeight", DOMAIN, onednn=True)
-def _conv_grad_weight(node: Node, context: KernelContext) -> Any:
+def _conv_grad_weight(node: Node, context: KernelContext) -> Kernel | None:
     return _grad_weight(node, context, last=False)
 
 
 @kernel("ChannelsLastConvGradWeight", DOMAIN, onednn=True)
-def _channels_last_conv_grad_weight(node: Node, context: KernelContext) -> Any:
+def _channels_last_conv_grad_weight(node: Node, context: KernelContext) -> Kernel | None:
     return _grad_weight(node, context, last=True)
 
 
@@ -125,11 +130,11 @@ def _gradient_dtype(node: Node) -> str | None:
     return "bfloat16" if kinds == {DType.BFLOAT16} and native.has_bfloat16() else None
 
 
-def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
+def _grad_input(node: Node, context: KernelContext, last: bool) -> Kernel | None:
     dtype = _gradient_dtype(node)
     if dtype is None:
         return None
-    op: Any = node.op
+    op = operator(node, Convolution)
     dy, dx = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
     w = shape(node.inputs[1])
     depthwise = _depthwise_window(node, dx, w) if last else None
@@ -157,11 +162,11 @@ def _grad_input(node: Node, context: KernelContext, last: bool) -> Any:
     )
 
 
-def _grad_weight(node: Node, context: KernelContext, last: bool) -> Any:
+def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | None:
     dtype = _gradient_dtype(node)
     if dtype is None or node.output.dtype is not DType.FLOAT32:
         return None
-    op: Any = node.op
+    op = operator(node, Convolution)
     x, dy = (_standard(shape(v), last) for v in node.inputs[:2])
     dw = shape(node.output)
     depthwise = _depthwise_window(node, x, dw) if last else None

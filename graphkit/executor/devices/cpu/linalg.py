@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import kernel, native, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.registry import Factory
 from graphkit.ir.graph import Node
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.linalg.factorization import Potrf
+from graphkit.ops.linalg.triangular import Trsm
 
 
 def _elimination(goal: str) -> Factory:
-    def make(node: Node, context: KernelContext) -> Any:
+    def make(node: Node, context: KernelContext) -> Kernel | None:
         a, *b = (shape(v) for v in node.inputs)
         return native.Elimination(goal, a, b[0] if b else None, node.outputs[0].dtype.value, context.threads)
 
@@ -26,14 +26,14 @@ kernel("Solve", DOMAIN)(_elimination("solve"))
 
 
 @kernel("Potrf", DOMAIN)
-def _potrf(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _potrf(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, Potrf)
     return native.Cholesky(shape(node.inputs[0]), op.lower, node.output.dtype.value, context.threads)
 
 
 @kernel("Trsm", DOMAIN)
-def _trsm(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _trsm(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, Trsm)
     a, b = (shape(v) for v in node.inputs)
     return native.TriangularSystem(
         a,

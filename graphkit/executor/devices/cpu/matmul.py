@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.fused import FusedMatMul
+from graphkit.ops.linalg.matmul import Gemm
 
 
 @kernel("MatMul", onednn=True)
-def _mat_mul(node: Node, context: KernelContext) -> Any:
+def _mat_mul(node: Node, context: KernelContext) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
@@ -20,11 +20,11 @@ def _mat_mul(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("Gemm", onednn=True)
-def _gemm(node: Node, context: KernelContext) -> Any:
+def _gemm(node: Node, context: KernelContext) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
-    op: Any = node.op
+    op = operator(node, Gemm)
     a, b = (shape(v) for v in node.inputs[:2])
     c = operand(node, 2)
     bias = None if c is None or op.beta == 0 else shape(c)
@@ -43,11 +43,11 @@ def _gemm(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("FusedMatMul", DOMAIN, onednn=True)
-def _fused_mat_mul(node: Node, context: KernelContext) -> Any:
+def _fused_mat_mul(node: Node, context: KernelContext) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
-    op: Any = node.op
+    op = operator(node, FusedMatMul)
     a, b = (shape(v) for v in node.inputs[:2])
     bias = operand(node, 2)
     return native.MatMul(

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
-from graphkit.executor.devices.kernel import KernelContext
-from graphkit.ir.graph import Node
+from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.channels_last_norm import ChannelsLastBatchNorm, ChannelsLastBatchNormGrad
+from graphkit.ops.nn.norm import (
+    BatchNormalization,
+    BatchNormGrad,
+    LayerNormalization,
+    LayerNormGrad,
+    RMSNormalization,
+    RMSNormGrad,
+)
+from graphkit.ops.nn.norm_image import LRN, GroupNormalization, InstanceNormalization
 
 
 def _dtype(node: Node, position: int = 0) -> str:
     return str(_present(node, position).dtype)
 
 
-def _present(node: Node, position: int) -> Any:
+def _present(node: Node, position: int) -> Value:
     value = operand(node, position)
     assert value is not None
     return value
 
 
 @kernel("LayerNormalization")
-def _layer_normalization(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _layer_normalization(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, LayerNormalization)
     bias = operand(node, 2)
     if str(op.stash) == "float64" and _dtype(node) != "float64":
         return None
@@ -43,8 +51,8 @@ def _layer_normalization(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("RMSNormalization")
-def _rms_normalization(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _rms_normalization(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, RMSNormalization)
     if _dtype(node, 0) != _dtype(node, 1):
         return None
     x, scale = (shape(v) for v in node.inputs)
@@ -54,21 +62,21 @@ def _rms_normalization(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("InstanceNormalization")
-def _instance_normalization(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _instance_normalization(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, InstanceNormalization)
     x = shape(node.inputs[0])
     return native.GroupNorm(x, x[1], _dtype(node), op.epsilon, context.threads) if x[1] else None
 
 
 @kernel("GroupNormalization")
-def _group_normalization(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _group_normalization(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, GroupNormalization)
     return native.GroupNorm(shape(node.inputs[0]), op.num_groups, _dtype(node), op.epsilon, context.threads)
 
 
 @kernel("BatchNormalization")
-def _batch_normalization(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _batch_normalization(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, BatchNormalization)
     return native.BatchNorm(
         shape(node.inputs[0]),
         _dtype(node),
@@ -82,8 +90,8 @@ def _batch_normalization(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("LRN")
-def _lrn(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _lrn(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, LRN)
     x = shape(node.inputs[0])
     return native.LocalResponseNorm(x, _dtype(node), op.size, op.alpha, op.beta, op.bias, context.threads)
 
@@ -92,8 +100,8 @@ def _lrn(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("LayerNormGrad", DOMAIN)
-def _layer_norm_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _layer_norm_grad(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, LayerNormGrad)
     mean = operand(node, 3)
     return native.LayerNormGrad(
         shape(node.inputs[1]),
@@ -107,8 +115,8 @@ def _layer_norm_grad(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("RMSNormGrad", DOMAIN)
-def _rms_norm_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _rms_norm_grad(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, RMSNormGrad)
     if _dtype(node, 0) != _dtype(node, 1):
         return None
     x, scale = shape(node.inputs[1]), shape(node.inputs[2])
@@ -116,8 +124,8 @@ def _rms_norm_grad(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("BatchNormGrad", DOMAIN)
-def _batch_norm_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _batch_norm_grad(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, BatchNormGrad)
     return native.BatchNormGrad(shape(node.inputs[1]), _dtype(node), _dtype(node, 2), op.epsilon, context.threads)
 
 
@@ -129,10 +137,10 @@ def _is_single(node: Node) -> bool:
 
 
 @kernel("ChannelsLastBatchNorm", DOMAIN)
-def _channels_last_batch_norm(node: Node, context: KernelContext) -> Any:
+def _channels_last_batch_norm(node: Node, context: KernelContext) -> Kernel | None:
     if not _is_single(node):
         return None
-    op: Any = node.op
+    op = operator(node, ChannelsLastBatchNorm)
     low, high = op.limits
     residual = operand(node, 5) is not None
     return native.ChannelsLastBatchNorm(
@@ -141,10 +149,10 @@ def _channels_last_batch_norm(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("ChannelsLastBatchNormGrad", DOMAIN)
-def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> Any:
+def _channels_last_batch_norm_grad(node: Node, context: KernelContext) -> Kernel | None:
     if not _is_single(node):
         return None
-    op: Any = node.op
+    op = operator(node, ChannelsLastBatchNormGrad)
     low, high = op.limits
     if op.activation == "Clip":
         # The gradient passes at the lower limit itself, too.

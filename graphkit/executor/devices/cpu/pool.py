@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import kernel, native, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
-from graphkit.ops._base import DOMAIN
-from graphkit.ops.internal.channels_last import to_first
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.internal.channels_last import ChannelsLastAveragePool, to_first
+from graphkit.ops.internal.channels_last_gradient import ChannelsLastAveragePoolGrad
+from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, Pooling
 
 
-def _window(node: Node, spatial: tuple[int, ...], indices: DType = DType.INT64) -> Any:
+def _window(node: Node, spatial: tuple[int, ...], indices: DType = DType.INT64) -> native.PoolWindow | None:
     """The native window of a pool over spatial axes of the given sizes.
 
     None when the kernels do not cover it: other data than float32, other indices, or more than three axes.
@@ -20,7 +20,7 @@ def _window(node: Node, spatial: tuple[int, ...], indices: DType = DType.INT64) 
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
     if not 1 <= len(spatial) <= 3 or any(v.dtype not in (DType.FLOAT32, indices) for v in values):
         return None
-    op: Any = node.op
+    op = operator(node, Pooling)
     window = op.window_of(spatial)
     return native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
 
@@ -32,80 +32,88 @@ def _places(value: Value | None) -> tuple[int, ...]:
 
 
 @kernel("MaxPool")
-def _max_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _max_pool(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, MaxPool)
     x, y = shape(node.inputs[0]), shape(node.outputs[0])
     window = _window(node, x[2:])
-    return window and native.MaxPool(x, y, window, bool(op.storage_order), context.threads)
+    return None if window is None else native.MaxPool(x, y, window, bool(op.storage_order), context.threads)
 
 
 @kernel("MaxPoolGrad", DOMAIN)
-def _max_pool_grad(node: Node, context: KernelContext) -> Any:
+def _max_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
     if any(v.dtype not in (DType.FLOAT32, DType.INT64) for v in (*node.operands, *node.outputs)):
         return None
     return native.MaxPoolGrad(shape(node.inputs[0]), shape(node.output), context.threads)
 
 
 @kernel("AveragePool")
-def _average_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _average_pool(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, AveragePool)
     x, y = shape(node.inputs[0]), shape(node.output)
     window = _window(node, x[2:])
-    return window and native.AveragePool(x, y, window, op.count_include_pad, context.threads)
+    return None if window is None else native.AveragePool(x, y, window, op.count_include_pad, context.threads)
 
 
 @kernel("LpPool")
-def _lp_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _lp_pool(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, LpPool)
     x, y = shape(node.inputs[0]), shape(node.output)
     window = _window(node, x[2:])
-    return window and native.LpPool(x, y, window, op.p, context.threads)
+    return None if window is None else native.LpPool(x, y, window, op.p, context.threads)
 
 
 @kernel("AveragePoolGrad", DOMAIN)
-def _average_pool_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _average_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, AveragePoolGrad)
     dy, dx = shape(node.inputs[0]), shape(node.output)
     window = _window(node, dx[2:])
-    return window and native.AveragePoolGrad(dy, dx, window, op.count_include_pad, context.threads)
+    return None if window is None else native.AveragePoolGrad(dy, dx, window, op.count_include_pad, context.threads)
 
 
 @kernel("ChannelsLastMaxPool", DOMAIN)
-def _channels_last_max_pool(node: Node, context: KernelContext) -> Any:
+def _channels_last_max_pool(node: Node, context: KernelContext) -> Kernel | None:
     x, y = _places(node.inputs[0]), _places(node.output)
     window = _window(node, x[2:])
-    return window and native.ChannelsLastPool(x, y, window, maximum=True, threads=context.threads)
+    return None if window is None else native.ChannelsLastPool(x, y, window, maximum=True, threads=context.threads)
 
 
 @kernel("ChannelsLastAveragePool", DOMAIN)
-def _channels_last_average_pool(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _channels_last_average_pool(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, ChannelsLastAveragePool)
     x, y = _places(node.inputs[0]), _places(node.output)
     window = _window(node, x[2:])
-    return window and native.ChannelsLastPool(
-        x, y, window, maximum=False, include_pad=op.count_include_pad, threads=context.threads
+    return (
+        None
+        if window is None
+        else native.ChannelsLastPool(
+            x, y, window, maximum=False, include_pad=op.count_include_pad, threads=context.threads
+        )
     )
 
 
 @kernel("ChannelsLastMaxPoolIndices", DOMAIN)
-def _channels_last_max_pool_taps(node: Node, context: KernelContext) -> Any:
+def _channels_last_max_pool_indices(node: Node, context: KernelContext) -> Kernel | None:
     x, y = _places(node.inputs[0]), _places(node.outputs[0])
     window = _window(node, x[2:], indices=DType.UINT8)
-    return window and native.ChannelsLastMaxPoolTaps(x, y, window, context.threads)
+    return None if window is None else native.ChannelsLastMaxPoolTaps(x, y, window, context.threads)
 
 
 @kernel("ChannelsLastMaxPoolGrad", DOMAIN)
-def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> Any:
+def _channels_last_max_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
     dy, dx = _places(node.inputs[0]), _places(node.output)
     window = _window(node, dx[2:], indices=DType.UINT8)
-    return window and native.ChannelsLastMaxPoolGrad(dy, dx, window, context.threads)
+    return None if window is None else native.ChannelsLastMaxPoolGrad(dy, dx, window, context.threads)
 
 
 @kernel("ChannelsLastAveragePoolGrad", DOMAIN)
-def _channels_last_average_pool_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _channels_last_average_pool_grad(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, ChannelsLastAveragePoolGrad)
     dy, dx = _places(node.inputs[0]), _places(node.output)
     window = _window(node, dx[2:])
-    return window and native.ChannelsLastAveragePoolGrad(
-        dy, dx, window, include_pad=op.count_include_pad, threads=context.threads
+    return (
+        None
+        if window is None
+        else native.ChannelsLastAveragePoolGrad(
+            dy, dx, window, include_pad=op.count_include_pad, threads=context.threads
+        )
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import kernel, native, operand, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node, Value
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.math.random import Normal, RandomOp, Uniform
 from graphkit.ops.xp import numpy_xp
 
 
-def _source(node: Node) -> Any:
+def _source(node: Node) -> native.PhiloxSource:
     """Where the node draws: from its operand `rng`, or from its seed."""
-    op: Any = node.op
+    op = operator(node, RandomOp)
     if op.named_inputs(node.inputs)["rng"] is not None:
         return native.PhiloxSource(0, 0, op.stream, True)
     seed, step = op.state(numpy_xp, None).tolist()
@@ -24,45 +23,54 @@ def _described(value: Value | None) -> tuple[tuple[int, ...], str] | None:
     return None if value is None else (shape(value), value.dtype.value)
 
 
-def _fill(node: Node, context: KernelContext, normal: bool, like: bool) -> Any:
-    op: Any = node.op
-    first, second = (op.mean, op.scale) if normal else (op.low, op.high - op.low)
+def _moments(node: Node) -> tuple[float, float]:
+    op = operator(node, Normal)
+    return op.mean, op.scale
+
+
+def _range(node: Node) -> tuple[float, float]:
+    op = operator(node, Uniform)
+    return op.low, op.high - op.low
+
+
+def _fill(node: Node, context: KernelContext, normal: bool, like: bool) -> Kernel | None:
+    first, second = _moments(node) if normal else _range(node)
     unread = _described(node.inputs[0]) if like else None
     y = node.output
     return native.RandomFill(
-        op.name, normal, first, second, unread, shape(y), y.dtype.value, _source(node), context.threads
+        node.op.name, normal, first, second, unread, shape(y), y.dtype.value, _source(node), context.threads
     )
 
 
 @kernel("RandomUniform")
-def _random_uniform(node: Node, context: KernelContext) -> Any:
+def _random_uniform(node: Node, context: KernelContext) -> Kernel | None:
     return _fill(node, context, normal=False, like=False)
 
 
 @kernel("RandomNormal")
-def _random_normal(node: Node, context: KernelContext) -> Any:
+def _random_normal(node: Node, context: KernelContext) -> Kernel | None:
     return _fill(node, context, normal=True, like=False)
 
 
 @kernel("RandomUniformLike")
-def _random_uniform_like(node: Node, context: KernelContext) -> Any:
+def _random_uniform_like(node: Node, context: KernelContext) -> Kernel | None:
     return _fill(node, context, normal=False, like=True)
 
 
 @kernel("RandomNormalLike")
-def _random_normal_like(node: Node, context: KernelContext) -> Any:
+def _random_normal_like(node: Node, context: KernelContext) -> Kernel | None:
     return _fill(node, context, normal=True, like=True)
 
 
 @kernel("Bernoulli")
-def _bernoulli(node: Node, context: KernelContext) -> Any:
+def _bernoulli(node: Node, context: KernelContext) -> Kernel | None:
     x = node.inputs[0]
     assert x is not None
     return native.Bernoulli(shape(x), x.dtype.value, node.output.dtype.value, _source(node), context.threads)
 
 
 @kernel("Dropout")
-def _dropout(node: Node, context: KernelContext) -> Any:
+def _dropout(node: Node, context: KernelContext) -> Kernel | None:
     x = node.inputs[0]
     assert x is not None
     ratio, training = (_described(operand(node, position)) for position in (1, 2))
@@ -70,7 +78,7 @@ def _dropout(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("RngFoldIn", DOMAIN)
-def _rng_fold_in(node: Node, context: KernelContext) -> Any:
+def _rng_fold_in(node: Node, context: KernelContext) -> Kernel | None:
     index = node.inputs[1]
     assert index is not None
     return native.RngFoldIn(shape(index), index.dtype.value)

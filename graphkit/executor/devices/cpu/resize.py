@@ -8,12 +8,13 @@ import numpy as np
 
 from graphkit.executor.devices.cpu._base import constants, kernel, native, operand, shape
 from graphkit.executor.devices.cpu._taps import axis_taps
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.image.resize import Axis, Resize, ResizeGrad, Resizing
 
 
-def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]) -> Any:
+def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]) -> list[Axis] | None:
     """The resized axes of an array of `sizes`; None when an operand is not known. `first` is roi's position."""
     settings: list[Any] = []
     for position in range(first, first + 3):
@@ -27,13 +28,13 @@ def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]
                     return None
                 known = held.array
         settings.append(known)
-    op: Any = node.op
+    op = operator(node, Resizing)
     return op.plan(sizes, *settings)
 
 
 @kernel("Resize")
-def _resize(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _resize(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, Resize)
     x, dtype = shape(node.inputs[0]), node.output.dtype
     plan = _plan(node, context, 1, x)
     if plan is None:
@@ -53,8 +54,8 @@ def _resize(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("ResizeGrad", DOMAIN)
-def _resize_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _resize_grad(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, ResizeGrad)
     dy, dx = shape(node.inputs[0]), shape(node.output)
     plan = _plan(node, context, 2, dx)
     if plan is None:

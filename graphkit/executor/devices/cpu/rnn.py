@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from graphkit.executor.devices.cpu._base import kernel, native, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN
+from graphkit.ops._base import operator
+from graphkit.ops.rnn.backward import OfLayer
 
 
 def _is_float(node: Node) -> bool:
@@ -26,7 +28,7 @@ def _options(layer: Any) -> dict[str, Any]:
     }
 
 
-def _forward(node: Node, context: KernelContext, layer: Any, saves: bool) -> Any:
+def _forward(node: Node, context: KernelContext, layer: Any, saves: bool) -> Kernel | None:
     x, r = node.inputs[0], node.inputs[2]
     if x is None or x.dtype is not DType.FLOAT32:
         return None
@@ -42,17 +44,17 @@ def _forward(node: Node, context: KernelContext, layer: Any, saves: bool) -> Any
     )
 
 
-def _recurrent(node: Node, context: KernelContext) -> Any:
+def _recurrent(node: Node, context: KernelContext) -> Kernel | None:
     return _forward(node, context, node.op, saves=False)
 
 
-def _walk(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _walk(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, OfLayer)
     return _forward(node, context, op.forward, saves=True)
 
 
-def _walk_grad(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _walk_grad(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, OfLayer)
     named = op.named_inputs(node.inputs)
     if not _is_float(node):
         return None

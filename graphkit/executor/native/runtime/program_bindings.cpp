@@ -424,15 +424,20 @@ GRAPHKIT_BINDINGS(program) {
              "Make external memory that of an array, which the caller keeps alive.")
         .def("lend", &BoundInstance::lend, "slot"_a, "array"_a, "shape"_a,
              "Make a slot refer to an array, which the caller keeps alive.")
-        .def("read", &BoundInstance::read, "slot"_a, "item"_a, "Bytes and shape of a slot.")
+        .def("read", &BoundInstance::read, "slot"_a, "item"_a,
+             nb::sig("def read(self, slot: int, item: int) -> tuple[memoryview, list[int]]"),
+             "Bytes and shape of a slot.")
         .def("run", &BoundInstance::run, "arrays"_a, "call"_a.none() = nb::none(),
+             nb::sig("def run(self, arrays: list[numpy.ndarray | None], call: collections.abc.Callable[[int], None] | "
+                     "None = None) -> None"),
              "Set external memory 0, 1, ... (None: as it was), then run every step without the GIL.")
         .def_prop_ro(
             "committed", [](BoundInstance& self) { return self.instance.committed(); },
             "Whether the run, or the last one, has come to its commit step.")
         .def(
             "trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)
-        .def("events", &BoundInstance::events, "(name, start, end) of each step since tracing was switched on.");
+        .def("events", &BoundInstance::events, nb::sig("def events(self) -> list[tuple[str, int, int]]"),
+             "(name, start, end) of each step since tracing was switched on.");
 }
 
 }  // namespace graphkit
