@@ -150,18 +150,7 @@ def scan(
     Raises TypeMismatch, naming the leaf, when lengths differ or a carry changes its type.
     """
     _check_parallel(name, parallel_iterations)
-    counter = None
-    if xs is None:
-        if length is None:
-            raise UsageError(f"{name}: without xs, length= says how often to call the function")
-        counter = F.range(np.int64(0), count(length, name, "length"), np.int64(1))
-    elif length is not None:
-        raise UsageError(f"{name}: length= is for xs=None; the length of xs decides here")
-    sequences = [leaf(item) for item in tree.leaves(xs)] if counter is None else [counter]
-    if not sequences:
-        raise UsageError(f"{name}: xs holds no value")
-    paths = [""] if xs is None else list(tree.paths(xs))
-    axes = [0] if xs is None else scanned_axes(name, paths, sequences, axes_of(name, "axis", axis, xs))
+    sequences, paths, axes = _sequences(name, xs, length, axis)
     start = [leaf(item) for item in tree.leaves(init)]
     carry_shape = tree.skeleton(init)
 
@@ -175,12 +164,7 @@ def scan(
     result = fn(
         tree.unflatten(carry_shape, inside), None if xs is None else tree.unflatten(tree.skeleton(xs), elements)
     )
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise UsageError(f"{name}: the function returns (carry, y), not {tree.skeleton(result)}; * is a value")
-    following = same_tree(name, "the function's carry", carry_shape, result[0], inside)
-    for path, before, after in zip(tree.paths(init), inside, following, strict=True):
-        if not may_keep(before.type, after.type):
-            raise TypeMismatch(f"{name}: carry{path} is {before.type} before and {after.type} after one element")
+    following = _following(name, init, inside, result)
     stacked = [leaf(item) for item in tree.leaves(result[1])]
     if not following and not stacked:
         raise UsageError(f"{name}: the function returns no value")
@@ -204,6 +188,32 @@ def scan(
     values = _recomputed(results, recompute)
     carry = tree.unflatten(carry_shape, values[: len(start)])
     return carry, tree.unflatten(tree.skeleton(result[1]), values[len(start) :])
+
+
+def _sequences(name: str, xs: Any, length: int | Value | None, axis: Any) -> tuple[list[Value], list[str], list[int]]:
+    """What a scan goes through, with the path and the axis of each leaf; numbers where there are no xs."""
+    if xs is None:
+        if length is None:
+            raise UsageError(f"{name}: without xs, length= says how often to call the function")
+        return [F.range(np.int64(0), count(length, name, "length"), np.int64(1))], [""], [0]
+    if length is not None:
+        raise UsageError(f"{name}: length= is for xs=None; the length of xs decides here")
+    sequences = [leaf(item) for item in tree.leaves(xs)]
+    if not sequences:
+        raise UsageError(f"{name}: xs holds no value")
+    paths = list(tree.paths(xs))
+    return sequences, paths, list(scanned_axes(name, paths, sequences, axes_of(name, "axis", axis, xs)))
+
+
+def _following(name: str, init: Any, inside: Sequence[Value], result: Any) -> list[Value]:
+    """The leaves of the carry that a scan's function returns, which are what it takes."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise UsageError(f"{name}: the function returns (carry, y), not {tree.skeleton(result)}; * is a value")
+    following = same_tree(name, "the function's carry", tree.skeleton(init), result[0], inside)
+    for path, before, after in zip(tree.paths(init), inside, following, strict=True):
+        if not may_keep(before.type, after.type):
+            raise TypeMismatch(f"{name}: carry{path} is {before.type} before and {after.type} after one element")
+    return list(following)
 
 
 def map(

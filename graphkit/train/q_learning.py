@@ -161,6 +161,13 @@ def rollout(net: Model, world: Environment, *, agents: int = 1, limit: int = 100
     return Model.from_graph(graph, {n: net.params[n] for n in net.params})
 
 
+def _beginning(world: Environment) -> Progress:
+    nothing = as_value(np.float32(0))
+    return Progress(
+        world.reset(1), as_value(np.zeros(1, bool)), as_value(np.int64(0)), as_value(np.zeros(1, np.float32)), nothing
+    )
+
+
 def learning_episode(
     net: Model, world: Environment, optimizer: Optimizer, settings: Settings, *, feed_uniform: bool = False
 ) -> Graph:
@@ -203,23 +210,16 @@ def learning_episode(
         )  # fmt: skip
         return progress, learnt, memory
 
-    begin = Progress(
-        world.reset(1), as_value(np.zeros(1, bool)), as_value(np.int64(0)), as_value(np.zeros(1, np.float32)),
-        as_value(np.float32(0)),
-    )  # fmt: skip
     end, after, remembered = control.while_loop(
         lambda loop_state: F.not_(_all(loop_state[0].over)),
         body,
-        (begin, learnt, memory),
+        (_beginning(world), learnt, memory),
         settings.limit,
         name="episode",
     )
     done = F.cast(F.sub(after.updates, learnt.updates), to=DType.FLOAT32)
-    outputs = {
-        "total": F.squeeze(end.total, np.array([0])),
-        "steps": end.steps,
-        "loss": F.div(end.loss, F.max(done, np.float32(1))),
-    }
+    loss = F.div(end.loss, F.max(done, np.float32(1)))
+    outputs = {"total": F.squeeze(end.total, np.array([0])), "steps": end.steps, "loss": loss}
     before, new = list(tree.leaves((learnt, memory))), list(tree.leaves((after, remembered)))
     inputs = [epsilon, rate, *([] if uniform is None else [uniform]), *before]
     return Graph(

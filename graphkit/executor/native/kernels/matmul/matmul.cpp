@@ -33,6 +33,8 @@ class MatMul final : public LibraryKernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
+    // Adds the operand; returns whether the library adds it to its product. Else y starts as the bias, spread out.
+    bool take_bias(const MatMulOptions& options, const Matrices& y, bool has_columns, const std::string& shapes);
     // With the epilogue fused, else in a pass of its own.
     void as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
                     const Epilogue& epilogue, bool fused);
@@ -126,27 +128,7 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     outputs_ = {{"y", y_shape, type}};
 
     simplify(a, b, y);
-    bool library_bias = false;
-    if (options.bias) {
-        inputs_.push_back({"bias", *options.bias, type});
-        const std::int64_t size = count(*options.bias);
-        const std::int64_t last = options.bias->empty() ? 1 : options.bias->back();
-        const std::int64_t before = options.bias->size() < 2 ? 1 : (*options.bias)[options.bias->size() - 2];
-        const bool fits_last = (last == 1 || last == y.columns) && b_shape.size() > 1;
-        const bool fits_rows = before == 1 || (y_shape.size() == 2 && before == y_shape[0]);
-        if (!fits_last || !fits_rows || size != last * before) {
-            throw Unsupported(shapes + ": bias " + to_string(*options.bias) + " is neither one row nor a matrix");
-        }
-        library_bias = before == 1 && last == y.columns && options.alpha == 1 && options.beta == 1;
-        prefill_ = !library_bias;
-        if (prefill_ && type != ElementType::f32) {
-            throw Unsupported(shapes + ": bias " + to_string(*options.bias) + " in " + name_of(type));
-        }
-        rows_ = count(y.batch) * y.rows;
-        columns_ = y.columns;
-        row_step_ = before == 1 ? 0 : last;
-        column_step_ = last == 1 ? 0 : 1;
-    }
+    const bool library_bias = options.bias && take_bias(options, y, b_shape.size() > 1, shapes);
     if (options.epilogue.residual != 0) {
         if (prefill_) {
             throw Unsupported(shapes + ": a residual and a bias that is not one row");
@@ -176,6 +158,29 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
             as_product(a, b, y, options, epilogue, false);
         }
     });
+}
+
+bool MatMul::take_bias(const MatMulOptions& options, const Matrices& y, bool has_columns, const std::string& shapes) {
+    const Dims& bias = *options.bias;
+    const Dims y_shape = outputs_[0].shape;
+    inputs_.push_back({"bias", bias, options.type});
+    const std::int64_t last = bias.empty() ? 1 : bias.back();
+    const std::int64_t before = bias.size() < 2 ? 1 : bias[bias.size() - 2];
+    const bool fits_last = (last == 1 || last == y.columns) && has_columns;
+    const bool fits_rows = before == 1 || (y_shape.size() == 2 && before == y_shape[0]);
+    if (!fits_last || !fits_rows || count(bias) != last * before) {
+        throw Unsupported(shapes + ": bias " + to_string(bias) + " is neither one row nor a matrix");
+    }
+    const bool library = before == 1 && last == y.columns && options.alpha == 1 && options.beta == 1;
+    prefill_ = !library;
+    if (prefill_ && options.type != ElementType::f32) {
+        throw Unsupported(shapes + ": bias " + to_string(bias) + " in " + name_of(options.type));
+    }
+    rows_ = count(y.batch) * y.rows;
+    columns_ = y.columns;
+    row_step_ = before == 1 ? 0 : last;
+    column_step_ = last == 1 ? 0 : 1;
+    return library;
 }
 
 void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
