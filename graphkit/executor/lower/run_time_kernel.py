@@ -77,7 +77,7 @@ class _AtRunTime(Lowering):
         # Kernels count optional operands that a node leaves out.
         padding = max(len(getattr(self.node.op, "formals", ())) - len(step.inputs), 0)
         operands = enumerate(zip(self.node.inputs, step.inputs, strict=True))
-        step.builder.late(
+        step.builder.dynamic(
             step.name,
             self.make,
             [*step.inputs, *[ABSENT] * padding],

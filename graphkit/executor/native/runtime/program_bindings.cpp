@@ -396,7 +396,7 @@ GRAPHKIT_BINDINGS(program) {
                         "arena, -2 an operand that is absent.")
         .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
         .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
-        .def("late", &Builder::dynamic, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
+        .def("dynamic", &Builder::dynamic, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
              "A node that make(shapes, values) prepares when its operands' shapes are known.")
         .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a slot.")
         .def("resize", &Builder::resize, "name"_a, "slot"_a, "shape"_a, "item"_a, "Give a slot a shape, and memory.")

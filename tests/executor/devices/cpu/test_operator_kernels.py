@@ -1,0 +1,41 @@
+"""Kernels that are made from what a node says, without a factory in Python."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from graphkit.executor.devices.cpu import native
+from graphkit.executor.devices.registry import has_factory
+from graphkit.ops import registry
+
+GUARD = ("ai.graphkit", "FiniteGuard")
+X, TOKEN, Y = ("x", (2, 3), "float32"), ("token", (), "float64"), ("y", (2, 3), "float32")
+
+
+def test_every_one_is_an_operator_with_a_factory() -> None:
+    assert GUARD in native.operators()
+    for domain, name in native.operators():
+        assert registry.find(domain, name) is not None
+        assert has_factory("cpu", domain, name)
+
+
+def test_a_kernel_by_its_node() -> None:
+    kernel = native.make_kernel(*GUARD, [(*X, None), (*TOKEN, None)], [Y], {}, 1)
+    assert isinstance(kernel, native.Kernel)
+    x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 3), np.float32)
+    kernel([x, np.array(2.0)], [y])
+    np.testing.assert_array_equal(y, x)
+    with pytest.raises(native.NotFinite, match="inf"):
+        kernel([x, np.array(np.inf)], [y])
+
+
+def test_what_there_is_no_kernel_for() -> None:
+    with pytest.raises(native.Unsupported, match="no kernel for Nothing"):
+        native.make_kernel("", "Nothing", [], [], {}, 1)
+    with pytest.raises(native.Unsupported, match="an operand is absent"):
+        native.make_kernel(*GUARD, [(*X, None), None], [Y], {}, 1)
+    with pytest.raises(native.Unsupported, match="float128"):
+        native.make_kernel(*GUARD, [("x", (2, 3), "float128", None), (*TOKEN, None)], [Y], {}, 1)
+    with pytest.raises(native.Error, match="one element"):
+        native.make_kernel(*GUARD, [(*X, None), ("token", (2,), "float64", None)], [Y], {}, 1)
