@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from graphkit.text import aligned
+
 SCHEMA_VERSION = 1
 
 
@@ -42,20 +44,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
             table.add_row(*row)
         Console().print(table)
         return
-    widths = [max([len(c), *(len(row[i]) for row in cells)]) for i, c in enumerate(columns)]
-    click.echo(title)
-    for row in [list(columns), *cells]:
-        click.echo("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip())
+    click.echo("\n".join([title, *aligned([list(columns), *cells])]))
 
 
 def log(message: str) -> None:
     """A line on stderr."""
     click.echo(message, err=True)
-
-
-def human_bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

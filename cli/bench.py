@@ -18,10 +18,11 @@ from graphkit.cli._options import (
     json_option,
     read_model,
 )
-from graphkit.cli._output import human_bytes, log, print_json, print_table
+from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._training import check_training, training_options, training_step
 from graphkit.errors import UsageError
 from graphkit.model import Model
+from graphkit.text import human
 
 if TYPE_CHECKING:
     from graphkit.executor.run.profile import Profile
@@ -191,7 +192,7 @@ def _report(result: dict[str, Any], recorded: Profile | None, as_json: bool) -> 
         ratio = result["ratio"]
         click.echo(f"graphkit is {ratio.median:.2f} times as fast (95% interval {ratio.low:.2f} to {ratio.high:.2f})")
     if training is not None:
-        speed, arena = training["samples_per_second"], human_bytes(training["arena_bytes"])
+        speed, arena = training["samples_per_second"], human(training["arena_bytes"])
         click.echo(f"{speed:.4g} samples per second; arena {arena}")
     for report in reports or ():
         click.echo(f"output {report}")

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from graphkit.cli._options import device_options, external_root_option, json_option, read_model
-from graphkit.cli._output import human_bytes, log, print_json, print_table
+from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._training import check_training, trainer_of, training_options
 from graphkit.errors import UnsupportedError
 from graphkit.ir.atomic import write_whole
+from graphkit.text import human
 
 _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", False, True), ("both", True, True))
 
@@ -96,7 +97,7 @@ def command(
         return
     print_table(title, ["memory", ""], _rows(plan, result))
     if compare:
-        print_table("arena with", ["planner", "bytes"], [(k, human_bytes(v)) for k, v in result["compare"].items()])
+        print_table("arena with", ["planner", "bytes"], [(k, human(v)) for k, v in result["compare"].items()])
     if steps:
         click.echo(str(plan))
 
@@ -121,23 +122,23 @@ def _measure(subject: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) ->
 def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
     times = f" ({plan.naive_bytes / plan.arena_bytes:.1f} times the arena)" if plan.arena_bytes else ""
     rows = [
-        ("parameters", human_bytes(result["parameter_bytes"])),
-        ("packed by kernels", human_bytes(plan.packed_bytes)),
-        ("results", human_bytes(plan.result_bytes)),
-        ("activations", human_bytes(plan.activation_bytes)),
-        ("working memory of a step", human_bytes(plan.scratch_bytes)),
-        ("arena", human_bytes(plan.arena_bytes)),
-        ("lower bound of this schedule", human_bytes(plan.lower_bound)),
-        ("lower bound of the plain order", human_bytes(plan.plain_lower_bound)),
-        ("naive sum", human_bytes(plan.naive_bytes) + times),
+        ("parameters", human(result["parameter_bytes"])),
+        ("packed by kernels", human(plan.packed_bytes)),
+        ("results", human(plan.result_bytes)),
+        ("activations", human(plan.activation_bytes)),
+        ("working memory of a step", human(plan.scratch_bytes)),
+        ("arena", human(plan.arena_bytes)),
+        ("lower bound of this schedule", human(plan.lower_bound)),
+        ("lower bound of the plain order", human(plan.plain_lower_bound)),
+        ("naive sum", human(plan.naive_bytes) + times),
         ("peak at node", plan.peak_node),
         ("steps", len(plan.steps)),
         ("interpreted steps", len(plan.fallbacks)),
     ]
     if "run_measured_bytes" in result:
         rows += [
-            ("a run, planned", human_bytes(result["run_planned_bytes"])),
-            ("a run, measured", human_bytes(result["run_measured_bytes"])),
-            ("the first run, which prepares", human_bytes(result["first_run_bytes"])),
+            ("a run, planned", human(result["run_planned_bytes"])),
+            ("a run, measured", human(result["run_measured_bytes"])),
+            ("the first run, which prepares", human(result["first_run_bytes"])),
         ]
     return rows

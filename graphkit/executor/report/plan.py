@@ -9,7 +9,7 @@ from typing import Any
 
 from graphkit.executor.report.plan_data import Operand, PlanData
 from graphkit.executor.report.plan_page import page
-from graphkit.executor.report.text import format_table, human
+from graphkit.text import format_table, human
 
 
 class Plan(PlanData):

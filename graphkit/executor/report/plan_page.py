@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from graphkit.executor.report.plan_data import Block, PlanData
-from graphkit.executor.report.text import human
+from graphkit.text import human
 
 # Height of both pictures in their own units; widths are steps.
 _HEIGHT = 1000.0

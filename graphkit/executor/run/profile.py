@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.placement import has_fixed_size
-from graphkit.executor.report.text import format_table, human
 from graphkit.executor.run import engine
 from graphkit.executor.run import program as programs
 from graphkit.executor.run.program import Program
 from graphkit.ir.atomic import write_whole
+from graphkit.text import format_table, human
 
 # Where the rows of engine workers begin: thread ids of the system are smaller.
 _WORKER_ROWS = 1 << 30

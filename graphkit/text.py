@@ -7,15 +7,21 @@ from collections.abc import Iterable, Sequence
 
 def human(size: int) -> str:
     """1536 -> '1.5 KiB'."""
+    size = int(size)
     if size < 1024:
         return f"{size} B"
     power = min((size.bit_length() - 1) // 10, 4)
     return f"{size / (1 << 10 * power):.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row, whose cells stand in columns; the first row has as many as there are."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Left-aligned columns under a ruled head."""
     table = [list(head), *map(list, rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+    ruled = ["-" * max(len(row[i]) for row in table) for i in range(len(head))]
+    return "\n".join(aligned([table[0], ruled, *table[1:]]))
