@@ -23,8 +23,8 @@ from graphkit.passes.control.specialise import Misfits
 Way: TypeAlias = Callable[[Site], Lowering | None]
 
 # A view of known size is no step: `place_values` finds where it lies.
-_ANYWHERE: tuple[Way, ...] = (native_kernel,)
 _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
+    native_kernel,
     branch,
     loop,
     sized_function,
@@ -33,6 +33,7 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     run_time_kernel,
     interpreted_inside,
 )
+_ELSEWHERE: tuple[Way, ...] = (native_kernel,)
 
 
 def lower_graph(
@@ -76,7 +77,7 @@ def lower_graph(
 def choose(site: Site) -> Lowering:
     """The first way that does for a node; every node can be interpreted."""
     reason = ""
-    for way in (*_ANYWHERE, *(_IN_NATIVE_PROGRAMS if site.settings.native else ())):
+    for way in _IN_NATIVE_PROGRAMS if site.settings.native else _ELSEWHERE:
         try:
             found = way(site)
         except NotNative as refusal:
