@@ -40,13 +40,16 @@ def to_bfloat16(graph: Graph) -> Graph:
     A value rounded so has a relative error of at most 2^-8. Casts that meet each other vanish in `simplify`, so that
     products which follow each other hand bfloat16 on. The gradient of a convolution's weights is not rounded: it has
     the type of the weights, of which it reads the shape alone. Convolutions with one filter for each channel that have
-    nothing fused behind them, and their gradients, are bound by memory and stay as they are. Linear.
+    nothing fused behind them, and their gradients, are bound by memory and stay as they are, and so do transposed
+    convolutions over an odd number of channels. Linear.
     """
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
         if (node.op.domain, node.op.name) not in _PRODUCTS:
             return map_bodies(node, operands, to_bfloat16).outputs
         if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):
+            return None
+        if _is_transposed_and_odd(node):
             return None
         rounded = list(operands)
         for i in read_positions(node):
@@ -60,6 +63,15 @@ def to_bfloat16(graph: Graph) -> Graph:
         return Node(Cast(to=DType.FLOAT32), (y,), output_names=[node.output.name]).outputs
 
     return rewrite(graph, rule)
+
+
+def _is_transposed_and_odd(node: Node) -> bool:
+    """Whether this is a transposed convolution over an odd number of channels, for which there is no kernel."""
+    if not node.op.name.endswith("ConvTranspose"):
+        return False
+    shape = node.operands[1].shape  # [channels, filters / group, *kernel]
+    channels = shape[0] if shape else None
+    return isinstance(channels, int) and channels // node.op.attributes()["group"] % 2 == 1
 
 
 def _is_bare_depthwise(node: Node) -> bool:

@@ -65,6 +65,20 @@ def test_products_in_a_chain_hand_bfloat16_on() -> None:
     assert steps == ["Cast", *["ai.graphkit.FusedMatMul"] * 3, "Cast"]
 
 
+@needs_bfloat16
+@pytest.mark.parametrize(("channels", "group"), [(3, 1), (4, 1), (6, 2), (4, 2)])
+def test_transposed_convolutions_over_an_odd_number_of_channels_stay_as_they_are(channels: int, group: int) -> None:
+    rng = np.random.default_rng(0)
+    x = Value(TensorType("float32", (2, channels, 5, 5)), "x")
+    w = rng.standard_normal((channels, 8 // group, 3, 3), dtype=np.float32)
+    graph = Graph([x], [F.conv_transpose(x, F.constant(value=w), group=group, strides=(2, 2))])
+    exe = Executor(graph, ParamStore({}), precision="bf16")
+    array = rng.standard_normal((2, channels, 5, 5), dtype=np.float32)
+    error = np.abs(exe(array)[0] - Executor(graph, ParamStore({}))(array)[0]).max()
+    assert not exe.plan.fallbacks
+    assert (error == 0) == (channels // group % 2 == 1)
+
+
 def rounded(array: np.ndarray) -> np.ndarray:
     return array.astype(ml_dtypes.bfloat16).astype(np.float32)
 
