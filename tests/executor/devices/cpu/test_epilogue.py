@@ -143,7 +143,7 @@ def products(dtype: str) -> dict[str, Any]:
         "convolution": convolution(native.Convolution, False, 13),
         "convolution, channels last": convolution(native.Convolution, True, 13),
         "one channel": convolution(native.Convolution, True, 1),
-        "transposed": convolution(native.Deconvolution, False, 5),
+        "transposed": convolution(native.Deconvolution, False, 6),
         "transposed, channels last": convolution(native.Deconvolution, True, 16),
     }
 
