@@ -171,7 +171,9 @@ def tests_of(file: str) -> list[list[str]]:
     path = Path(file)
     parts = path.with_suffix("").parts[1:]
     if parts[:2] == ("executor", "native"):
-        return [["tests/executor/devices/cpu"], NETWORKS]
+        room = ROOT / "tests/executor/devices/cpu"
+        family = [str(found.relative_to(ROOT)) for found in sorted(room.glob(f"test_{parts[3]}*.py"))]
+        return [*([family] if family else []), [str(room.relative_to(ROOT))], NETWORKS]
     if parts[0] == "ops":
         names = re.findall(r"^class (\w+)\(", (ROOT / file).read_text(), re.M)
         room = ROOT / "tests" / Path(*parts[:-1])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
+
+if TYPE_CHECKING:  # for annotations: importing it is the CPU's business
+    from graphkit import _native as _native  # noqa: TID251
 
 DEVICES = ("cpu", "cuda")
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from graphkit.executor.devices.kernel import NativeKernel, VersionedArray
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Emission, Location, LoweredGraph
 from graphkit.executor.memory.placement import has_run_time_size
 from graphkit.ir.graph import Node, Value
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
 
 
 class Emitter:
@@ -52,7 +55,7 @@ class Emitter:
 
     def graph(
         self,
-        builder: Any,
+        builder: _native.Builder,
         lowered: LoweredGraph,
         base: int,
         inputs: Sequence[Location],
@@ -82,7 +85,7 @@ class Emitter:
             if not result.owned and location != ABSENT and prefix and locations.of(result.value) != location:
                 self.copy(builder, f"{prefix}result {position}", result.value, locations.of(result.value), location)
 
-    def copy(self, builder: Any, name: str, value: Value, source: Location, target: Location) -> None:
+    def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
         kind = value.tensor
         if has_run_time_size(value):
             builder.store(name, source[0], target[0], kind.dtype.itemsize)
@@ -91,7 +94,9 @@ class Emitter:
             builder.resize(name, target[0], kind.static_shape, kind.dtype.itemsize)
         builder.copy(name, source, target, kind.nbytes)
 
-    def _step(self, builder: Any, lowered: LoweredGraph, index: int, locations: _Locations, prefix: str) -> None:
+    def _step(
+        self, builder: _native.Builder, lowered: LoweredGraph, index: int, locations: _Locations, prefix: str
+    ) -> None:
         node, lowering = lowered.placement.steps[index], lowered.lowerings[index]
         name = prefix + lowered.graph.node_name(node)
         # Whoever calls Python finds the operands there, and no buffer may be made for what Python steps pass on.

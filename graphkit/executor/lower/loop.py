@@ -6,10 +6,10 @@ step owns a block of working memory: the states that pass from one iteration to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from graphkit.executor.lower.lowering import (
     ABSENT,
@@ -22,7 +22,7 @@ from graphkit.executor.lower.lowering import (
     NotNative,
     Site,
 )
-from graphkit.executor.lower.run_time_kernel import Prepared, Shapes, run_time_operand
+from graphkit.executor.lower.run_time_kernel import Prepared, RunTimeOperand, Shapes, run_time_operand
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.executor.memory.planner import aligned
 from graphkit.ir.graph import Node, Value
@@ -30,6 +30,9 @@ from graphkit.ir.types import TensorType, Type
 from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.sweep import is_control
+
+# As the native builder takes them: a function, where the node's operands lie, and how the program sees them.
+_Empty: TypeAlias = tuple[Callable[[Shapes, Shapes], Prepared], list[Location], list[RunTimeOperand]]
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,8 @@ class NativeLoop(Lowering):
             iteration=memory.own(layout.iteration),
             condition_before=memory.own(layout.flag_before),
             condition_after=flag,
-            carried=memory.carried,
-            varying=memory.varying,
+            states=memory.states,
+            dynamic_states=memory.dynamic_states,
             slices=memory.slices,
             stacks=memory.stacks,
             empty=self._empty(inputs) if any(has_run_time_size(s.row) for s in layout.stacked) else None,
@@ -119,7 +122,7 @@ class NativeLoop(Lowering):
                 name = f"{step.name}/state {output}"
                 step.writer.copy(step.builder, name, value, inputs[operand], outputs[output])
 
-    def _empty(self, inputs: Sequence[Location]) -> Any:
+    def _empty(self, inputs: Sequence[Location]) -> _Empty:
         """What tells the shapes of rows when there are none."""
         node = self._node
         operands = [run_time_operand(v, at) for v, at in zip(node.inputs, inputs, strict=True)]
@@ -130,8 +133,8 @@ class NativeLoop(Lowering):
 class _LoopMemory:
     """Where a loop's values lie, and what the native program has to do with them in each iteration.
 
-    `carried`, `varying`, `slices` and `stacks` are what the builder's `loop` takes. The body reads `entry()`, writes
-    the states to `written` and what is stacked to `rows`.
+    `states`, `dynamic_states`, `slices` and `stacks` are what the builder's `loop` takes. The body reads `entry()`,
+    writes the states to `written` and what is stacked to `rows`.
     """
 
     def __init__(self, node: Node, layout: _Layout, step: Emission):
@@ -143,8 +146,8 @@ class _LoopMemory:
         self._of_body: dict[Value, Location] = {}
         self.slices: list[tuple[Any, ...]] = []
         self.stacks: list[tuple[Any, ...]] = []
-        self.carried: list[tuple[Any, ...]] = []
-        self.varying: list[tuple[Any, ...]] = []
+        self.states: list[tuple[Any, ...]] = []
+        self.dynamic_states: list[tuple[Any, ...]] = []
         self.written: list[Location] = []
         self.rows: list[Location] = []
         for scan in layout.scanned:
@@ -196,15 +199,15 @@ class _LoopMemory:
             after = self._writer.new_buffer()
             buffer, shape = self._buffer_or_shape(state.operand)
             target = NO_BUFFER if final is None else final[0]
-            self.varying.append((initial, buffer, shape, before[0], after[0], target, kind.dtype.itemsize))
+            self.dynamic_states.append((initial, buffer, shape, before[0], after[0], target, kind.dtype.itemsize))
         elif isinstance(state.buffers, int):
             after = self.rows[state.buffers]
             backwards = self._layout.stacked[state.buffers].backwards
-            self.carried.append((initial, before[0], after[0], backwards, final, kind.nbytes))
+            self.states.append((initial, before[0], after[0], backwards, final, kind.nbytes))
         else:
             after = (self._writer.new_external(), 0)
             buffers = tuple(self.own(offset) for offset in state.buffers)
-            self.carried.append((initial, before[0], after[0], buffers, final, kind.nbytes))
+            self.states.append((initial, before[0], after[0], buffers, final, kind.nbytes))
         self._of_body[state.before] = before
         self.written.append(after)
 
@@ -229,8 +232,8 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
             whole = value.tensor.static_shape if shape is None else tuple(shape)
             types.append(TensorType(value.dtype, whole[1:] if position in scanned else whole))
     found = output_types(view.body, types)[view.flag :]
-    rows = [found[i] for i in outputs]
-    sizes = [tuple(d if isinstance(d, int) else 0 for d in row.shape or ()) for row in rows]  # type: ignore[union-attr]
+    rows = [row for row in (found[i] for i in outputs) if isinstance(row, TensorType)]
+    sizes = [tuple(d if isinstance(d, int) else 0 for d in row.shape or ()) for row in rows]
     return Prepared(None, sizes, [], [], None)
 
 

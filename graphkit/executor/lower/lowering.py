@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray
 from graphkit.executor.memory.placement import Placement, has_fixed_size
@@ -18,6 +18,9 @@ from graphkit.executor.memory.plan_graph import MemoryPlan
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.passes.control.specialise import Misfits
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
 
 # How a node is computed, for people. Views and constants are no steps of a program.
 KernelKind = Literal["native", "interpreted", "view", "constant"]
@@ -64,13 +67,13 @@ class Writer(Protocol):
         """The number by which the program calls step `index` of the outermost graph."""
         ...
 
-    def copy(self, builder: Any, name: str, value: Value, source: Location, target: Location) -> None:
+    def copy(self, builder: _native.Builder, name: str, value: Value, source: Location, target: Location) -> None:
         """Copy a value; a buffer gets its shape as well."""
         ...
 
     def graph(
         self,
-        builder: Any,
+        builder: _native.Builder,
         lowered: LoweredGraph,
         base: int,
         inputs: Sequence[Location],
@@ -89,7 +92,7 @@ class Emission:
     """
 
     writer: Writer
-    builder: Any
+    builder: _native.Builder
     name: str
     index: int
     inputs: Sequence[Location]

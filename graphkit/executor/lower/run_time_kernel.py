@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple, TypeAlias
 
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
     shapes: list[tuple[int, ...]]
     views: list[tuple[int, int]]
     known: list[tuple[int, bytes]]
-    function: Any
+    function: Callable[[Sequence[Any]], list[np.ndarray | None]] | None
 
 
 class _AtRunTime(Lowering):
@@ -106,7 +106,7 @@ class RunTimeKernel(_AtRunTime):
         super().__init__(node, by_value)
         self._context = context
         self._declared = declared
-        self._prepared: OrderedDict[Any, Prepared] = OrderedDict()
+        self._prepared: OrderedDict[tuple[tuple[int, ...] | None, ...], Prepared] = OrderedDict()
         self._lock = threading.Lock()
 
     def make(self, shapes: Shapes, values: Shapes) -> Prepared:
@@ -270,7 +270,7 @@ def _prepared(node: Node, context: KernelContext) -> Prepared | None:
 
 def _interpreted(
     node: Node, types: Sequence[TensorType | None], used: Sequence[bool], declared: Declarations | None
-) -> Any:
+) -> Callable[[Sequence[Any]], list[np.ndarray | None]]:
     """A function of the operands' memory that returns the node's results, None where nobody reads them."""
 
     def run(memory: Sequence[Any]) -> list[np.ndarray | None]:

@@ -18,13 +18,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from graphkit import config
 from graphkit.errors import Cancelled, MissingDependency, RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
 
 # How long the end of the process waits for operations that are running; they are left behind then.
 EXIT_SECONDS = 5.0
@@ -48,7 +51,7 @@ class Variable:
 
     __slots__ = ("_native", "name")
 
-    def __init__(self, native: Any, name: str):
+    def __init__(self, native: _native.Variable, name: str):
         self._native = native
         self.name = name
 
@@ -75,7 +78,7 @@ class Engine:
         self._library: Any = native_module()
         if self._library is None:
             raise MissingDependency("the dependency engine is native, and graphkit was not built here: pip install .")
-        self._native: Any = self._library.Engine(workers)
+        self._native: _native.Engine = self._library.Engine(workers)
         # What operations raised, by number. It lies here because exceptions may refer to this object.
         self._raised: dict[int, BaseException] = {}
         self.number = next(_numbers)
@@ -108,7 +111,7 @@ class Engine:
 
     def push_kernel(
         self,
-        kernel: Any,
+        kernel: _native.Kernel,
         inputs: Sequence[np.ndarray | None],
         outputs: Sequence[np.ndarray | None],
         *,
@@ -210,7 +213,7 @@ class Engine:
         raise error
 
 
-def _handles(variables: Iterable[Variable]) -> list[Any]:
+def _handles(variables: Iterable[Variable]) -> list[_native.Variable]:
     try:
         return [variable._native for variable in variables]
     except AttributeError:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.lower.lowering import LoweredGraph
@@ -28,6 +28,9 @@ from graphkit.executor.run import program as programs
 from graphkit.executor.run.program import Program
 from graphkit.ir.atomic import write_whole
 from graphkit.text import format_table, human
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
 
 # Where the rows of engine workers begin: thread ids of the system are smaller.
 _WORKER_ROWS = 1 << 30
@@ -77,7 +80,7 @@ class Profile:
         self._lock = threading.Lock()
         self._start = time.monotonic_ns()
 
-    def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
+    def run(self, program: Program, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
         """Call `run`, and record what the native instance does meanwhile."""
         if native is None:
             raise UnsupportedError("profiling needs the native engine, which was not built here: pip install .")
@@ -215,7 +218,7 @@ class _Recording:
         if not self._skip:
             engine.record(self._profile._work)
 
-    def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
+    def run(self, program: Program, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
         number = next(self._numbers) - self._skip
         if number < 0:
             return run()

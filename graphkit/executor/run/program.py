@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from graphkit.executor.report.plan import Plan
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
+
 # Instances that wait for the next run; a burst of more concurrent runs makes more and lets them go.
 IDLE_INSTANCES = 4
 
@@ -34,7 +37,7 @@ RECYCLED_BYTES = 1 << 16
 class Recorder(Protocol):
     """What every run goes through while a profile is made."""
 
-    def run(self, program: Program, native: Any, run: Callable[[], list[Any]]) -> list[Any]:
+    def run(self, program: Program, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
         """Call `run`, which runs the native instance of a program."""
         ...
 
@@ -60,11 +63,13 @@ class Program:
         self.emitter = Emitter(count + len(placement.results))
         inputs: list[Location] = [(i, 0) for i in range(count)]
         results: list[Location] = [(count + i, 0) for i in range(len(placement.results))]
-        self.native: Any = None
+        self.native: _native.Program | None = None
         self.arena_bytes = lowered.memory.layout.arena_bytes
+        builder = cast("_native.Builder", _Calls())
         if settings.native:
             self.native = native_module().Program(settings.threads, self.arena_bytes, count + len(results))
-        self.emitter.graph(self.native.root if settings.native else _Calls(), lowered, 0, inputs, results)
+            builder = self.native.root
+        self.emitter.graph(builder, lowered, 0, inputs, results)
         self.owned = [
             (r.value.tensor.static_shape, r.value.dtype.numpy, r.value.tensor.nbytes) if r.owned else None
             for r in placement.results
@@ -198,12 +203,11 @@ class _Instance:
         self._fixed_readers = [(fixed[v], readers) for v, readers in self._readers.items() if v in fixed]
         self._forget = [readers for v, readers in self._readers.items() if v not in fixed]
         self._held: list[np.ndarray] = []
-        self._lent: dict[int, np.ndarray] = {}  # what buffers refer to in this run
+        self._referred: dict[int, np.ndarray] = {}  # what buffers refer to in this run
         self._stamp = -1
-        self.native: Any = None
+        self.native: _native.Instance | None = None
         if program.native is not None:
-            native: Any = native_module()
-            self.native = native.Instance(program.native, self.arena)
+            self.native = native_module().Instance(program.native, self.arena)
 
     def _python_step(self, index: int) -> Callable[[], None]:
         program = self._program
@@ -211,7 +215,7 @@ class _Instance:
         used = program.placement.used
         inputs: list[Any] = [None] * len(node.inputs)
         outputs: list[Any] = [None] * len(node.outputs)
-        lent = self._bind_all(inputs, node.inputs)
+        dynamic = self._bind_all(inputs, node.inputs)
         run: Callable[[Any, Any], None]
         if isinstance(lowering, PythonFunction):
             run = self._delivered(node, lowering.function)
@@ -223,7 +227,7 @@ class _Instance:
         done = [self._readers.setdefault(v, []) for v in releases]
 
         def call() -> None:
-            for operand in lent:
+            for operand in dynamic:
                 inputs[operand.position] = self._read(operand)
             try:
                 run(inputs, outputs)
@@ -233,7 +237,7 @@ class _Instance:
                 if lacks_memory(error):
                     raise OutOfMemory(f"{node.describe()}: {str(error) or 'no memory'}") from error
                 raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
-            for operand in lent:
+            for operand in dynamic:
                 inputs[operand.position] = None
             for readers in done:
                 _release(readers)
@@ -243,7 +247,7 @@ class _Instance:
     def _bind_all(self, operands: list[Any], values: Sequence[Value | None]) -> list[_BufferOperand]:
         """Put the arrays of `values` into `operands`, now or (by readers) in every run; return those to read first."""
         memory, buffers = self._program.lowered.memory, self._program.emitter.buffers
-        lent: list[_BufferOperand] = []
+        found: list[_BufferOperand] = []
         for position, value in enumerate(values):
             if value is None:
                 continue
@@ -253,14 +257,15 @@ class _Instance:
                 kind = value.tensor
                 operands[position] = np.ndarray(kind.static_shape, kind.dtype.numpy, self.arena, offset)
             elif storage in buffers:
-                lent.append(_BufferOperand(buffers[storage], position, value.tensor))
+                found.append(_BufferOperand(buffers[storage], position, value.tensor))
             else:
                 reader = _Reader(operands, position, None if value is storage else value.tensor)
                 self._readers.setdefault(storage, []).append(reader)
-        return lent
+        return found
 
     def _read(self, operand: _BufferOperand) -> np.ndarray:
         """The array in a buffer, valid until the buffer is written again."""
+        assert self.native is not None, "buffers are the native program's"
         data, shape = self.native.read(operand.buffer, operand.kind.dtype.itemsize)
         return np.ndarray(shape, operand.kind.dtype.numpy, data)
 
@@ -288,9 +293,9 @@ class _Instance:
                             f"a result is {result.dtype}{list(result.shape)}; {value.type} was inferred"
                         )
                     np.copyto(target, result)
-                elif value in buffers:
-                    self._lent[buffers[value]] = result
-                    self.native.lend(buffers[value], result, result.shape)
+                elif self.native is not None and value in buffers:
+                    self._referred[buffers[value]] = result
+                    self.native.set_buffer(buffers[value], result, result.shape)
                 else:
                     _fill(readers, result)
 
@@ -319,24 +324,24 @@ class _Instance:
             for position in self._native_inputs:
                 arrays[position] = inputs[position]
             arrays += results
-            self._run_native(arrays)
+            self._run_native(self.native, arrays)
         for operand in self._buffer_finals:
             results[operand.position] = self._read(operand).copy()
         for position, final in enumerate(self._finals):
             if final is not None:
                 results[position] = _copied(final)
-        self._lent.clear()
+        self._referred.clear()
         for readers in self._forget:
             _release(readers)
         return results
 
-    def _run_native(self, arrays: list[Any]) -> None:
-        native: Any = native_module()
+    def _run_native(self, instance: _native.Instance, arrays: list[Any]) -> None:
+        native = native_module()
         program = self._program
         if program.state_inputs:
-            program.interruptible = self._may_interrupt
+            program.interruptible = lambda: not instance.committed
         try:
-            self.native.run(arrays, self._call if self._calls else None)
+            instance.run(arrays, self._call if self._calls else None)
         except native.NotFinite as error:
             raise NotFinite(str(error)) from error
         except native.NoMemory as error:
@@ -345,9 +350,6 @@ class _Instance:
             raise RuntimeFailure(str(error)) from error
         finally:
             program.interruptible = None
-
-    def _may_interrupt(self) -> bool:
-        return not self.native.committed
 
     def _call(self, index: int) -> None:
         self._calls[index]()

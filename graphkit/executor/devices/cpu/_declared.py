@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from graphkit.executor.devices.cpu._base import kernel, native
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.registry import has_factory
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
@@ -14,7 +14,7 @@ from graphkit.ir.types import DType
 Attribute: TypeAlias = int | float | str | Sequence[int] | Sequence[float]
 
 
-def _made(node: Node, context: KernelContext) -> Any:
+def _made(node: Node, context: KernelContext) -> Kernel | None:
     return native.make_kernel(
         node.op.domain,
         node.op.name,

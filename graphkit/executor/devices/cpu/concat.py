@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import dtype, kernel, native, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import operator
+from graphkit.ops.tensor.concat import Concat, Split
 
 
 @kernel("Concat")
-def _concat(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _concat(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, Concat)
     return native.Concat([shape(x) for x in node.inputs], op.axis, dtype(node), context.threads)
 
 
 @kernel("Split")
-def _split(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _split(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, Split)
     x = shape(node.inputs[0])
     sizes = [shape(y)[op.axis] for y in node.outputs]
     return native.Split(x, sizes, op.axis, dtype(node), context.threads)

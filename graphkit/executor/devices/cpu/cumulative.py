@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import constants, dtype, kernel, native, operand, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.math.cumulative import Cumulative, LinearRecurrence
 
 
 @kernel("LinearRecurrence", DOMAIN)
-def _linear_recurrence(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _linear_recurrence(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, LinearRecurrence)
     return native.LinearRecurrence(shape(node.inputs[0]), op.axis, op.reverse, dtype(node), context.threads)
 
 
 @kernel("CumSum")
 @kernel("CumProd")
-def _cumulative(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _cumulative(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, Cumulative)
     axis = constants(operand(node, 1))
     if axis is None:
         return None

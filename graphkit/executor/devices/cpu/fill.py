@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from graphkit.executor.devices.cpu._base import dtype, kernel, native, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import operator
+from graphkit.ops.tensor.fill import ConstantOfShape, EyeLike, OneHot
 
 
 @kernel("OneHot")
-def _one_hot(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _one_hot(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, OneHot)
     y = shape(node.output)
     indices, depth, _ = (shape(v) for v in node.inputs)
     size = y[op.axis]
@@ -21,20 +21,20 @@ def _one_hot(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("EyeLike")
-def _eye_like(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _eye_like(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, EyeLike)
     one = np.ones((), node.output.dtype.numpy).tobytes()
     return native.EyeLike(shape(node.inputs[0]), dtype(node), op.k, one, node.output.dtype.value, context.threads)
 
 
 @kernel("ConstantOfShape")
-def _constant_of_shape(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _constant_of_shape(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, ConstantOfShape)
     element = np.zeros((), np.float32) if op.value is None else op.value.array
     return native.Fill(shape(node.output), element.tobytes(), node.output.dtype.value, context.threads)
 
 
 @kernel("Range")
-def _range(node: Node, context: KernelContext) -> Any:
+def _range(node: Node, context: KernelContext) -> Kernel | None:
     shapes = [shape(v) for v in node.inputs]
     return native.Range(shapes, shape(node.output)[0], dtype(node), context.threads)

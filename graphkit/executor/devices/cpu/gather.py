@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import dtype, kernel, native, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import operator
+from graphkit.ops.tensor.gather import Gather, GatherElements, GatherND
 
 
 @kernel("Gather")
-def _gather(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _gather(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, Gather)
     x, indices = (shape(v) for v in node.inputs)
     return native.Gather(x, indices, op.axis, dtype(node), dtype(node, 1), context.threads)
 
 
 @kernel("GatherElements")
-def _gather_elements(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _gather_elements(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, GatherElements)
     x, indices = (shape(v) for v in node.inputs)
     return native.GatherElements(x, indices, op.axis, dtype(node), dtype(node, 1), context.threads)
 
 
 @kernel("GatherND")
-def _gather_nd(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _gather_nd(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, GatherND)
     x, indices = (shape(v) for v in node.inputs)
     return native.GatherND(x, indices, op.batch_dims, dtype(node), context.threads)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import constants, kernel, native, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.ir.dims import evaluate
 from graphkit.ir.graph import Node
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
+from graphkit.ops.nn.im2col import ColumnBlocks
 
 
 @kernel("Col2Im")
-def _col2im(node: Node, context: KernelContext) -> Any:
+def _col2im(node: Node, context: KernelContext) -> Kernel | None:
     return _blocks(node, context, shape(node.output), constants(node.inputs[2]), add=True)
 
 
 @kernel("Im2Col", DOMAIN)
-def _im2col(node: Node, context: KernelContext) -> Any:
+def _im2col(node: Node, context: KernelContext) -> Kernel | None:
     return _blocks(node, context, shape(node.inputs[0]), constants(node.inputs[1]), add=False)
 
 
 def _blocks(
     node: Node, context: KernelContext, images: tuple[int, ...], block: tuple[int, ...] | None, *, add: bool
-) -> Any:
-    op: Any = node.op
+) -> Kernel | None:
+    op = operator(node, ColumnBlocks)
     if block is None:
         return None
     window, positions = op.window(images[2:], block)
@@ -33,7 +33,7 @@ def _blocks(
         channels=images[1],
         image=images[2:],
         block=block,
-        positions=positions,
+        positions=[evaluate(p, {}) for p in positions],
         strides=window.strides,
         dilations=window.dilations,
         begin=window.begin,

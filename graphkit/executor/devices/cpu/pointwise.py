@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from graphkit.executor.devices.cpu._base import kernel
+from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.cpu._instructions import Instructions, Term
 from graphkit.executor.devices.cpu._pointwise_rules import RULES
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, DType, TensorType
-from graphkit.ops._base import DOMAIN, registry
+from graphkit.ops._base import DOMAIN, Op, operator, registry
+from graphkit.ops.internal.fused import Fused
 from graphkit.ops.optim.updates import Update
 from graphkit.ops.tensor.constants import Constant
 
@@ -31,7 +31,7 @@ def _constant(code: Instructions, value: Value) -> Term | None:
 
 def kernel_of(
     name: str, node: Node, sources: Sequence[Value | None], results: Sequence[Value], context: KernelContext
-) -> Any:
+) -> native.Pointwise | None:
     """One kernel for the graph from `sources` to `results`, which stand for the node's operands and outputs.
 
     None when an operator between them has no rule, when a rule does not cover the case, or when outputs differ in
@@ -58,7 +58,7 @@ def kernel_of(
     return code.kernel(name, shape, outputs, context.threads)
 
 
-def _single(node: Node, context: KernelContext) -> Any:
+def _single(node: Node, context: KernelContext) -> Kernel | None:
     """The kernel of one operator that has a rule."""
     if not all(v is None or isinstance(v.type, TensorType) for v in node.inputs):
         return None
@@ -79,9 +79,9 @@ def _widened(tensor: TensorType) -> TensorType:
     return tensor.with_dtype(DType.FLOAT32) if tensor.dtype in HALVES else tensor
 
 
-def _expanded(node: Node, context: KernelContext) -> Any:
+def _expanded(node: Node, context: KernelContext) -> Kernel | None:
     """The kernel of an operator that stands for a graph of pointwise ones, in float32 where it is one of halves."""
-    op: Any = node.op
+    op = operator(node, Op)
     operands = [None if v is None else Value(_widened(v.tensor)) for v in node.inputs]
     results = op.expand(*operands)
     return kernel_of(op.name, node, operands, results if isinstance(results, tuple) else (results,), context)
@@ -92,6 +92,6 @@ for _name in _EXPANDED:
 
 
 @kernel("Fused", DOMAIN)
-def _fused(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _fused(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, Fused)
     return kernel_of("Fused", node, op.body.inputs, op.body.outputs, context)

@@ -95,7 +95,7 @@ def _channels_last_average_pool(node: Node, context: KernelContext) -> Kernel | 
 def _channels_last_max_pool_indices(node: Node, context: KernelContext) -> Kernel | None:
     x, y = _places(node.inputs[0]), _places(node.outputs[0])
     window = _window(node, x[2:], indices=DType.UINT8)
-    return None if window is None else native.ChannelsLastMaxPoolTaps(x, y, window, context.threads)
+    return None if window is None else native.ChannelsLastMaxPoolIndices(x, y, window, context.threads)
 
 
 @kernel("ChannelsLastMaxPoolGrad", DOMAIN)

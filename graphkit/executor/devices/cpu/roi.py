@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from graphkit.executor.devices.cpu._base import kernel, native, shape, sized
-from graphkit.executor.devices.kernel import KernelContext, SizedKernel
+from graphkit.executor.devices.kernel import Kernel, KernelContext, SizedKernel
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
+from graphkit.ops._base import operator
+from graphkit.ops.image.roi import NonMaxSuppression, RoiAlign
 
 
 @kernel("RoiAlign")
-def _roi_align(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _roi_align(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, RoiAlign)
     if node.output.dtype is not DType.FLOAT32:
         return None
     return native.RoiAlign(
@@ -33,7 +35,7 @@ def _roi_align(node: Node, context: KernelContext) -> Any:
 
 @sized("NonMaxSuppression")
 def _non_max_suppression(node: Node, context: KernelContext) -> SizedKernel:
-    op: Any = node.op
+    op = operator(node, NonMaxSuppression)
 
     def run(arrays: Sequence[Any]) -> tuple[np.ndarray, ...]:
         boxes, scores, most, overlap, least = (*arrays, None, None, None)[:5]

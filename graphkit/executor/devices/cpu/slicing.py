@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from graphkit.executor.devices.cpu._base import constants, dtype, kernel, native, operand, row_major, shape
 from graphkit.executor.devices.cpu.layout import view
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN
 from graphkit.ops.tensor.slicing import slice_index
@@ -32,7 +31,7 @@ def _window(node: Node, first: int, sizes: Sequence[int]) -> tuple[list[range], 
 
 
 @kernel("Slice")
-def _slice(node: Node, context: KernelContext) -> Any:
+def _slice(node: Node, context: KernelContext) -> Kernel | None:
     window = _window(node, 1, shape(node.inputs[0]))
     if window is None:
         return None
@@ -41,7 +40,7 @@ def _slice(node: Node, context: KernelContext) -> Any:
 
 
 @kernel("SliceGrad", DOMAIN)
-def _slice_grad(node: Node, context: KernelContext) -> Any:
+def _slice_grad(node: Node, context: KernelContext) -> Kernel | None:
     dy, dx = shape(node.inputs[0]), shape(node.output)
     window = _window(node, 2, dx)
     if window is None:

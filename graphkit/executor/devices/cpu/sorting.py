@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkit.executor.devices.cpu._base import kernel, native, shape
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
+from graphkit.ops._base import operator
+from graphkit.ops.tensor.sorting import ArgExtreme, TopK
 
 
-def _arg_extreme(node: Node, context: KernelContext, largest: bool) -> Any:
-    op: Any = node.op
+def _arg_extreme(node: Node, context: KernelContext, largest: bool) -> Kernel | None:
+    op = operator(node, ArgExtreme)
     x = node.inputs[0]
     assert x is not None
     return native.ArgExtreme(
@@ -19,18 +19,18 @@ def _arg_extreme(node: Node, context: KernelContext, largest: bool) -> Any:
 
 
 @kernel("ArgMax")
-def _arg_max(node: Node, context: KernelContext) -> Any:
+def _arg_max(node: Node, context: KernelContext) -> Kernel | None:
     return _arg_extreme(node, context, largest=True)
 
 
 @kernel("ArgMin")
-def _arg_min(node: Node, context: KernelContext) -> Any:
+def _arg_min(node: Node, context: KernelContext) -> Kernel | None:
     return _arg_extreme(node, context, largest=False)
 
 
 @kernel("TopK")
-def _top_k(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _top_k(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, TopK)
     values = node.outputs[0]
     count = shape(values)[op.axis]
     return native.TopK(shape(node.inputs[0]), op.axis, count, str(values.dtype), op.largest, context.threads)

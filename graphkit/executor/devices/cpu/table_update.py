@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.cpu.pointwise import kernel_of
-from graphkit.executor.devices.kernel import KernelContext
+from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops._base import DOMAIN
+from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import Fused
+from graphkit.ops.optim.table_update import TableUpdate
 
 # Elements of a table's tile: long enough that a kernel's start counts little, short enough for the second-level cache.
 _TILE = 4096
 
 
 @kernel("TableUpdate", DOMAIN)
-def _table_update(node: Node, context: KernelContext) -> Any:
-    op: Any = node.op
+def _table_update(node: Node, context: KernelContext) -> Kernel | None:
+    op = operator(node, TableUpdate)
     table = op.body.inputs[0].tensor
     indices = node.inputs[1]
     assert indices is not None
@@ -30,7 +30,7 @@ def _table_update(node: Node, context: KernelContext) -> Any:
     if table.dtype is not DType.FLOAT32 or not table.static_shape or not math.prod(table.static_shape):
         return None
 
-    def tile(count: int) -> Any:
+    def tile(count: int) -> native.Pointwise | None:
         def cut(value: Value) -> Value:
             return value if value.tensor.shape == () else Value(TensorType(value.dtype, (count, *rest)))
 

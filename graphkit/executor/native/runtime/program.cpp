@@ -34,16 +34,16 @@ std::int64_t now() {
 
 }  // namespace
 
-std::size_t Program::entry(const Place& place) {
-    use_external(place.external);
-    places_.push_back(place);
-    return places_.size() - 1;
+std::size_t Program::entry(const Location& location) {
+    use_external(location.external);
+    locations_.push_back(location);
+    return locations_.size() - 1;
 }
 
-std::size_t Program::entries(const std::vector<Place>& places) {
-    const std::size_t first = places_.size();
-    for (const Place& place : places) {
-        entry(place);
+std::size_t Program::entries(const std::vector<Location>& locations) {
+    const std::size_t first = locations_.size();
+    for (const Location& location : locations) {
+        entry(location);
     }
     return first;
 }
@@ -69,15 +69,15 @@ void Buffer::reserve(std::size_t bytes, std::size_t kept) {
 
 Instance::Instance(const Program& program, std::byte* arena)
     : program_(program),
-      table_(program.places().size(), nullptr),
+      table_(program.locations().size(), nullptr),
       memory_(static_cast<std::size_t>(program.externals())),
       known_(program.dynamic()) {
     for (std::size_t i = 0; i < table_.size(); ++i) {
-        const Place& place = program.places()[i];
-        if (place.external == Place::kArena) {
-            table_[i] = arena + place.offset;
-        } else if (place.external >= 0) {
-            memory(place.external).patches.push_back({i, place.offset});
+        const Location& location = program.locations()[i];
+        if (location.external == Location::kArena) {
+            table_[i] = arena + location.offset;
+        } else if (location.external >= 0) {
+            memory(location.external).patches.push_back({i, location.offset});
         }
     }
 }
@@ -96,20 +96,20 @@ void Instance::set_external(int external, void* data) {
     }
 }
 
-void Instance::lend(int slot, void* data, Dims shape) {
-    set_external(slot, data);
-    memory(slot).shape = std::move(shape);
+void Instance::set_buffer(int buffer, void* data, Dims shape) {
+    set_external(buffer, data);
+    memory(buffer).shape = std::move(shape);
 }
 
-void Instance::grow(int slot, std::size_t bytes, std::size_t kept) {
-    Memory& target = memory(slot);
-    target.buffer.reserve(bytes, kept);
-    set_external(slot, target.buffer.data());
+void Instance::grow(int buffer, std::size_t bytes, std::size_t kept) {
+    Memory& target = memory(buffer);
+    target.owned.reserve(bytes, kept);
+    set_external(buffer, target.owned.data());
 }
 
-void Instance::resize(int slot, const Dims& shape, std::size_t item) {
-    memory(slot).shape = shape;
-    grow(slot, bytes_of(shape, item), 0);
+void Instance::resize(int buffer, const Dims& shape, std::size_t item) {
+    memory(buffer).shape = shape;
+    grow(buffer, bytes_of(shape, item), 0);
 }
 
 void Instance::store(int target, const void* source, const Dims& shape, std::size_t item) {
@@ -123,25 +123,25 @@ void Instance::run(const Call& call, const std::function<void()>& poll) {
     polled_ = ticks();
     committed_ = false;
     const Team team(program_.threads());
-    run_region(program_.root());
+    run_block(program_.root());
 }
 
-void Instance::run_region(const Region& region) {
-    for (const Step& step : region.steps) {
+void Instance::run_block(const Block& block) {
+    for (const Step& step : block.steps) {
         if (tracing_) [[unlikely]] {
             const std::int64_t start = now();
-            run_step(region, step);
+            run_step(block, step);
             events_.push_back({&step, start, now()});
         } else {
-            run_step(region, step);
+            run_step(block, step);
         }
         poll();
     }
 }
 
-void Instance::run_step(const Region& region, const Step& step) {
+void Instance::run_step(const Block& block, const Step& step) {
     try {
-        carry_out(region, step);
+        carry_out(block, step);
     } catch (const NoRoom& error) {
         const bool counted = error.bytes < std::numeric_limits<std::size_t>::max();
         throw NoMemory(step.name + ": no memory for " +
@@ -153,13 +153,13 @@ void Instance::run_step(const Region& region, const Step& step) {
     }
 }
 
-void Instance::carry_out(const Region& region, const Step& step) {
+void Instance::carry_out(const Block& block, const Step& step) {
     switch (step.kind) {
         case Step::Kind::kernel:
             run_kernel(*step.kernel, step.inputs, step.outputs, table_[step.scratch], step.name);
             break;
         case Step::Kind::dynamic:
-            run_dynamic(region.dynamic[step.index], step.name);
+            run_dynamic(block.dynamic[step.index], step.name);
             break;
         case Step::Kind::copy:
             copy_bytes(table_[step.outputs], table_[step.inputs], step.bytes);
@@ -183,10 +183,10 @@ void Instance::carry_out(const Region& region, const Step& step) {
             (*call_)(step.index);
             break;
         case Step::Kind::branch:
-            run_region(*region.branches[step.index].taken[read_bool(step.inputs) ? 1 : 0]);
+            run_block(*block.branches[step.index].taken[read_bool(step.inputs) ? 1 : 0]);
             break;
         case Step::Kind::loop:
-            run_loop(region.loops[step.index]);
+            run_loop(block.loops[step.index]);
             break;
         case Step::Kind::commit:
             committed_ = true;
@@ -208,17 +208,17 @@ void Instance::run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t 
 }
 
 void Instance::copy_row(const Step& step) {
-    const Memory& slot = memory(step.source);
-    const std::int64_t size = slot.shape[0];
+    const Memory& buffer = memory(step.source);
+    const std::int64_t size = buffer.shape[0];
     const std::int64_t index = step.wide ? *static_cast<const std::int64_t*>(table_[step.inputs])
                                          : *static_cast<const std::int32_t*>(table_[step.inputs]);
     if (index < -size || index >= size) {
         throw NativeError(step.name + ": index " + std::to_string(index) + " is outside of an axis of size " +
                           std::to_string(size));
     }
-    const std::size_t bytes = row_bytes(slot.shape, step.bytes);
+    const std::size_t bytes = row_bytes(buffer.shape, step.bytes);
     const std::int64_t place = index < 0 ? index + size : index;
-    copy_bytes(table_[step.outputs], at(slot.data, place * static_cast<std::int64_t>(bytes)), bytes);
+    copy_bytes(table_[step.outputs], at(buffer.data, place * static_cast<std::int64_t>(bytes)), bytes);
 }
 
 void Instance::poll() {

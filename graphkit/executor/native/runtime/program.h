@@ -1,4 +1,4 @@
-// A program: prepared steps in a tree of regions, whose operands lie in one arena or in memory that a run provides.
+// A program: prepared steps in a tree of blocks, whose operands lie in one arena or in memory that a run provides.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,14 @@ struct NoMemory : NativeError {
 };
 
 // Where an operand lies: at an offset in the arena, at an offset in a piece of external memory, or nowhere.
-struct Place {
+struct Location {
     static constexpr int kArena = -1;
     static constexpr int kAbsent = -2;
     int external = kAbsent;
     std::int64_t offset = 0;
 };
 
-class Region;
+class Block;
 struct Dynamic;
 
 // One thing to do. Operands are positions in an instance's table of pointers.
@@ -53,16 +53,16 @@ struct Step {
     std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy, sizes or a row
     std::size_t scratch = 0;  // entry of the working memory
     std::size_t bytes = 0;  // of a copy; of one element of a store, a resize or a row
-    std::size_t index = 0;  // of a call, a branch, a loop or a dynamic kernel among those of its region
+    std::size_t index = 0;  // of a call, a branch, a loop or a dynamic kernel among those of its block
     bool wide = true;  // whether a row's index is an int64, else an int32
-    int source = -1;  // the slot that a store, sizes or a row read
-    int target = -1;  // the slot that a store or a resize writes
-    Dims dims{};  // what a resize gives the slot; the axes (first, last) of sizes
+    int source = -1;  // the buffer that a store, sizes or a row read
+    int target = -1;  // the buffer that a store or a resize writes
+    Dims dims{};  // what a resize gives the buffer; the axes (first, last) of sizes
 };
 
-// An If: one of two regions.
+// An If: one of two blocks.
 struct Branch {
-    std::unique_ptr<Region> taken[2];  // else, then
+    std::unique_ptr<Block> taken[2];  // else, then
 };
 
 // What a node needs for operands of certain shapes: a kernel, a call of Python, or no more than bytes to copy.
@@ -82,14 +82,14 @@ struct Prepared {
 
 // A node that is prepared in the run that tells the shapes of its operands. What was prepared is kept for these shapes.
 struct Dynamic {
-    // An operand in a slot has the slot's shape. Of those that decide shapes the elements count as well.
+    // An operand in a buffer has the buffer's shape. Of those that decide shapes the elements count as well.
     struct Operand {
-        int slot = -1;  // -1: a shape that never changes
+        int buffer = -1;  // -1: a shape that never changes
         std::size_t item = 0;  // bytes of an element
-        std::int64_t elements = 0;  // without a slot
+        std::int64_t elements = 0;  // without a buffer
         bool by_value = false;  // int64 or int32, by `item`
     };
-    using Shapes = std::vector<std::optional<Dims>>;  // of operands in slots; elements of operands by value
+    using Shapes = std::vector<std::optional<Dims>>;  // of operands in buffers; elements of operands by value
     using Make = std::function<std::shared_ptr<const Prepared>(const Shapes& shapes, const Shapes& values)>;
 
     Make make;
@@ -100,7 +100,7 @@ struct Dynamic {
     std::size_t number = 0;  // among those of the program
 };
 
-// A Loop or a Scan. Entries are positions in the table of pointers; slots are external memory with a shape.
+// A Loop or a Scan. Entries are positions in the table of pointers; buffers are external memory with a shape.
 struct Loop {
     static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
@@ -110,37 +110,37 @@ struct Loop {
         std::size_t whole;  // entry of the array
         std::int64_t stride;
         bool backwards;
-        int slot = -1;  // of the array, when a run tells its length: then the stride follows from its shape
-        std::size_t item = 0;  // bytes of an element, with a slot
+        int buffer = -1;  // of the array, when a run tells its length: then the stride follows from its shape
+        std::size_t item = 0;  // bytes of an element, with a buffer
     };
-    // A value that one iteration hands to the next one. Two buffers take turns; the first iteration reads `initial`.
-    // A value that is stacked as well, so that `after` is the place of a slice or a stack, needs no buffers: the next
+    // A value that one iteration hands to the next one. Two places take turns; the first iteration reads `initial`.
+    // A value that is stacked as well, so that `after` is the place of a slice or a stack, needs no places: the next
     // iteration reads the row before its own.
-    struct Carried {
-        enum class Where : std::uint8_t { buffers, row, row_from_end };
+    struct State {
+        enum class Kept : std::uint8_t { turns, row, row_from_end };
 
         std::size_t initial;
         int before;  // external memory, as the body reads it
         int after;  // as the body writes it
-        std::size_t buffers[2];
+        std::size_t turns[2];
         std::size_t final;  // kNone when nobody reads it
         std::size_t bytes;
-        Where where;
+        Kept kept;
     };
-    // The same for a value whose shape may change: `before` and `after` are slots, which swap what they hold.
-    struct Varying {
+    // The same for a value whose shape may change: `before` and `after` are buffers, which swap what they hold.
+    struct DynamicState {
         std::size_t initial;
-        int slot;  // of the initial value; -1: it has the shape `dims`
+        int buffer;  // of the initial value; -1: it has the shape `dims`
         Dims dims;
         int before;
         int after;
-        int final;  // slot; -1 when nobody reads it
+        int final;  // buffer; -1 when nobody reads it
         std::size_t item;
     };
     // What the body writes in each iteration, one after the other, as many as there will be.
     struct Stack {
-        int row;  // external memory of the body: a place in the stack, or a slot
-        int whole;  // slot
+        int row;  // external memory of the body: a place in the stack, or a buffer
+        int whole;  // buffer
         bool fixed_row;  // whether rows have the shape `dims`, so that the body writes them where they belong
         Dims dims;
         std::size_t item;
@@ -153,16 +153,16 @@ struct Loop {
     std::size_t iteration = kNone;  // an int64 that the body reads
     std::size_t condition_before = kNone;  // a bool that the body reads
     std::size_t condition_after = kNone;  // a bool that the body wrote: whether to go on
-    std::vector<Carried> carried;
-    std::vector<Varying> varying;
+    std::vector<State> states;
+    std::vector<DynamicState> dynamic_states;
     std::vector<Slice> slices;
     std::vector<Stack> stacks;
     std::unique_ptr<Dynamic> empty;  // tells the shapes of the rows of `stacks` where there are none
-    std::unique_ptr<Region> body;
+    std::unique_ptr<Block> body;
 };
 
-// Steps in their order. Filled once; steps refer to the operands of `layout`, which all regions of a program share.
-class Region {
+// Steps in their order. Filled once; steps refer to the locations, of which all blocks of a program share one table.
+class Block {
   public:
     std::vector<Step> steps;
     std::vector<Branch> branches;
@@ -179,8 +179,8 @@ class Program {
     Program& operator=(const Program&) = delete;
 
     // A new entry of the table of pointers; entries of one step that follow each other are contiguous.
-    std::size_t entry(const Place& place);
-    std::size_t entries(const std::vector<Place>& places);
+    std::size_t entry(const Location& location);
+    std::size_t entries(const std::vector<Location>& locations);
     // There is external memory of this number.
     void use_external(int external) { externals_ = std::max(externals_, external + 1); }
 
@@ -191,17 +191,17 @@ class Program {
     std::size_t dynamic() const { return dynamic_; }
     std::size_t arena_bytes() const { return arena_bytes_; }
     int externals() const { return externals_; }
-    const std::vector<Place>& places() const { return places_; }
-    Region& root() { return root_; }
-    const Region& root() const { return root_; }
+    const std::vector<Location>& locations() const { return locations_; }
+    Block& root() { return root_; }
+    const Block& root() const { return root_; }
 
   private:
     int threads_;
     std::size_t arena_bytes_;
     int externals_;
     std::size_t dynamic_ = 0;
-    std::vector<Place> places_;
-    Region root_;
+    std::vector<Location> locations_;
+    Block root_;
 };
 
 struct Event {
@@ -238,10 +238,10 @@ class Instance {
     Instance& operator=(const Instance&) = delete;
 
     void set_external(int external, void* memory);
-    // A slot that refers to somebody's memory until it is written again; what it holds.
-    void lend(int slot, void* memory, Dims shape);
-    const Dims& shape_of(int slot) const { return memory_[static_cast<std::size_t>(slot)].shape; }
-    void* data_of(int slot) const { return memory_[static_cast<std::size_t>(slot)].data; }
+    // A buffer that refers to somebody's memory until it is written again; what it holds.
+    void set_buffer(int buffer, void* memory, Dims shape);
+    const Dims& shape_of(int buffer) const { return memory_[static_cast<std::size_t>(buffer)].shape; }
+    void* data_of(int buffer) const { return memory_[static_cast<std::size_t>(buffer)].data; }
     // Runs every step. Throws NativeError, naming the node, when one fails, NoMemory for want of memory; what `call`
     // throws comes through.
     void run(const Call& call, const std::function<void()>& poll);
@@ -258,12 +258,12 @@ class Instance {
         std::size_t entry;
         std::int64_t offset;
     };
-    // One piece of external memory. Slots have a shape, and a buffer for what steps write there.
+    // One piece of external memory. Buffers have a shape, and memory of their own for what steps write there.
     struct Memory {
         void* data = nullptr;
         std::vector<Patch> patches;
         Dims shape;
-        Buffer buffer;
+        Buffer owned;
     };
     // What was prepared for one dynamic kernel, by shapes and elements of its operands.
     struct Known {
@@ -272,9 +272,9 @@ class Instance {
         const Prepared* latest = nullptr;
     };
 
-    void run_region(const Region& region);
-    void run_step(const Region& region, const Step& step);
-    void carry_out(const Region& region, const Step& step);
+    void run_block(const Block& block);
+    void run_step(const Block& block, const Step& step);
+    void carry_out(const Block& block, const Step& step);
     void run_kernel(const Kernel& kernel, std::size_t inputs, std::size_t outputs, void* scratch,
                     const std::string& name);
     void copy_row(const Step& step);
@@ -287,7 +287,7 @@ class Instance {
     void run_loop(const Loop& loop);
     std::int64_t start_loop(const Loop& loop);
     void start_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
-    void* latest(const Loop::Carried& value, std::int64_t iteration) const;
+    void* latest(const Loop::State& value, std::int64_t iteration) const;
     void end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
     void end_loop(const Loop& loop, std::int64_t done);
     void poll();
@@ -296,10 +296,10 @@ class Instance {
 
     Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
     void patch(const Memory& memory);
-    // Memory of its own for a slot of this shape, `kept` bytes of which stay.
-    void resize(int slot, const Dims& shape, std::size_t item);
+    // Memory of its own for a buffer of this shape, `kept` bytes of which stay.
+    void resize(int buffer, const Dims& shape, std::size_t item);
     void store(int target, const void* source, const Dims& shape, std::size_t item);
-    void grow(int slot, std::size_t bytes, std::size_t kept);
+    void grow(int buffer, std::size_t bytes, std::size_t kept);
 
     const Program& program_;
     std::vector<void*> table_;

@@ -14,7 +14,7 @@
 namespace graphkit {
 namespace {
 
-using Where = std::pair<int, std::int64_t>;  // a Place as Python writes it
+using LocationPair = std::pair<int, std::int64_t>;  // a Location as Python writes it
 
 // The thread that handles Python's signals, which in the child of a fork is the one that forked.
 std::atomic<unsigned long> main_thread{0};
@@ -38,7 +38,7 @@ struct BoundProgram : Program {
     std::vector<nb::object> kept;
 };
 
-Place place_of(const Where& where) {
+Location location_of(const LocationPair& where) {
     return {where.first, where.second};
 }
 
@@ -102,39 +102,41 @@ std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
 }
 
 void require_present(const std::string& step, const Kernel& kernel, const std::vector<TensorSpec>& specs,
-                     const std::vector<Where>& places) {
+                     const std::vector<LocationPair>& locations) {
     for (std::size_t i = 0; i < specs.size(); ++i) {
-        if (!specs[i].optional && places[i].first == Place::kAbsent) {
+        if (!specs[i].optional && locations[i].first == Location::kAbsent) {
             throw NativeError(step + ": " + kernel.describe() + " got no memory for '" + specs[i].name + "'");
         }
     }
 }
 
-// A region that is being filled.
+// A block that is being filled.
 struct Builder {
     BoundProgram* program;
-    Region* region;
+    Block* block;
 
-    std::size_t entry(const Where& where) const { return program->entry(place_of(where)); }
+    std::size_t entry(const LocationPair& pair) const { return program->entry(location_of(pair)); }
 
-    // A slot need not be an operand of anything, so that no entry tells the program of it.
+    // A buffer need not be an operand of anything, so that no entry tells the program of it.
     int known(int external) const {
         program->use_external(external);
         return external;
     }
 
-    std::size_t optional_entry(const std::optional<Where>& where) const { return where ? entry(*where) : Loop::kNone; }
-
-    std::size_t entries(const std::vector<Where>& list) const {
-        std::vector<Place> places;
-        for (const Where& where : list) {
-            places.push_back(place_of(where));
-        }
-        return program->entries(places);
+    std::size_t optional_entry(const std::optional<LocationPair>& where) const {
+        return where ? entry(*where) : Loop::kNone;
     }
 
-    void kernel(const std::string& name, nb::object kernel, const std::vector<Where>& inputs,
-                const std::vector<Where>& outputs, const Where& scratch) const {
+    std::size_t entries(const std::vector<LocationPair>& list) const {
+        std::vector<Location> locations;
+        for (const LocationPair& pair : list) {
+            locations.push_back(location_of(pair));
+        }
+        return program->entries(locations);
+    }
+
+    void kernel(const std::string& name, nb::object kernel, const std::vector<LocationPair>& inputs,
+                const std::vector<LocationPair>& outputs, const LocationPair& scratch) const {
         Step step{Step::Kind::kernel, name};
         step.kernel = nb::cast<const Kernel*>(kernel);
         if (inputs.size() < step.kernel->inputs().size() || outputs.size() < step.kernel->outputs().size()) {
@@ -145,28 +147,29 @@ struct Builder {
         step.inputs = entries(inputs);
         step.outputs = entries(outputs);
         step.scratch = entry(scratch);
-        region->steps.push_back(std::move(step));
+        block->steps.push_back(std::move(step));
         program->kept.push_back(std::move(kernel));
     }
 
-    void copy(const std::string& name, const Where& source, const Where& target, std::size_t bytes) const {
+    void copy(const std::string& name, const LocationPair& source, const LocationPair& target,
+              std::size_t bytes) const {
         Step step{Step::Kind::copy, name};
         step.inputs = entry(source);
         step.outputs = entry(target);
         step.bytes = bytes;
-        region->steps.push_back(std::move(step));
+        block->steps.push_back(std::move(step));
     }
 
-    // (slot or -1, bytes of an element, elements or 0 for a slot, whether the elements count)
+    // (buffer or -1, bytes of an element, elements or 0 for a buffer, whether the elements count)
     using DynamicOperand = std::tuple<int, std::size_t, std::int64_t, bool>;
 
-    Dynamic make_dynamic(nb::object make, const std::vector<Where>& inputs,
+    Dynamic make_dynamic(nb::object make, const std::vector<LocationPair>& inputs,
                          const std::vector<DynamicOperand>& operands) const {
         Dynamic dynamic;
         dynamic.number = program->take_dynamic();
         dynamic.first_input = entries(inputs);
-        for (const auto& [slot, item, elements, by_value] : operands) {
-            dynamic.inputs.push_back({known(slot), item, elements, by_value});
+        for (const auto& [buffer, item, elements, by_value] : operands) {
+            dynamic.inputs.push_back({known(buffer), item, elements, by_value});
         }
         // The program keeps the function; it needs no reference of its own, which to drop would need the GIL.
         dynamic.make = [function = make.ptr()](const Dynamic::Shapes& shapes, const Dynamic::Shapes& values) {
@@ -177,17 +180,17 @@ struct Builder {
         return dynamic;
     }
 
-    void dynamic(const std::string& name, nb::object make, const std::vector<Where>& inputs,
-                 const std::vector<DynamicOperand>& operands, const std::vector<Where>& outputs,
+    void dynamic(const std::string& name, nb::object make, const std::vector<LocationPair>& inputs,
+                 const std::vector<DynamicOperand>& operands, const std::vector<LocationPair>& outputs,
                  const std::vector<DynamicOperand>& results) const {
         Step step{Step::Kind::dynamic, name};
-        step.index = region->dynamic.size();
-        Dynamic& made = region->dynamic.emplace_back(make_dynamic(std::move(make), inputs, operands));
+        step.index = block->dynamic.size();
+        Dynamic& made = block->dynamic.emplace_back(make_dynamic(std::move(make), inputs, operands));
         made.first_output = entries(outputs);
-        for (const auto& [slot, item, elements, by_value] : results) {
-            made.outputs.push_back({known(slot), item, elements, by_value});
+        for (const auto& [buffer, item, elements, by_value] : results) {
+            made.outputs.push_back({known(buffer), item, elements, by_value});
         }
-        region->steps.push_back(std::move(step));
+        block->steps.push_back(std::move(step));
     }
 
     void store(const std::string& name, int source, int target, std::size_t item) const {
@@ -195,106 +198,108 @@ struct Builder {
         step.source = known(source);
         step.target = known(target);
         step.bytes = item;
-        region->steps.push_back(std::move(step));
+        block->steps.push_back(std::move(step));
     }
 
-    void resize(const std::string& name, int slot, const Dims& shape, std::size_t item) const {
+    void resize(const std::string& name, int buffer, const Dims& shape, std::size_t item) const {
         Step step{Step::Kind::resize, name};
-        step.target = known(slot);
+        step.target = known(buffer);
         step.dims = shape;
         step.bytes = item;
-        region->steps.push_back(std::move(step));
+        block->steps.push_back(std::move(step));
     }
 
-    void row(const std::string& name, int slot, std::size_t item, const Where& index, bool wide,
-             const Where& target) const {
+    void row(const std::string& name, int buffer, std::size_t item, const LocationPair& index, bool wide,
+             const LocationPair& target) const {
         Step step{Step::Kind::row, name};
-        step.source = known(slot);
+        step.source = known(buffer);
         step.bytes = item;
         step.wide = wide;
         step.inputs = entry(index);
         step.outputs = entry(target);
-        region->steps.push_back(std::move(step));
+        block->steps.push_back(std::move(step));
     }
 
-    void sizes(const std::string& name, int slot, std::int64_t first, std::int64_t last, const Where& target) const {
+    void sizes(const std::string& name, int buffer, std::int64_t first, std::int64_t last,
+               const LocationPair& target) const {
         Step step{Step::Kind::sizes, name};
-        step.source = known(slot);
+        step.source = known(buffer);
         step.dims = {first, last};
         step.outputs = entry(target);
-        region->steps.push_back(std::move(step));
+        block->steps.push_back(std::move(step));
     }
 
     void call(const std::string& name, std::size_t index) const {
         Step step{Step::Kind::call, name};
         step.index = index;
-        region->steps.push_back(std::move(step));
+        block->steps.push_back(std::move(step));
     }
 
-    void commit() const { region->steps.push_back(Step{Step::Kind::commit, "commit"}); }
+    void commit() const { block->steps.push_back(Step{Step::Kind::commit, "commit"}); }
 
-    void fail(const std::string& message) const { region->steps.push_back(Step{Step::Kind::fail, message}); }
+    void fail(const std::string& message) const { block->steps.push_back(Step{Step::Kind::fail, message}); }
 
-    std::pair<Builder, Builder> branch(const std::string& name, const Where& condition) const {
+    std::pair<Builder, Builder> branch(const std::string& name, const LocationPair& condition) const {
         Step step{Step::Kind::branch, name};
         step.inputs = entry(condition);
-        step.index = region->branches.size();
-        region->steps.push_back(std::move(step));
-        Branch& made = region->branches.emplace_back();
-        made.taken[0] = std::make_unique<Region>();
-        made.taken[1] = std::make_unique<Region>();
+        step.index = block->branches.size();
+        block->steps.push_back(std::move(step));
+        Branch& made = block->branches.emplace_back();
+        made.taken[0] = std::make_unique<Block>();
+        made.taken[1] = std::make_unique<Block>();
         return {Builder{program, made.taken[1].get()}, Builder{program, made.taken[0].get()}};
     }
 
-    // initial, before, after, the two buffers or whether the row that `after` is comes from the end, final, bytes
-    using Buffers = std::variant<std::pair<Where, Where>, bool>;
-    using Carried = std::tuple<Where, int, int, Buffers, std::optional<Where>, std::size_t>;
-    // initial, its slot or -1, its shape without one, before, after, final or -1, bytes of an element
-    using Varying = std::tuple<Where, int, Dims, int, int, int, std::size_t>;
-    // external, whole, stride, backwards, slot of the whole or -1, bytes of an element
-    using Slice = std::tuple<int, Where, std::int64_t, bool, int, std::size_t>;
-    // row, slot, shape of a row or None, bytes of an element, backwards
+    // initial, before, after, the two places that take turns or whether the row that `after` is comes from the end,
+    // final, bytes
+    using Turns = std::variant<std::pair<LocationPair, LocationPair>, bool>;
+    using State = std::tuple<LocationPair, int, int, Turns, std::optional<LocationPair>, std::size_t>;
+    // initial, its buffer or -1, its shape without one, before, after, final or -1, bytes of an element
+    using DynamicState = std::tuple<LocationPair, int, Dims, int, int, int, std::size_t>;
+    // external, whole, stride, backwards, buffer of the whole or -1, bytes of an element
+    using Slice = std::tuple<int, LocationPair, std::int64_t, bool, int, std::size_t>;
+    // row, buffer, shape of a row or None, bytes of an element, backwards
     using Stack = std::tuple<int, int, std::optional<Dims>, std::size_t, bool>;
     // function, operands
-    using Empty = std::tuple<nb::object, std::vector<Where>, std::vector<DynamicOperand>>;
+    using Empty = std::tuple<nb::object, std::vector<LocationPair>, std::vector<DynamicOperand>>;
 
-    Builder loop(const std::string& name, std::int64_t trips, const std::optional<Where>& trip_count,
-                 const std::optional<Where>& condition, const std::optional<Where>& iteration,
-                 const std::optional<Where>& condition_before, const std::optional<Where>& condition_after,
-                 const std::vector<Carried>& carried, const std::vector<Varying>& varying,
-                 const std::vector<Slice>& slices, const std::vector<Stack>& stacks,
-                 const std::optional<Empty>& empty) const {
+    Builder loop(const std::string& name, std::int64_t trips, const std::optional<LocationPair>& trip_count,
+                 const std::optional<LocationPair>& condition, const std::optional<LocationPair>& iteration,
+                 const std::optional<LocationPair>& condition_before,
+                 const std::optional<LocationPair>& condition_after, const std::vector<State>& states,
+                 const std::vector<DynamicState>& dynamic_states, const std::vector<Slice>& slices,
+                 const std::vector<Stack>& stacks, const std::optional<Empty>& empty) const {
         Step step{Step::Kind::loop, name};
-        step.index = region->loops.size();
-        region->steps.push_back(std::move(step));
-        Loop& made = region->loops.emplace_back();
+        step.index = block->loops.size();
+        block->steps.push_back(std::move(step));
+        Loop& made = block->loops.emplace_back();
         made.trips = trips;
         made.trip_count = optional_entry(trip_count);
         made.condition = optional_entry(condition);
         made.iteration = optional_entry(iteration);
         made.condition_before = optional_entry(condition_before);
         made.condition_after = optional_entry(condition_after);
-        for (const auto& [initial, before, after, buffers, final, bytes] : carried) {
-            Loop::Carried& value = made.carried.emplace_back(Loop::Carried{entry(initial),
-                                                                           known(before),
-                                                                           known(after),
-                                                                           {0, 0},
-                                                                           optional_entry(final),
-                                                                           bytes,
-                                                                           Loop::Carried::Where::buffers});
-            if (const auto* pair = std::get_if<std::pair<Where, Where>>(&buffers)) {
-                value.buffers[0] = entry(pair->first);
-                value.buffers[1] = entry(pair->second);
+        for (const auto& [initial, before, after, turns, final, bytes] : states) {
+            Loop::State& value = made.states.emplace_back(Loop::State{entry(initial),
+                                                                      known(before),
+                                                                      known(after),
+                                                                      {0, 0},
+                                                                      optional_entry(final),
+                                                                      bytes,
+                                                                      Loop::State::Kept::turns});
+            if (const auto* pair = std::get_if<std::pair<LocationPair, LocationPair>>(&turns)) {
+                value.turns[0] = entry(pair->first);
+                value.turns[1] = entry(pair->second);
             } else {
-                value.where = std::get<bool>(buffers) ? Loop::Carried::Where::row_from_end : Loop::Carried::Where::row;
+                value.kept = std::get<bool>(turns) ? Loop::State::Kept::row_from_end : Loop::State::Kept::row;
             }
         }
-        for (const auto& [initial, slot, dims, before, after, final, item] : varying) {
-            made.varying.push_back(
-                {entry(initial), known(slot), dims, known(before), known(after), known(final), item});
+        for (const auto& [initial, buffer, dims, before, after, final, item] : dynamic_states) {
+            made.dynamic_states.push_back(
+                {entry(initial), known(buffer), dims, known(before), known(after), known(final), item});
         }
-        for (const auto& [external, whole, stride, backwards, slot, item] : slices) {
-            made.slices.push_back({known(external), entry(whole), stride, backwards, known(slot), item});
+        for (const auto& [external, whole, stride, backwards, buffer, item] : slices) {
+            made.slices.push_back({known(external), entry(whole), stride, backwards, known(buffer), item});
         }
         for (const auto& [row, whole, dims, item, backwards] : stacks) {
             made.stacks.push_back({known(row), known(whole), dims.has_value(), dims.value_or(Dims()), item, backwards});
@@ -303,7 +308,7 @@ struct Builder {
             const auto& [function, inputs, operands] = *empty;
             made.empty = std::make_unique<Dynamic>(make_dynamic(function, inputs, operands));
         }
-        made.body = std::make_unique<Region>();
+        made.body = std::make_unique<Block>();
         return Builder{program, made.body.get()};
     }
 };
@@ -338,16 +343,16 @@ struct BoundInstance {
         instance.set_external(external, array.is_none() ? nullptr : open_array(array, "external", writable).data);
     }
 
-    void lend(int slot, nb::handle array, Dims shape) {
-        check(slot);
-        instance.lend(slot, open_array(array, "slot", false).data, std::move(shape));
+    void set_buffer(int buffer, nb::handle array, Dims shape) {
+        check(buffer);
+        instance.set_buffer(buffer, open_array(array, "buffer", false).data, std::move(shape));
     }
 
-    // The bytes of a slot and its shape, valid until the slot is written again.
-    nb::tuple read(int slot, std::size_t item) {
-        check(slot);
-        const Dims& shape = instance.shape_of(slot);
-        return nb::make_tuple(bytes_at(instance.data_of(slot), static_cast<std::size_t>(count(shape)) * item), shape);
+    // The bytes of a buffer and its shape, valid until the buffer is written again.
+    nb::tuple read(int buffer, std::size_t item) {
+        check(buffer);
+        const Dims& shape = instance.shape_of(buffer);
+        return nb::make_tuple(bytes_at(instance.data_of(buffer), static_cast<std::size_t>(count(shape)) * item), shape);
     }
 
     void run(nb::list arrays, const nb::object& call) {
@@ -391,26 +396,27 @@ struct BoundInstance {
 GRAPHKIT_BINDINGS(program) {
     follow_main_thread();
     nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
-    nb::class_<Builder>(m, "Region",
+    nb::class_<Builder>(m, "Builder",
                         "Steps that are being written. An operand is (external memory, offset): -1 is the "
                         "arena, -2 an operand that is absent.")
         .def("kernel", &Builder::kernel, "name"_a, "kernel"_a, "inputs"_a, "outputs"_a, "scratch"_a)
         .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
         .def("dynamic", &Builder::dynamic, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
              "A node that make(shapes, values) prepares when its operands' shapes are known.")
-        .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a slot.")
-        .def("resize", &Builder::resize, "name"_a, "slot"_a, "shape"_a, "item"_a, "Give a slot a shape, and memory.")
-        .def("row", &Builder::row, "name"_a, "slot"_a, "item"_a, "index"_a, "wide"_a, "target"_a,
-             "Copy the row of a slot that an int64 (`wide`) or int32 tells.")
-        .def("sizes", &Builder::sizes, "name"_a, "slot"_a, "first"_a, "last"_a, "target"_a,
-             "Write the sizes of a slot's axes, from `first` to before `last`.")
+        .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a buffer.")
+        .def("resize", &Builder::resize, "name"_a, "buffer"_a, "shape"_a, "item"_a,
+             "Give a buffer a shape, and memory.")
+        .def("row", &Builder::row, "name"_a, "buffer"_a, "item"_a, "index"_a, "wide"_a, "target"_a,
+             "Copy the row of a buffer that an int64 (`wide`) or int32 tells.")
+        .def("sizes", &Builder::sizes, "name"_a, "buffer"_a, "first"_a, "last"_a, "target"_a,
+             "Write the sizes of a buffer's axes, from `first` to before `last`.")
         .def("call", &Builder::call, "name"_a, "index"_a, "Call Python: run()'s `call` with this index.")
         .def("commit", &Builder::commit, "From here on the run is not interrupted.")
         .def("fail", &Builder::fail, "message"_a, "Raise Error: this part is not to be reached.")
-        .def("branch", &Builder::branch, "name"_a, "condition"_a, "The regions of an If: then, else.")
+        .def("branch", &Builder::branch, "name"_a, "condition"_a, "What writes the branches of an If: then, else.")
         .def("loop", &Builder::loop, "name"_a, nb::kw_only(), "trips"_a, "trip_count"_a.none(), "condition"_a.none(),
-             "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "carried"_a, "varying"_a,
-             "slices"_a, "stacks"_a, "empty"_a.none(), "The region of the body of a Loop or Scan.");
+             "iteration"_a.none(), "condition_before"_a.none(), "condition_after"_a.none(), "states"_a,
+             "dynamic_states"_a, "slices"_a, "stacks"_a, "empty"_a.none(), "What writes the body of a Loop or Scan.");
 
     nb::class_<BoundProgram>(m, "Program", "Steps for fixed shapes, and where their operands lie.")
         .def(nb::init<int, std::size_t, int>(), "threads"_a, "arena_bytes"_a, "externals"_a)
@@ -422,11 +428,11 @@ GRAPHKIT_BINDINGS(program) {
         .def(nb::init<nb::object, nb::object>(), "program"_a, "arena"_a)
         .def("set", &BoundInstance::set, "external"_a, "array"_a.none(), "writable"_a = false,
              "Make external memory that of an array, which the caller keeps alive.")
-        .def("lend", &BoundInstance::lend, "slot"_a, "array"_a, "shape"_a,
-             "Make a slot refer to an array, which the caller keeps alive.")
-        .def("read", &BoundInstance::read, "slot"_a, "item"_a,
-             nb::sig("def read(self, slot: int, item: int) -> tuple[memoryview, list[int]]"),
-             "Bytes and shape of a slot.")
+        .def("set_buffer", &BoundInstance::set_buffer, "buffer"_a, "array"_a, "shape"_a,
+             "Make a buffer refer to an array, which the caller keeps alive.")
+        .def("read", &BoundInstance::read, "buffer"_a, "item"_a,
+             nb::sig("def read(self, buffer: int, item: int) -> tuple[memoryview, list[int]]"),
+             "Bytes and shape of a buffer.")
         .def("run", &BoundInstance::run, "arrays"_a, "call"_a.none() = nb::none(),
              nb::sig("def run(self, arrays: list[numpy.ndarray | None], call: collections.abc.Callable[[int], None] | "
                      "None = None) -> None"),

@@ -14,8 +14,8 @@ const Prepared& Instance::prepared(const Dynamic& dynamic) {
     key_.clear();
     for (std::size_t i = 0; i < dynamic.inputs.size(); ++i) {
         const Dynamic::Operand& operand = dynamic.inputs[i];
-        if (operand.slot >= 0) {
-            const Dims& shape = shape_of(operand.slot);
+        if (operand.buffer >= 0) {
+            const Dims& shape = shape_of(operand.buffer);
             key_.push_back(static_cast<std::int64_t>(shape.size()));
             key_.insert(key_.end(), shape.begin(), shape.end());
         }
@@ -45,8 +45,8 @@ std::shared_ptr<const Prepared> Instance::prepare(const Dynamic& dynamic) const 
     Dynamic::Shapes values(dynamic.inputs.size());
     for (std::size_t i = 0; i < dynamic.inputs.size(); ++i) {
         const Dynamic::Operand& operand = dynamic.inputs[i];
-        if (operand.slot >= 0) {
-            shapes[i] = shape_of(operand.slot);
+        if (operand.buffer >= 0) {
+            shapes[i] = shape_of(operand.buffer);
         }
         if (operand.by_value) {
             append_elements(operand, table_[dynamic.first_input + i], values[i].emplace());
@@ -56,7 +56,7 @@ std::shared_ptr<const Prepared> Instance::prepare(const Dynamic& dynamic) const 
 }
 
 std::int64_t Instance::elements_of(const Dynamic::Operand& operand) const {
-    return operand.slot < 0 ? operand.elements : count(shape_of(operand.slot));
+    return operand.buffer < 0 ? operand.elements : count(shape_of(operand.buffer));
 }
 
 void Instance::append_elements(const Dynamic::Operand& operand, const void* data, Dims& to) const {
@@ -73,8 +73,8 @@ void Instance::run_dynamic(const Dynamic& dynamic, const std::string& name) {
         return;
     }
     for (std::size_t i = 0; i < dynamic.outputs.size(); ++i) {
-        if (dynamic.outputs[i].slot >= 0) {
-            resize(dynamic.outputs[i].slot, chosen.shapes[i], dynamic.outputs[i].item);
+        if (dynamic.outputs[i].buffer >= 0) {
+            resize(dynamic.outputs[i].buffer, chosen.shapes[i], dynamic.outputs[i].item);
         }
     }
     for (const auto& [input, output] : chosen.views) {
@@ -98,8 +98,8 @@ void Instance::call_dynamic(const Dynamic& dynamic, const Prepared& chosen, cons
     chosen.call(&table_[dynamic.first_input], bytes,
                 [&](std::size_t output, const void* data, const Dims& shape, std::size_t size) {
                     const Dynamic::Operand& target = dynamic.outputs[output];
-                    if (target.slot >= 0) {
-                        store(target.slot, data, shape, target.item);
+                    if (target.buffer >= 0) {
+                        store(target.buffer, data, shape, target.item);
                     } else if (size != static_cast<std::size_t>(target.elements) * target.item) {
                         throw NativeError(name + ": result " + std::to_string(output) + " has the shape " +
                                           to_string(shape) + ", which is not what was inferred");

@@ -10,7 +10,7 @@ void Instance::run_loop(const Loop& loop) {
     std::int64_t done = 0;
     while (go_on && (trips < 0 || done < trips)) {
         start_iteration(loop, done, trips);
-        run_region(*loop.body);
+        run_block(*loop.body);
         end_iteration(loop, done, trips);
         ++done;
         if (loop.condition_after != Loop::kNone) {
@@ -28,8 +28,8 @@ std::int64_t Instance::start_loop(const Loop& loop) {
         trips = std::max(*static_cast<const std::int64_t*>(table_[loop.trip_count]), std::int64_t{0});
     }
     for (const Loop::Slice& slice : loop.slices) {
-        if (slice.slot >= 0) {
-            const Dims& whole = memory(slice.slot).shape;
+        if (slice.buffer >= 0) {
+            const Dims& whole = memory(slice.buffer).shape;
             if (trips >= 0 && trips != whole[0]) {
                 throw NativeError("the scan inputs have lengths " + std::to_string(trips) + " and " +
                                   std::to_string(whole[0]));
@@ -42,9 +42,9 @@ std::int64_t Instance::start_loop(const Loop& loop) {
         constexpr bool yes = true;  // or no iteration starts
         std::memcpy(table_[loop.condition_before], &yes, sizeof(yes));
     }
-    for (const Loop::Varying& value : loop.varying) {
+    for (const Loop::DynamicState& value : loop.dynamic_states) {
         set_external(value.before, table_[value.initial]);
-        memory(value.before).shape = value.slot < 0 ? value.dims : memory(value.slot).shape;
+        memory(value.before).shape = value.buffer < 0 ? value.dims : memory(value.buffer).shape;
     }
     return trips;
 }
@@ -55,8 +55,9 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
     }
     for (const Loop::Slice& slice : loop.slices) {
         const std::int64_t place = slice.backwards ? trips - 1 - iteration : iteration;
-        const std::int64_t stride =
-            slice.slot < 0 ? slice.stride : static_cast<std::int64_t>(row_bytes(memory(slice.slot).shape, slice.item));
+        const std::int64_t stride = slice.buffer < 0
+                                        ? slice.stride
+                                        : static_cast<std::int64_t>(row_bytes(memory(slice.buffer).shape, slice.item));
         set_external(slice.external, at(table_[slice.whole], place * stride));
     }
     for (const Loop::Stack& stack : loop.stacks) {
@@ -69,24 +70,24 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
             set_external(stack.row, at(memory(stack.whole).data, place * static_cast<std::int64_t>(row)));
         }
     }
-    for (const Loop::Carried& value : loop.carried) {
-        if (value.where == Loop::Carried::Where::buffers) {
-            set_external(value.after, table_[value.buffers[iteration & 1]]);
+    for (const Loop::State& value : loop.states) {
+        if (value.kept == Loop::State::Kept::turns) {
+            set_external(value.after, table_[value.turns[iteration & 1]]);
         }
         set_external(value.before, iteration == 0 ? table_[value.initial] : latest(value, iteration));
     }
 }
 
 // What the iteration before this one wrote, where the row of this one is set already.
-void* Instance::latest(const Loop::Carried& value, std::int64_t iteration) const {
+void* Instance::latest(const Loop::State& value, std::int64_t iteration) const {
     const auto bytes = static_cast<std::int64_t>(value.bytes);
     void* const row = memory_[static_cast<std::size_t>(value.after)].data;
-    switch (value.where) {
-        case Loop::Carried::Where::buffers:
-            return table_[value.buffers[(iteration - 1) & 1]];
-        case Loop::Carried::Where::row:
+    switch (value.kept) {
+        case Loop::State::Kept::turns:
+            return table_[value.turns[(iteration - 1) & 1]];
+        case Loop::State::Kept::row:
             return at(row, -bytes);
-        case Loop::Carried::Where::row_from_end:
+        case Loop::State::Kept::row_from_end:
             return at(row, bytes);
     }
     return nullptr;
@@ -112,27 +113,27 @@ void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int6
         grow(stack.whole, rows * row, stack.backwards ? rows * row : static_cast<std::size_t>(iteration) * row);
         copy_bytes(at(memory(stack.whole).data, place * static_cast<std::int64_t>(row)), memory(stack.row).data, row);
     }
-    for (const Loop::Varying& value : loop.varying) {
+    for (const Loop::DynamicState& value : loop.dynamic_states) {
         Memory& before = memory(value.before);
         Memory& after = memory(value.after);
         std::swap(before.data, after.data);
         std::swap(before.shape, after.shape);
-        std::swap(before.buffer, after.buffer);
+        std::swap(before.owned, after.owned);
         patch(before);
         patch(after);
     }
 }
 
 void Instance::end_loop(const Loop& loop, std::int64_t done) {
-    for (const Loop::Carried& value : loop.carried) {
+    for (const Loop::State& value : loop.states) {
         if (value.final != Loop::kNone) {
-            const void* const last = done == 0                                      ? table_[value.initial]
-                                     : value.where == Loop::Carried::Where::buffers ? latest(value, done)
-                                                                                    : memory(value.after).data;
+            const void* const last = done == 0                                ? table_[value.initial]
+                                     : value.kept == Loop::State::Kept::turns ? latest(value, done)
+                                                                              : memory(value.after).data;
             copy_bytes(table_[value.final], last, value.bytes);
         }
     }
-    for (const Loop::Varying& value : loop.varying) {
+    for (const Loop::DynamicState& value : loop.dynamic_states) {
         if (value.final >= 0) {
             store(value.final, memory(value.before).data, memory(value.before).shape, value.item);
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.ops import F
 from graphkit.ops.xp import numpy_xp
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(params=["baseline", "avx2", "avx512"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
+from kernel_runs import run_native, value_of
 
 from graphkit.executor.devices.cpu import native
+from graphkit.ops import F
+from graphkit.ops.evaluate import run_node
 from graphkit.ops.math.cumulative import CumProd, CumSum, LinearRecurrence
 from graphkit.ops.xp import numpy_xp
 
@@ -38,3 +42,16 @@ def test_linear_recurrence(shape, axis, reverse, dtype):
         kernel(given, [target])
         np.testing.assert_allclose(target, expected, rtol=1e-5, atol=1e-6)
         a, b = np.random.default_rng(2).uniform(-1, 1, (2, *shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("attrs", [{}, {"exclusive": True}, {"reverse": True}, {"exclusive": True, "reverse": True}])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3000,), 0), ((9, 501), 1), ((9, 501), 0), ((3, 40, 130), 1), ((4, 0), 1)]
+)
+def test_running_sums(shape, axis, attrs):
+    for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64, np.uint32, np.uint64):
+        x = np.random.default_rng(1).integers(-9, 9, shape).astype(np.dtype(dtype))
+        node = F.cum_sum(value_of(x), np.int64(axis), **attrs).node
+        (expected,) = run_node(node, [x, np.int64(axis)])
+        for threads in (1, 3):
+            assert run_native(node, [x], threads)[0].tobytes() == expected.tobytes()

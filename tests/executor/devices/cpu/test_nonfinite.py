@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kernel_runs import run_kernel
 
 from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
@@ -105,9 +106,7 @@ def run_native(node: Node, arrays: list[Any], threads: int = 1) -> list[np.ndarr
     kernel = make_kernel("cpu", node, KernelContext(threads=threads, used_outputs=(True,) * len(node.outputs)))
     if kernel is None:
         return None
-    outputs = [np.full(v.tensor.static_shape, 77, v.dtype.numpy) for v in node.outputs]
-    kernel(arrays, outputs)
-    return outputs
+    return run_kernel(kernel, node, arrays)
 
 
 def compare(case: Case) -> None:

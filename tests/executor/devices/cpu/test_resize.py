@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from kernel_runs import FLOATS, INTEGERS, run_native, value_of
 
 from graphkit.executor.devices.kernel import KernelContext
 from graphkit.executor.devices.registry import make_kernel
@@ -102,3 +103,43 @@ def test_a_nan_reaches_only_what_is_interpolated_from_it() -> None:
     node = F.resize(Value(TensorType("float32", x.shape)), None, None, as_value(np.array([1, 16])), mode="linear").node
     (y,) = run_node(node, [x, None, None, np.array([1, 16])])
     assert np.flatnonzero(np.isnan(y[0])).tolist() == [3, 4, 5, 6]
+
+
+def resized(x, sizes, threads, **attrs):
+    node = F.resize(value_of(x), None, None, as_value(np.array(sizes)), **attrs).node
+    return run_native(node, [x], threads)[0], run_node(node, [x, None, None, np.array(sizes)])[0]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        ((2, 3, 33, 47), (2, 3, 70, 95)),
+        ((1, 40, 50, 3), (1, 71, 23, 3)),
+        ((5, 7), (3, 90)),
+        ((1, 2, 9, 9, 9), (1, 2, 20, 5, 9)),
+    ],
+)
+def test_resizing(mode, coordinates, shape, sizes, isa):
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+    for threads in (1, 3):
+        got, expected = resized(x, sizes, threads, mode=mode, coordinate_transformation_mode=coordinates)
+        if mode == "nearest":
+            np.testing.assert_array_equal(got, expected)
+        else:
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_resizing_every_number_type(mode, dtype):
+    x = np.random.default_rng(3).integers(0, 100, (2, 3, 17, 19)).astype(dtype)
+    got, expected = resized(x, (2, 3, 31, 9), 3, mode=mode)
+    assert got.dtype == dtype
+    if dtype.kind in "iu":  # a sum on the border of two integers may fall to either side
+        assert np.abs(got.astype(np.float64) - expected.astype(np.float64)).max() <= 1
+        assert (got != expected).mean() < 0.02
+    else:
+        tolerance = {2: 1e-2, 4: 1e-5, 8: 1e-13}[dtype.itemsize]
+        np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol=tolerance, atol=tolerance)

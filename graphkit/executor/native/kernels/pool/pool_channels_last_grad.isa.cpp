@@ -146,9 +146,9 @@ namespace {
 // y [N, positions, C] from x [N, spatial, C], and which element of its window each maximum is, in row-major order:
 // windows have 256 elements at most. Shapes are given as [N, C, ...]. The first of equal values wins, NaN over numbers.
 // An output that nothing reads may be null.
-class ChannelsLastMaxPoolTaps final : public Kernel {
+class ChannelsLastMaxPoolIndices final : public Kernel {
   public:
-    ChannelsLastMaxPoolTaps(Dims x, Dims y, const PoolWindow& window, int threads);
+    ChannelsLastMaxPoolIndices(Dims x, Dims y, const PoolWindow& window, int threads);
 
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
@@ -220,8 +220,8 @@ const Span& window_at(const PoolGeometry& g, int axis, std::int64_t position) {
 
 }  // namespace
 
-ChannelsLastMaxPoolTaps::ChannelsLastMaxPoolTaps(Dims x, Dims y, const PoolWindow& window, int threads)
-    : Kernel("ChannelsLastMaxPoolTaps", threads), functions_(pool_gradient_functions()) {
+ChannelsLastMaxPoolIndices::ChannelsLastMaxPoolIndices(Dims x, Dims y, const PoolWindow& window, int threads)
+    : Kernel("ChannelsLastMaxPoolIndices", threads), functions_(pool_gradient_functions()) {
     inputs_ = {{"x", x}};
     outputs_ = {{"y", y, ElementType::f32, true}, {"taps", y, ElementType::u8, true}};
     geometry_ = pool_geometry(*this, x, y, window);
@@ -232,7 +232,7 @@ ChannelsLastMaxPoolTaps::ChannelsLastMaxPoolTaps(Dims x, Dims y, const PoolWindo
     outputs_[0].shape = outputs_[1].shape = channels_behind(y);
 }
 
-void ChannelsLastMaxPoolTaps::run(const void* const* inputs, void* const* outputs, std::byte*) const {
+void ChannelsLastMaxPoolIndices::run(const void* const* inputs, void* const* outputs, std::byte*) const {
     const PoolGeometry& g = geometry_;
     const auto* x = static_cast<const float*>(inputs[0]);
     auto* y = static_cast<float*>(outputs[0]);
@@ -367,7 +367,7 @@ void ChannelsLastAveragePoolGrad::run(const void* const* inputs, void* const* ou
 }
 
 GRAPHKIT_BINDINGS(pool_channels_last_grad, "pool") {
-    nb::class_<ChannelsLastMaxPoolTaps, Kernel>(m, "ChannelsLastMaxPoolTaps")
+    nb::class_<ChannelsLastMaxPoolIndices, Kernel>(m, "ChannelsLastMaxPoolIndices")
         .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "y"_a, "window"_a, "threads"_a = 0);
     nb::class_<ChannelsLastMaxPoolGrad, Kernel>(m, "ChannelsLastMaxPoolGrad")
         .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);

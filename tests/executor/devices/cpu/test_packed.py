@@ -1,30 +1,21 @@
-"""The factories of the CPU: native kernels equal the references, and packed weights follow versions."""
+"""Constants that kernels want packed: the copies follow versions."""
 
 import numpy as np
 import pytest
+from kernel_runs import run_kernel
 
-from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.kernel import KernelContext
-from graphkit.executor.devices.registry import has_factory, make_kernel
+from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.memory.packing import PackedArrays
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import DType, TensorType
-from graphkit.ops import F, registry
+from graphkit.ir.types import TensorType
+from graphkit.ops import F
 from graphkit.ops.evaluate import run_node
 
 needs_onednn = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
-
-# Products and pools; the other families have tests of their own.
-CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvGradInput", "ConvGradWeight", "FusedConv"}
-LAST = {"ChannelsLastConv", "ChannelsLastConvTranspose"}
-PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", *CONVOLUTIONS, *LAST}
-POOLS = {"MaxPool", "MaxPoolGrad", "AveragePool", "AveragePoolGrad", "ChannelsLastMaxPool", "ChannelsLastAveragePool"}
-ACCELERATED = [c for c in registry if c.name in POOLS | PRODUCTS and has_factory("cpu", c.domain, c.name)]
-CASES = [case for cls in ACCELERATED for case in all_cases(cls)]
-TOLERANCE = {DType.BFLOAT16: 2**-6, DType.FLOAT16: 2e-3, DType.FLOAT64: 1e-12}
 
 
 class Held:
@@ -33,53 +24,6 @@ class Held:
     def __init__(self, array: np.ndarray):
         self.array = array
         self.version = 0
-
-
-def has_rows_beyond_windows(case: Case) -> bool:
-    """Whether a transposed convolution's output goes on for a stride or more behind the last window."""
-    if case.op.name != "ConvTranspose":
-        return False
-    geometry = case.op.geometry(case.arrays[0].shape, case.arrays[1].shape)
-    return any(-end >= stride for end, stride in zip(geometry.end, geometry.strides, strict=True))
-
-
-def run(kernel, node, arrays):
-    outputs = [np.full(v.tensor.static_shape, 77, v.dtype.numpy) for v in node.outputs]
-    kernel(arrays, outputs)
-    return outputs
-
-
-def test_the_operators_that_training_needs_are_accelerated():
-    names = {cls.name for cls in ACCELERATED}
-    assert names == (POOLS | PRODUCTS if native.has_onednn() else POOLS)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_native_equals_reference(case: Case):
-    (node,) = case.graph(all_inputs=True).nodes
-    arrays = list(case.arrays)
-    tolerance = TOLERANCE.get(case.dtype, 1e-5)
-    for threads in (1, 3):
-        kernel = make_kernel("cpu", node, KernelContext(threads=threads, used_outputs=(True,) * len(node.outputs)))
-        if kernel is None:
-            return
-        for got, expected in zip(run(kernel, node, arrays), run_node(node, arrays), strict=True):
-            assert got.dtype == expected.dtype
-            exact = got.dtype.kind in "biu"
-            rtol, atol = (0, 0) if exact else (tolerance, tolerance)
-            wide = (got, expected) if exact else (got.astype(np.float64), expected.astype(np.float64))
-            np.testing.assert_allclose(*wide, rtol=rtol, atol=atol)
-
-
-@needs_onednn
-@pytest.mark.parametrize(
-    "case", [c for c in CASES if c.dtype is DType.FLOAT32 and c.op.name in PRODUCTS - LAST], ids=lambda case: case.name
-)
-def test_every_product_in_single_precision_is_native(case: Case):
-    (node,) = case.graph(all_inputs=True).nodes
-    kernel = make_kernel("cpu", node, KernelContext(used_outputs=(True,) * len(node.outputs)))
-    single = all(a is None or a.dtype == np.float32 for a in case.arrays)
-    assert (kernel is not None) == (single and not has_rows_beyond_windows(case))
 
 
 def example(shape=(16, 64), weights=(64, 48)):
@@ -104,7 +48,7 @@ def test_packed_copies_follow_versions(kind):
     for version in range(3):
         operand = packed.get(held, kernel, 1) if kernel.packed_inputs else held.array
         assert not kernel.packed_inputs or packed.get(held, kernel, 1) is operand
-        got = run(kernel, node, [data, operand])[0]
+        got = run_kernel(kernel, node, [data, operand])[0]
         np.testing.assert_allclose(got, run_node(node, [data, held.array])[0], atol=1e-3)
         # The same memory with other contents: the version says so.
         held.array *= -2
@@ -137,5 +81,5 @@ def test_deterministic_results_do_not_depend_on_threads():
     results = set()
     for threads in (1, 2, 3, 4):
         kernel = make_kernel("cpu", node, KernelContext(threads=threads, deterministic=True))
-        results.add(run(kernel, node, arrays)[0].tobytes())
+        results.add(run_kernel(kernel, node, arrays)[0].tobytes())
     assert len(results) == 1

@@ -1,0 +1,240 @@
+"""Every native kernel against its operator's reference: all samples of the registry, all element types, all layouts.
+
+Nothing here lists operators to be tested: what has a factory is found in the registry. What is listed are exceptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from kernel_runs import unwritten
+
+from graphkit.checks.samples import Case, all_cases
+from graphkit.executor.devices.cpu.pointwise import OPERATORS as POINTWISE
+from graphkit.executor.devices.kernel import Kernel, KernelContext, is_native
+from graphkit.executor.devices.registry import has_factory, make_kernel, make_sized
+from graphkit.ir.graph import Node
+from graphkit.ir.types import FLOATS, INTEGERS, DType, dtype_of
+from graphkit.ops import Op, registry
+from graphkit.ops._base import operator
+from graphkit.ops.evaluate import run_node
+from graphkit.ops.nn.norm import LayerNormalization
+from graphkit.ops.nn.pool import GlobalLpPool
+
+ACCELERATED = [cls for cls in registry if has_factory("cpu", cls.domain, cls.name)]
+
+# (rtol, atol); integers, booleans and what is only moved have to be the same bits.
+TOLERANCE = {
+    DType.FLOAT32: (1e-5, 1e-5),
+    DType.FLOAT64: (1e-12, 1e-12),
+    DType.FLOAT16: (2e-3, 2e-3),
+    DType.BFLOAT16: (2**-6, 2**-6),
+}
+# The pointwise machine and the reference round differently, the reference in every one of its steps.
+TOLERANCE_POINTWISE = {
+    DType.FLOAT32: (4e-6, 3e-7),
+    DType.FLOAT64: (1e-14, 1e-15),
+    DType.FLOAT16: (1e-3, 1e-7),
+    DType.BFLOAT16: (8e-3, 1e-30),
+}
+# Operators that take booleans and add up numbers all the same.
+ADDS_UP = {"Resize"}
+# Operators whose results have a size that values decide, in some samples or in all.
+OF_VALUES = {"NonMaxSuppression", "OneHot", "Range"}
+GUARD = 64  # bytes before and behind every result
+CANARY = 0xA5
+
+
+@dataclass
+class Held:
+    """A constant operand as the executor hands it to a kernel."""
+
+    array: np.ndarray
+    version: int = 0
+
+
+def placed(array: np.ndarray, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """A copy that begins `offset` bytes behind a cache line's begin, and the memory that it lies in with its guards."""
+    memory = np.full(array.nbytes + 2 * GUARD + 64 + offset, CANARY, np.uint8)
+    start = -(memory.ctypes.data + GUARD) % 64 + GUARD + offset
+    whole = memory[start - GUARD : start + array.nbytes + GUARD]
+    copy = whole[GUARD : GUARD + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy, whole
+
+
+def moves(case: Case) -> bool:
+    """Whether the operator takes booleans like numbers: then it only moves or compares what it takes."""
+    formals = case.op.formals
+    allowed: Any = case.op.types.get(formals[0].name, ()) if formals else ()
+    return not isinstance(allowed, str) and DType.BOOL in allowed and case.op.name not in {*POINTWISE, *ADDS_UP}
+
+
+def differs(case: Case, got: np.ndarray, expected: np.ndarray) -> str:
+    if (got.dtype, got.shape) != (expected.dtype, expected.shape):
+        return f"{got.dtype}{list(got.shape)}, not {expected.dtype}{list(expected.shape)}"
+    if moves(case) or dtype_of(got.dtype) not in FLOATS:
+        return "" if got.tobytes() == expected.tobytes() else "other bits"
+    table = TOLERANCE_POINTWISE if case.op.name in POINTWISE else TOLERANCE
+    rtol, atol = table[dtype_of(got.dtype)]
+    try:
+        np.testing.assert_allclose(got.astype(np.float64), expected.astype(np.float64), rtol, atol)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def run_placed(kernel: Kernel, arrays: list[Any], results: list[np.ndarray], offset: int) -> list[np.ndarray]:
+    """The results of a run on memory that begins `offset` bytes off; nothing beside them may be written."""
+    outputs = [placed(result, offset) for result in results]
+    kernel([None if a is None else placed(a, offset)[0] for a in arrays], [array for array, _ in outputs])
+    for array, whole in outputs:
+        assert (whole[:GUARD] == CANARY).all(), "written before a result"
+        assert (whole[GUARD + array.nbytes :] == CANARY).all(), "written behind a result"
+    return [array for array, _ in outputs]
+
+
+def run_aligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
+    return run_placed(kernel, arrays, results, 0)
+
+
+def run_unaligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
+    item = max(a.dtype.itemsize for a in (*arrays, *results) if a is not None)
+    return run_placed(kernel, arrays, results, item)
+
+
+def run_in_place(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
+    """Every pair of operand and result that may be the same memory, one pair after the other."""
+    for position, output in kernel.inplace if is_native(kernel) else ():
+        operand, result = arrays[position], results[output]
+        if operand is None or operand.nbytes != result.nbytes:
+            continue
+        operands = [None if a is None else placed(a)[0] for a in arrays]
+        outputs = [placed(r)[0] for r in results]
+        outputs[output] = operands[position].reshape(-1).view(result.dtype).reshape(result.shape)
+        kernel(operands, outputs)
+        return outputs
+    return run_aligned(kernel, arrays, results)
+
+
+LAYOUTS: list[Callable[[Kernel, list[Any], list[np.ndarray]], list[np.ndarray]]]
+LAYOUTS = [run_aligned, run_unaligned, run_in_place]
+
+
+def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """The results in every layout, from one thread and from three; packed constants where the kernel wants them."""
+    used = (True,) * len(node.outputs)
+    if not all(v.tensor.is_static for v in node.outputs):
+        sized = make_sized("cpu", node, KernelContext(1))
+        if sized is not None:
+            yield "sizes of the results from values", [np.asarray(a) for a in sized(arrays)]
+        return
+    for threads in (1, 3):
+        kernel = make_kernel("cpu", node, KernelContext(threads, used_outputs=used))
+        if kernel is None:
+            return
+        for run in LAYOUTS:
+            yield f"{threads} threads, {run.__name__}", run(kernel, arrays, unwritten(node))
+    held = {i: Held(a) for i, a in enumerate(arrays) if a is not None and i}
+    kernel = make_kernel("cpu", node, KernelContext(1, constant_inputs=held, used_outputs=used))
+    if kernel is not None and is_native(kernel) and kernel.packed_inputs:
+        operands = list(arrays)
+        for position in kernel.packed_inputs:
+            packed = np.empty(kernel.packed_bytes(position), np.uint8)
+            kernel.pack(position, arrays[position], packed)
+            operands[position] = packed
+        yield "packed constants", run_placed(kernel, operands, unwritten(node), 0)
+    for alone in range(len(node.outputs)) if len(node.outputs) > 1 else ():
+        one = tuple(position == alone for position in range(len(node.outputs)))
+        kernel = make_kernel("cpu", node, KernelContext(1, used_outputs=one))
+        if kernel is not None:
+            outputs: list[Any] = [r if read else None for r, read in zip(unwritten(node), one, strict=True)]
+            kernel(arrays, outputs)
+            yield f"output {alone} alone", outputs
+
+
+def numeric_cases(cls: type[Op]) -> Iterator[Case]:
+    for case in all_cases(cls):
+        if not any(a is not None and a.dtype == object for a in case.arrays):
+            yield case
+
+
+def nodes_of(case: Case) -> Iterator[Node]:
+    """The case's node with its literals as constants, and with all operands as inputs where that leaves sizes known."""
+    for all_inputs in (False, True):
+        node = [n for n in case.graph(all_inputs=all_inputs).nodes if n.op.name == case.op.name][-1]
+        if not all_inputs or (any(case.is_constant) and all(v.tensor.is_static for v in node.outputs)):
+            yield node
+
+
+@pytest.mark.parametrize("cls", ACCELERATED, ids=lambda cls: cls.name)
+def test_kernels_equal_the_reference(cls: type[Op], isa: str) -> None:
+    wrong = []
+    for case in numeric_cases(cls):
+        for node in nodes_of(case):
+            arrays = [None if a is None else np.asarray(a, order="C") for a in case.arrays[: len(node.inputs)]]
+            with np.errstate(all="ignore"):
+                expected = run_node(node, arrays)
+            for what, results in attempts(case, node, arrays):
+                for number, (got, wanted) in enumerate(zip(results, expected, strict=True)):
+                    if got is not None and (difference := differs(case, got, wanted)):
+                        wrong.append(f"{case.name}, {what}, output {number}: {difference}")
+    assert not wrong, "\n".join(wrong[:5])
+
+
+# --- what has no kernel ---------------------------------------------------------------------------
+
+
+def _lacks(*dtypes: DType) -> Callable[[Node], bool]:
+    """Whether the node's numbers have one of these types."""
+
+    def lacks(node: Node) -> bool:
+        return any(v.dtype in dtypes for v in (*node.operands, *node.outputs))
+
+    return lacks
+
+
+_not_float32 = _lacks(*(FLOATS - {DType.FLOAT32}))
+_not_of_library = _lacks(DType.FLOAT64, DType.FLOAT16, *(INTEGERS - {DType.INT8, DType.UINT8}))
+_BOTH_LAYOUTS = ("", "ChannelsLast")
+_AND_GRADIENT = ("", "Grad")
+# Which nodes of an operator are interpreted, by its name.
+INTERPRETED: dict[str, Callable[[Node], bool]] = {
+    **dict.fromkeys(("LpPool", "RoiAlign", "FusedAttention", "RNN", "GRU", "LSTM"), _not_float32),
+    **{f"{layout}AveragePool{part}": _not_float32 for layout in _BOTH_LAYOUTS for part in _AND_GRADIENT},
+    **{f"ChannelsLastMaxPool{part}": _not_float32 for part in ("", "Grad", "Indices")},
+    **{f"ChannelsLastBatchNorm{part}": _not_float32 for part in _AND_GRADIENT},
+    **{f"{cell}Recurrence{part}": _not_float32 for cell in ("RNN", "GRU", "LSTM") for part in _AND_GRADIENT},
+    "MaxPool": _lacks(*(FLOATS - {DType.FLOAT32}), DType.INT8, DType.UINT8),
+    "MaxPoolGrad": _not_float32,
+    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedConv"), _not_of_library),
+    **{f"{layout}Conv{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("", "Transpose")},
+    **{f"{layout}ConvGrad{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("Input", "Weight")},
+    **dict.fromkeys(("Det", "LinearRecurrence", "Im2Col"), _lacks(DType.FLOAT16, DType.BFLOAT16)),
+    "Col2Im": lambda node: node.output.dtype not in {DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64},
+    "GlobalLpPool": lambda node: operator(node, GlobalLpPool).p not in (1, 2),
+    "LayerNormalization": lambda node: (
+        operator(node, LayerNormalization).stash is DType.FLOAT64 and node.outputs[0].dtype is not DType.FLOAT64
+    ),
+    "Cast": lambda node: node.output.dtype not in {*FLOATS, *INTEGERS, DType.BOOL},
+}
+# The library has kernels for bfloat16 where the processor multiplies it, and not for every shape.
+BY_PROCESSOR = {name for name, missing in INTERPRETED.items() if missing is _not_of_library}
+
+
+@pytest.mark.parametrize("cls", ACCELERATED, ids=lambda cls: cls.name)
+def test_what_is_interpreted_is_listed(cls: type[Op]) -> None:
+    for case in numeric_cases(cls):
+        node = next(nodes_of(case))
+        if cls.name in BY_PROCESSOR and DType.BFLOAT16 in {v.dtype for v in node.operands}:
+            continue
+        context = KernelContext(1, used_outputs=(True,) * len(node.outputs))
+        if all(v.tensor.is_static for v in node.outputs):
+            found = make_kernel("cpu", node, context) is not None
+        else:
+            found = cls.name in OF_VALUES
+        assert found != INTERPRETED.get(cls.name, lambda _: False)(node), case.name
