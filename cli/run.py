@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -89,10 +90,7 @@ def command(
         results, recorded = _profiled(executor, feeds, trace)
         seconds = recorded.seconds
     if output is not None:
-        buffer = io.BytesIO()
-        arrays: dict[str, Any] = results
-        np.savez(buffer, **arrays)
-        write_whole(Path(output), [buffer.getbuffer()])
+        write_whole(Path(output), [_npz(results)])
         log(f"wrote {output}")
     classes = best(net, results, top)
     rows = [(n, a.dtype, list(a.shape), _statistics(a)) for n, a in results.items()]
@@ -134,6 +132,16 @@ def _origin(net: Model, feeds: Mapping[str, Any], results: Mapping[str, np.ndarr
         return None
     listed = ", ".join(map(repr, bad))
     return {"message": f"output {listed}, from the rounding of the kernels: interpreted, every value is finite"}
+
+
+def _npz(arrays: Mapping[str, np.ndarray]) -> memoryview:
+    """The bytes of an .npz file. numpy.savez takes names as keywords, and has two of its own: file, allow_pickle."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array))
+    return buffer.getbuffer()
 
 
 def _profiled(executor: Executor, feeds: Mapping[str, Any], path: str) -> tuple[dict[str, np.ndarray], Profile]:

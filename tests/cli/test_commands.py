@@ -97,6 +97,19 @@ def test_train_freeze_and_options(call, folder, tmp_path):
     assert code == 0, err
 
 
+def test_run_writes_outputs_of_any_name(call, tmp_path):
+    x = gk.input("x", [2])
+    gk.Model({"file": gk.sqrt(x), "allow_pickle": gk.neg(x), "a/b": gk.exp(x)}).save(tmp_path / "net.json")
+    code, _, _ = call("run", tmp_path / "net.json", "x:2", "--fill", "ones", "-o", tmp_path / "out.npz")
+    assert code == 0
+    with np.load(tmp_path / "out.npz") as written:
+        assert {name: written[name].tolist() for name in ("file", "allow_pickle")} == {
+            "file": [1, 1],
+            "allow_pickle": [-1, -1],
+        }
+        assert written["a/b"].shape == (2,)
+
+
 def test_run_writes_npz_that_numpy_reads(call, folder, tmp_path):
     image = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
     np.save(tmp_path / "image.npy", image)

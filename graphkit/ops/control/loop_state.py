@@ -59,7 +59,7 @@ Refusal: TypeAlias = Callable[[int, Type, Type], Exception]
 
 
 def _refused(position: int, before: Type, after: Type) -> Exception:
-    return TypeMismatch(f"a carried value starts as {before} and becomes {after}")
+    return TypeMismatch(f"a loop state starts as {before} and becomes {after}")
 
 
 class StableStates:

@@ -40,7 +40,7 @@ def counter() -> Graph:
     return Graph([s], [F.reduce_sum(s)], [(s, F.add(F.mul(s, s), np.float32(1)))], output_names=["sum"])
 
 
-def overwritten(ex: Executor) -> set[str]:
+def donated(ex: Executor) -> set[str]:
     ex.specialise({})
     program = next(iter(ex._programs.values()))
     return {name for name, over in zip(ex._select(None).states, program.donated, strict=True) if over}
@@ -80,7 +80,7 @@ def test_a_fed_state_keeps_its_values() -> None:
 
 
 def test_states_that_change_places() -> None:
-    """Each new value needs the other old one: at most one can be overwritten."""
+    """Each new value needs the other old one: at most one can be donated."""
     a, b = state("a"), state("b")
     ex = executor(Graph([a, b], [a], [(a, F.mul(b, np.float32(2))), (b, F.add(a, np.float32(1)))], output_names=["a"]))
     for _ in range(4):
@@ -90,10 +90,10 @@ def test_states_that_change_places() -> None:
         np.testing.assert_array_equal(ex.params["b"], x + 1)
 
 
-def test_an_old_value_that_is_an_output_is_not_overwritten() -> None:
+def test_an_old_value_that_is_an_output_is_not_donated() -> None:
     s = state("s")
     ex = executor(Graph([s], [F.reshape(s, np.array([-1]))], [(s, F.neg(s))], output_names=["flat"]))
-    assert not overwritten(ex)
+    assert not donated(ex)
     old = ex.params["s"].copy()
     np.testing.assert_array_equal(ex.run({})["flat"], old.reshape(-1))
     np.testing.assert_array_equal(ex.params["s"], -old)
@@ -120,7 +120,7 @@ def test_a_run_that_fails_leaves_states_usable() -> None:
         ex.run({"index": np.array([99])})
     assert not ex.params["s"].flags.writeable
     # Packed copies of what may be a mixture are stale.
-    assert ex.params.version("s") > version or not overwritten(ex)
+    assert ex.params.version("s") > version or not donated(ex)
     ex.params["s"] = np.ones(SHAPE, np.float32)
     assert (ex.run({"index": np.array([1])})["row"] == -1).all()
     assert (ex.params["s"] == -2).all()
@@ -132,7 +132,7 @@ def test_a_reader_that_waits_for_something_written_later() -> None:
     new = F.neg(s)
     flat = F.reshape(F.after(s, F.exp(new)), np.array([-1]))
     ex = executor(Graph([s, t], [F.tanh(flat)], [(s, new), (t, F.abs(t))], output_names=["flat"]))
-    assert overwritten(ex) == {"t"}
+    assert donated(ex) == {"t"}
     for _ in range(2):
         old = ex.params["s"].copy()
         np.testing.assert_allclose(ex.run({})["flat"], np.tanh(old.reshape(-1)), rtol=1e-5)
@@ -182,11 +182,11 @@ def random_update(seed: int) -> Graph:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_updates_are_those_without_overwriting(seed: int) -> None:
+def test_random_updates_are_those_without_donation(seed: int) -> None:
     graph = random_update(seed)
     plain = executor(graph, seed, inplace=False)
     others = [executor(graph, seed), executor(graph, seed, optimize=False)]
-    assert not overwritten(plain)
+    assert not donated(plain)
     for _ in range(3):
         wanted = plain.run({})
         for ex in others:
@@ -197,9 +197,9 @@ def test_random_updates_are_those_without_overwriting(seed: int) -> None:
                 np.testing.assert_allclose(ex.params[name], array, rtol=1e-4, atol=1e-5)
 
 
-def test_random_updates_do_overwrite() -> None:
+def test_random_updates_do_donate() -> None:
     """The test above compares with something."""
-    assert sum(len(overwritten(executor(random_update(seed), optimize=False))) for seed in range(60)) > 60
+    assert sum(len(donated(executor(random_update(seed), optimize=False))) for seed in range(60)) > 60
 
 
 @pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1, momentum=0.9), gk.optim.Adam(0.01)])
