@@ -95,13 +95,18 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     except GraphkitError as error:
         raise type(error)(f"{node.describe()}: {error}") from error
     except Exception as error:
-        if lacks_memory(error):
-            raise OutOfMemory(f"{node.describe()}: {str(error) or 'no memory'}") from error
-        raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+        raise failure_of(node, error) from error
     outputs = result if isinstance(result, tuple) else (result,)
     if len(outputs) != len(node.outputs):
         raise RuntimeFailure(f"{node.describe()}: {len(outputs)} results for {len(node.outputs)} outputs")
     return tuple(_typed(xp, v, x) for v, x in zip(node.outputs, outputs, strict=True))
+
+
+def failure_of(node: Node, error: Exception) -> OutOfMemory | RuntimeFailure:
+    """What to raise for an error of another library, or of Python, in a node: it names the node."""
+    if lacks_memory(error):
+        return OutOfMemory(f"{node.describe()}: {str(error) or 'no memory'}")
+    return RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}")
 
 
 def _widen(value: Value | None, array: Any) -> Any:

@@ -88,7 +88,7 @@ def inference_passes(
 
 
 # What becomes possible when the shapes of a prepared graph are known.
-BOUND = pipeline(simplify, fuse_attention, given=held_after(INFERENCE, _HELD))
+BOUND = pipeline(simplify, fuse_attention, scan_axes, given=held_after(INFERENCE, _HELD))
 
 
 class Effect(NamedTuple):

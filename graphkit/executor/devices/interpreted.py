@@ -13,6 +13,15 @@ from graphkit.ops.evaluate import run_node
 from graphkit.ops.xp import Namespace, numpy_xp
 
 
+def check_result(node: Node, position: int, result: np.ndarray, shape: Sequence[int], dtype: np.dtype) -> None:
+    """Raise RuntimeFailure, naming the node, when a result is not of the shape and dtype that were inferred."""
+    if result.shape != tuple(shape) or result.dtype != dtype:
+        raise RuntimeFailure(
+            f"{node.describe()}: result {position} is {result.dtype}{list(result.shape)};"
+            f" {dtype}{list(shape)} was inferred"
+        )
+
+
 def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
     """A kernel that interprets `node`: its operator's reference on arrays of `xp`.
 
@@ -30,11 +39,7 @@ def interpreted_kernel(node: Node, xp: Namespace = numpy_xp) -> Kernel:
         for position, (result, output) in enumerate(zip(results, outputs, strict=True)):
             if output is None:
                 continue
-            if result.shape != output.shape or result.dtype != output.dtype:
-                raise RuntimeFailure(
-                    f"{node.describe()}: result {position} is {result.dtype}{list(result.shape)};"
-                    f" {output.dtype}{list(output.shape)} was inferred"
-                )
+            check_result(node, position, result, output.shape, output.dtype)
             xp.copyto(output, result)
 
     return run

@@ -241,7 +241,7 @@ def _empty_rows(node: Node, outputs: Sequence[int], shapes: Shapes, _: Shapes) -
 
 
 def loop(site: Site) -> NativeLoop | None:
-    """A Loop or a Scan whose body runs without Python, over slices that are contiguous and follow each other."""
+    """A Loop or a Scan whose body runs without Python, over slices along the first axis."""
     node = site.node
     if not is_control(node) or node.op.name == "If":
         return None
@@ -332,8 +332,8 @@ def _known_trips(node: Node, count: int, scanned: Sequence[int]) -> int:
 
 
 def _check_axes(view: LoopView) -> None:
-    """Slices have to be contiguous and follow each other."""
+    """Slices lie along the first axis, so that they are contiguous and follow each other."""
     for along in (*view.scan_inputs, *view.scan_outputs):
         shape = along.outer.tensor.shape
-        if not shape or any(size != 1 for size in shape[: along.axis % len(shape)]):
+        if not shape or along.axis % len(shape):
             raise NotNative(f"it scans along axis {along.axis} of {along.outer.type}")

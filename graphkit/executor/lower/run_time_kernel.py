@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from graphkit import config
-from graphkit.errors import GraphkitError, OutOfMemory, RuntimeFailure, TypeMismatch, UnsupportedError, lacks_memory
+from graphkit.errors import GraphkitError, RuntimeFailure, TypeMismatch, UnsupportedError, lacks_memory
+from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, NO_BUFFER, Emission, Location, Lowering, Site
@@ -26,7 +27,7 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops import Op
-from graphkit.ops.evaluate import run_node
+from graphkit.ops.evaluate import failure_of, run_node
 
 # What unknown sizes are taken for when a node is tried.
 _STAND_IN = 16
@@ -144,7 +145,7 @@ class RunTimeKernel(_AtRunTime):
             found = _prepared(bound, self._context)
         except (MemoryError, ValueError) as error:
             if lacks_memory(error) and not isinstance(error, GraphkitError):
-                raise OutOfMemory(f"{bound.describe()}: {str(error) or 'no memory'}") from error
+                raise failure_of(bound, error) from error
             raise
         if found is not None and self._declared:
             self._declared.found(self.node.outputs, [v.tensor.static_shape for v in bound.outputs])
@@ -278,12 +279,10 @@ def _interpreted(
             None if kind is None else np.ndarray(kind.static_shape, kind.dtype.numpy, data)
             for kind, data in zip(types, memory, strict=False)
         ]
-        try:
-            results = run_node(node, operands)
-        except GraphkitError:
-            raise
-        except Exception as error:
-            raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+        results = run_node(node, operands)
+        for position, (value, result) in enumerate(zip(node.outputs, results, strict=True)):
+            if has_fixed_size(value):
+                check_result(node, position, result, value.tensor.static_shape, value.dtype.numpy)
         if declared:
             declared.found(node.outputs, [np.shape(a) for a in results])
         return [np.asarray(a, order="C") if needed else None for a, needed in zip(results, used, strict=True)]

@@ -85,7 +85,7 @@ def _write(path: Path, numbers: Sequence[int]) -> None:
 
 def _prune(folder: Path) -> None:
     """Remove the oldest entries of a folder that has too many."""
-    entries = list(folder.glob("*.json"))
+    entries = [path for kind in ("schedule", "layout") for path in folder.glob(f"{kind}-*.json")]
     if len(entries) <= MOST_ENTRIES:
         return
     ages = []

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure, lacks_memory
+from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure
+from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import SizedKernel
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
@@ -23,6 +24,7 @@ from graphkit.executor.report.describe import describe, is_shape_arithmetic
 from graphkit.executor.report.plan import Plan
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
+from graphkit.ops.evaluate import failure_of
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -234,9 +236,7 @@ class _Instance:
             except GraphkitError:
                 raise
             except Exception as error:
-                if lacks_memory(error):
-                    raise OutOfMemory(f"{node.describe()}: {str(error) or 'no memory'}") from error
-                raise RuntimeFailure(f"{node.describe()}: {type(error).__name__}: {error}") from error
+                raise failure_of(node, error) from error
             for operand in dynamic:
                 inputs[operand.position] = None
             for readers in done:
@@ -275,23 +275,21 @@ class _Instance:
         A result of known size goes to its memory.
         """
         used, buffers = self._program.placement.used, self._program.emitter.buffers
-        fixed: list[Any] = [None] * len(node.outputs)
-        self._bind_all(fixed, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
-        targets = [self._readers.setdefault(v, []) for v in node.outputs]
+        destinations: list[Any] = [None] * len(node.outputs)
+        self._bind_all(destinations, [v if v in used and has_fixed_size(v) else None for v in node.outputs])
+        readers_of = [self._readers.setdefault(v, []) for v in node.outputs]
         declared = self._program.lowered.settings.declared
 
         def run(inputs: Sequence[Any], _: Any) -> None:
             results = function(inputs)
             if declared:
                 declared.found(node.outputs, [r.shape if isinstance(r, np.ndarray) else None for r in results])
-            for value, target, readers, result in zip(node.outputs, fixed, targets, results, strict=True):
+            made = zip(node.outputs, destinations, readers_of, results, strict=True)
+            for position, (value, target, readers, result) in enumerate(made):
                 if isinstance(result, np.ndarray):
                     result = np.asarray(result, order="C")
                 if target is not None:
-                    if result.shape != target.shape or result.dtype != target.dtype:
-                        raise RuntimeFailure(
-                            f"a result is {result.dtype}{list(result.shape)}; {value.type} was inferred"
-                        )
+                    check_result(node, position, result, target.shape, target.dtype)
                     np.copyto(target, result)
                 elif self.native is not None and value in buffers:
                     self._referred[buffers[value]] = result
@@ -314,11 +312,7 @@ class _Instance:
                 if readers := self._readers.get(storage, []):
                     _fill(readers, _shaped(results[position], storage.tensor))
         if self.native is None:
-            if not any(program.donated):
-                program.interruptible = _always
-            for call in self._calls:
-                call()
-            program.interruptible = None
+            self._run_calls()
         else:
             arrays: list[Any] = [None] * len(inputs)
             for position in self._native_inputs:
@@ -334,6 +328,16 @@ class _Instance:
         for readers in self._forget:
             _release(readers)
         return results
+
+    def _run_calls(self) -> None:
+        program = self._program
+        if program.state_inputs and not any(program.donated):
+            program.interruptible = _always
+        try:
+            for call in self._calls:
+                call()
+        finally:
+            program.interruptible = None
 
     def _run_native(self, instance: _native.Instance, arrays: list[Any]) -> None:
         native = native_module()

@@ -110,7 +110,7 @@ def signature(selection: Selection, arrays: Sequence[Any], feeds: Mapping[str, A
     return (
         id(selection),
         *(
-            (spec.name in feeds if spec.stored else None) if spec.sized else getattr(array, "shape", None)
+            (spec.name in feeds if spec.stored else None, None if spec.sized else getattr(array, "shape", None))
             for spec, array in zip(selection.inputs, arrays, strict=True)
         ),
     )

@@ -116,7 +116,7 @@ class Executor:
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
-            if value.role in ("parameter", "state") and name not in params:
+            if _is_stored(value) and name not in params:
                 raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
         self._packed = PackedArrays()
@@ -133,7 +133,7 @@ class Executor:
     def _prepack(self) -> tuple[Graph, dict[str, DerivedArray]]:
         written = {state for state, _ in self._graph.updates}
         named = zip(self._input_names, self._graph.inputs, strict=True)
-        kept = {v: self._parameter_arrays[n] for n, v in named if n in self.params and v not in written}
+        kept = {v: self._parameter_arrays[n] for n, v in named if _is_stored(v) and v not in written}
         return prepack(self._graph, kept)
 
     def __reduce__(self) -> Any:
@@ -371,7 +371,7 @@ class Executor:
         fixed: Mapping[str, VersionedArray] = {**self._parameter_arrays, **(self._derived if derived else {})}
         inputs = []
         for name, value in zip((*self._input_names, *self._derived), graph.inputs, strict=False):
-            stored = value.role in ("parameter", "state")
+            stored = _is_stored(value)
             sized = isinstance(value.type, TensorType) and value.type.is_static
             inputs.append(RunInput(name, value, value in read or names is None, stored, name in self._derived, sized))
         name_of = {spec.value: spec.name for spec in inputs}
@@ -412,6 +412,11 @@ class Executor:
         if self._declared is not None:
             self._declared.before(shapes)
         return program
+
+
+def _is_stored(value: Value) -> bool:
+    """Whether a graph's input has an array unless it is fed; data and generators have none, whatever their name."""
+    return value.role in ("parameter", "state")
 
 
 def _computed_in_float32() -> frozenset[DType]:

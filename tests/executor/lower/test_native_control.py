@@ -303,3 +303,30 @@ def test_element_types(dtype: str) -> None:
     array = np.arange(6).reshape(2, 3).astype(TensorType(dtype, ()).dtype.numpy)
     for trips in (2, 0, 5):
         run(trips, array)
+
+
+@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize("ranked", [True, False])
+def test_scans_along_an_axis_behind_others_of_size_one(ranked: bool, optimize: bool, monkeypatch: Any) -> None:
+    """Slices of x: [1, n, 3] along axis 1 are contiguous, but the number of iterations is not that of axis 0."""
+    monkeypatch.delenv("GRAPHKIT_STRICT")
+    shape = (1, "N", 3) if ranked else None
+    s, x = value("s", 1, 3), Value(TensorType("float32", shape), "x")
+    before, row = Value(TensorType("float32", (1, 3))), Value(TensorType("float32", (1, 3) if ranked else None))
+    total = F.add(before, row)
+    outputs = F.scan(
+        s, x, body=Graph([before, row], [total, total]), num_scan_inputs=1, scan_input_axes=(1,), scan_output_axes=(1,)
+    )
+    run = Native([s, x], list(outputs), optimize=optimize)
+    rng = np.random.default_rng(0)
+    for length in (5, 1, 0, 8):
+        run(draw(rng, 1, 3), draw(rng, 1, length, 3))
+    assert not optimize or not run.program.fallbacks
+
+
+def test_rows_that_change_their_shape_name_the_loop() -> None:
+    m, x = value("m", dtype="int64"), value("x", "N")
+    grows = body([TensorType("float32", ("N",))], lambda i, going, s: [going, F.concat(s, s, axis=0), s])
+    run = Native([m, x], list(F.loop(m, None, x, body=grows, name="grower")))
+    with pytest.raises(RuntimeFailure, match=r"^grower.*changes its shape between iterations: from \[2\] to \[4\]"):
+        run.executor.run({"m": np.array(3), "x": np.ones(2, np.float32)})

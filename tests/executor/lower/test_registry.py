@@ -10,6 +10,7 @@ import pytest
 from compiled_graph import ROW, body, value
 
 import graphkit as gk
+from graphkit.errors import RuntimeFailure
 from graphkit.executor.lower.lowering import LoweredGraph, Settings
 from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.run.params import ParamStore
@@ -65,6 +66,28 @@ def test_what_has_no_kernel_is_interpreted_and_says_why() -> None:
     assert [(node.op.name, reason) for _, node, reason in graph.interpreted()] == [
         ("Scan", "it scans along axis 1 of float32[3, 4]")
     ]
+
+
+def test_a_reference_that_breaks_its_promise_inside_a_loop() -> None:
+    @gk.op
+    class Turned(gk.Op):
+        domain = "test.registry"
+        inputs = ("x",)
+
+        def infer(self, x: Any) -> Any:
+            return x
+
+        def reference(self, xp: Any, x: Any) -> Any:
+            return xp.reshape(x, (3, 1))
+
+    try:
+        m, x = value("m", dtype="int64"), value("x", 3)
+        turned = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, F.turned(s)]))
+        executor = Executor(Graph([m, x], [turned]), ParamStore({}))
+        with pytest.raises(RuntimeFailure, match=r"Turned.*result 0 is float32\[3, 1\]; float32\[3\] was inferred"):
+            executor.run({"m": np.array(1), "x": np.ones(3, np.float32)})
+    finally:
+        registry.remove(Turned)
 
 
 def test_interpreted_inside_a_loop() -> None:

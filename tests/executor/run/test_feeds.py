@@ -189,3 +189,26 @@ def test_out_arrays_must_not_overlap() -> None:
 def test_a_negative_size_cannot_be_planned() -> None:
     with pytest.raises(InputError, match=r"'image' is float32\[N, 2\]; the shape \[-1, 2\] has a negative size"):
         executor().specialise({"image": (-1, 2), "mask": (1, 1)})
+
+
+def test_parameters_of_open_shapes_may_be_fed_in_turns() -> None:
+    """What is fed is part of what a program is made for, also where only the array tells the size."""
+    a, b = (Value(TensorType("float32", (size,)), name, role="parameter") for name, size in (("a", "N"), ("b", "M")))
+    stored = {"a": np.ones(3, np.float32), "b": np.ones(4, np.float32)}
+    params = ParamStore({v.name: v.tensor for v in (a, b)}, stored)
+    executor = Executor(Graph([a, b], [F.reduce_sum(a), F.reduce_sum(b)], output_names=["a sum", "b sum"]), params)
+    other = {"a": np.full(3, 2, np.float32), "b": np.full(4, 10, np.float32)}
+    for fed in ((), ("a",), ("a", "b"), ("b",), ()):
+        got = executor.run({name: other[name] for name in fed})
+        wanted = {f"{name} sum": (other if name in fed else stored)[name].sum() for name in stored}
+        assert {name: float(total.item()) for name, total in got.items()} == wanted
+
+
+def test_data_is_fed_although_the_store_has_its_name() -> None:
+    x, w = Value(TensorType("float32", (3,)), "x"), Value(TensorType("float32", (3,)), "w", role="parameter")
+    ones = np.ones(3, np.float32)
+    params = ParamStore({"x": x.tensor, "w": w.tensor}, {"x": ones, "w": ones})
+    executor = Executor(Graph([x, w], [F.mat_mul(x, w), F.neg(w)], output_names=["y", "z"]), params)
+    with pytest.raises(InputError, match="input not given: 'x'"):
+        executor.run({}, outputs=["y"])
+    assert executor.run({"x": 2 * ones}, outputs=["y"])["y"] == 6

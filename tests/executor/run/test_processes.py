@@ -65,6 +65,34 @@ time.sleep(0.2)
 print("leaving")
 """
 
+# Python is called inside of a loop, for what is interpreted.
+LEAVE_LOOPS = """
+@gk.op
+class Twice(gk.Op):
+    \'\'\'2 x\'\'\'
+    domain = "test.leave"
+    inputs = ("x",)
+    samples = (gk.Sample((2,)),)
+
+    def infer(self, x):
+        return x
+
+    def reference(self, xp, x):
+        return 2 * x
+
+x = gk.input("x", [2])
+end = gk.while_loop(lambda y: gk.reduce_sum(y, keepdims=False) < np.float32(1), gk.twice, x)
+exe = gk.Model(end).compile(threads=THREADS)
+
+def work():
+    exe(np.zeros(2, np.float32))  # never ends
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.3)
+print("leaving")
+"""
+
 INTERRUPT = """
 count = gk.while_loop(lambda i: i < np.array(10**12), lambda i: i + np.array(1), gk.ops.F.constant(value=np.array(0)))
 exe = gk.Model(count).compile(threads=2)
@@ -120,8 +148,10 @@ def test_children_of_a_fork_run_models() -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_interpreter_may_end_while_threads_run(threads: int) -> None:
-    done = run(LEAVE.replace("THREADS", str(threads)))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
+    for script in (LEAVE, LEAVE_LOOPS):
+        for _ in range(3):
+            done = run(script.replace("THREADS", str(threads)))
+            assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
 
 
 def test_a_loop_can_be_interrupted() -> None:

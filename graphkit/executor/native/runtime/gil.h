@@ -52,7 +52,8 @@ class WithoutGil {
     PyThreadState* state_;
 };
 
-// With the GIL as long as it lives.
+// With the GIL as long as it lives. What calls Python under it does so in `or_sleep`, and what owns references lives
+// outside of that: Python code may be what the interpreter ends.
 class WithGil {
   public:
     WithGil() {

@@ -186,7 +186,7 @@ void Instance::carry_out(const Block& block, const Step& step) {
             run_block(*block.branches[step.index].taken[read_bool(step.inputs) ? 1 : 0]);
             break;
         case Step::Kind::loop:
-            run_loop(block.loops[step.index]);
+            run_loop(block.loops[step.index], step.name);
             break;
         case Step::Kind::commit:
             committed_ = true;

@@ -95,7 +95,8 @@ struct Dynamic {
     Make make;
     std::vector<Operand> inputs;
     std::vector<Operand> outputs;
-    std::size_t first_input = 0;  // entries
+    std::size_t first_input = 0;  // entries, as many as a kernel may have operands
+    std::size_t input_entries = 0;
     std::size_t first_output = 0;
     std::size_t number = 0;  // among those of the program
 };
@@ -284,11 +285,11 @@ class Instance {
     std::shared_ptr<const Prepared> prepare(const Dynamic& dynamic) const;
     std::int64_t elements_of(const Dynamic::Operand& operand) const;
     void append_elements(const Dynamic::Operand& operand, const void* data, Dims& to) const;
-    void run_loop(const Loop& loop);
-    std::int64_t start_loop(const Loop& loop);
+    void run_loop(const Loop& loop, const std::string& name);
+    std::int64_t start_loop(const Loop& loop, const std::string& name);
     void start_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
     void* latest(const Loop::State& value, std::int64_t iteration) const;
-    void end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
+    void end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips, const std::string& name);
     void end_loop(const Loop& loop, std::int64_t done);
     void poll();
     void ask();

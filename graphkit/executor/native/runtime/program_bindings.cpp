@@ -68,7 +68,7 @@ std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
     };
     auto [kernel, shapes, views, known, call] = nb::cast<Made>(object);
     std::shared_ptr<Held> held(new Held, [](Held* done) {
-        const nb::gil_scoped_acquire gil;
+        const WithGil gil;
         delete done;
     });
     Prepared& made = held->prepared;
@@ -86,8 +86,10 @@ std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
     if (!held->function.is_none()) {
         made.call = [function = held->function.ptr()](const void* const* inputs, const std::vector<std::size_t>& bytes,
                                                       const Prepared::Deliver& deliver) {
-            const nb::gil_scoped_acquire gil;
-            const nb::list results(nb::borrow(function)(arrays_at(inputs, bytes)));
+            const WithGil gil;
+            const nb::list operands = arrays_at(inputs, bytes);
+            nb::object results;
+            or_sleep([&] { results = nb::borrow(function)(operands); });
             std::size_t output = 0;
             for (nb::handle result : results) {
                 if (!result.is_none()) {
@@ -168,13 +170,16 @@ struct Builder {
         Dynamic dynamic;
         dynamic.number = program->take_dynamic();
         dynamic.first_input = entries(inputs);
+        dynamic.input_entries = inputs.size();
         for (const auto& [buffer, item, elements, by_value] : operands) {
             dynamic.inputs.push_back({known(buffer), item, elements, by_value});
         }
         // The program keeps the function; it needs no reference of its own, which to drop would need the GIL.
         dynamic.make = [function = make.ptr()](const Dynamic::Shapes& shapes, const Dynamic::Shapes& values) {
-            const nb::gil_scoped_acquire gil;
-            return prepared_from(nb::borrow(function)(shapes, values));
+            const WithGil gil;
+            nb::object made;
+            or_sleep([&] { made = nb::borrow(function)(shapes, values); });
+            return prepared_from(made);
         };
         program->kept.push_back(std::move(make));
         return dynamic;
@@ -365,7 +370,7 @@ struct BoundInstance {
         }
         const Instance::Call forward = [&](std::size_t index) {
             const WithGil gil;
-            call(index);
+            or_sleep([&] { call(index); });
         };
         const std::function<void()> poll = [] {
             if (!in_main_thread()) {  // others handle no signals, and would wait for the lock

@@ -52,7 +52,13 @@ std::shared_ptr<const Prepared> Instance::prepare(const Dynamic& dynamic) const 
             append_elements(operand, table_[dynamic.first_input + i], values[i].emplace());
         }
     }
-    return dynamic.make(shapes, values);
+    std::shared_ptr<const Prepared> made = dynamic.make(shapes, values);
+    const Kernel* const kernel = made->kernel;
+    if (kernel != nullptr &&
+        (kernel->inputs().size() > dynamic.input_entries || kernel->outputs().size() > dynamic.outputs.size())) {
+        throw NativeError(kernel->describe() + " got too few operands");
+    }
+    return made;
 }
 
 std::int64_t Instance::elements_of(const Dynamic::Operand& operand) const {

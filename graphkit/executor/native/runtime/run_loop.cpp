@@ -4,14 +4,14 @@
 
 namespace graphkit {
 
-void Instance::run_loop(const Loop& loop) {
-    const std::int64_t trips = start_loop(loop);
+void Instance::run_loop(const Loop& loop, const std::string& name) {
+    const std::int64_t trips = start_loop(loop, name);
     bool go_on = loop.condition == Loop::kNone || read_bool(loop.condition);
     std::int64_t done = 0;
     while (go_on && (trips < 0 || done < trips)) {
         start_iteration(loop, done, trips);
         run_block(*loop.body);
-        end_iteration(loop, done, trips);
+        end_iteration(loop, done, trips, name);
         ++done;
         if (loop.condition_after != Loop::kNone) {
             go_on = read_bool(loop.condition_after);
@@ -22,7 +22,7 @@ void Instance::run_loop(const Loop& loop) {
 }
 
 // How often at most, -1 when nothing says it.
-std::int64_t Instance::start_loop(const Loop& loop) {
+std::int64_t Instance::start_loop(const Loop& loop, const std::string& name) {
     std::int64_t trips = loop.trips;
     if (loop.trip_count != Loop::kNone) {
         trips = std::max(*static_cast<const std::int64_t*>(table_[loop.trip_count]), std::int64_t{0});
@@ -31,7 +31,7 @@ std::int64_t Instance::start_loop(const Loop& loop) {
         if (slice.buffer >= 0) {
             const Dims& whole = memory(slice.buffer).shape;
             if (trips >= 0 && trips != whole[0]) {
-                throw NativeError("the scan inputs have lengths " + std::to_string(trips) + " and " +
+                throw NativeError(name + ": the scan inputs have lengths " + std::to_string(trips) + " and " +
                                   std::to_string(whole[0]));
             }
             trips = whole[0];
@@ -93,7 +93,7 @@ void* Instance::latest(const Loop::State& value, std::int64_t iteration) const {
     return nullptr;
 }
 
-void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips) {
+void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips, const std::string& name) {
     for (const Loop::Stack& stack : loop.stacks) {
         if (stack.fixed_row) {
             continue;
@@ -104,7 +104,7 @@ void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int6
             whole.assign(1, 0);
             whole.insert(whole.end(), shape.begin(), shape.end());
         } else if (!std::equal(shape.begin(), shape.end(), whole.begin() + 1, whole.end())) {
-            throw NativeError("a scan output changes its shape between iterations: from " +
+            throw NativeError(name + ": a scan output changes its shape between iterations: from " +
                               to_string(Dims(whole.begin() + 1, whole.end())) + " to " + to_string(shape));
         }
         const std::size_t row = bytes_of(shape, stack.item);
