@@ -72,17 +72,22 @@ INFERENCE = pipeline(*_PRODUCTS_AND_LAYOUTS, *_REGIONS, given=_HELD)
 
 
 def inference_passes(
-    precision: str = "f32", whole: Callable[[Node], bool] | None = None, halves: Collection[DType] = HALVES
+    precision: str = "f32",
+    whole: Callable[[Node], bool] | None = None,
+    halves: Collection[DType] = HALVES,
+    fusable: Callable[[Node], bool] | None = None,
 ) -> tuple[Pass[...], ...]:
     """INFERENCE; with precision="bf16", matrix work is rounded before pointwise regions take the casts in.
 
     Nodes of composite operators for which `whole` holds are not expanded; `halves` are the types that are computed in
-    float32.
+    float32; pointwise nodes for which `fusable` does not hold stay alone.
     """
     rounding = () if precision == "f32" else (to_bfloat16,)
     chosen: dict[Pass[...], Pass[...]] = {widen_halves: widen_halves.with_options(halves=halves)}
     if whole is not None:
         chosen[expand_composites] = expand_composites.with_options(whole=whole)
+    if fusable is not None:
+        chosen[fuse_pointwise] = fuse_pointwise.with_options(fusable=fusable)
     passes = (*_PRODUCTS_AND_LAYOUTS, *rounding, *_REGIONS)
     return pipeline(*(chosen.get(p, p) for p in passes), given=_HELD)
 

@@ -7,9 +7,10 @@ says so in the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TypeAlias
 
+from graphkit.errors import UsageError
 from graphkit.executor.devices.kernel import Kernel, KernelContext, SizedKernel
 from graphkit.ir.graph import Node
 
@@ -18,6 +19,7 @@ SizedFactory: TypeAlias = Callable[[Node, KernelContext], SizedKernel]
 
 _sized: dict[tuple[str, str, str], SizedFactory] = {}
 _factories: dict[tuple[str, str, str], Factory] = {}
+_fusable: dict[str, Container[str]] = {}
 _whole: dict[tuple[str, str, str], Callable[[Node], bool]] = {}
 
 
@@ -30,6 +32,7 @@ def register(
     """
 
     def install(factory: Factory) -> Factory:
+        _refuse_second(device, domain, name)
         _factories[device, domain, name] = factory
         if whole is not None:
             _whole[device, domain, name] = whole
@@ -42,10 +45,16 @@ def register_sized(device: str, domain: str, name: str) -> Callable[[SizedFactor
     """Decorator: `factory` makes the functions of an operator whose results have sizes that depend on values."""
 
     def install(factory: SizedFactory) -> SizedFactory:
+        _refuse_second(device, domain, name)
         _sized[device, domain, name] = factory
         return factory
 
     return install
+
+
+def _refuse_second(device: str, domain: str, name: str) -> None:
+    if has_factory(device, domain, name):
+        raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
 
 
 def make_sized(device: str, node: Node, context: KernelContext) -> SizedKernel | None:
@@ -64,6 +73,16 @@ def runs_whole(device: str, node: Node) -> bool:
     """Whether the device has a kernel for a node of a composite operator, which then is not expanded."""
     whole = _whole.get((device, node.op.domain, node.op.name))
     return whole is not None and whole(node)
+
+
+def register_fusable(device: str, names: Container[str]) -> None:
+    """Say which operators a kernel of a fused region may consist of, by name."""
+    _fusable[device] = names
+
+
+def is_fusable(device: str, node: Node) -> bool:
+    """Whether the device's kernels of fused regions have the node's operator; others are interpreted, regions whole."""
+    return node.op.name in _fusable.get(device, ())
 
 
 def has_factory(device: str, domain: str, name: str) -> bool:

@@ -21,7 +21,7 @@ from graphkit import config
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import load_device, native_module
-from graphkit.executor.devices.registry import runs_whole
+from graphkit.executor.devices.registry import is_fusable, runs_whole
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
@@ -111,8 +111,10 @@ class Executor:
         with _collector_paused():
             self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
             if optimize and native:  # fused operators are made for native kernels
-                whole, halves = partial(runs_whole, device), _computed_in_float32()
-                self._graph = run_passes(self._graph, inference_passes(precision, whole, halves))
+                whole, fusable = partial(runs_whole, device), partial(is_fusable, device)
+                self._graph = run_passes(
+                    self._graph, inference_passes(precision, whole, _computed_in_float32(), fusable)
+                )
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +34,14 @@ class _Region:
     requires=[Property.SIMPLIFIED, Property.BROADCASTS_LAZY, Property.MATMULS_FUSED, Property.CONVOLUTIONS_FUSED],
     breaks=[Property.POINTWISE_APART],
 )
-def fuse_pointwise(graph: Graph, *, nested: bool = False) -> Graph:
+def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Node], bool] = lambda node: True) -> Graph:
     """Make Fused of each maximal region of pointwise nodes that all have the shape of the region's result.
 
     A node belongs to the region of its readers when all of them are in one. Nodes that depend on parameters alone
-    stay, as they do not run every time, and so does a node that would be alone. Linear.
+    stay, as they do not run every time, and so does a node that would be alone, or that is not `fusable`: a region is
+    one kernel, which has to know all of it. Linear.
     """
-    regions = _regions(graph, nested)
+    regions = _regions(graph, nested, fusable)
     built: dict[Value, Value] = {}
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
@@ -49,7 +50,7 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False) -> Graph:
         if region is not None and region.root is node and len(region.members) > 1:
             return (_fused(region, built),)
         # The other members of a region are rebuilt for those who read their shapes.
-        return map_bodies(node, operands, lambda inner: fuse_pointwise(inner, nested=True)).outputs
+        return map_bodies(node, operands, lambda inner: fuse_pointwise(inner, nested=True, fusable=fusable)).outputs
 
     return rewrite(graph, rule)
 
@@ -58,13 +59,13 @@ def _present(operands: Sequence[Value | None]) -> list[Value]:
     return [v for v in operands if v is not None]
 
 
-def _regions(graph: Graph, nested: bool) -> dict[Node, _Region]:
+def _regions(graph: Graph, nested: bool, fusable: Callable[[Node], bool]) -> dict[Node, _Region]:
     readers = readers_of(graph, nested=nested)
     results = {*graph.outputs, *(new for _, new in graph.updates)}
     fixed = FixedValues(graph)
     found: dict[Node, _Region] = {}
     for node in reversed(graph.nodes):
-        if not _is_pointwise(node) or node.output in fixed:
+        if not _is_pointwise(node) or node.output in fixed or not fusable(node):
             continue
         region = None if node.output in results else _common(node, readers.get(node.output, []), found)
         if region is None or not _fits(node, region):

@@ -68,6 +68,29 @@ def test_what_has_no_kernel_is_interpreted_and_says_why() -> None:
     ]
 
 
+def test_a_pointwise_operator_without_a_rule_leaves_its_neighbours_native() -> None:
+    @gk.op
+    class Tripled(gk.Op):
+        domain = "test.registry"
+        inputs = ("x",)
+        pointwise = True
+
+        def infer(self, x: Any) -> Any:
+            return x
+
+        def reference(self, xp: Any, x: Any) -> Any:
+            return 3 * x
+
+    try:
+        x = value("x", 3)
+        executor = Executor(Graph([x], [F.tanh(F.neg(F.tripled(F.exp(F.neg(x)))))]), ParamStore({}))
+        (got,) = executor(ONES)
+        np.testing.assert_allclose(got, np.tanh(-3 * np.exp(-ONES)), rtol=1e-5)
+        assert [step.kernel for step in executor.plan.steps] == ["native", "interpreted", "native"]
+    finally:
+        registry.remove(Tripled)
+
+
 def test_a_reference_that_breaks_its_promise_inside_a_loop() -> None:
     @gk.op
     class Turned(gk.Op):

@@ -118,7 +118,7 @@ def test_the_pipelines():
         "channels_last", "eliminate_reshape", *names(CLEANUP), "fuse_batch_norm", "fuse_loss_grad",
         "fuse_table_update", "fuse_pointwise",
     ]  # fmt: skip
-    assert names(BOUND) == ["simplify", "fuse_attention"]
+    assert names(BOUND) == ["simplify", "fuse_attention", "scan_axes"]
     rounded = names(inference_passes("bf16", lambda node: True))
     assert rounded.index("to_bfloat16") == rounded.index("channels_last") + 2
     assert [n for n in rounded if n != "to_bfloat16"] == names(INFERENCE)

@@ -7,7 +7,6 @@ from typing import TypeAlias
 
 from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.registry import has_factory
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType
 
@@ -29,9 +28,9 @@ def _named(value: Value, name: str) -> tuple[str, tuple[int, ...], str]:
     return name, value.tensor.static_shape, value.dtype.value
 
 
-def _attributes(node: Node) -> dict[str, Attribute]:
-    """Those that have a value: numbers, texts and lists of numbers; a type by its name, a switch as 0 or 1."""
-    found: dict[str, Attribute] = {}
+def _attributes(node: Node) -> dict[str, Attribute | None]:
+    """Numbers, texts and lists of numbers; a type by its name, a switch as 0 or 1; None for what is neither."""
+    found: dict[str, Attribute | None] = dict.fromkeys(node.op.__dict__)
     for key, value in node.op.attributes().items():
         if isinstance(value, DType):
             found[key] = value.value
@@ -45,5 +44,4 @@ def _attributes(node: Node) -> dict[str, Attribute]:
 
 
 for _domain, _name in native.operators():
-    assert not has_factory("cpu", _domain, _name), f"{_name} has a factory, and a kernel that needs none"
     kernel(_name, _domain)(_made)

@@ -8,6 +8,7 @@ from graphkit.executor.devices.cpu._base import kernel, native
 from graphkit.executor.devices.cpu._instructions import Instructions, Term
 from graphkit.executor.devices.cpu._pointwise_rules import RULES
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.registry import register_fusable
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.ops._base import DOMAIN, Op, operator, registry
@@ -69,6 +70,7 @@ def _single(node: Node, context: KernelContext) -> Kernel | None:
     return term and code.kernel(node.op.name, node.output.tensor.static_shape, [term], context.threads)
 
 
+register_fusable("cpu", RULES)
 for _name in RULES:
     for _domain in ("", DOMAIN):
         if registry.find(_domain, _name) is not None:

@@ -16,12 +16,49 @@ std::map<Key, MakeKernel>& makers() {
     return all;
 }
 
+std::vector<Key>& second_makers() {
+    static std::vector<Key> all;
+    return all;
+}
+
+// A kernel that says what it takes wrongly would read and write beyond its operands.
+void require_equal(const Kernel& kernel, const std::string& what, const TensorSpec& said, const TensorSpec& given) {
+    if (said.shape != given.shape || said.type != given.type) {
+        throw NativeError(kernel.describe() + ": " + what + " '" + said.name + "' is declared as " + to_string(said) +
+                          ", the node's is " + to_string(given));
+    }
+}
+
+void require_operands(const Kernel& kernel, const NodeSpec& node) {
+    for (std::size_t i = 0; i < kernel.inputs().size(); ++i) {
+        const TensorSpec& said = kernel.inputs()[i];
+        if (node.has_input(i)) {
+            require_equal(kernel, "input", said, node.inputs[i]->tensor);
+        } else if (!said.optional) {
+            throw NativeError(kernel.describe() + ": the node has no input '" + said.name + "'");
+        }
+    }
+    if (kernel.outputs().size() != node.outputs.size()) {
+        throw NativeError(kernel.describe() + " declares " + std::to_string(kernel.outputs().size()) +
+                          " outputs, the node has " + std::to_string(node.outputs.size()));
+    }
+    for (std::size_t i = 0; i < node.outputs.size(); ++i) {
+        require_equal(kernel, "output", kernel.outputs()[i], node.outputs[i]);
+    }
+}
+
 template <typename T>
 const T& attribute(const NodeSpec& node, const std::string& name) {
     const auto found = node.attributes.find(name);
-    const T* value = found == node.attributes.end() ? nullptr : std::get_if<T>(&found->second);
+    if (found == node.attributes.end()) {
+        throw NativeError("the operator has no attribute " + name);
+    }
+    if (!found->second) {
+        throw Unsupported("no value for " + name);
+    }
+    const T* value = std::get_if<T>(&*found->second);
     if (value == nullptr) {
-        throw Unsupported("no value of that kind for " + name);
+        throw NativeError("the attribute " + name + " is of another kind");
     }
     return *value;
 }
@@ -31,8 +68,8 @@ using Input = std::tuple<std::string, Dims, std::string, std::optional<std::vect
 using Output = std::tuple<std::string, Dims, std::string>;
 
 Kernel* make_kernel(Text domain, Text name, const std::vector<std::optional<Input>>& inputs,
-                    const std::vector<Output>& outputs, std::map<std::string, NodeSpec::Attribute> attributes,
-                    int threads) {
+                    const std::vector<Output>& outputs,
+                    std::map<std::string, std::optional<NodeSpec::Attribute>> attributes, int threads) {
     NodeSpec node;
     for (const auto& input : inputs) {
         auto& made = node.inputs.emplace_back();
@@ -50,7 +87,9 @@ Kernel* make_kernel(Text domain, Text name, const std::vector<std::optional<Inpu
     if (maker == makers().end()) {
         throw Unsupported("no kernel for " + name);
     }
-    return maker->second(node).release();
+    std::unique_ptr<Kernel> made = maker->second(node);
+    require_operands(*made, node);
+    return made.release();
 }
 
 }  // namespace
@@ -86,14 +125,24 @@ const std::vector<std::int64_t>& NodeSpec::integers(const std::string& name) con
     return attribute<std::vector<std::int64_t>>(*this, name);
 }
 
+const std::vector<double>& NodeSpec::reals(const std::string& name) const {
+    return attribute<std::vector<double>>(*this, name);
+}
+
 OperatorKernel::OperatorKernel(const char* domain, const char* name, MakeKernel make) {
-    makers()[{domain, name}] = make;
+    if (!makers().try_emplace({domain, name}, make).second) {
+        second_makers().emplace_back(domain, name);
+    }
 }
 
 GRAPHKIT_BINDINGS(operator_kernels) {
     m.def(
         "operators",
         [] {
+            for (const auto& [domain, name] : second_makers()) {
+                throw NativeError("two kernels for " + domain + "." + name +
+                                  " (in an .isa.cpp: outside of GRAPHKIT_ONCE)");
+            }
             std::vector<Key> found;
             for (const auto& [key, maker] : makers()) {
                 found.push_back(key);

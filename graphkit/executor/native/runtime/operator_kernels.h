@@ -1,11 +1,12 @@
 // Kernels that are made from what a node says, without a factory in Python.
 //
-//     GRAPHKIT_KERNEL("ai.graphkit", HardShrink) {
-//         return std::make_unique<HardShrink>(node.input(0).tensor, node.real("lambd"), node.threads);
+//     GRAPHKIT_KERNEL("ai.graphkit", FiniteGuard) {
+//         const TensorSpec &x = node.input(0).tensor, &token = node.input(1).tensor;
+//         return std::make_unique<FiniteGuard>(x.shape, x.type, token.shape, token.type);
 //     }
 //
-// in a source of kernels/ makes the kernels of that operator. Unsupported, thrown there, means that this case has none:
-// the node is interpreted.
+// in a source of kernels/ (of an .isa.cpp inside of GRAPHKIT_ONCE) makes the kernels of that operator. Unsupported,
+// thrown there, means that this case has none: the node is interpreted.
 #pragma once
 
 #include <cstdint>
@@ -30,18 +31,20 @@ struct NodeSpec {
 
     std::vector<std::optional<Input>> inputs;
     std::vector<TensorSpec> outputs;
-    std::map<std::string, Attribute> attributes;
+    std::map<std::string, std::optional<Attribute>> attributes;  // without a value where the node gives none
     int threads = 1;
 
     bool has_input(std::size_t position) const { return position < inputs.size() && inputs[position].has_value(); }
     // Throws Unsupported when the operand is absent, or its elements are not known.
     const Input& input(std::size_t position) const;
     const std::vector<std::int64_t>& elements(std::size_t position) const;
-    // Throw Unsupported when the attribute has no value, or one of another kind.
+    // A switch is an integer, 0 or 1, a type its name. Throw Unsupported when the node gives no value, NativeError when
+    // the operator has no such attribute, or one of another kind.
     std::int64_t integer(const std::string& name) const;
     double real(const std::string& name) const;
     const std::string& text(const std::string& name) const;
     const std::vector<std::int64_t>& integers(const std::string& name) const;
+    const std::vector<double>& reals(const std::string& name) const;
 };
 
 using MakeKernel = std::unique_ptr<Kernel> (*)(const NodeSpec& node);

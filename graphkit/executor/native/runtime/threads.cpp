@@ -44,6 +44,7 @@ namespace {
 
 std::recursive_mutex team_mutex;  // a step that calls Python may run a kernel, or another model
 std::atomic<int> chosen_threads{0};
+std::atomic<bool> all_shared{false};
 thread_local bool alone = false;
 
 // OpenMP keeps workers for each thread that starts regions, and waits for them forever in the child of a fork, where
@@ -203,6 +204,14 @@ void where_team_works(int threads, const std::function<void()>& body) {
     if (failure) {
         std::rethrow_exception(failure);
     }
+}
+
+bool shares_all_work() {
+    return all_shared.load(std::memory_order_relaxed);
+}
+
+void share_all_work(bool on) {
+    all_shared.store(on, std::memory_order_relaxed);
 }
 
 Team::Team(int threads) : previous_(omp_get_max_threads()) {

@@ -57,10 +57,17 @@ void where_team_works(int threads, const std::function<void()>& body);
 // Nanoseconds of work below which starting other threads does not pay.
 constexpr double kSerialNanoseconds = 5000;
 
+// Whether less work than that is shared as well: tests see so, on small operands, that parts make up the whole.
+bool shares_all_work();
+void share_all_work(bool on);
+
 // How many of `threads` a loop deserves whose whole work takes `nanoseconds` on one thread.
 inline int threads_for(int threads, double nanoseconds) {
-    if (threads <= 1 || nanoseconds < kSerialNanoseconds) {
+    if (threads <= 1) {
         return 1;
+    }
+    if (nanoseconds < kSerialNanoseconds) {
+        return shares_all_work() ? threads : 1;
     }
     return std::min(threads, std::max(2, static_cast<int>(nanoseconds / (kSerialNanoseconds / 2))));
 }

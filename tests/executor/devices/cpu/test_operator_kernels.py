@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from graphkit.errors import UsageError
 from graphkit.executor.devices.cpu import native
-from graphkit.executor.devices.registry import has_factory
+from graphkit.executor.devices.registry import has_factory, register
 from graphkit.ops import registry
 
 GUARD = ("ai.graphkit", "FiniteGuard")
@@ -16,7 +17,7 @@ X, TOKEN, Y = ("x", (2, 3), "float32"), ("token", (), "float64"), ("y", (2, 3), 
 def test_every_one_is_an_operator_with_a_factory() -> None:
     assert GUARD in native.operators()
     for domain, name in native.operators():
-        assert registry.find(domain, name) is not None
+        assert registry.find(domain, name) is not None, f"GRAPHKIT_KERNEL({domain}, {name}) names no operator"
         assert has_factory("cpu", domain, name)
 
 
@@ -39,3 +40,20 @@ def test_what_there_is_no_kernel_for() -> None:
         native.make_kernel(*GUARD, [("x", (2, 3), "float128", None), (*TOKEN, None)], [Y], {}, 1)
     with pytest.raises(native.Error, match="one element"):
         native.make_kernel(*GUARD, [(*X, None), ("token", (2,), "float64", None)], [Y], {}, 1)
+
+
+def test_what_a_kernel_declares_is_what_its_node_has() -> None:
+    """A kernel that is wrong about its operands would read and write beyond them."""
+    inputs = [(*X, None), (*TOKEN, None)]
+    for outputs, message in (
+        ([], "declares 1 outputs, the node has 0"),
+        ([("y", (3, 3), "float32")], r"output 'y' is declared as y f32\[2, 3\], the node's is y f32\[3, 3\]"),
+        ([("y", (2, 3), "float64")], "output 'y' is declared as"),
+    ):
+        with pytest.raises(native.Error, match=message):
+            native.make_kernel(*GUARD, inputs, outputs, {}, 1)
+
+
+def test_two_kernels_for_one_operator() -> None:
+    with pytest.raises(UsageError, match=r"device 'cpu' has two kernels for ai.graphkit.FiniteGuard"):
+        register("cpu", *GUARD)(lambda node, context: None)
