@@ -5,6 +5,8 @@ Nothing here lists operators to be tested: what has a factory is found in the re
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +50,7 @@ ADDS_UP = {"Resize"}
 OF_VALUES = {"NonMaxSuppression", "OneHot", "Range"}
 GUARD = 64  # bytes before and behind every result
 CANARY = 0xA5
+_MPROTECT = ctypes.CDLL(None, use_errno=True).mprotect
 
 
 @dataclass
@@ -58,10 +61,10 @@ class Held:
     version: int = 0
 
 
-def placed(array: np.ndarray, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A copy that begins `offset` bytes behind a cache line's begin, and the memory that it lies in with its guards."""
-    memory = np.full(array.nbytes + 2 * GUARD + 64 + offset, CANARY, np.uint8)
-    start = -(memory.ctypes.data + GUARD) % 64 + GUARD + offset
+def placed(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A copy that begins where a cache line does, and the memory that it lies in with its guards."""
+    memory = np.full(array.nbytes + 2 * GUARD + 64, CANARY, np.uint8)
+    start = -(memory.ctypes.data + GUARD) % 64 + GUARD
     whole = memory[start - GUARD : start + array.nbytes + GUARD]
     copy = whole[GUARD : GUARD + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
@@ -89,23 +92,32 @@ def differs(case: Case, got: np.ndarray, expected: np.ndarray) -> str:
     return ""
 
 
-def run_placed(kernel: Kernel, arrays: list[Any], results: list[np.ndarray], offset: int) -> list[np.ndarray]:
-    """The results of a run on memory that begins `offset` bytes off; nothing beside them may be written."""
-    outputs = [placed(result, offset) for result in results]
-    kernel([None if a is None else placed(a, offset)[0] for a in arrays], [array for array, _ in outputs])
+def run_aligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
+    """On memory that begins with a cache line; nothing beside the results may be written."""
+    outputs = [placed(result) for result in results]
+    kernel([None if a is None else placed(a)[0] for a in arrays], [array for array, _ in outputs])
     for array, whole in outputs:
         assert (whole[:GUARD] == CANARY).all(), "written before a result"
         assert (whole[GUARD + array.nbytes :] == CANARY).all(), "written behind a result"
     return [array for array, _ in outputs]
 
 
-def run_aligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
-    return run_placed(kernel, arrays, results, 0)
+def at_page_end(array: np.ndarray) -> np.ndarray:
+    """A copy of which the last byte is the last of a page; who reads or writes behind it ends the process."""
+    size = -(-max(array.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    assert _MPROTECT(ctypes.c_void_p(address + size), ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    copy: np.ndarray = np.frombuffer(memory, array.dtype, array.size, size - array.nbytes).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
-def run_unaligned(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
-    item = max(a.dtype.itemsize for a in (*arrays, *results) if a is not None)
-    return run_placed(kernel, arrays, results, item)
+def run_at_page_end(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
+    """Operands and results that no cache line begins with, and behind which there is no memory."""
+    outputs = [at_page_end(result) for result in results]
+    kernel([None if a is None else at_page_end(a) for a in arrays], outputs)
+    return outputs
 
 
 def run_in_place(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -> list[np.ndarray]:
@@ -123,7 +135,7 @@ def run_in_place(kernel: Kernel, arrays: list[Any], results: list[np.ndarray]) -
 
 
 LAYOUTS: list[Callable[[Kernel, list[Any], list[np.ndarray]], list[np.ndarray]]]
-LAYOUTS = [run_aligned, run_unaligned, run_in_place]
+LAYOUTS = [run_aligned, run_at_page_end, run_in_place]
 
 
 def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, list[np.ndarray]]]:
@@ -148,7 +160,7 @@ def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, l
             packed = np.empty(kernel.packed_bytes(position), np.uint8)
             kernel.pack(position, arrays[position], packed)
             operands[position] = packed
-        yield "packed constants", run_placed(kernel, operands, unwritten(node), 0)
+        yield "packed constants", run_aligned(kernel, operands, unwritten(node))
     for alone in range(len(node.outputs)) if len(node.outputs) > 1 else ():
         one = tuple(position == alone for position in range(len(node.outputs)))
         kernel = make_kernel("cpu", node, KernelContext(1, used_outputs=one))
