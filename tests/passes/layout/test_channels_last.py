@@ -93,11 +93,22 @@ def test_the_layout_is_carried_on(name: str) -> None:
         lambda h: F.lrn(h, size=3),
         lambda h: F.reshape(F.reshape(h, np.array([0, -1])), np.array([0, 6, 7, 6])),
         lambda h: F.transpose(h, perm=(0, 1, 3, 2)),
+        lambda h: F.resize(h, None, None, np.array([9, 7, 6, 2]), axes=(3, 2, 1, 0), mode="linear"),
+        lambda h: F.reduce_sum(F.add(h, weights(2, 1, 6, 1, 1)), np.array([0]), keepdims=False),
+        lambda h: F.reduce_sum(F.mul(h, weights(2, 1, 1, 1, 1)), np.array([0]), keepdims=False),
     ],
-    ids=["LRN", "Reshape", "Transpose"],
+    ids=["LRN", "Reshape", "Transpose", "Resize of axes", "Sum of another rank", "Product of another rank"],
 )
 def test_other_operators_get_the_standard_order(middle: Callable[[Any], Any]) -> None:
     converted(two_convolutions_with(middle))
+
+
+def test_an_operand_of_unknown_rank_leaves_the_standard_order() -> None:
+    x, other = Value(TensorType("float32", ("N", 3, 9, 8)), "x"), Value(TensorType("float32", None), "other")
+    graph = Graph([x, other], [F.relu(F.add(conv(x, 6, 3), other))])
+    result = run_passes(channels_last(graph), CLEANUP)
+    arrays = [rng.standard_normal((2, 3, 9, 8)).astype(np.float32), rng.standard_normal((6, 1, 1)).astype(np.float32)]
+    np.testing.assert_allclose(evaluate(result, arrays)[0], evaluate(graph, arrays)[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rank", [1, 3])
