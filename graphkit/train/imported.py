@@ -13,8 +13,8 @@ from graphkit.ir.types import FLOATS, TensorType
 from graphkit.model import Model
 from graphkit.ops import constant, operator
 from graphkit.ops.tensor.constants import Constant
-from graphkit.passes.core.captures import add_captures, nested_nodes
-from graphkit.passes.core.sweep import is_control, rewrite
+from graphkit.passes.core.captures import add_captures
+from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 # Operands that layers learn, by position; those of BatchNormalization from 3 on are its statistics.
 _LEARNED = {
@@ -152,7 +152,7 @@ def constants_to_parameters(model: Model) -> Model:
 def _weight_roles(graph: Graph) -> dict[Value, str]:
     """The constants of a graph and its subgraphs that are weights, with the roles that they get."""
     roles: dict[Value, str] = {}
-    for node in nested_nodes(graph):
+    for node in all_nodes(graph):
         for position in _LEARNED.get(node.op.name, ()) if not node.op.domain else ():
             value = node.inputs[position] if position < len(node.inputs) else None
             statistic = node.op.name == "BatchNormalization" and position in _STATISTICS
@@ -188,7 +188,7 @@ def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
             return None
         bodies = node.op.subgraphs()
         # Both branches of an If have the same captures.
-        wanted = [v for v in inputs if any(n.outputs[0] is v for body in bodies.values() for n in nested_nodes(body))]
+        wanted = [v for v in inputs if any(n.outputs[0] is v for body in bodies.values() for n in all_nodes(body))]
         if not wanted:
             return None
         opened = {k: _with_inputs(g, {v: Value(v.type, v.name) for v in wanted}) for k, g in bodies.items()}

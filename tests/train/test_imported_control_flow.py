@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
 from graphkit.checks.gradcheck import check_gradient
-from graphkit.passes.core.captures import nested_nodes
+from graphkit.passes.core.sweep import all_nodes
 from graphkit.passes.training.to_training import is_in_training, to_inference
 from graphkit.train import imported
 
@@ -303,7 +303,7 @@ def test_weights_in_a_loop_inside_a_branch_become_parameters() -> None:
     )
     opened = imported.constants_to_parameters(net)
     assert opened.trainable == ("deep",)
-    assert not any(n.outputs[0].name == "deep" for n in nested_nodes(opened.graph))
+    assert not any(n.outputs[0].name == "deep" for n in all_nodes(opened.graph))
     x = np.array([[1.0, 2.0]], np.float32)
     deep = opened.params["deep"]
     np.testing.assert_allclose(opened.run({"flag": np.array(True), "x": x})["y"], x @ deep @ deep @ deep, rtol=1e-5)

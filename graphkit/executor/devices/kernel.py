@@ -86,4 +86,4 @@ class KernelContext:
 
 
 # For operators whose results have sizes that depend on values: from arrays (None: absent operand) to new arrays.
-SizedKernel: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+DataDependentKernel: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]

@@ -11,13 +11,13 @@ from collections.abc import Callable, Container
 from typing import TypeAlias
 
 from graphkit.errors import UsageError
-from graphkit.executor.devices.kernel import Kernel, KernelContext, SizedKernel
+from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
 from graphkit.ir.graph import Node
 
 Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
-SizedFactory: TypeAlias = Callable[[Node, KernelContext], SizedKernel]
+DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel]
 
-_sized: dict[tuple[str, str, str], SizedFactory] = {}
+_data_dependent: dict[tuple[str, str, str], DataDependentFactory] = {}
 _factories: dict[tuple[str, str, str], Factory] = {}
 _fusable: dict[str, Container[str]] = {}
 _whole: dict[tuple[str, str, str], Callable[[Node], bool]] = {}
@@ -41,12 +41,14 @@ def register(
     return install
 
 
-def register_sized(device: str, domain: str, name: str) -> Callable[[SizedFactory], SizedFactory]:
+def register_data_dependent(
+    device: str, domain: str, name: str
+) -> Callable[[DataDependentFactory], DataDependentFactory]:
     """Decorator: `factory` makes the functions of an operator whose results have sizes that depend on values."""
 
-    def install(factory: SizedFactory) -> SizedFactory:
+    def install(factory: DataDependentFactory) -> DataDependentFactory:
         _refuse_second(device, domain, name)
-        _sized[device, domain, name] = factory
+        _data_dependent[device, domain, name] = factory
         return factory
 
     return install
@@ -57,9 +59,9 @@ def _refuse_second(device: str, domain: str, name: str) -> None:
         raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
 
 
-def make_sized(device: str, node: Node, context: KernelContext) -> SizedKernel | None:
+def make_data_dependent(device: str, node: Node, context: KernelContext) -> DataDependentKernel | None:
     """The device's function for a node whose results have sizes that depend on values; None when it has none."""
-    factory = _sized.get((device, node.op.domain, node.op.name))
+    factory = _data_dependent.get((device, node.op.domain, node.op.name))
     return None if factory is None else factory(node, context)
 
 
@@ -87,4 +89,4 @@ def is_fusable(device: str, node: Node) -> bool:
 
 def has_factory(device: str, domain: str, name: str) -> bool:
     """Whether the device has kernels for an operator, at least for some types."""
-    return (device, domain, name) in _factories or (device, domain, name) in _sized
+    return (device, domain, name) in _factories or (device, domain, name) in _data_dependent

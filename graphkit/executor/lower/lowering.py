@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -181,4 +181,4 @@ class Site:
     @property
     def without_constants(self) -> KernelContext:
         """The context of a kernel that cannot keep operands packed."""
-        return KernelContext(self.context.threads, self.context.deterministic, {}, self.context.used_outputs)
+        return replace(self.context, constant_inputs={})

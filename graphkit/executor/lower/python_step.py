@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from graphkit.executor.devices.interpreted import interpreted_kernel
-from graphkit.executor.devices.kernel import Kernel, SizedKernel
-from graphkit.executor.devices.registry import make_sized
+from graphkit.executor.devices.kernel import DataDependentKernel, Kernel
+from graphkit.executor.devices.registry import make_data_dependent
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
 from graphkit.ir.graph import Node
 from graphkit.ops.evaluate import run_node
@@ -41,16 +41,16 @@ class PythonKernel(PythonStep):
 class PythonFunction(PythonStep):
     """A function whose results are arrays that it makes."""
 
-    def __init__(self, kind: KernelKind, function: SizedKernel, reason: str = ""):
+    def __init__(self, kind: KernelKind, function: DataDependentKernel, reason: str = ""):
         super().__init__(kind, reason)
         self.function = function
 
 
-def sized_function(site: Site) -> Lowering | None:
+def data_dependent_function(site: Site) -> Lowering | None:
     """The device's own function for results whose sizes depend on values."""
     if site.static or site.inner:
         return None
-    function = make_sized(site.settings.device, site.node, site.without_constants)
+    function = make_data_dependent(site.settings.device, site.node, site.without_constants)
     return None if function is None else PythonFunction("native", function)
 
 

@@ -17,11 +17,11 @@ def out_of_memory(graph: Graph, what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OverflowError, ValueError, TypeError) as error:
-        explain(graph, what, error)
+        raise_if_out_of_memory(graph, what, error)
         raise
 
 
-def explain(graph: Graph, what: str, error: Exception) -> None:
+def raise_if_out_of_memory(graph: Graph, what: str, error: Exception) -> None:
     """Raise OutOfMemory in place of `error`, if that is what it means."""
     value, size = _largest(graph)
     # numpy has a ValueError for sizes past its own limits, the native part a TypeError.

@@ -13,6 +13,7 @@ from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.passes.core.bind import bind, match_shapes
+from graphkit.passes.core.sweep import open_dims
 
 
 class Declared:
@@ -24,7 +25,7 @@ class Declared:
 
     def __init__(self, graph: Graph, declarations: Declarations):
         self._declarations = declarations
-        names = {s for v in graph.inputs for d in _dims(v) for s in d.symbols}
+        names = {s for v in graph.inputs for d in open_dims(v) for s in d.symbols}
         claimed = [v for v in graph.values if v.node is not None and _tells(declarations.shape(v.name), v, names)]
         # Inferred again for new shapes: only what the declared values depend on.
         self._graph = graph.replace(outputs=claimed, updates=())
@@ -67,8 +68,3 @@ def _tells(declared: Sequence[Dim] | None, value: Value, names: set[str]) -> boo
         d != known and (not isinstance(d, DimExpr) or d.symbols <= names)
         for d, known in zip(declared, shape, strict=True)
     )
-
-
-def _dims(value: Value) -> list[DimExpr]:
-    shape = value.type.shape if isinstance(value.type, TensorType) else None
-    return [d for d in shape or () if isinstance(d, DimExpr)]

@@ -11,12 +11,12 @@ import numpy as np
 
 from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.interpreted import check_result
-from graphkit.executor.devices.kernel import SizedKernel
+from graphkit.executor.devices.kernel import DataDependentKernel
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
-from graphkit.executor.memory.errors import explain, out_of_memory
+from graphkit.executor.memory.errors import out_of_memory, raise_if_out_of_memory
 from graphkit.executor.memory.packing import PackedArrays, aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.shared import SharedMemory
@@ -118,7 +118,7 @@ class Program:
             try:
                 made.append(np.empty(shape, dtype) if fresh else self._recycled(position, shape, dtype, nbytes))
             except (MemoryError, ValueError) as error:
-                explain(self.graph, f"result {position}, {nbytes} bytes", error)
+                raise_if_out_of_memory(self.graph, f"result {position}, {nbytes} bytes", error)
                 raise
         return made
 
@@ -269,7 +269,7 @@ class _Instance:
         data, shape = self.native.read(operand.buffer, operand.kind.dtype.itemsize)
         return np.ndarray(shape, operand.kind.dtype.numpy, data)
 
-    def _delivered(self, node: Node, function: SizedKernel) -> Callable[[Any, Any], None]:
+    def _delivered(self, node: Node, function: DataDependentKernel) -> Callable[[Any, Any], None]:
         """A step whose results are arrays that `function` makes: they go to whoever reads them.
 
         A result of known size goes to its memory.

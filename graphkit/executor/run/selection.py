@@ -23,7 +23,7 @@ class RunInput:
     """A graph input as a run sees it.
 
     `needed`: the selected outputs or the updates depend on it. `stored`: it has an array unless it is fed. `derived`:
-    the array is made from parameters, and cannot be fed. `sized`: the declared type says the size, so that it is no
+    the array is made from parameters, and cannot be fed. `static`: the declared type says the size, so that it is no
     part of the signature.
     """
 
@@ -32,7 +32,7 @@ class RunInput:
     needed: bool
     stored: bool
     derived: bool
-    sized: bool
+    static: bool
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,11 @@ class Selection:
     inputs: tuple[RunInput, ...]
     outputs: tuple[str, ...]
     states: tuple[str, ...]
+
+    @cached_property
+    def feedable(self) -> list[str]:
+        """The names of the inputs that a caller may give."""
+        return [spec.name for spec in self.inputs if not spec.derived]
 
     @cached_property
     def generators(self) -> tuple[int, ...]:
@@ -73,12 +78,12 @@ class Repeat:
         feeds: Mapping[str, Any],
         arrays: Sequence[Any],
     ) -> Repeat | None:
-        """None unless the run computed all outputs natively, fed arrays for data alone, and stored ones are sized."""
+        """None unless the run computed all outputs natively, fed arrays for data alone, and stored ones are static."""
         if selection is not full or program.fallbacks:
             return None
         specs: list[tuple[str, int, np.dtype, Any]] = []
         for position, spec in enumerate(selection.inputs):
-            if not isinstance(spec.value.type, TensorType) or (spec.stored and not spec.sized):
+            if not isinstance(spec.value.type, TensorType) or (spec.stored and not spec.static):
                 return None
             if spec.name in feeds:
                 if not isinstance(arrays[position], np.ndarray) or spec.name in selection.states:
@@ -110,7 +115,7 @@ def signature(selection: Selection, arrays: Sequence[Any], feeds: Mapping[str, A
     return (
         id(selection),
         *(
-            (spec.name in feeds if spec.stored else None, None if spec.sized else getattr(array, "shape", None))
+            (spec.name in feeds if spec.stored else None, None if spec.static else getattr(array, "shape", None))
             for spec, array in zip(selection.inputs, arrays, strict=True)
         ),
     )

@@ -1,6 +1,6 @@
 """Executor: prepares a graph once, specialises it for each set of input shapes, and runs it.
 
-`prepare` is what does not depend on shapes. `specialise` binds dimensions, folds shape arithmetic, chooses
+What does not depend on shapes is done when it is made. `specialise` binds dimensions, folds shape arithmetic, chooses
 kernels, orders the steps and lays out memory; the programs it makes are kept in a bounded LRU.
 """
 
@@ -267,13 +267,13 @@ class Executor:
             else:
                 arrays.append(None)
         if found != len(feeds):
-            known = [spec.name for spec in selection.inputs if not spec.derived]
+            known = selection.feedable
             unknown = next(name for name in feeds if name not in known)
             raise InputError(f"no input {unknown!r}{did_you_mean(unknown, known)}")
         return arrays
 
     def _missing(self, selection: Selection, feeds: Mapping[str, Any]) -> None:
-        known = [spec.name for spec in selection.inputs if not spec.derived]
+        known = selection.feedable
         missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
         unknown = [name for name in feeds if name not in known]
         if unknown:
@@ -308,7 +308,7 @@ class Executor:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the program that was made last; for fixed input shapes it is there before the first run.
+        """The plan of the program that was made or run last; for fixed input shapes it is there before the first run.
 
         Raises UsageError when shapes are still unknown: run once, or call `specialise`.
         """
@@ -316,7 +316,7 @@ class Executor:
             unknown = [
                 f"{spec.name!r} ({spec.value.type})"
                 for spec in self._select(None).inputs
-                if spec.value.role == "data" and spec.needed and not spec.sized
+                if spec.value.role == "data" and spec.needed and not spec.static
             ]
             if unknown:
                 listed = ", ".join(unknown)
@@ -327,7 +327,7 @@ class Executor:
     def specialise(self, shapes: Mapping[str, Sequence[int]], outputs: Sequence[str] | None = None) -> Plan:
         """Make the program for the given shapes of inputs (others keep their declared ones) without running it."""
         selection = self._select(outputs, derived=not any(name in self.params for name in shapes))
-        known = [spec.name for spec in selection.inputs if not spec.derived]
+        known = selection.feedable
         for name in shapes:
             if name not in known:
                 raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
@@ -335,7 +335,7 @@ class Executor:
         stand_ins: dict[str, Any] = {}
         for spec in selection.inputs:
             if spec.stored and spec.name not in shapes:
-                arrays.append(None if spec.sized else self.params[spec.name])
+                arrays.append(None if spec.static else self.params[spec.name])
                 continue
             kind = spec.value.type
             shape: Sequence[Any] | None = shapes.get(spec.name, kind.shape if isinstance(kind, TensorType) else ())
@@ -374,8 +374,8 @@ class Executor:
         inputs = []
         for name, value in zip((*self._input_names, *self._derived), graph.inputs, strict=False):
             stored = _is_stored(value)
-            sized = isinstance(value.type, TensorType) and value.type.is_static
-            inputs.append(RunInput(name, value, value in read or names is None, stored, name in self._derived, sized))
+            static = isinstance(value.type, TensorType) and value.type.is_static
+            inputs.append(RunInput(name, value, value in read or names is None, stored, name in self._derived, static))
         name_of = {spec.value: spec.name for spec in inputs}
         states = tuple(name_of[state] for state, _ in graph.updates)
         made = Selection(graph, fixed, tuple(inputs), graph.output_names, states)
@@ -390,7 +390,7 @@ class Executor:
                 shapes = {
                     selection.graph.name_of(spec.value): array.shape
                     for spec, array in zip(selection.inputs, arrays, strict=True)
-                    if array is not None and isinstance(spec.value.type, TensorType) and not spec.sized
+                    if array is not None and isinstance(spec.value.type, TensorType) and not spec.static
                 }
                 with _collector_paused():
                     program = self._programs[key] = self._make_program(selection, shapes, feeds)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import Op, operator
 from graphkit.ops.control.views import IfView, LoopView, capture_count, is_if
-
-
-def nested_nodes(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph and of all subgraphs in it."""
-    pending = [graph]
-    while pending:
-        for node in pending.pop().nodes:
-            yield node
-            pending += node.op.subgraphs().values()
 
 
 def captured(node: Node, body: Graph) -> list[tuple[Value, Value]]:

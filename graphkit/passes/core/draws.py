@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from graphkit.errors import UnsupportedError
-from graphkit.ir.graph import Graph, Node, Operator
+from graphkit.ir.graph import Node, Operator
+from graphkit.passes.core.sweep import all_nodes
 
 
 def is_random(op: Operator) -> bool:
@@ -45,11 +45,3 @@ def rng_position(node: Node) -> int | None:
     if "rng" not in names:
         raise UnsupportedError(f"{node.describe()}: a random operator needs an input called 'rng'")
     return names.index("rng")
-
-
-def all_nodes(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph and of its subgraphs."""
-    for node in graph.nodes:
-        yield node
-        for inner in node.op.subgraphs().values():
-            yield from all_nodes(inner)

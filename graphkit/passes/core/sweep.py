@@ -186,17 +186,26 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
 
 def _shape_readers(graph: Graph) -> Iterator[Node]:
     """Nodes whose result is constant as soon as the dimensions of the graph's inputs are bound."""
-    known = {s for v in graph.inputs for d in _dims(v) for s in d.symbols}
+    known = {s for v in graph.inputs for d in open_dims(v) for s in d.symbols}
     for node in graph.nodes:
         if node.op.domain == "" and node.op.name in ("Shape", "Size"):
             (value,) = node.operands
-            if value.rank is not None and all(s in known for d in _dims(value) for s in d.symbols):
+            if value.rank is not None and all(s in known for d in open_dims(value) for s in d.symbols):
                 yield node
 
 
-def _dims(value: Value) -> list[DimExpr]:
+def open_dims(value: Value) -> list[DimExpr]:
+    """The dimensions of a tensor that are expressions, not numbers."""
     shape = value.type.shape if isinstance(value.type, TensorType) else None
     return [d for d in shape or () if isinstance(d, DimExpr)]
+
+
+def all_nodes(graph: Graph) -> Iterator[Node]:
+    """The nodes of a graph and of its subgraphs."""
+    for node in graph.nodes:
+        yield node
+        for inner in node.op.subgraphs().values():
+            yield from all_nodes(inner)
 
 
 def fused_node(op: Op, operands: Sequence[Value | None], parts: Sequence[Node]) -> Value:

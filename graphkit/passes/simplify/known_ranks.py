@@ -8,13 +8,12 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import Op
 from graphkit.ops.axes import ranked
-from graphkit.passes.core.captures import nested_nodes
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import map_subgraphs, rewrite
+from graphkit.passes.core.sweep import all_nodes, map_subgraphs, rewrite
 
 
 def _lacking_ranks(graph: Graph) -> Node | None:
-    return next((node for node in nested_nodes(graph) if _missing(node)), None)
+    return next((node for node in all_nodes(graph) if _missing(node)), None)
 
 
 @graph_pass(ensures=[Property.RANKS_KNOWN], breaks=[Property.COMPOSITES_EXPANDED], check=_lacking_ranks)

@@ -14,8 +14,8 @@ from graphkit.ops import F, Op, operator
 from graphkit.ops.control.operators import If, Loop, Scan
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.draws import all_nodes, draws_anew, is_unbound, rng_position
-from graphkit.passes.core.sweep import rewrite
+from graphkit.passes.core.draws import draws_anew, is_unbound, rng_position
+from graphkit.passes.core.sweep import all_nodes, rewrite
 
 RNG_TYPE = TensorType(DType.UINT64, (2,))
 

@@ -10,8 +10,8 @@ from graphkit.errors import InvalidModel
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
 from graphkit.ops.nn.norm import BatchNormalization
-from graphkit.passes.core.captures import captured, drop_unused_captures, lift_updates, nested_nodes
-from graphkit.passes.core.sweep import is_control, rewrite
+from graphkit.passes.core.captures import captured, drop_unused_captures, lift_updates
+from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
 
 
 def to_training(graph: Graph, frozen: Collection[Value] = ()) -> Graph:
@@ -97,14 +97,14 @@ def is_in_training(graph: Graph) -> bool:
     return any(
         (isinstance(node.op, BatchNormalization) and node.op.training_mode)
         or (is_dropout(node) and len(node.inputs) > 2 and _may_be_true(node.inputs[2]))
-        for node in nested_nodes(graph)
+        for node in all_nodes(graph)
     )
 
 
 def _bodies_with_modes(node: Node) -> dict[str, Graph]:
     """The subgraphs of a node of control flow when there is something in them to switch, else none."""
     bodies: Mapping[str, Graph] = node.op.subgraphs() if is_control(node) else {}
-    switched = any(is_batch_norm(n) or is_dropout(n) for body in bodies.values() for n in nested_nodes(body))
+    switched = any(is_batch_norm(n) or is_dropout(n) for body in bodies.values() for n in all_nodes(body))
     return dict(bodies) if switched else {}
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.kernel import Kernel, KernelContext
-from graphkit.executor.devices.registry import Factory, SizedFactory, register, register_sized
+from graphkit.executor.devices.registry import DataDependentFactory, Factory, register, register_data_dependent
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.internal.fused import Epilogue
@@ -87,9 +87,9 @@ def kernel(
     return install
 
 
-def sized(name: str, domain: str = "") -> Callable[[SizedFactory], SizedFactory]:
+def data_dependent(name: str, domain: str = "") -> Callable[[DataDependentFactory], DataDependentFactory]:
     """Register the factory of functions that make results whose sizes depend on values."""
-    return register_sized("cpu", domain, name)
+    return register_data_dependent("cpu", domain, name)
 
 
 def operand(node: Node, position: int) -> Value | None:

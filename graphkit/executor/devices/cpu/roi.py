@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import kernel, native, shape, sized
-from graphkit.executor.devices.kernel import Kernel, KernelContext, SizedKernel
+from graphkit.executor.devices.cpu._base import data_dependent, kernel, native, shape
+from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import operator
@@ -33,8 +33,8 @@ def _roi_align(node: Node, context: KernelContext) -> Kernel | None:
     )
 
 
-@sized("NonMaxSuppression")
-def _non_max_suppression(node: Node, context: KernelContext) -> SizedKernel:
+@data_dependent("NonMaxSuppression")
+def _non_max_suppression(node: Node, context: KernelContext) -> DataDependentKernel:
     op = operator(node, NonMaxSuppression)
 
     def run(arrays: Sequence[Any]) -> tuple[np.ndarray, ...]:

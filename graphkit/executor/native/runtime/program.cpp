@@ -34,6 +34,13 @@ std::int64_t now() {
 
 }  // namespace
 
+void Program::use_external(int external) {
+    if (complete_) {
+        throw NativeError("the program is complete: it has instances");
+    }
+    externals_ = std::max(externals_, external + 1);
+}
+
 std::size_t Program::entry(const Location& location) {
     use_external(location.external);
     locations_.push_back(location);

@@ -171,7 +171,8 @@ class Block {
     std::vector<Dynamic> dynamic;
 };
 
-// What all instances of a program have in common. Built step by step, then frozen by the first instance.
+// What all instances of a program have in common. Built step by step, and complete when the first instance is
+// made: tables of pointers have as many entries as there are then.
 class Program {
   public:
     Program(int threads, std::size_t arena_bytes, int externals)
@@ -183,7 +184,8 @@ class Program {
     std::size_t entry(const Location& location);
     std::size_t entries(const std::vector<Location>& locations);
     // There is external memory of this number.
-    void use_external(int external) { externals_ = std::max(externals_, external + 1); }
+    void use_external(int external);
+    void complete() { complete_ = true; }
 
     // A number for another dynamic kernel.
     std::size_t take_dynamic() { return dynamic_++; }
@@ -200,6 +202,7 @@ class Program {
     int threads_;
     std::size_t arena_bytes_;
     int externals_;
+    bool complete_ = false;
     std::size_t dynamic_ = 0;
     std::vector<Location> locations_;
     Block root_;

@@ -120,7 +120,7 @@ struct Builder {
     std::size_t entry(const LocationPair& pair) const { return program->entry(location_of(pair)); }
 
     // A buffer need not be an operand of anything, so that no entry tells the program of it.
-    int known(int external) const {
+    int declared(int external) const {
         program->use_external(external);
         return external;
     }
@@ -172,7 +172,7 @@ struct Builder {
         dynamic.first_input = entries(inputs);
         dynamic.input_entries = inputs.size();
         for (const auto& [buffer, item, elements, by_value] : operands) {
-            dynamic.inputs.push_back({known(buffer), item, elements, by_value});
+            dynamic.inputs.push_back({declared(buffer), item, elements, by_value});
         }
         // The program keeps the function; it needs no reference of its own, which to drop would need the GIL.
         dynamic.make = [function = make.ptr()](const Dynamic::Shapes& shapes, const Dynamic::Shapes& values) {
@@ -193,22 +193,22 @@ struct Builder {
         Dynamic& made = block->dynamic.emplace_back(make_dynamic(std::move(make), inputs, operands));
         made.first_output = entries(outputs);
         for (const auto& [buffer, item, elements, by_value] : results) {
-            made.outputs.push_back({known(buffer), item, elements, by_value});
+            made.outputs.push_back({declared(buffer), item, elements, by_value});
         }
         block->steps.push_back(std::move(step));
     }
 
     void store(const std::string& name, int source, int target, std::size_t item) const {
         Step step{Step::Kind::store, name};
-        step.source = known(source);
-        step.target = known(target);
+        step.source = declared(source);
+        step.target = declared(target);
         step.bytes = item;
         block->steps.push_back(std::move(step));
     }
 
     void resize(const std::string& name, int buffer, const Dims& shape, std::size_t item) const {
         Step step{Step::Kind::resize, name};
-        step.target = known(buffer);
+        step.target = declared(buffer);
         step.dims = shape;
         step.bytes = item;
         block->steps.push_back(std::move(step));
@@ -217,7 +217,7 @@ struct Builder {
     void row(const std::string& name, int buffer, std::size_t item, const LocationPair& index, bool wide,
              const LocationPair& target) const {
         Step step{Step::Kind::row, name};
-        step.source = known(buffer);
+        step.source = declared(buffer);
         step.bytes = item;
         step.wide = wide;
         step.inputs = entry(index);
@@ -228,7 +228,7 @@ struct Builder {
     void sizes(const std::string& name, int buffer, std::int64_t first, std::int64_t last,
                const LocationPair& target) const {
         Step step{Step::Kind::sizes, name};
-        step.source = known(buffer);
+        step.source = declared(buffer);
         step.dims = {first, last};
         step.outputs = entry(target);
         block->steps.push_back(std::move(step));
@@ -286,8 +286,8 @@ struct Builder {
         made.condition_after = optional_entry(condition_after);
         for (const auto& [initial, before, after, turns, final, bytes] : states) {
             Loop::State& value = made.states.emplace_back(Loop::State{entry(initial),
-                                                                      known(before),
-                                                                      known(after),
+                                                                      declared(before),
+                                                                      declared(after),
                                                                       {0, 0},
                                                                       optional_entry(final),
                                                                       bytes,
@@ -301,13 +301,14 @@ struct Builder {
         }
         for (const auto& [initial, buffer, dims, before, after, final, item] : dynamic_states) {
             made.dynamic_states.push_back(
-                {entry(initial), known(buffer), dims, known(before), known(after), known(final), item});
+                {entry(initial), declared(buffer), dims, declared(before), declared(after), declared(final), item});
         }
         for (const auto& [external, whole, stride, backwards, buffer, item] : slices) {
-            made.slices.push_back({known(external), entry(whole), stride, backwards, known(buffer), item});
+            made.slices.push_back({declared(external), entry(whole), stride, backwards, declared(buffer), item});
         }
         for (const auto& [row, whole, dims, item, backwards] : stacks) {
-            made.stacks.push_back({known(row), known(whole), dims.has_value(), dims.value_or(Dims()), item, backwards});
+            made.stacks.push_back(
+                {declared(row), declared(whole), dims.has_value(), dims.value_or(Dims()), item, backwards});
         }
         if (empty) {
             const auto& [function, inputs, operands] = *empty;
@@ -327,7 +328,9 @@ struct BoundInstance {
     BoundInstance(nb::object owner, nb::object memory)
         : program(std::move(owner)),
           arena(std::move(memory)),
-          instance(*nb::cast<BoundProgram*>(program), memory_of()) {}
+          instance(*nb::cast<BoundProgram*>(program), memory_of()) {
+        nb::cast<BoundProgram*>(program)->complete();
+    }
 
     std::byte* memory_of() const {
         const Array array = open_array(arena, "arena", true);
@@ -343,9 +346,9 @@ struct BoundInstance {
         }
     }
 
-    void set(int external, nb::handle array, bool writable) {
+    void set(int external, nb::handle array) {
         check(external);
-        instance.set_external(external, array.is_none() ? nullptr : open_array(array, "external", writable).data);
+        instance.set_external(external, array.is_none() ? nullptr : open_array(array, "external", false).data);
     }
 
     void set_buffer(int buffer, nb::handle array, Dims shape) {
@@ -364,7 +367,7 @@ struct BoundInstance {
         int external = 0;
         for (nb::handle array : arrays) {
             if (!array.is_none()) {
-                set(external, array, false);
+                set(external, array);
             }
             ++external;
         }
@@ -431,7 +434,7 @@ GRAPHKIT_BINDINGS(program) {
 
     nb::class_<BoundInstance>(m, "Instance", "An arena on which one run at a time of a program goes on.")
         .def(nb::init<nb::object, nb::object>(), "program"_a, "arena"_a)
-        .def("set", &BoundInstance::set, "external"_a, "array"_a.none(), "writable"_a = false,
+        .def("set", &BoundInstance::set, "external"_a, "array"_a.none(),
              "Make external memory that of an array, which the caller keeps alive.")
         .def("set_buffer", &BoundInstance::set_buffer, "buffer"_a, "array"_a, "shape"_a,
              "Make a buffer refer to an array, which the caller keeps alive.")

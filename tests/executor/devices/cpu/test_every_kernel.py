@@ -19,7 +19,7 @@ from graphkit.checks.samples import Case, all_cases
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.devices.cpu.pointwise import OPERATORS as POINTWISE
 from graphkit.executor.devices.kernel import Kernel, KernelContext, is_native
-from graphkit.executor.devices.registry import has_factory, make_kernel, make_sized
+from graphkit.executor.devices.registry import has_factory, make_data_dependent, make_kernel
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, INTEGERS, DType, dtype_of
 from graphkit.ops import Op, registry
@@ -142,9 +142,9 @@ def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, l
     """The results in every layout, from one thread and from three; packed constants where the kernel wants them."""
     used = (True,) * len(node.outputs)
     if not all(v.tensor.is_static for v in node.outputs):
-        sized = make_sized("cpu", node, KernelContext(1))
-        if sized is not None:
-            yield "sizes of the results from values", [np.asarray(a) for a in sized(arrays)]
+        compute = make_data_dependent("cpu", node, KernelContext(1))
+        if compute is not None:
+            yield "sizes of the results from values", [np.asarray(a) for a in compute(arrays)]
         return
     for threads in (1, 3):
         kernel = make_kernel("cpu", node, KernelContext(threads, used_outputs=used))
