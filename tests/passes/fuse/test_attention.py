@@ -110,6 +110,16 @@ def test_a_constant_triangle_is_causal(apply: Any, boolean: bool) -> None:
         assert len(node.inputs) == (3 if causal else 4)
 
 
+def test_a_row_that_hides_nothing_is_not_causal(apply: Any) -> None:
+    """A mask of one row is every query's: as a triangle of its own shape it would hide nothing, of the scores' most."""
+    inputs = [data(2, n, HEADS * WIDTH, name=name) for name, n in (("q", 3), ("k", 5), ("v", 5))]
+    q, k, v = map(split, inputs)
+    masked = F.add(F.mat_mul(q, transposed(k)), np.zeros((1, 1, 1, 5), np.float32))
+    kept: list[Graph] = []
+    apply(inputs, F.mat_mul(F.softmax(masked), v), fuse_attention, keep=kept)
+    assert not any(n.op.causal for n in kept[0].nodes if n.op.name == "FusedAttention")
+
+
 def test_operands_of_three_axes(apply: Any) -> None:
     q, k, v = (data("T", 6, WIDTH, name=name) for name in "qkv")
     heads = [F.transpose(x, perm=(1, 0, 2)) for x in (q, k, v)]
