@@ -180,6 +180,9 @@ class Attention(Op):
         Sample(
             (1, 2, 4, 2), (1, 2, 4, 2), (1, 2, 4, 2), left_window_size=1, is_causal=True, softmax_precision="float64"
         ),
+        # Masks of fewer keys than there are.
+        Sample((1, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4), _MASK),
+        Sample((1, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4), (3, 4), dtypes=FLOATS),
     )  # fmt: skip
 
     def infer(self, q: TensorType, k: TensorType, v: TensorType, *others: TensorType | None) -> Any:
