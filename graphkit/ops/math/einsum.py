@@ -102,6 +102,7 @@ class Einsum(Op):
         Sample((), (2,), equation=",i->i", dtypes=FLOATS),
         Sample((0, 3), (3, 2), equation="ij,jk->ik", dtypes=FLOATS),
         Sample((2, 0), (0, 3), equation="ij,jk->ik", dtypes=FLOATS),
+        Sample((2, 5, 3, 3), equation="...ii->...i", dtypes=FLOATS),
     )
 
     def infer(self, *xs: TensorType) -> TensorType:
