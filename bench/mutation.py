@@ -172,7 +172,7 @@ def tests_of(file: str) -> list[list[str]]:
     parts = path.with_suffix("").parts[1:]
     if parts[:2] == ("executor", "native"):
         room = ROOT / "tests/executor/devices/cpu"
-        family = [str(found.relative_to(ROOT)) for found in sorted(room.glob(f"test_{parts[3]}*.py"))]
+        family = [str(found.relative_to(ROOT)) for found in sorted(room.glob(f"test_{path.parent.name}*.py"))]
         return [*([family] if family else []), [str(room.relative_to(ROOT))], NETWORKS]
     if parts[0] == "ops":
         names = re.findall(r"^class (\w+)\(", (ROOT / file).read_text(), re.M)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphkit.errors import MissingDependency, UnsupportedError, did_you_mean
 
 if TYPE_CHECKING:  # for annotations: importing it is the CPU's business
-    from graphkit import _native as _native  # noqa: TID251
+    from graphkit import _native as _native
 
 DEVICES = ("cpu", "cuda")
 

@@ -83,7 +83,7 @@ def register_fusable(device: str, names: Container[str]) -> None:
 
 
 def is_fusable(device: str, node: Node) -> bool:
-    """Whether the device's kernels of fused regions have the node's operator; others are interpreted, regions whole."""
+    """Whether a fused region with the node's operator in it has a kernel; one with another operator is interpreted."""
     return node.op.name in _fusable.get(device, ())
 
 

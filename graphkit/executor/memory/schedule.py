@@ -12,9 +12,9 @@ from dataclasses import dataclass
 class Task:
     """One step: the buffers that it reads, those that it writes, and the buffers whose writers it has to follow.
 
-    Every buffer is written by one task. `after` is `reads`, and what else has to
-    be there before: operands of which only the shape is read, and the readers of memory that it writes over.
-    `inplace` lists (read, written) pairs of buffers that may be the same memory, `scratch` is working memory in bytes.
+    Every buffer is written by one task. `after` is `reads`, and what else has to be there before: operands of which
+    only the shape is read, and what the readers of memory that it writes over make. `inplace` lists (read, written)
+    pairs of buffers that may be the same memory, `scratch` is working memory in bytes.
     """
 
     reads: tuple[int, ...]

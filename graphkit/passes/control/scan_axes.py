@@ -9,7 +9,7 @@ from graphkit.ops import F, operator
 from graphkit.ops.control.operators import Scan
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import map_bodies, rewrite
+from graphkit.passes.core.sweep import all_nodes, map_bodies, rewrite
 
 
 def _axes_to_move(view: LoopView) -> tuple[list[int], list[int]] | None:
@@ -40,6 +40,8 @@ def scan_axes(graph: Graph) -> Graph:
 
     A Scan stays as it is where the rank of such an operand or result is unknown.
     """
+    if not any(_is_scan(node) for node in all_nodes(graph)):
+        return graph
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
         rebuilt = map_bodies(node, operands, scan_axes)

@@ -111,8 +111,7 @@ def axes_of(node: Node, position: int = 1) -> tuple[int, ...] | None:
 
 
 class FixedValues:
-    """Which values of a graph no feed changes: they depend on constants alone, and on parameters and states
-    that the graph does not write.
+    """Which values no feed changes: they depend on constants, parameters, and states that the graph does not write.
 
     The executor computes them when it prepares a graph, and again when a parameter is written.
     """

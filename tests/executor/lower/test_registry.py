@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -68,73 +69,55 @@ def test_what_has_no_kernel_is_interpreted_and_says_why() -> None:
     ]
 
 
-def test_a_pointwise_operator_without_a_rule_leaves_its_neighbours_native() -> None:
+@contextmanager
+def operator(definition: Callable[[Any, Any], Any], *, elementwise: bool = False) -> Iterator[Callable[[Any], Any]]:
+    """The function of an operator without a kernel, whose reference is `definition`; the result has the type of x."""
+
     @gk.op
-    class Tripled(gk.Op):
+    class Unknown(gk.Op):
         domain = "test.registry"
         inputs = ("x",)
-        pointwise = True
+        pointwise = elementwise
 
         def infer(self, x: Any) -> Any:
             return x
 
         def reference(self, xp: Any, x: Any) -> Any:
-            return 3 * x
+            return definition(xp, x)
 
     try:
+        yield F.unknown
+    finally:
+        registry.remove(Unknown)
+
+
+def test_a_pointwise_operator_without_a_rule_leaves_its_neighbours_native() -> None:
+    with operator(lambda xp, x: 3 * x, elementwise=True) as tripled:
         x = value("x", 3)
-        executor = Executor(Graph([x], [F.tanh(F.neg(F.tripled(F.exp(F.neg(x)))))]), ParamStore({}))
+        executor = Executor(Graph([x], [F.tanh(F.neg(tripled(F.exp(F.neg(x)))))]), ParamStore({}))
         (got,) = executor(ONES)
         np.testing.assert_allclose(got, np.tanh(-3 * np.exp(-ONES)), rtol=1e-5)
         assert [step.kernel for step in executor.plan.steps] == ["native", "interpreted", "native"]
-    finally:
-        registry.remove(Tripled)
 
 
 def test_a_reference_that_breaks_its_promise_inside_a_loop() -> None:
-    @gk.op
-    class Turned(gk.Op):
-        domain = "test.registry"
-        inputs = ("x",)
-
-        def infer(self, x: Any) -> Any:
-            return x
-
-        def reference(self, xp: Any, x: Any) -> Any:
-            return xp.reshape(x, (3, 1))
-
-    try:
+    with operator(lambda xp, x: xp.reshape(x, (3, 1))) as turned:
         m, x = value("m", dtype="int64"), value("x", 3)
-        turned = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, F.turned(s)]))
-        executor = Executor(Graph([m, x], [turned]), ParamStore({}))
-        with pytest.raises(RuntimeFailure, match=r"Turned.*result 0 is float32\[3, 1\]; float32\[3\] was inferred"):
+        outcome = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, turned(s)]))
+        executor = Executor(Graph([m, x], [outcome]), ParamStore({}))
+        with pytest.raises(RuntimeFailure, match=r"Unknown.*result 0 is float32\[3, 1\]; float32\[3\] was inferred"):
             executor.run({"m": np.array(1), "x": np.ones(3, np.float32)})
-    finally:
-        registry.remove(Turned)
 
 
 def test_interpreted_inside_a_loop() -> None:
-    @gk.op
-    class Halved(gk.Op):
-        domain = "test.registry"
-        inputs = ("x",)
-
-        def infer(self, x: Any) -> Any:
-            return x
-
-        def reference(self, xp: Any, x: Any) -> Any:
-            return x / 2
-
-    try:
+    with operator(lambda xp, x: x / 2) as halved:
         m, x = value("m", dtype="int64"), value("x", 3)
-        halved = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, F.halved(s)]))
-        graph = lowered([m, x], [halved], 2, ONES)
+        outcome = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, halved(s)]))
+        graph = lowered([m, x], [outcome], 2, ONES)
         assert ways(graph) == {"Loop": "NativeLoop"}
         (lowering,) = graph.lowerings
-        assert ways(lowering.subgraphs["body"]) == {"Halved": "InterpretedInside"}
-        assert [(name.split("/")[1], node.op.name) for name, node, _ in graph.interpreted()] == [("body", "Halved")]
-    finally:
-        registry.remove(Halved)
+        assert ways(lowering.subgraphs["body"]) == {"Unknown": "InterpretedInside"}
+        assert [(name.split("/")[1], node.op.name) for name, node, _ in graph.interpreted()] == [("body", "Unknown")]
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -284,8 +284,8 @@ class Instance {
     void copy_row(const Step& step);
     void run_dynamic(const Dynamic& dynamic, const std::string& name);
     void call_dynamic(const Dynamic& dynamic, const Prepared& chosen, const std::string& name);
-    const Prepared& prepared(const Dynamic& dynamic);
-    std::shared_ptr<const Prepared> prepare(const Dynamic& dynamic) const;
+    const Prepared& prepared(const Dynamic& dynamic, const std::string& name);
+    std::shared_ptr<const Prepared> prepare(const Dynamic& dynamic, const std::string& name) const;
     std::int64_t elements_of(const Dynamic::Operand& operand) const;
     void append_elements(const Dynamic::Operand& operand, const void* data, Dims& to) const;
     void run_loop(const Loop& loop, const std::string& name);
@@ -293,7 +293,7 @@ class Instance {
     void start_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips);
     void* latest(const Loop::State& value, std::int64_t iteration) const;
     void end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips, const std::string& name);
-    void end_loop(const Loop& loop, std::int64_t done);
+    void end_loop(const Loop& loop, std::int64_t done, const std::string& name);
     void poll();
     void ask();
     bool read_bool(std::size_t entry) const { return *static_cast<const bool*>(table_[entry]); }

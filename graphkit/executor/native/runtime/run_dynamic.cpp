@@ -10,7 +10,7 @@ constexpr std::size_t kPreparedLimit = 4096;
 
 }  // namespace
 
-const Prepared& Instance::prepared(const Dynamic& dynamic) {
+const Prepared& Instance::prepared(const Dynamic& dynamic, const std::string& name) {
     key_.clear();
     for (std::size_t i = 0; i < dynamic.inputs.size(); ++i) {
         const Dynamic::Operand& operand = dynamic.inputs[i];
@@ -33,14 +33,14 @@ const Prepared& Instance::prepared(const Dynamic& dynamic) {
             known.latest = nullptr;
             known.found.clear();
         }
-        found = known.found.emplace(key_, prepare(dynamic)).first;
+        found = known.found.emplace(key_, prepare(dynamic, name)).first;
     }
     known.latest_key = &found->first;
     known.latest = found->second.get();
     return *known.latest;
 }
 
-std::shared_ptr<const Prepared> Instance::prepare(const Dynamic& dynamic) const {
+std::shared_ptr<const Prepared> Instance::prepare(const Dynamic& dynamic, const std::string& name) const {
     Dynamic::Shapes shapes(dynamic.inputs.size());
     Dynamic::Shapes values(dynamic.inputs.size());
     for (std::size_t i = 0; i < dynamic.inputs.size(); ++i) {
@@ -56,7 +56,7 @@ std::shared_ptr<const Prepared> Instance::prepare(const Dynamic& dynamic) const 
     const Kernel* const kernel = made->kernel;
     if (kernel != nullptr &&
         (kernel->inputs().size() > dynamic.input_entries || kernel->outputs().size() > dynamic.outputs.size())) {
-        throw NativeError(kernel->describe() + " got too few operands");
+        throw NativeError(name + ": " + kernel->describe() + " got too few operands");
     }
     return made;
 }
@@ -73,7 +73,7 @@ void Instance::append_elements(const Dynamic::Operand& operand, const void* data
 }
 
 void Instance::run_dynamic(const Dynamic& dynamic, const std::string& name) {
-    const Prepared& chosen = prepared(dynamic);
+    const Prepared& chosen = prepared(dynamic, name);
     if (chosen.call) {
         call_dynamic(dynamic, chosen, name);
         return;

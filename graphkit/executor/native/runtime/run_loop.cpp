@@ -18,7 +18,7 @@ void Instance::run_loop(const Loop& loop, const std::string& name) {
         }
         poll();
     }
-    end_loop(loop, done);
+    end_loop(loop, done, name);
 }
 
 // How often at most, -1 when nothing says it.
@@ -124,7 +124,7 @@ void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int6
     }
 }
 
-void Instance::end_loop(const Loop& loop, std::int64_t done) {
+void Instance::end_loop(const Loop& loop, std::int64_t done, const std::string& name) {
     for (const Loop::State& value : loop.states) {
         if (value.final != Loop::kNone) {
             const void* const last = done == 0                                ? table_[value.initial]
@@ -142,7 +142,7 @@ void Instance::end_loop(const Loop& loop, std::int64_t done) {
         const Loop::Stack& stack = loop.stacks[i];
         Dims& whole = memory(stack.whole).shape;
         if (stack.fixed_row || done == 0) {
-            const Dims& row = stack.fixed_row ? stack.dims : prepared(*loop.empty).shapes[i];
+            const Dims& row = stack.fixed_row ? stack.dims : prepared(*loop.empty, name).shapes[i];
             whole.assign(1, done);
             whole.insert(whole.end(), row.begin(), row.end());
         }
