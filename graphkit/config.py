@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from graphkit.cores import allowed_cores
 from graphkit.errors import UsageError
 
 T = TypeVar("T")
@@ -67,11 +68,6 @@ THREADS_PER_CORE = 4
 MOST_WORKERS = 64
 
 KNOBS = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
-
-
-def allowed_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def num_threads(threads: int | None = None) -> int:

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "runtime/bindings.h"
+#include "runtime/invalid_flag.h"
 
 namespace graphkit {
 namespace {
@@ -22,10 +23,13 @@ void set_handle(memory& target, const void* data) {
     target.set_data_handle(const_cast<void*>(data));
 }
 
+// To be deterministic; and where the number of threads is known.
 constexpr std::int64_t kMostPieces = 16;
+constexpr std::int64_t kPiecesPerThread = 4;
 // Multiply-adds that make a piece: about 10 microseconds of one core.
 constexpr double kPieceWork = 1 << 20;
-constexpr double kPieceNanoseconds = 1e4;
+constexpr double kProductsPerNanosecond = 100;
+constexpr double kBytesPerNanosecond = 20;
 
 // Large copies are shared among the team.
 void copy(void* to, const void* from, std::size_t bytes) {
@@ -266,9 +270,12 @@ ElementType LibraryKernel::apply_after(const Epilogue& epilogue, const Dims& sha
     return product;
 }
 
-std::int64_t LibraryKernel::pieces_for(double multiply_adds) const {
+std::int64_t LibraryKernel::pieces_for(double multiply_adds, double bytes) {
+    nanoseconds_ = std::max(multiply_adds / kProductsPerNanosecond, bytes / kBytesPerNanosecond);
+    const double work = nanoseconds_ * kProductsPerNanosecond;
     std::int64_t pieces = 1;
-    while (deterministic_ && pieces < kMostPieces && static_cast<double>(2 * pieces) * kPieceWork <= multiply_adds) {
+    const std::int64_t most = deterministic_ ? kMostPieces : threads() == 1 ? 1 : kPiecesPerThread * threads();
+    while (2 * pieces <= most && static_cast<double>(2 * pieces) * kPieceWork <= work) {
         pieces *= 2;
     }
     return pieces;
@@ -282,7 +289,7 @@ void LibraryKernel::share_weights(const memory::desc& given, const memory::desc&
     weights_wanted_ = wanted;
     packed_ = packed;
     if (!packed) {
-        const Team team(threads());
+        const OneThread alone;
         const auto descriptor =
             choose<dnnl::reorder>(any_name, engine(), given, engine(), wanted, Operation::attributes());
         conversion_.emplace();
@@ -312,7 +319,7 @@ LibraryKernel::Places LibraryKernel::places() const {
     }
     places.product = places.operations;
     places.operations += apart_ ? aligned(static_cast<std::size_t>(count(outputs_[0].shape)) * sizeof(float)) : 0;
-    const std::size_t own = places.each * (deterministic_ ? static_cast<std::size_t>(threads()) : 1);
+    const std::size_t own = places.each * static_cast<std::size_t>(threads());
     places.end = places.operations + std::max({own, conversion_ ? aligned(conversion_->scratch_bytes()) : 0,
                                                pass_ ? aligned(pass_->scratch_bytes()) : 0});
     return places;
@@ -349,13 +356,10 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
     std::array<const void*, 4> whole{};
     std::copy(inputs, inputs + inputs_.size(), whole.begin());
     if (conversion_) {
+        const OneThread alone;
         void* converted[] = {scratch + at.weights};
         conversion_->run(inputs, converted, scratch + at.operations);
         whole[1] = converted[0];
-    }
-    if (!deterministic_) {
-        operations_[0].run(whole.data(), outputs, scratch + at.operations);
-        return;
     }
     std::array<std::byte*, 2> results{};
     std::size_t place = at.partials;
@@ -379,8 +383,8 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
         operations_[piece.operation].run(from.data(), to.data(), own);
     };
     const auto pieces = static_cast<std::int64_t>(pieces_.size());
-    parallel_for(threads(), pieces, kPieceNanoseconds, [&](std::int64_t begin, std::int64_t end) {
-        const Team alone(1);  // the library asks for the size of the team that it could have
+    parallel_for(threads(), pieces, nanoseconds_ / static_cast<double>(pieces), [&](std::int64_t begin, std::int64_t end) {
+        const OneThread alone;
         set_invalid(false);
         try {
             for (std::int64_t i = begin; i < end; ++i) {
@@ -394,7 +398,7 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
             invalid = true;
         }
     });
-    set_invalid(invalid);  // the regions of graphkit leave no flags behind
+    set_invalid(invalid);
     if (failure) {
         std::rethrow_exception(failure);
     }
@@ -449,6 +453,7 @@ std::string LibraryKernel::packed_layout(int input) const {
 void LibraryKernel::pack(int input, const void* plain, void* packed) const {
     require_packed(input);
     guarded(*this, [&] {
+        const OneThread alone;
         memory from(weights_given_, engine(), const_cast<void*>(plain));
         memory to(weights_wanted_, engine(), packed);
         const auto descriptor = choose<dnnl::reorder>(any_name, engine(), weights_given_, engine(), weights_wanted_);
@@ -459,6 +464,7 @@ void LibraryKernel::pack(int input, const void* plain, void* packed) const {
 void LibraryKernel::unpack(int input, const void* packed, void* plain) const {
     require_packed(input);
     guarded(*this, [&] {
+        const OneThread alone;
         memory from(weights_wanted_, engine(), const_cast<void*>(packed));
         memory to(weights_given_, engine(), plain);
         dnnl::reorder(from, to).execute(stream(), from, to);

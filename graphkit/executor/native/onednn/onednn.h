@@ -13,6 +13,7 @@
 
 #include "onednn/choice.h"
 #include "onednn/epilogue.h"
+#include "onednn/one_thread.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"
 
@@ -119,9 +120,9 @@ struct Piece {
     std::size_t partial = 0;  // which of the partial results it belongs to
 };
 
-// A kernel that is one operation, which the library shares among the team; or, to be `deterministic`, one that is cut
-// into pieces, each computed by one thread. How the library sums depends on the number of threads; how the work is cut
-// must depend on shapes alone. Zeros where an operand has no elements.
+// A kernel that is cut into pieces, operations that one thread each computes. How the library sums may depend on how
+// the work is cut: to be `deterministic`, it is cut by shapes alone, else with a look at the number of threads. Zeros
+// where an operand has no elements. What was invalid (see invalid_flag.h) can be seen after a run.
 class LibraryKernel : public Kernel {
   public:
     LibraryKernel(std::string name, int threads, bool deterministic);
@@ -139,17 +140,15 @@ class LibraryKernel : public Kernel {
     bool fuses() const { return !pass_ && !empty_; }
 
   protected:
-    // Threads that the library may use within one operation.
-    int library_threads() const { return deterministic_ ? 1 : threads(); }
-    // In how many pieces to cut this work, at most: a power of two.
-    std::int64_t pieces_for(double multiply_adds) const;
+    // In how many pieces to cut this work, at most: a power of two. The work may be to move bytes, not to multiply.
+    std::int64_t pieces_for(double multiply_adds, double bytes = 0);
 
     // Adds a piece, and the operation that `make` returns unless a piece before it had the same extents.
     template <typename Make>
     void add_piece(Piece piece, const Dims& extents, Make&& make) {
         const auto [found, is_new] = by_extents_.try_emplace(extents, operations_.size());
         if (is_new) {
-            const Team team(library_threads());
+            const OneThread alone;
             operations_.push_back(make());
         }
         piece.operation = found->second;
@@ -205,6 +204,7 @@ class LibraryKernel : public Kernel {
     std::vector<Operation> operations_;
     std::map<Dims, std::size_t> by_extents_;
     std::vector<Piece> pieces_;
+    double nanoseconds_ = 0;  // of all pieces on one thread
     std::size_t partials_ = 1;
     int residual_ = -1;
     std::unique_ptr<Pointwise> pass_;  // the epilogue, where operations do not apply it

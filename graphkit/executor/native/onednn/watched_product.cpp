@@ -5,9 +5,9 @@
 #include <limits>
 #include <new>
 
-#include "onednn/invalid_watch.h"
 #include "primitives/row_table.h"
 #include "runtime/bindings.h"
+#include "runtime/invalid_flag.h"
 
 namespace graphkit {
 namespace {
@@ -97,9 +97,9 @@ void WatchedProduct::run(const void* const* inputs, void* const* outputs, std::b
     const bool overwrites = epilogue_.residual != 0 && inputs[3] == outputs[0];
     const bool fits = !overwrites || all_finite(inputs[3], inputs_[3], threads());
     if (fits) {
-        const InvalidWatch watch;
+        set_invalid(false);
         product_->run(inputs, outputs, scratch);
-        if (!watch.raised()) {
+        if (!invalid_raised()) {
             return;
         }
     }
@@ -123,11 +123,6 @@ void WatchedProduct::run_again(Applied applied, const void* const* inputs, void*
     }
     const Memory scratch = allocate(again.kernel->scratch_bytes());
     again.kernel->run(operands.data(), outputs, scratch.get());
-}
-
-GRAPHKIT_BINDINGS(watched_product) {
-    m.def("onednn_regions_are_watched", &sees_library_regions,
-          "Whether a parallel region of oneDNN has told this process what was invalid in it; else the team is asked.");
 }
 
 }  // namespace graphkit

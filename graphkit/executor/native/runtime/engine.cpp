@@ -129,7 +129,6 @@ void Engine::State::work(int worker) {
 #ifdef __linux__
     pthread_setname_np(pthread_self(), "graphkit-worker");
 #endif
-    work_alone();
     Lock lock(mutex_);
     for (;;) {
         ++idle_;

@@ -224,9 +224,6 @@ void push_kernel(BoundEngine& self, std::string name, nb::object kernel, nb::han
                  nb::handle reads, nb::handle writes, int priority) {
     orphans().drop();
     const auto& native = nb::cast<const Kernel&>(kernel);
-    if (native.threads() > 1) {
-        throw NativeError(native.describe() + ": workers run kernels of one thread");
-    }
     const nb::list in(inputs), out(outputs);
     std::vector<Kept> kept{keep(kernel)};
     for (const nb::list& list : {in, out}) {

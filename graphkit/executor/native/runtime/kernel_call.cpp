@@ -83,10 +83,10 @@ void KernelCall::run(bool guarded) const {
     auto* const memory = static_cast<std::byte*>(scratch.get());
     std::byte* const guard = memory + bytes;
     std::fill_n(guard, guard_bytes, kGuard);
-    where_team_works(kernel->threads(), [&] {
+    {
         const Team team(kernel->threads());
         kernel->run(inputs.data(), outputs.data(), memory);
-    });
+    }
     if (!std::all_of(guard, guard + guard_bytes, [](std::byte b) { return b == kGuard; })) {
         throw NativeError(kernel->describe() + " (" + kernel->implementation() + "): wrote beyond the " +
                           std::to_string(bytes) + " bytes of working memory that it asked for");
@@ -115,10 +115,8 @@ void pack(const Kernel& kernel, int input, nb::handle plain, nb::handle packed) 
         throw nb::value_error((kernel.describe() + ": the memory for the packed operand has another size").c_str());
     }
     const WithoutGil no_gil;
-    where_team_works(kernel.threads(), [&] {
-        const Team team(kernel.threads());
-        kernel.pack(input, from.data, to.data);
-    });
+    const Team team(kernel.threads());
+    kernel.pack(input, from.data, to.data);
 }
 
 }  // namespace

@@ -384,9 +384,8 @@ struct BoundInstance {
                 throw nb::python_error();
             }
         };
-        const int threads = nb::cast<BoundProgram*>(program)->threads();
         const WithoutGil no_gil;
-        where_team_works(threads, [&] { instance.run(forward, poll); });
+        instance.run(forward, poll);
     }
 
     // (name, start, end) of each step, in nanoseconds of the monotonic clock.

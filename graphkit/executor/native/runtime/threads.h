@@ -1,40 +1,22 @@
-// The OpenMP team, of which a process has one, and loops shared among its threads.
+// Loops shared among threads: how many a run may use, and how much work deserves more than one.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
-#include <mutex>
 #include <thread>
 
-#include "runtime/invalid_flag.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "runtime/pool.h"
 
 namespace graphkit {
 
-// Threads of kernels that do not say how many: what OpenMP has by default, until it is set; no more than kMostDefault.
-constexpr int kMostDefault = 256;
+// Threads of kernels that do not say how many: the cores allowed, until it is set.
 int default_threads();
 void set_default_threads(int threads);
 
-// Threads of a parallel region that starts now.
-int team_size();
-
-// The calling thread's number in its parallel region, below the region's thread count; 0 outside.
-int thread_number();
-
-// From now on this thread works beside the one that owns the team: its parallel regions have one thread, and a Team of
-// more throws NativeError.
-void work_alone();
-
-// Ownership of the team for one run: one host thread at a time starts parallel regions, because two full teams on the
-// same cores slow each other down several times. Inside, regions have `threads` threads (0: the default). A team of
-// one thread needs no ownership: such runs go on side by side.
+// While it lives, loops of this thread may be shared among so many threads (0: the default). NativeError where the
+// system does not give them. Inside of a chunk of a loop there is one.
 class Team {
   public:
     explicit Team(int threads);
@@ -43,19 +25,20 @@ class Team {
     Team& operator=(const Team&) = delete;
 
   private:
-    std::unique_lock<std::recursive_mutex> lock_;
     int previous_;
 };
+
+// Threads that a loop of this thread may be shared among; 1 outside of a Team.
+int team_size();
 
 // A new thread; NativeError when the system gives none.
 std::thread start_thread(std::function<void()> body);
 
-// Calls `body`, which makes a Team of `threads`: on this thread, or on one of its own where this thread's workers were
-// lost because the process is the child of a fork.
-void where_team_works(int threads, const std::function<void()>& body);
-
-// Nanoseconds of work below which starting other threads does not pay.
+// Nanoseconds of work below which a loop is not shared, and those that make a chunk worth the handing out.
 constexpr double kSerialNanoseconds = 5000;
+constexpr double kChunkNanoseconds = 10000;
+// Chunks for each thread, at most: threads do not get the same share of a core.
+constexpr int kChunksPerThread = 4;
 
 // Whether less work than that is shared as well: tests see so, on small operands, that parts make up the whole.
 bool shares_all_work();
@@ -72,58 +55,40 @@ inline int threads_for(int threads, double nanoseconds) {
     return std::min(threads, std::max(2, static_cast<int>(nanoseconds / (kSerialNanoseconds / 2))));
 }
 
-// Calls body(number, threads) on every thread of the team. Regions always have the whole team, threads without work
-// included: libgomp ends the threads that a smaller region leaves out, and makes new ones for the next larger region.
-// What is invalid in there leaves no flag behind.
+// Calls body(chunk) for chunks 0, 1, ..., on so many threads at most, `nanoseconds` being the cost of all of them. A
+// thread begins with the same chunks in each loop of as many. The body must not throw.
 template <typename Body>
-void on_team(Body&& body) {
-#ifdef _OPENMP
-#pragma omp parallel
-    {
-        const KeptFlag kept;
-        body(omp_get_thread_num(), omp_get_num_threads());
+void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&& body) {
+    if (const int sharing = std::min(threads, team_size()); sharing > 1 && chunks > 1) {
+        run_shared(SharedLoop::of(sharing, chunks, nanoseconds, body));
+        return;
     }
-#else
-    body(0, 1);
-#endif
+    for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+        body(chunk);
+    }
 }
 
-// Calls body(begin, end) for contiguous parts of [0, items), one for each thread; `nanoseconds` is the cost of one
+// Calls body(begin, end) for contiguous parts of [0, items), several at the same time; `nanoseconds` is the cost of one
 // item. Boundaries are multiples of `grain`. The body must not throw.
 template <typename Body>
 void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
-    const int wanted = threads_for(threads, static_cast<double>(items) * nanoseconds);
+    const double work = static_cast<double>(items) * nanoseconds;
+    const int wanted = threads_for(std::min(threads, team_size()), work);
     const std::int64_t grains = (items + grain - 1) / grain;
-    const auto parts = static_cast<int>(std::min<std::int64_t>(wanted, grains));
-    if (parts <= 1) {
+    if (wanted <= 1 || grains <= 1) {
         if (items > 0) {
             body(std::int64_t{0}, items);
         }
         return;
     }
-    on_team([&](int number, int threads_there) {
-        for (int part = number; part < parts; part += threads_there) {
-            const std::int64_t begin = grains * part / parts * grain;
-            const std::int64_t end = std::min(items, grains * (part + 1) / parts * grain);
-            if (begin < end) {
-                body(begin, end);
-            }
-        }
-    });
-}
-
-// Calls body(part, parts) once for each part, all at the same time, so that parts may wait for one another. There may
-// be fewer parts than asked for. The body must not throw.
-template <typename Body>
-void together(int parts, Body&& body) {
-    if (parts <= 1) {
-        body(0, 1);
-        return;
-    }
-    on_team([&](int number, int threads) {
-        const int there = std::min(parts, threads);
-        if (number < there) {
-            body(number, there);
+    const std::int64_t most = std::int64_t{kChunksPerThread} * wanted;
+    const auto worth = static_cast<std::int64_t>(std::min(work / kChunkNanoseconds, static_cast<double>(most)));
+    const std::int64_t chunks = std::min(grains, shares_all_work() ? most : std::max<std::int64_t>(worth, wanted));
+    for_each_chunk(wanted, chunks, work, [&](std::int64_t chunk) {
+        const std::int64_t begin = grains * chunk / chunks * grain;
+        const std::int64_t end = std::min(items, grains * (chunk + 1) / chunks * grain);
+        if (begin < end) {
+            body(begin, end);
         }
     });
 }

@@ -10,11 +10,12 @@ import pytest
 
 import graphkit as gk
 from graphkit import config
+from graphkit.cores import allowed_cores
 from graphkit.errors import UsageError
 from graphkit.executor.run.engine import Engine
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 
-TOO_MANY = config.THREADS_PER_CORE * config.allowed_cores() + 1
+TOO_MANY = config.THREADS_PER_CORE * allowed_cores() + 1
 
 
 def model():

@@ -5,7 +5,6 @@
 
 #include "runtime/bindings.h"
 #include "runtime/isa.h"
-#include "runtime/lockstep.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -26,7 +25,6 @@ struct Recurrent::Run {
     const void* const* inputs;
     void* const* outputs;
     std::byte* scratch;
-    Lockstep lockstep;
 
     const float* in(Input position) const { return static_cast<const float*>(inputs[position]); }
     float* out(std::size_t position) const { return static_cast<float*>(outputs[position]); }
@@ -130,8 +128,6 @@ void Recurrent::lay_out_scratch() {
     for (int i = 0; i < 2; ++i) {
         panels_at_[i] = reserve(packed_[i] ? 0 : items() * panel_size(i + 1));
     }
-    lockstep_at_ = scratch_bytes_;
-    scratch_bytes_ += Lockstep::bytes(sharing_.chunks);
 }
 
 // --- packed matrices ---------------------------------------------------------------------------------
@@ -214,7 +210,7 @@ std::int64_t Recurrent::groups() const {
     return (items() + group - 1) / group;
 }
 
-Recurrent::Part Recurrent::part_of(int chunk) const {
+Recurrent::Part Recurrent::part_of(std::int64_t chunk) const {
     if (sharing_.by_sequence || sharing_.chunks == 1) {
         return {0, items(), batch_ * chunk / sharing_.chunks, batch_ * (chunk + 1) / sharing_.chunks};
     }
@@ -226,7 +222,7 @@ Recurrent::Part Recurrent::part_of(int chunk) const {
 }
 
 // What steps read beside x, brought into their layout: a share of the (direction, block) pairs.
-void Recurrent::prepare(const Run& run, int chunk) const {
+void Recurrent::prepare(const Run& run, std::int64_t chunk) const {
     const std::int64_t lanes = table_.lanes;
     const std::int64_t columns = gates_ * hidden_;
     const float* bias = run.in(kB);
@@ -410,16 +406,18 @@ void Recurrent::run_sequences(const Run& run, const Part& part) const {
     write_states(run, part);
 }
 
-void Recurrent::run_recurrence(const Run& run, int thread, int threads) const {
-    Lockstep::Thread self{sharing_.chunks * thread / threads, sharing_.chunks * (thread + 1) / threads};
-    const auto phase = [&](auto&& work) { run.lockstep.next_phase(self, work); };
-    phase([&](int chunk) { prepare(run, chunk); });
+void Recurrent::run_recurrence(const Run& run) const {
+    // A phase starts when the one before is over. Threads begin with their own chunks, whose data are in their caches.
+    const auto phase = [&](auto&& work) {
+        for_each_chunk(sharing_.parts, sharing_.chunks, sharing_.nanoseconds, work);
+    };
+    phase([&](std::int64_t chunk) { prepare(run, chunk); });
     if (sharing_.by_sequence || sharing_.chunks == 1) {
-        phase([&](int chunk) { run_sequences(run, part_of(chunk)); });
+        phase([&](std::int64_t chunk) { run_sequences(run, part_of(chunk)); });
         return;
     }
     for (std::int64_t number = 0; number < steps_; ++number) {
-        phase([&](int chunk) {
+        phase([&](std::int64_t chunk) {
             const Part part = part_of(chunk);
             if (number % chunk_ == 0) {
                 project(run, part, number);
@@ -427,15 +425,15 @@ void Recurrent::run_recurrence(const Run& run, int thread, int threads) const {
             step(run, part, number, kind_);
         });
         if (kind_ == CellKind::gru_gates) {
-            phase([&](int chunk) { step(run, part_of(chunk), number, CellKind::gru_output); });
+            phase([&](std::int64_t chunk) { step(run, part_of(chunk), number, CellKind::gru_output); });
         }
     }
-    phase([&](int chunk) { write_states(run, part_of(chunk)); });
+    phase([&](std::int64_t chunk) { write_states(run, part_of(chunk)); });
 }
 
 void Recurrent::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    const Run memory{inputs, outputs, scratch, Lockstep(scratch + lockstep_at_, sharing_.chunks)};
-    together(sharing_.parts, [&](int thread, int threads) { run_recurrence(memory, thread, threads); });
+    const Run memory{inputs, outputs, scratch};
+    run_recurrence(memory);
 }
 
 GRAPHKIT_BINDINGS(recurrent) {

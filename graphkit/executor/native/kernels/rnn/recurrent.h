@@ -15,10 +15,10 @@ namespace graphkit {
 // activations take, without peepholes and before clipping; with linear_before_reset there is a fourth, R h + Rb of the
 // last gate.
 //
-// The whole layer is one parallel region (see lockstep.h). Either chunks of the work are sequences, each run from its
-// first step to its last; or they are blocks of hidden units, and all threads meet after each step. The input's product
-// with w is computed for some steps at a time, in the layout in which its readers find it. Sums do not depend on how
-// the work is shared: any number of threads gives the same bits.
+// Either chunks of the work are sequences, each run from its first step to its last; or they are blocks of hidden units,
+// and a step starts when the one before is over. The input's product with w is computed for some steps at a time, in the
+// layout in which its readers find it. Sums do not depend on how the work is shared: any number of threads gives the
+// same bits.
 class Recurrent final : public Kernel {
   public:
     // kind: "RNN", "GRU", "LSTM"; x as given. Throws NativeError for shapes or options that are none.
@@ -45,13 +45,13 @@ class Recurrent final : public Kernel {
     std::int64_t panel_size(int input) const;
     void pack_item(int input, std::int64_t item, const float* plain, float* packed) const;
     std::int64_t groups() const;
-    Part part_of(int chunk) const;
-    void prepare(const Run& run, int chunk) const;
+    Part part_of(std::int64_t chunk) const;
+    void prepare(const Run& run, std::int64_t chunk) const;
     void project(const Run& run, const Part& part, std::int64_t first) const;
     void step(const Run& run, const Part& part, std::int64_t number, CellKind kind) const;
     void write_states(const Run& run, const Part& part) const;
     void run_sequences(const Run& run, const Part& part) const;
-    void run_recurrence(const Run& run, int thread, int threads) const;
+    void run_recurrence(const Run& run) const;
 
     const RecurrentTable& table_;
     RecurrentLayer layer_;
@@ -82,7 +82,6 @@ class Recurrent final : public Kernel {
     std::size_t recurrent_bias_at_ = 0;
     std::size_t peepholes_at_ = 0;
     std::size_t panels_at_[2] = {0, 0};
-    std::size_t lockstep_at_ = 0;
 };
 
 }  // namespace graphkit

@@ -8,7 +8,6 @@
 #include "runtime/bindings.h"
 #include "runtime/isa.h"
 #include "runtime/kernel.h"
-#include "runtime/lockstep.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
@@ -43,15 +42,15 @@ class RecurrentGrad final : public Kernel {
     std::int64_t width() const { return vectors_ * table_.lanes; }
     std::int64_t state_row(std::int64_t direction, std::int64_t sequence) const;
     std::int64_t time_of(std::int64_t direction, std::int64_t number) const;
-    Part part_of(int chunk) const;
-    void prepare(const Run& run, int chunk) const;
+    Part part_of(std::int64_t chunk) const;
+    void prepare(const Run& run, std::int64_t chunk) const;
     void multiply(const Run& run, const Part& part, std::int64_t item, std::int64_t number) const;
     void cell(const Run& run, const Part& part, std::int64_t item, std::int64_t number, CellKind kind) const;
     void step(const Run& run, const Part& part, std::int64_t number) const;
     void reset(const Run& run, const Part& part, std::int64_t number) const;
     void write_states(const Run& run, const Part& part) const;
     void run_sequences(const Run& run, const Part& part) const;
-    void run_recurrence(const Run& run, int thread, int threads) const;
+    void run_recurrence(const Run& run) const;
 
     const RecurrentGradTable& table_;
     RecurrentLayer layer_;
@@ -74,7 +73,6 @@ class RecurrentGrad final : public Kernel {
     std::size_t panels_at_ = 0;
     std::size_t d_gates_at_ = 0;
     std::size_t other_at_ = 0;
-    std::size_t lockstep_at_ = 0;
     bool own_gates_;  // in the working memory
     bool own_other_;
 };
@@ -101,7 +99,6 @@ struct RecurrentGrad::Run {
     float* other;
     float* d_peepholes;
     std::byte* scratch;
-    Lockstep lockstep;
 
     float* at(std::size_t offset) const { return reinterpret_cast<float*>(scratch + offset); }
 };
@@ -187,8 +184,6 @@ RecurrentGrad::RecurrentGrad(const std::string& kind, std::int64_t steps, std::i
     panels_at_ = reserve(items() * layer_.gates * hidden * width());
     d_gates_at_ = reserve(own_gates_ ? count(saved(layer_.gates)) : 0);
     other_at_ = reserve(own_other_ ? count(saved(1)) : 0);
-    lockstep_at_ = scratch_bytes_;
-    scratch_bytes_ += Lockstep::bytes(sharing_.chunks);
 }
 
 std::size_t RecurrentGrad::reserve(std::int64_t floats) {
@@ -209,7 +204,7 @@ std::string RecurrentGrad::implementation() const {
     return text;
 }
 
-RecurrentGrad::Part RecurrentGrad::part_of(int chunk) const {
+RecurrentGrad::Part RecurrentGrad::part_of(std::int64_t chunk) const {
     if (sharing_.by_sequence || sharing_.chunks == 1) {
         return {0, items(), batch_ * chunk / sharing_.chunks, batch_ * (chunk + 1) / sharing_.chunks};
     }
@@ -232,7 +227,7 @@ std::int64_t RecurrentGrad::time_of(std::int64_t direction, std::int64_t number)
 }
 
 // Panels of r, [gates * H][vectors][lanes] for each block, and the gradients by the last states.
-void RecurrentGrad::prepare(const Run& run, int chunk) const {
+void RecurrentGrad::prepare(const Run& run, std::int64_t chunk) const {
     const std::int64_t rows = layer_.gates * hidden_;
     for (std::int64_t item = items() * chunk / sharing_.chunks; item < items() * (chunk + 1) / sharing_.chunks;
          ++item) {
@@ -396,21 +391,23 @@ void RecurrentGrad::run_sequences(const Run& run, const Part& part) const {
     write_states(run, part);
 }
 
-void RecurrentGrad::run_recurrence(const Run& run, int thread, int threads) const {
-    Lockstep::Thread self{sharing_.chunks * thread / threads, sharing_.chunks * (thread + 1) / threads};
-    const auto phase = [&](auto&& work) { run.lockstep.next_phase(self, work); };
-    phase([&](int chunk) { prepare(run, chunk); });
+void RecurrentGrad::run_recurrence(const Run& run) const {
+    // A phase starts when the one before is over. Threads begin with their own chunks, whose data are in their caches.
+    const auto phase = [&](auto&& work) {
+        for_each_chunk(sharing_.parts, sharing_.chunks, sharing_.nanoseconds, work);
+    };
+    phase([&](std::int64_t chunk) { prepare(run, chunk); });
     if (sharing_.by_sequence || sharing_.chunks == 1) {
-        phase([&](int chunk) { run_sequences(run, part_of(chunk)); });
+        phase([&](std::int64_t chunk) { run_sequences(run, part_of(chunk)); });
         return;
     }
     for (std::int64_t number = 0; number < steps_; ++number) {
-        phase([&](int chunk) { step(run, part_of(chunk), number); });
+        phase([&](std::int64_t chunk) { step(run, part_of(chunk), number); });
         if (layer_.kind == CellKind::gru_gates) {
-            phase([&](int chunk) { reset(run, part_of(chunk), number); });
+            phase([&](std::int64_t chunk) { reset(run, part_of(chunk), number); });
         }
     }
-    phase([&](int chunk) {
+    phase([&](std::int64_t chunk) {
         step(run, part_of(chunk), steps_);
         write_states(run, part_of(chunk));
     });
@@ -435,15 +432,14 @@ void RecurrentGrad::run(const void* const* inputs, void* const* outputs, std::by
                .d_initial = {next_output(true), next_output(lstm)},
                .other = next_output(gru),
                .d_peepholes = next_output(lstm),
-               .scratch = scratch,
-               .lockstep = Lockstep(scratch + lockstep_at_, sharing_.chunks)};
+               .scratch = scratch};
     if (own_gates_) {
         memory.d_gates = memory.at(d_gates_at_);
     }
     if (own_other_) {
         memory.other = memory.at(other_at_);
     }
-    together(sharing_.parts, [&](int thread, int threads) { run_recurrence(memory, thread, threads); });
+    run_recurrence(memory);
 }
 
 GRAPHKIT_BINDINGS(recurrent_grad) {

@@ -14,7 +14,7 @@ double product_nanoseconds(double multiplications, double bytes, std::int64_t la
     return std::max(multiplications / static_cast<double>(lanes < 8 ? lanes * 2 : 48), bytes / rate);
 }
 
-constexpr double kTeamNanoseconds = 20000;  // to start a parallel region whose threads may sleep
+constexpr double kTeamNanoseconds = 20000;  // until helpers are awake
 constexpr double kPhaseNanoseconds = 400;   // to wait for all threads
 constexpr double kChunkNanoseconds = 10000;  // least work that is handed from one thread to another
 
@@ -36,6 +36,7 @@ RecurrenceSharing share_recurrence(const RecurrenceWork& work, int threads) {
     };
     RecurrenceSharing sharing;
     double best = nanoseconds(1, 1);
+    sharing.nanoseconds = best;
     for (std::int64_t parts = 2; parts <= threads; ++parts) {
         const auto share = [&](std::int64_t total) { return number((total + parts - 1) / parts) / number(total); };
         if (parts <= work.batch && kTeamNanoseconds + nanoseconds(share(work.batch), 1) < best) {

@@ -9,6 +9,7 @@ struct RecurrenceSharing {
     int parts = 1;
     int chunks = 1;            // of each phase's work, several for each thread
     bool by_sequence = false;  // threads own sequences, not units
+    double nanoseconds = 0;    // on one thread, roughly
 };
 
 struct RecurrenceWork {

@@ -1,0 +1,64 @@
+"""How many cores this process may use: by its affinity, and by the quotas of the control groups that it is in."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def allowed_cores() -> int:
+    """The cores that this process may keep busy, at least one.
+
+    A container of 1.5 cores on a machine of 64 may run on each of them, but is stopped when it has had its share of a
+    period: of such a quota, a part counts as a core.
+    """
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota()
+    return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
+
+
+def cgroup_quota(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """The least quota, in cores, of the control groups that this process is in, or None where there is none.
+
+    Reads version 2 (cpu.max) and version 1 (cpu.cfs_quota_us), as in Linux's Documentation/admin-guide/cgroup-v2.rst
+    and Documentation/scheduler/sched-bwc.rst.
+    """
+    quotas = [quota for folder in _folders(proc, mounted) if (quota := _quota_in(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _folders(proc: Path, mounted: Path) -> Iterator[Path]:
+    """The folders of the groups that limit this process, from the innermost one outwards.
+
+    Inside of a container, whose path may be that on the host, the outermost folder is the container's own.
+    """
+    for line in (_text(proc) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = mounted / controllers if controllers else mounted
+        inside = Path(path.lstrip("/"))
+        for folder in (inside, *inside.parents):
+            yield root / folder
+
+
+def _quota_in(folder: Path) -> float | None:
+    unified = _text(folder / "cpu.max")
+    if unified is not None:
+        quota, _, period = unified.partition(" ")
+    else:
+        quota, period = _text(folder / "cpu.cfs_quota_us") or "-1", _text(folder / "cpu.cfs_period_us") or "0"
+    try:
+        cores = float(quota) / float(period or 100_000)
+    except (ValueError, ZeroDivisionError):  # "max", or no such file
+        return None
+    return cores if cores > 0 else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:  # no such group here
+        return None

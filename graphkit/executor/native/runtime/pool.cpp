@@ -1,0 +1,358 @@
+#include "runtime/pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstddef>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "runtime/invalid_flag.h"
+#include "runtime/kernel.h"
+
+#ifdef __unix__
+#include <pthread.h>
+#endif
+
+namespace graphkit {
+namespace {
+
+// More than any machine has.
+constexpr int kMostHelpers = 4095;
+// Threads that share loops at the same time: further ones compute alone.
+constexpr int kSlots = 64;
+// Chunks are claimed from so many ranges, each from its beginning. A thread begins with its own range, so that it finds
+// in its cache what the loop before left there, and goes on to those of the others.
+constexpr std::uint32_t kRanges = 16;
+
+// How long a helper without work looks for some before it sleeps, and a loop's own thread for chunks that others have
+// begun.
+constexpr std::chrono::microseconds kLooks{100};
+// Less work does not pay for the system call that wakes a helper.
+constexpr double kWorthWaking = 20'000;
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+// Calls `found` until it says yes, or the time is over; returns what it said.
+template <typename Found>
+bool look(Found&& found) {
+    using Clock = std::chrono::steady_clock;
+    std::optional<Clock::time_point> end;
+    for (;;) {
+        for (int tries = 0; tries < 32; ++tries) {
+            if (found()) {
+                return true;
+            }
+            pause();
+        }
+        const Clock::time_point now = Clock::now();
+        if (!end) {
+            end = now + kLooks;
+        } else if (now >= *end) {
+            return false;
+        }
+    }
+}
+
+// The next chunk of one range, behind the generation of the loop that it belongs to: only who has read this loop's
+// fields can claim it. (Generations come again after 2^32 loops of one thread.)
+struct alignas(kAlignment) Range {
+    std::atomic<std::uint64_t> next{0};
+};
+
+// Where one thread at a time publishes its loops, one after the other. The fields of a loop change only while none of
+// its chunks can be claimed any more.
+struct Slot {
+    static constexpr std::uint64_t kOpen = 1;
+
+    alignas(kAlignment) std::atomic<std::uint64_t> state{0};  // generation << 1, and whether there may be chunks left
+    std::atomic<void (*)(void*, std::int64_t)> body{nullptr};
+    std::atomic<void*> context{nullptr};
+    std::atomic<std::uint32_t> chunks{0};
+    std::atomic<std::uint32_t> ranges{1};
+    std::atomic<int> threads{1};
+    Range claimed[kRanges];
+    alignas(kAlignment) std::atomic<std::uint32_t> done{0};  // chunks, by helpers
+    std::atomic<std::uint32_t> waits{0};                     // whether the loop's own thread sleeps
+
+    void publish(const SharedLoop& loop);
+    void close() { state.store(state.load(std::memory_order_relaxed) & ~kOpen, std::memory_order_relaxed); }
+    // Computes what can be claimed of the loop that is open; returns how many chunks.
+    std::uint32_t take_part(int number);
+    void wait_for(std::uint32_t chunks_of_helpers);
+};
+
+void Slot::publish(const SharedLoop& loop) {
+    const std::uint64_t generation = ((state.load(std::memory_order_relaxed) >> 1) + 1) & UINT32_MAX;
+    const auto count = static_cast<std::uint32_t>(loop.chunks);
+    const std::uint32_t parts = std::min({kRanges, count, static_cast<std::uint32_t>(loop.threads)});
+    body.store(loop.body, std::memory_order_relaxed);
+    context.store(loop.context, std::memory_order_relaxed);
+    chunks.store(count, std::memory_order_relaxed);
+    ranges.store(parts, std::memory_order_relaxed);
+    threads.store(loop.threads, std::memory_order_relaxed);
+    done.store(0, std::memory_order_relaxed);
+    for (std::uint64_t range = 0; range < parts; ++range) {
+        claimed[range].next.store(generation << 32 | range * count / parts, std::memory_order_release);
+    }
+    // In one order with what a helper does that goes to sleep: it sees the loop, or the loop's thread sees it sleep.
+    state.store(generation << 1 | kOpen, std::memory_order_seq_cst);
+}
+
+std::uint32_t Slot::take_part(int number) {
+    const std::uint64_t seen = state.load(std::memory_order_seq_cst);
+    if ((seen & kOpen) == 0 || number >= threads.load(std::memory_order_relaxed)) {
+        return 0;
+    }
+    const std::uint64_t generation = seen >> 1;
+    const auto call = body.load(std::memory_order_relaxed);
+    void* const with = context.load(std::memory_order_relaxed);
+    const std::uint64_t count = chunks.load(std::memory_order_relaxed);
+    const std::uint32_t parts = ranges.load(std::memory_order_relaxed);
+    std::uint32_t taken = 0;
+    for (std::uint32_t i = 0; i < parts; ++i) {
+        const std::uint64_t range = (static_cast<std::uint32_t>(number) + i) % parts;
+        const std::uint64_t end = (range + 1) * count / parts;
+        std::atomic<std::uint64_t>& next = claimed[range].next;
+        std::uint64_t at = next.load(std::memory_order_acquire);
+        while (at >> 32 == generation && (at & UINT32_MAX) < end) {
+            if (next.compare_exchange_weak(at, at + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+                call(with, static_cast<std::int64_t>(at & UINT32_MAX));
+                ++taken;
+                at = next.load(std::memory_order_acquire);
+            }
+        }
+    }
+    return taken;
+}
+
+void Slot::wait_for(std::uint32_t chunks_of_helpers) {
+    if (look([&] { return done.load(std::memory_order_acquire) == chunks_of_helpers; })) {
+        return;
+    }
+    waits.store(1, std::memory_order_seq_cst);
+    for (;;) {
+        const std::uint32_t seen = done.load(std::memory_order_seq_cst);
+        if (seen == chunks_of_helpers) {
+            break;
+        }
+        done.wait(seen, std::memory_order_acquire);
+    }
+    waits.store(0, std::memory_order_relaxed);
+}
+
+struct alignas(kAlignment) Helper {
+    std::atomic<std::uint32_t> asleep{0};
+};
+
+constexpr int kWordBits = 64;
+// Who was woken wakes so many as well, so that the thread that runs the loop does not have to wake all of them.
+constexpr int kWakes = 2;
+
+// Never destroyed: helpers sleep in it until the process ends.
+struct Pool {
+    std::mutex mutex;  // of what starts helpers
+    std::atomic<int> helpers{0};
+    alignas(kAlignment) std::atomic<std::uint64_t> active{0};  // the slots that somebody has
+    alignas(kAlignment) std::atomic<std::uint64_t> sleepers[(kMostHelpers + 1) / kWordBits]{};
+    std::atomic<int> wanted{0};  // threads, of the loop that wakes helpers
+    Slot slots[kSlots];
+    Helper each[kMostHelpers + 1];
+
+    Slot* take_slot();
+    void give_slot(const Slot& slot) { active.fetch_and(~bit_of(slot), std::memory_order_release); }
+    std::uint64_t bit_of(const Slot& slot) const { return std::uint64_t{1} << (&slot - slots); }
+    bool help_once(int number);
+    [[noreturn]] void help(int number);
+    void sleep(int number);
+    void wake_some();
+};
+
+Pool& pool() {
+    static Pool& made = *new Pool;
+    return made;
+}
+
+struct Current {
+    int number = 0;
+    bool in_chunk = false;
+    Slot* slot = nullptr;
+};
+constinit thread_local Current current;
+
+Slot* Pool::take_slot() {
+    std::uint64_t seen = active.load(std::memory_order_relaxed);
+    while (seen != UINT64_MAX) {
+        const int free = std::countr_one(seen);
+        if (active.compare_exchange_weak(seen, seen | std::uint64_t{1} << free, std::memory_order_acq_rel)) {
+            return &slots[free];
+        }
+    }
+    return nullptr;
+}
+
+bool Pool::help_once(int number) {
+    bool helped = false;
+    for (std::uint64_t left = active.load(std::memory_order_acquire); left != 0; left &= left - 1) {
+        Slot& slot = slots[std::countr_zero(left)];
+        const std::uint32_t taken = slot.take_part(number);
+        if (taken > 0) {
+            helped = true;
+            slot.done.fetch_add(taken, std::memory_order_seq_cst);
+            if (slot.waits.load(std::memory_order_seq_cst) != 0) {
+                slot.done.notify_all();
+            }
+        }
+    }
+    return helped;
+}
+
+void Pool::help(int number) {
+#ifdef __linux__
+    pthread_setname_np(pthread_self(), "graphkit-helper");
+#endif
+    current.number = number;
+    current.in_chunk = true;
+    for (;;) {
+        if (!look([&] { return help_once(number); })) {
+            sleep(number);
+        }
+    }
+}
+
+void Pool::sleep(int number) {
+    std::atomic<std::uint32_t>& asleep = each[number].asleep;
+    std::atomic<std::uint64_t>& word = sleepers[number / kWordBits];
+    const std::uint64_t bit = std::uint64_t{1} << (number % kWordBits);
+    asleep.store(1, std::memory_order_relaxed);
+    word.fetch_or(bit, std::memory_order_seq_cst);
+    if (help_once(number)) {
+        if ((word.fetch_and(~bit, std::memory_order_seq_cst) & bit) != 0) {
+            return;
+        }
+    }
+    asleep.wait(1, std::memory_order_acquire);
+    wake_some();
+}
+
+void Pool::wake_some() {
+    const int end = std::min(wanted.load(std::memory_order_relaxed), helpers.load(std::memory_order_relaxed) + 1);
+    int woken = 0;
+    for (int first = 0; first < end; first += kWordBits) {
+        std::atomic<std::uint64_t>& word = sleepers[first / kWordBits];
+        const std::uint64_t among = end - first >= kWordBits ? UINT64_MAX : (std::uint64_t{1} << (end - first)) - 1;
+        for (std::uint64_t left = word.load(std::memory_order_seq_cst) & among; left != 0; left &= left - 1) {
+            const std::uint64_t bit = left & -left;
+            if ((word.fetch_and(~bit, std::memory_order_seq_cst) & bit) != 0) {
+                std::atomic<std::uint32_t>& asleep = each[first + std::countr_zero(bit)].asleep;
+                asleep.store(0, std::memory_order_release);
+                asleep.notify_one();
+                if (++woken == kWakes) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+// The child of a fork has no helpers. Its one thread may be in a run, between two loops.
+void after_fork() {
+    Pool& here = pool();
+    const std::uint64_t own = current.slot == nullptr ? 0 : here.bit_of(*current.slot);
+    new (&here.mutex) std::mutex;
+    for (std::atomic<std::uint64_t>& word : here.sleepers) {
+        word.store(0, std::memory_order_relaxed);
+    }
+    here.helpers.store(0, std::memory_order_relaxed);
+    here.active.store(own, std::memory_order_relaxed);
+    for (Slot& slot : here.slots) {
+        slot.close();
+        slot.waits.store(0, std::memory_order_relaxed);
+    }
+}
+
+void follow_forks() {
+#ifdef __unix__
+    static const int registered = pthread_atfork(nullptr, nullptr, after_fork);
+    static_cast<void>(registered);
+#endif
+}
+
+}  // namespace
+
+int thread_number() {
+    return current.number;
+}
+
+bool in_chunk() {
+    return current.in_chunk;
+}
+
+void start_helpers(int helpers) {
+    Pool& here = pool();
+    if (helpers <= here.helpers.load(std::memory_order_acquire)) {
+        return;
+    }
+    if (helpers > kMostHelpers) {
+        throw NativeError(std::to_string(helpers + 1) + " threads: no more than " + std::to_string(kMostHelpers + 1) +
+                          " are possible");
+    }
+    follow_forks();
+    const std::lock_guard lock(here.mutex);
+    for (int there = here.helpers.load(std::memory_order_relaxed); there < helpers; ++there) {
+        try {
+            std::thread([&here, number = there + 1] { here.help(number); }).detach();
+        } catch (const std::system_error& error) {
+            throw NativeError("the system gives no more than " + std::to_string(there + 1) + " of " +
+                              std::to_string(helpers + 1) + " threads (" + error.what() +
+                              "): ask for fewer, or raise its limits (ulimit -u, ulimit -v)");
+        }
+        here.helpers.store(there + 1, std::memory_order_release);
+    }
+}
+
+void leave_helpers() {
+    if (current.slot != nullptr) {
+        pool().give_slot(*std::exchange(current.slot, nullptr));
+    }
+}
+
+void run_shared(const SharedLoop& loop) {
+    Pool& here = pool();
+    if (current.slot == nullptr && !current.in_chunk) {
+        current.slot = here.take_slot();
+    }
+    SharedLoop shared = loop;
+    // Where several threads share loops, there are fewer helpers for each.
+    shared.threads -= std::popcount(here.active.load(std::memory_order_relaxed)) - 1;
+    if (current.slot == nullptr || current.in_chunk || shared.threads < 2) {
+        for (std::int64_t chunk = 0; chunk < loop.chunks; ++chunk) {
+            loop.body(loop.context, chunk);
+        }
+        return;
+    }
+    const KeptFlag kept;
+    Slot& slot = *current.slot;
+    slot.publish(shared);
+    if (loop.nanoseconds >= kWorthWaking) {
+        here.wanted.store(shared.threads, std::memory_order_relaxed);
+        here.wake_some();
+    }
+    current.in_chunk = true;
+    const std::uint32_t own = slot.take_part(0);
+    current.in_chunk = false;
+    slot.close();
+    slot.wait_for(static_cast<std::uint32_t>(loop.chunks) - own);
+}
+
+}  // namespace graphkit

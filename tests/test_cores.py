@@ -1,0 +1,54 @@
+"""How many cores a process may use, beside quotas of control groups that are written down for it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from graphkit import cores
+
+
+def groups(tmp_path: Path, membership: str, **files: str) -> tuple[Path, Path]:
+    """/proc/self/cgroup and /sys/fs/cgroup with these files; `__` stands for a slash, `_DOT_` for a dot."""
+    proc = tmp_path / "cgroup"
+    proc.write_text(membership)
+    mounted = tmp_path / "mounted"
+    for name, text in files.items():
+        path = mounted / name.replace("__", "/").replace("_DOT_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return proc, mounted
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "quota"),
+    [
+        ("0::/\n", {"cpu_DOT_max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"cpu_DOT_max": "max 100000\n"}, None),
+        ("0::/a/b\n", {"a__cpu_DOT_max": "200000 100000", "a__b__cpu_DOT_max": "max 100000"}, 2.0),
+        ("0::/a/b\n", {"a__cpu_DOT_max": "400000 100000", "a__b__cpu_DOT_max": "50000 100000"}, 0.5),
+        # The path is the host's, and the container sees its own group as the root.
+        ("0::/docker/1234\n", {"cpu_DOT_max": "300000 100000"}, 3.0),
+        (
+            "4:cpu,cpuacct:/jobs/7\n3:memory:/jobs\n",
+            {"cpu,cpuacct__jobs__7__cpu_DOT_cfs_quota_us": "250000", "cpu,cpuacct__jobs__7__cpu_DOT_cfs_period_us": "100000"},
+            2.5,
+        ),
+        ("2:cpu:/\n", {"cpu__cpu_DOT_cfs_quota_us": "-1", "cpu__cpu_DOT_cfs_period_us": "100000"}, None),
+        ("3:memory:/jobs\n", {"memory__cpu_DOT_max": "100000 100000"}, None),
+        ("", {}, None),
+    ],
+)  # fmt: skip
+def test_the_least_quota_of_all_groups_counts(tmp_path, membership, files, quota):
+    assert cores.cgroup_quota(*groups(tmp_path, membership, **files)) == quota
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path):
+    assert cores.cgroup_quota(tmp_path / "none", tmp_path) is None
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 4), (1.5, 2), (0.2, 1), (4.0, 4), (64.0, 4)])
+def test_a_quota_limits_the_cores_of_the_affinity(monkeypatch, quota, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5, 7}, raising=False)
+    monkeypatch.setattr(cores, "cgroup_quota", lambda: quota)
+    assert cores.allowed_cores() == expected
