@@ -1,4 +1,4 @@
-"""Matrix products through oneDNN."""
+"""Matrix products: through oneDNN, or with constant matrices by a kernel of our own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,40 @@ from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 
 
+def _packed_product(
+    node: Node,
+    context: KernelContext,
+    transposed: bool = False,
+    bias: tuple[int, ...] | None = None,
+    last: native.Epilogue | None = None,
+) -> Kernel | None:
+    """The product of plain rows with a constant float32 matrix, if there are several threads; else None.
+
+    On one thread the library is as fast; but its products are not cut into pieces as small. To be deterministic is to
+    do what several threads would.
+    """
+    a, b = (shape(v) for v in node.inputs[:2])
+    fits = 1 in context.constant_inputs and library_dtype(node) == "float32" and native.PackedProduct.suits(
+        a, b, transposed=transposed
+    )  # fmt: skip
+    if not fits or (context.threads == 1 and not context.deterministic):
+        return None
+    if bias is not None and bias != (b[0 if transposed else 1],):
+        return None
+    return native.PackedProduct(
+        a, b, transposed=transposed, bias=bias is not None, epilogue=last or native.Epilogue(), threads=context.threads
+    )
+
+
 @kernel("MatMul", onednn=True)
 def _mat_mul(node: Node, context: KernelContext) -> Kernel | None:
     dtype = library_dtype(node)
     if dtype is None:
         return None
     a, b = (shape(v) for v in node.inputs)
-    return native.MatMul(a, b, pack_b=1 in context.constant_inputs, dtype=dtype, **library_options(context))
+    return _packed_product(node, context) or native.MatMul(
+        a, b, pack_b=1 in context.constant_inputs, dtype=dtype, **library_options(context)
+    )
 
 
 @kernel("Gemm", onednn=True)
@@ -28,7 +55,10 @@ def _gemm(node: Node, context: KernelContext) -> Kernel | None:
     a, b = (shape(v) for v in node.inputs[:2])
     c = operand(node, 2)
     bias = None if c is None or op.beta == 0 else shape(c)
-    return native.MatMul(
+    made = None
+    if not op.transA and op.alpha == 1 and (bias is None or op.beta == 1):
+        made = _packed_product(node, context, bool(op.transB), bias)
+    return made or native.MatMul(
         a,
         b,
         transpose_a=op.transA,
@@ -49,15 +79,20 @@ def _fused_mat_mul(node: Node, context: KernelContext) -> Kernel | None:
         return None
     op = operator(node, FusedMatMul)
     a, b = (shape(v) for v in node.inputs[:2])
-    bias = operand(node, 2)
-    return native.MatMul(
+    row = operand(node, 2)
+    bias = None if row is None else shape(row)
+    last = epilogue(node, residual=3)
+    made = None
+    if not op.transA and op.alpha == 1:
+        made = _packed_product(node, context, bool(op.transB), bias, last)
+    return made or native.MatMul(
         a,
         b,
         transpose_a=op.transA,
         transpose_b=op.transB,
-        bias=None if bias is None else shape(bias),
+        bias=bias,
         alpha=op.alpha,
-        epilogue=epilogue(node, residual=3),
+        epilogue=last,
         pack_b=1 in context.constant_inputs,
         dtype=dtype,
         **library_options(context),

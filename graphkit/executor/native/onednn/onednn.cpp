@@ -25,11 +25,11 @@ void set_handle(memory& target, const void* data) {
 
 // To be deterministic; and where the number of threads is known.
 constexpr std::int64_t kMostPieces = 16;
-constexpr std::int64_t kPiecesPerThread = 4;
-// Multiply-adds that make a piece: about 10 microseconds of one core.
-constexpr double kPieceWork = 1 << 20;
-constexpr double kProductsPerNanosecond = 100;
-constexpr double kBytesPerNanosecond = 20;
+constexpr std::int64_t kPiecesPerThread = 2;
+// What one core does, and the work that makes a piece.
+constexpr double kProductsPerNanosecond = 50;
+constexpr double kBytesPerNanosecond = 10;
+constexpr double kPieceNanoseconds = 4000;
 
 // Large copies are shared among the team.
 void copy(void* to, const void* from, std::size_t bytes) {
@@ -272,13 +272,22 @@ ElementType LibraryKernel::apply_after(const Epilogue& epilogue, const Dims& sha
 
 std::int64_t LibraryKernel::pieces_for(double multiply_adds, double bytes) {
     nanoseconds_ = std::max(multiply_adds / kProductsPerNanosecond, bytes / kBytesPerNanosecond);
-    const double work = nanoseconds_ * kProductsPerNanosecond;
     std::int64_t pieces = 1;
-    const std::int64_t most = deterministic_ ? kMostPieces : threads() == 1 ? 1 : kPiecesPerThread * threads();
-    while (2 * pieces <= most && static_cast<double>(2 * pieces) * kPieceWork <= work) {
+    const std::int64_t most = whole_ ? 1 : deterministic_ ? kMostPieces : threads() == 1 ? 1 : kPiecesPerThread * threads();
+    while (2 * pieces <= most && static_cast<double>(2 * pieces) * kPieceNanoseconds <= nanoseconds_) {
         pieces *= 2;
     }
     return pieces;
+}
+
+double LibraryKernel::operand_bytes() const {
+    double bytes = 0;
+    for (const std::vector<TensorSpec>& specs : {inputs_, outputs_}) {
+        for (const TensorSpec& spec : specs) {
+            bytes += static_cast<double>(count(spec.shape)) * static_cast<double>(size_of(spec.type));
+        }
+    }
+    return bytes;
 }
 
 void LibraryKernel::share_weights(const memory::desc& given, const memory::desc& wanted, bool packed) {

@@ -141,7 +141,11 @@ class LibraryKernel : public Kernel {
 
   protected:
     // In how many pieces to cut this work, at most: a power of two. The work may be to move bytes, not to multiply.
-    std::int64_t pieces_for(double multiply_adds, double bytes = 0);
+    std::int64_t pieces_for(double multiply_adds, double bytes);
+    // Of all operands.
+    double operand_bytes() const;
+    // From now on nothing is cut.
+    void leave_whole() { whole_ = true; }
 
     // Adds a piece, and the operation that `make` returns unless a piece before it had the same extents.
     template <typename Make>
@@ -201,6 +205,7 @@ class LibraryKernel : public Kernel {
     void add_partials(const std::byte* partials, void* const* outputs) const;
 
     bool deterministic_;
+    bool whole_ = false;
     std::vector<Operation> operations_;
     std::map<Dims, std::size_t> by_extents_;
     std::vector<Piece> pieces_;

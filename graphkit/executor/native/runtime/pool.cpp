@@ -31,11 +31,15 @@ constexpr int kSlots = 64;
 // in its cache what the loop before left there, and goes on to those of the others.
 constexpr std::uint32_t kRanges = 16;
 
-// How long a helper without work looks for some before it sleeps, and a loop's own thread for chunks that others have
-// begun.
-constexpr std::chrono::microseconds kLooks{100};
-// Less work does not pay for the system call that wakes a helper.
-constexpr double kWorthWaking = 20'000;
+using Clock = std::chrono::steady_clock;
+
+// How long a helper without work looks for some before it sleeps, while there are runs and when there are none, and a
+// loop's own thread for chunks that others have begun. To wake a thread takes about 20 microseconds.
+constexpr std::chrono::microseconds kLooksInRuns{400};
+constexpr std::chrono::microseconds kLooksBetweenRuns{100};
+constexpr std::chrono::microseconds kLooksForOthers{100};
+// How much work helpers may sleep through before they are woken.
+constexpr std::chrono::microseconds kWorthWaking{40};
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -43,11 +47,10 @@ void pause() {
 #endif
 }
 
-// Calls `found` until it says yes, or the time is over; returns what it said.
-template <typename Found>
-bool look(Found&& found) {
-    using Clock = std::chrono::steady_clock;
-    std::optional<Clock::time_point> end;
+// Calls `found` until it says yes, or `patience` is over; returns what it said.
+template <typename Found, typename Patience>
+bool look(Found&& found, Patience&& patience) {
+    std::optional<Clock::time_point> start;
     for (;;) {
         for (int tries = 0; tries < 32; ++tries) {
             if (found()) {
@@ -56,9 +59,9 @@ bool look(Found&& found) {
             pause();
         }
         const Clock::time_point now = Clock::now();
-        if (!end) {
-            end = now + kLooks;
-        } else if (now >= *end) {
+        if (!start) {
+            start = now;
+        } else if (now - *start >= patience()) {
             return false;
         }
     }
@@ -137,7 +140,7 @@ std::uint32_t Slot::take_part(int number) {
 }
 
 void Slot::wait_for(std::uint32_t chunks_of_helpers) {
-    if (look([&] { return done.load(std::memory_order_acquire) == chunks_of_helpers; })) {
+    if (look([&] { return done.load(std::memory_order_acquire) == chunks_of_helpers; }, [] { return kLooksForOthers; })) {
         return;
     }
     waits.store(1, std::memory_order_seq_cst);
@@ -187,6 +190,7 @@ struct Current {
     int number = 0;
     bool in_chunk = false;
     Slot* slot = nullptr;
+    Clock::duration missed{0};  // what its loops took that nobody helped with, since it last looked for sleepers
 };
 constinit thread_local Current current;
 
@@ -224,7 +228,8 @@ void Pool::help(int number) {
     current.number = number;
     current.in_chunk = true;
     for (;;) {
-        if (!look([&] { return help_once(number); })) {
+        const auto patience = [&] { return active.load(std::memory_order_relaxed) != 0 ? kLooksInRuns : kLooksBetweenRuns; };
+        if (!look([&] { return help_once(number); }, patience)) {
             sleep(number);
         }
     }
@@ -255,7 +260,8 @@ void Pool::wake_some() {
             const std::uint64_t bit = left & -left;
             if ((word.fetch_and(~bit, std::memory_order_seq_cst) & bit) != 0) {
                 std::atomic<std::uint32_t>& asleep = each[first + std::countr_zero(bit)].asleep;
-                asleep.store(0, std::memory_order_release);
+                // Not a store: notify_one() looks, before that would be seen, whether anybody sleeps.
+                asleep.exchange(0, std::memory_order_seq_cst);
                 asleep.notify_one();
                 if (++woken == kWakes) {
                     return;
@@ -344,15 +350,22 @@ void run_shared(const SharedLoop& loop) {
     const KeptFlag kept;
     Slot& slot = *current.slot;
     slot.publish(shared);
-    if (loop.nanoseconds >= kWorthWaking) {
+    const bool is_long = loop.nanoseconds >= std::chrono::duration<double, std::nano>(kWorthWaking).count();
+    if (is_long || current.missed >= kWorthWaking) {
+        current.missed = {};
         here.wanted.store(shared.threads, std::memory_order_relaxed);
         here.wake_some();
     }
+    const Clock::time_point start = Clock::now();
     current.in_chunk = true;
     const std::uint32_t own = slot.take_part(0);
     current.in_chunk = false;
     slot.close();
-    slot.wait_for(static_cast<std::uint32_t>(loop.chunks) - own);
+    if (own == loop.chunks) {
+        current.missed += Clock::now() - start;
+    } else {
+        slot.wait_for(static_cast<std::uint32_t>(loop.chunks) - own);
+    }
 }
 
 }  // namespace graphkit

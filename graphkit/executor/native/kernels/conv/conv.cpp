@@ -148,7 +148,7 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
     const Dims weights = grouped(w, window.groups);
     memory::desc w_layout = any(weights, type);
     const memory::desc bias = way.fused && epilogue.bias ? plain({w[0]}, type) : memory::desc();
-    const std::int64_t pieces = pieces_for(multiply_adds(w, y));
+    const std::int64_t pieces = pieces_for(multiply_adds(w, y), operand_bytes());
     // With the channels last, rows of one image lie together.
     const bool cuts_images = last && 2 * x[0] <= pieces;
     const auto x_row = static_cast<std::size_t>(count(x) / (x[0] * x[2])) * size_of(type);
@@ -229,7 +229,7 @@ void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const W
     const Accepts accepts = [&](const std::string& name) {
         return way.accepts(name) && !(follows && name.find("brgconv_strided") != std::string::npos);
     };
-    for (const Range& images : cut(x[0], pieces_for(multiply_adds(w, x)))) {
+    for (const Range& images : cut(x[0], pieces_for(multiply_adds(w, x), operand_bytes()))) {
         const Dims x_part = with_batch(x, images.size);
         const Dims y_part = with_batch(y, images.size);
         add_piece(piece_of(images, image_bytes(x, type), image_bytes(y, y_type)), {images.size}, [&] {

@@ -123,7 +123,7 @@ void ConvolutionBackwardData::prepare(const Dims& dy, const Dims& w, const Dims&
     const ElementType type = options.type;
     const Dims weights = grouped(w, window.groups);
     memory::desc w_layout = any(weights, type);
-    for (const Range& images : cut(dx[0], pieces_for(multiply_adds(w, dy)))) {
+    for (const Range& images : cut(dx[0], pieces_for(multiply_adds(w, dy), operand_bytes()))) {
         const Dims dy_part = with_batch(dy, images.size);
         const Dims dx_part = with_batch(dx, images.size);
         add_piece(piece_of(images, image_bytes(dy, type), image_bytes(dx, type)), {images.size}, [&] {
@@ -196,7 +196,7 @@ void ConvolutionBackwardWeights::as_product(std::int64_t positions, const Dims& 
     const Matrices right{{}, positions, dw[1], false};
     const Matrices product{{}, dw[0], dw[1], false};
     const double work = static_cast<double>(positions) * static_cast<double>(count(dw));
-    const auto pieces = cut_product(left, product, pieces_for(work), true);
+    const auto pieces = cut_product(left, product, pieces_for(work, operand_bytes()), true);
     sum_partials(pieces.back().partial + 1);
     for (const ProductPiece& piece : pieces) {
         const auto bytes = [](std::int64_t elements, ElementType of) {
@@ -238,7 +238,7 @@ void ConvolutionBackwardWeights::as_convolution(const Dims& x, const Dims& dy, c
         return !(suits && is_by_columns(name)) && !(misreads && name.find("jit_bf16") != std::string::npos) &&
                !(overruns && name.find("1x1") != std::string::npos);
     };
-    const WeightCuts cuts = cut_weights(x, dy, dw, window.groups, pieces_for(multiply_adds(dw, dy)));
+    const WeightCuts cuts = cut_weights(x, dy, dw, window.groups, pieces_for(multiply_adds(dw, dy), operand_bytes()));
     const auto image_ranges = cut(x[0], cuts.images);
     sum_partials(image_ranges.size());
     // Between filters in dy and in dw.

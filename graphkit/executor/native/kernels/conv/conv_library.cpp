@@ -139,6 +139,13 @@ void ConvolutionKernel::choose_way(bool last, std::int64_t channels, const Epilo
         add([](const std::string& name) { return !is_by_columns(name); });
     }
     add(any_name);
+    for (const Way& way : ways) {
+        if (attempt([&] { prepare(way); })) {
+            return;
+        }
+    }
+    // Pieces at the borders may want other weights than those between, and no implementation take both.
+    leave_whole();
     for (std::size_t i = 0; i + 1 < ways.size(); ++i) {
         if (attempt([&] { prepare(ways[i]); })) {
             return;

@@ -10,9 +10,19 @@ std::int64_t direct_filter_floats(const TiledShape& s) {
     return s.taps() * s.channels * kBlock;
 }
 
+// Whether windows are single elements, one after the other as they lie in x. Where all rows of a part would meet in few
+// places of the cache, copies of them pay, if many blocks read them.
+bool reads_in_place(const TiledShape& s) {
+    constexpr std::int64_t kApart = 512;
+    constexpr std::int64_t kManyFilters = 8 * kBlock;
+    const bool single = s.taps() == 1 && s.strides[0] == 1 && s.strides[1] == 1 && s.out_height == s.height &&
+                        s.out_width == s.width;
+    return single && (s.channels % kApart != 0 || s.filters < kManyFilters);
+}
+
 // The windows, and their products with a block.
 std::int64_t direct_scratch_floats(const TiledShape& s, std::int64_t tiles) {
-    return tiles * (row_floats(s.taps() * s.channels) + kBlock);
+    return tiles * ((reads_in_place(s) ? 0 : row_floats(s.taps() * s.channels)) + kBlock);
 }
 
 bool order_filters(const TiledShape& s, const TiledFilters& f) {
@@ -84,14 +94,16 @@ void add_inside(const TiledPart& p, std::int64_t result, const float* filters, f
 void run_direct(const TiledPart& p) {
     const TiledShape& s = p.shape;
     const std::int64_t elements = s.taps() * s.channels;
-    const std::int64_t row = row_floats(elements);
-    float* windows = p.scratch;
-    float* products = windows + p.tiles * row;
-    for (std::int64_t r = 0; r < p.tiles; ++r) {
+    const bool in_place = reads_in_place(s);
+    const std::int64_t row = in_place ? s.channels : row_floats(elements);
+    float* copied = p.scratch;
+    float* products = in_place ? copied : copied + p.tiles * row;
+    for (std::int64_t r = 0; r < p.tiles && !in_place; ++r) {
         for_each_tap(s, window_of(p, p.first_tile + r), [&](std::int64_t tap, const float* from) {
-            copy_channels(from, s.channels, windows + r * row + tap * s.channels);
+            copy_channels(from, s.channels, copied + r * row + tap * s.channels);
         });
     }
+    const float* windows = in_place ? p.x + p.first_tile * row : copied;
     for (std::int64_t block = p.first_block; block < p.end_block; ++block) {
         const float* filters = p.filters + block * elements * kBlock;
         if (any_unsound(p, block)) {

@@ -1,78 +1,12 @@
-// Convolution by our own code, tile by tile: sums are added up in short chains, so that their error does not grow with
-// their length, and windows of 3 x 3 need fewer multiplications than the definition has. Float32, channels last, two
-// spatial dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
-#include <algorithm>
-#include <memory>
-#include <optional>
+#include "kernels/conv/tiled_conv.h"
 
-#include "kernels/conv/tiled_table.h"
-#include "kernels/conv/window.h"
-#include "kernels/pointwise/pointwise.h"
-#include "onednn/epilogue.h"
+#include <algorithm>
+
 #include "runtime/bindings.h"
 #include "runtime/threads.h"
 
 namespace graphkit {
 namespace {
-
-enum class TiledMethod : std::uint8_t { winograd, direct };
-
-struct TiledOptions {
-    TiledMethod method = TiledMethod::winograd;
-    Epilogue epilogue;
-    bool pack_weights = false;  // the weights are constant: they come transformed
-    bool transposed = false;    // the gradient in x: `x` is dy, `y` is dx, and w [C of x, C of y, kernel]
-};
-
-// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, H, W], arrays lie as [N, H, W, C]; w [M, C, kernel] lies
-// as it is. The residual is the last input. The same bits for any number of threads.
-class TiledConvolution final : public Kernel {
-  public:
-    // Throws Unsupported where the method does not cover the window, for a scaled product and for an epilogue of the
-    // gradient, NativeError for shapes that do not fit.
-    TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const TiledOptions& options,
-                     int threads);
-
-    // The method to compute this convolution with, of `constant` weights or not. None where the library's code is
-    // faster, and has no longer chains of sums.
-    static std::optional<TiledMethod> method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
-                                             bool constant, bool transposed);
-
-    std::size_t scratch_bytes() const override;
-    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-    std::vector<int> packed_inputs() const override;
-    std::size_t packed_bytes(int input) const override;
-    std::string packed_layout(int input) const override;
-    void pack(int input, const void* plain, void* packed) const override;
-    std::vector<std::pair<int, int>> inplace() const override;
-    std::string implementation() const override { return implementation_; }
-
-  private:
-    void follow(const Epilogue& epilogue);
-    void share_out();
-    void transform(const float* w, std::byte* to) const;
-    std::int64_t blocks() const { return (shape_.filters + table_.block - 1) / table_.block; }
-    std::int64_t tiles() const;
-    std::int64_t parts() const { return tile_parts_ * block_parts_; }
-    std::size_t workers() const;
-    // Of the weights: for each chunk of channels of each block whether it is unsound, then the blocks.
-    std::size_t flag_bytes() const;
-    std::size_t weight_bytes() const;
-    std::size_t part_bytes() const;
-    std::size_t product_bytes() const;
-
-    const TiledTable& table_;
-    std::string implementation_;  // with the instruction set of the table
-    TiledShape shape_{};
-    std::int64_t images_;
-    bool packed_;
-    bool transposed_;
-    TiledEpilogue epilogue_;
-    std::unique_ptr<Kernel> pass_;  // an activation that the table has not
-    bool apart_ = false;            // ... which needs the product in memory of its own
-    std::int64_t tile_parts_ = 1;   // the work is cut into so many parts of the tiles
-    std::int64_t block_parts_ = 1;  // ... times so many parts of the blocks
-};
 
 // What takes as long as so many of the library's multiplications: transforming a channel or a filter of a tile, reading
 // a transformed filter of a channel, and making it.
@@ -84,6 +18,8 @@ constexpr std::int64_t kLongSum = 512;
 // Results from which the weights' order is made anew in every run, and which fill the registers.
 constexpr std::int64_t kManyResults = 512;
 constexpr std::int64_t kFewResults = 14;
+// Fewer channels make sums that end before they are worth the stores.
+constexpr std::int64_t kFewChannels = 96;
 constexpr double kProductNanoseconds = 0.02;
 constexpr double kFilterNanoseconds = 4;
 
@@ -130,7 +66,8 @@ bool covers(TiledMethod method, const Dims& x, const Dims& w, const Dims& y, con
         return false;
     }
     const bool is_winograds = w[2] == 3 && w[3] == 3 && window.strides[0] == 1 && window.strides[1] == 1;
-    return method == TiledMethod::winograd ? is_winograds : !transposed;
+    const bool is_single = w[2] == 1 && w[3] == 1 && window.strides[0] == 1 && window.strides[1] == 1;
+    return method == TiledMethod::winograd ? is_winograds : !transposed || is_single;
 }
 
 // Whether fewer multiplications weigh more than the transformations.
@@ -143,12 +80,13 @@ bool pays(const TiledShape& s, std::int64_t images, bool constant) {
     return once + tiles * each < images * s.out_height * s.out_width * 9 * s.channels * s.filters;
 }
 
-// Whether sums of windows of 3 x 3 are long, and our code takes little longer than the library's.
-bool is_long(const TiledShape& s, std::int64_t images, bool constant) {
+// Whether our code takes little longer than the library's: sums of windows of 3 x 3 that are long, and products with
+// constant weights, whose order is made once.
+bool suits(const TiledShape& s, std::int64_t images, bool constant) {
     const std::int64_t results = images * s.out_height * s.out_width;
-    const std::int64_t block = direct_table().block;
-    return s.kernel[0] == 3 && s.kernel[1] == 3 && s.taps() * s.channels >= kLongSum &&
-           (s.filters % block == 0 || s.filters > 4 * block) && results >= (constant ? kFewResults : kManyResults);
+    const bool is_long = s.kernel[0] == 3 && s.kernel[1] == 3 && s.taps() * s.channels >= kLongSum;
+    const bool is_product = s.taps() == 1 && constant && s.channels >= kFewChannels;
+    return TiledConvolution::fills_blocks(s.filters) && (is_product || (is_long && results >= (constant ? kFewResults : kManyResults)));
 }
 
 // Whether the table applies it itself.
@@ -158,6 +96,11 @@ bool applies(const std::optional<Activation>& activation) {
 
 }  // namespace
 
+bool TiledConvolution::fills_blocks(std::int64_t filters) {
+    const std::int64_t block = direct_table().block;
+    return filters % block == 0 || filters > 4 * block;
+}
+
 std::optional<TiledMethod> TiledConvolution::method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                                     bool constant, bool transposed) {
     if (covers(TiledMethod::winograd, x, w, y, window, transposed) &&
@@ -165,7 +108,7 @@ std::optional<TiledMethod> TiledConvolution::method(const Dims& x, const Dims& w
         return TiledMethod::winograd;
     }
     if (covers(TiledMethod::direct, x, w, y, window, transposed) &&
-        is_long(shape_of(x, w, y, window, transposed), y[0], constant)) {
+        suits(shape_of(x, w, y, window, transposed), y[0], constant)) {
         return TiledMethod::direct;
     }
     return std::nullopt;
@@ -182,8 +125,7 @@ TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, 
     const Epilogue& epilogue = options.epilogue;
     inputs_ = {{"x", x}, {"w", w}};
     outputs_ = {{"y", y}};
-    const bool follows = epilogue.alpha == 1 && (!transposed_ || epilogue.empty());
-    if (!follows || !covers(options.method, x, w, y, window, transposed_)) {
+    if (epilogue.alpha != 1 || !covers(options.method, x, w, y, window, transposed_)) {
         throw Unsupported(describe() + ": not by the method " + name_of(options.method));
     }
     shape_ = shape_of(x, w, y, window, transposed_);
@@ -201,7 +143,7 @@ TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, 
     }
     inputs_[0].shape = {x[0], x[2], x[3], x[1]};
     outputs_[0].shape = {y[0], y[2], y[3], y[1]};
-    if (!transposed_) {
+    if (!transposed_ || !epilogue.empty()) {
         inputs_.push_back({"bias", {shape_.filters}, ElementType::f32, !epilogue.bias});
     }
     if (epilogue.residual != 0) {

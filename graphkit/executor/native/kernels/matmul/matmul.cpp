@@ -191,11 +191,8 @@ void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y,
     const ElementType y_type = fused ? type : apply_after(epilogue, {y_rows, y.columns, 1}, type);
     const dnnl::post_ops chain = fused ? epilogue.post_ops() : dnnl::post_ops();
     const double work = static_cast<double>(y_rows * y.columns) * static_cast<double>(a.columns);
-    const double elements = static_cast<double>(count(a.batch) * a.rows * a.columns) +
-                            static_cast<double>(count(b.batch) * b.rows * b.columns) + static_cast<double>(y_rows * y.columns);
-    const double moved = elements * static_cast<double>(size_of(type));
     const bool may_add = type == ElementType::f32 && epilogue.empty();
-    const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work, moved) : 1, may_add);
+    const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work, operand_bytes()) : 1, may_add);
     sum_partials(pieces.back().partial + 1);
     // The packed form of b is one for all pieces.
     const bool whole_b = std::all_of(pieces.begin(), pieces.end(), [&](const ProductPiece& piece) {
