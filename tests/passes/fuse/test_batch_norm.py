@@ -118,11 +118,12 @@ def test_a_residual_that_comes_later_stays_outside() -> None:
         lambda h: (lambda y: (conv(F.relu(y)), y))(norm(h)),
         lambda h: (lambda y: conv(F.add(F.relu(y), F.tanh(y))))(norm(h)),
         lambda h: (lambda y: conv(F.add(relu6(y), F.tanh(y))))(norm(h)),
+        lambda h: (lambda y: (conv(relu6(y)), F.less(y, np.float32(0))))(norm(h)),
         lambda h: conv(F.relu(F.add(norm(h), weights(6, 1, 1)))),
         lambda h: conv(F.clip(norm(h), np.float32(0))),
         lambda h: conv(F.leaky_relu(norm(h))),
     ],
-    ids=["output", "second reader", "second reader of limits", "broadcast residual", "one limit", "leaky"],
+    ids=["output", "second reader", "second reader of limits", "limits as output", "broadcast residual", "one limit", "leaky"],
 )
 def test_what_others_read_is_not_absorbed(build: Callable[[Any], Any]) -> None:
     before, after = before_and_after(build)

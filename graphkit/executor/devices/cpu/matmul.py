@@ -9,6 +9,9 @@ from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
 
+# Where results must not depend on the number of threads, kernels are chosen as for so many.
+_DETERMINISTIC_THREADS = 8
+
 
 def _packed_product(
     node: Node,
@@ -17,18 +20,17 @@ def _packed_product(
     bias: tuple[int, ...] | None = None,
     last: native.Epilogue | None = None,
 ) -> Kernel | None:
-    """The product of plain rows with a constant float32 matrix, if there are several threads; else None.
+    """The product of few plain rows with a constant float32 matrix, if there are several threads; else None.
 
-    On one thread the library is as fast; but its products are not cut into pieces as small. To be deterministic is to
-    do what several threads would.
+    On one thread the library is as fast; but its products are not cut into pieces as small.
     """
     a, b = (shape(v) for v in node.inputs[:2])
-    fits = 1 in context.constant_inputs and library_dtype(node) == "float32" and native.PackedProduct.suits(
-        a, b, transposed=transposed
-    )  # fmt: skip
-    if not fits or (context.threads == 1 and not context.deterministic):
+    threads = _DETERMINISTIC_THREADS if context.deterministic else context.threads
+    if threads == 1 or 1 not in context.constant_inputs or library_dtype(node) != "float32":
         return None
     if bias is not None and bias != (b[0 if transposed else 1],):
+        return None
+    if not native.PackedProduct.suits(a, b, transposed=transposed, threads=threads):
         return None
     return native.PackedProduct(
         a, b, transposed=transposed, bias=bias is not None, epilogue=last or native.Epilogue(), threads=context.threads

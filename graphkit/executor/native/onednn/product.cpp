@@ -47,7 +47,8 @@ dnnl::memory::desc Matrices::any_layout(ElementType type) const {
     return any(dims, type);
 }
 
-std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std::int64_t pieces, bool may_add) {
+std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std::int64_t pieces, bool may_add,
+                                      bool packed) {
     const std::int64_t batch = y.batch.empty() ? 1 : y.batch[0];
     const std::int64_t batches = std::min(batch, pieces);
     const std::int64_t rest = pieces / power_of_two(batches);
@@ -55,7 +56,7 @@ std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std:
         std::int64_t rows = 1, columns = 1, terms = 1, traffic = 0;
     } best;
     // Whole rows are what the library's better implementations take.
-    const bool by_rows = y.rows >= rest * kEnoughRows;
+    const bool by_rows = y.rows >= rest * (packed ? kLeastRows : kEnoughRows);
     for (const std::int64_t rows : numbers_of_parts(y.rows, kLeastRows, rest)) {
         for (const std::int64_t columns : numbers_of_parts(by_rows ? 1 : y.columns, kLeastColumns, rest / rows)) {
             for (const std::int64_t terms :

@@ -36,7 +36,8 @@ struct ProductPiece {
 };
 
 // Cuts the product into at most `pieces`, a power of two, such that they read and write least. Terms are cut when
-// partial results `may_add`.
-std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std::int64_t pieces, bool may_add);
+// partial results `may_add`. With a `packed` b, few rows are enough for a piece: all pieces share its one form.
+std::vector<ProductPiece> cut_product(const Matrices& a, const Matrices& y, std::int64_t pieces, bool may_add,
+                                      bool packed = false);
 
 }  // namespace graphkit

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "runtime/experience.h"
 #include "runtime/invalid_flag.h"
 #include "runtime/kernel.h"
 
@@ -31,15 +32,13 @@ constexpr int kSlots = 64;
 // in its cache what the loop before left there, and goes on to those of the others.
 constexpr std::uint32_t kRanges = 16;
 
-using Clock = std::chrono::steady_clock;
+using Clock = Experience::Clock;
 
 // How long a helper without work looks for some before it sleeps, while there are runs and when there are none, and a
-// loop's own thread for chunks that others have begun. To wake a thread takes about 20 microseconds.
+// loop's own thread for chunks that others have begun.
 constexpr std::chrono::microseconds kLooksInRuns{400};
 constexpr std::chrono::microseconds kLooksBetweenRuns{100};
 constexpr std::chrono::microseconds kLooksForOthers{100};
-// How much work helpers may sleep through before they are woken.
-constexpr std::chrono::microseconds kWorthWaking{40};
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -74,29 +73,28 @@ struct alignas(kAlignment) Range {
 };
 
 // Where one thread at a time publishes its loops, one after the other. The fields of a loop change only while none of
-// its chunks can be claimed any more.
+// its chunks can be claimed any more. Helpers look at `generation` all the time: nothing else lies in its cache line.
 struct Slot {
-    static constexpr std::uint64_t kOpen = 1;
-
-    alignas(kAlignment) std::atomic<std::uint64_t> state{0};  // generation << 1, and whether there may be chunks left
-    std::atomic<void (*)(void*, std::int64_t)> body{nullptr};
+    alignas(kAlignment) std::atomic<std::uint32_t> generation{0};  // of the latest loop
+    alignas(kAlignment) std::atomic<void (*)(void*, std::int64_t)> body{nullptr};
     std::atomic<void*> context{nullptr};
     std::atomic<std::uint32_t> chunks{0};
     std::atomic<std::uint32_t> ranges{1};
     std::atomic<int> threads{1};
     Range claimed[kRanges];
-    alignas(kAlignment) std::atomic<std::uint32_t> done{0};  // chunks, by helpers
+    alignas(kAlignment) std::atomic<std::uint32_t> done{0};  // chunks that helpers did, of all loops
     std::atomic<std::uint32_t> waits{0};                     // whether the loop's own thread sleeps
+    alignas(kAlignment) std::uint32_t expected = 0;          // what `done` is when the latest loop is over
 
     void publish(const SharedLoop& loop);
-    void close() { state.store(state.load(std::memory_order_relaxed) & ~kOpen, std::memory_order_relaxed); }
-    // Computes what can be claimed of the loop that is open; returns how many chunks.
-    std::uint32_t take_part(int number);
-    void wait_for(std::uint32_t chunks_of_helpers);
+    // Computes what can be claimed of this loop; returns how many chunks.
+    std::uint32_t take_part(std::uint32_t loop, int number);
+    // Returns how long that took, if it took long.
+    Clock::duration wait_for(std::uint32_t chunks_of_helpers);
 };
 
 void Slot::publish(const SharedLoop& loop) {
-    const std::uint64_t generation = ((state.load(std::memory_order_relaxed) >> 1) + 1) & UINT32_MAX;
+    const std::uint32_t number = generation.load(std::memory_order_relaxed) + 1;
     const auto count = static_cast<std::uint32_t>(loop.chunks);
     const std::uint32_t parts = std::min({kRanges, count, static_cast<std::uint32_t>(loop.threads)});
     body.store(loop.body, std::memory_order_relaxed);
@@ -104,20 +102,18 @@ void Slot::publish(const SharedLoop& loop) {
     chunks.store(count, std::memory_order_relaxed);
     ranges.store(parts, std::memory_order_relaxed);
     threads.store(loop.threads, std::memory_order_relaxed);
-    done.store(0, std::memory_order_relaxed);
     for (std::uint64_t range = 0; range < parts; ++range) {
-        claimed[range].next.store(generation << 32 | range * count / parts, std::memory_order_release);
+        const std::uint64_t first = range * count / parts;
+        claimed[range].next.store(std::uint64_t{number} << 32 | first, std::memory_order_release);
     }
     // In one order with what a helper does that goes to sleep: it sees the loop, or the loop's thread sees it sleep.
-    state.store(generation << 1 | kOpen, std::memory_order_seq_cst);
+    generation.store(number, std::memory_order_seq_cst);
 }
 
-std::uint32_t Slot::take_part(int number) {
-    const std::uint64_t seen = state.load(std::memory_order_seq_cst);
-    if ((seen & kOpen) == 0 || number >= threads.load(std::memory_order_relaxed)) {
+std::uint32_t Slot::take_part(std::uint32_t loop, int number) {
+    if (number >= threads.load(std::memory_order_relaxed)) {
         return 0;
     }
-    const std::uint64_t generation = seen >> 1;
     const auto call = body.load(std::memory_order_relaxed);
     void* const with = context.load(std::memory_order_relaxed);
     const std::uint64_t count = chunks.load(std::memory_order_relaxed);
@@ -128,7 +124,7 @@ std::uint32_t Slot::take_part(int number) {
         const std::uint64_t end = (range + 1) * count / parts;
         std::atomic<std::uint64_t>& next = claimed[range].next;
         std::uint64_t at = next.load(std::memory_order_acquire);
-        while (at >> 32 == generation && (at & UINT32_MAX) < end) {
+        while (at >> 32 == loop && (at & UINT32_MAX) < end) {
             if (next.compare_exchange_weak(at, at + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
                 call(with, static_cast<std::int64_t>(at & UINT32_MAX));
                 ++taken;
@@ -139,23 +135,25 @@ std::uint32_t Slot::take_part(int number) {
     return taken;
 }
 
-void Slot::wait_for(std::uint32_t chunks_of_helpers) {
-    if (look([&] { return done.load(std::memory_order_acquire) == chunks_of_helpers; }, [] { return kLooksForOthers; })) {
-        return;
+Clock::duration Slot::wait_for(std::uint32_t chunks_of_helpers) {
+    expected += chunks_of_helpers;
+    const auto is_done = [&] { return done.load(std::memory_order_acquire) == expected; };
+    if (look(is_done, [] { return kLooksForOthers; })) {
+        return {};
     }
+    const Clock::time_point start = Clock::now();
     waits.store(1, std::memory_order_seq_cst);
-    for (;;) {
-        const std::uint32_t seen = done.load(std::memory_order_seq_cst);
-        if (seen == chunks_of_helpers) {
-            break;
-        }
+    for (std::uint32_t seen = done.load(std::memory_order_seq_cst); seen != expected;
+         seen = done.load(std::memory_order_seq_cst)) {
         done.wait(seen, std::memory_order_acquire);
     }
     waits.store(0, std::memory_order_relaxed);
+    return Clock::now() - start + kLooksForOthers;
 }
 
 struct alignas(kAlignment) Helper {
     std::atomic<std::uint32_t> asleep{0};
+    std::uint32_t seen[kSlots] = {};  // the loop of each slot that it has looked for chunks in
 };
 
 constexpr int kWordBits = 64;
@@ -190,7 +188,7 @@ struct Current {
     int number = 0;
     bool in_chunk = false;
     Slot* slot = nullptr;
-    Clock::duration missed{0};  // what its loops took that nobody helped with, since it last looked for sleepers
+    Experience experience;
 };
 constinit thread_local Current current;
 
@@ -209,7 +207,12 @@ bool Pool::help_once(int number) {
     bool helped = false;
     for (std::uint64_t left = active.load(std::memory_order_acquire); left != 0; left &= left - 1) {
         Slot& slot = slots[std::countr_zero(left)];
-        const std::uint32_t taken = slot.take_part(number);
+        std::uint32_t& seen = each[number].seen[std::countr_zero(left)];
+        const std::uint32_t loop = slot.generation.load(std::memory_order_seq_cst);
+        if (loop == std::exchange(seen, loop)) {
+            continue;
+        }
+        const std::uint32_t taken = slot.take_part(loop, number);
         if (taken > 0) {
             helped = true;
             slot.done.fetch_add(taken, std::memory_order_seq_cst);
@@ -282,8 +285,8 @@ void after_fork() {
     here.helpers.store(0, std::memory_order_relaxed);
     here.active.store(own, std::memory_order_relaxed);
     for (Slot& slot : here.slots) {
-        slot.close();
         slot.waits.store(0, std::memory_order_relaxed);
+        slot.expected = slot.done.load(std::memory_order_relaxed);
     }
 }
 
@@ -341,7 +344,8 @@ void run_shared(const SharedLoop& loop) {
     SharedLoop shared = loop;
     // Where several threads share loops, there are fewer helpers for each.
     shared.threads -= std::popcount(here.active.load(std::memory_order_relaxed)) - 1;
-    if (current.slot == nullptr || current.in_chunk || shared.threads < 2) {
+    Experience& experience = current.experience;
+    if (current.slot == nullptr || current.in_chunk || shared.threads < 2 || !experience.shares()) {
         for (std::int64_t chunk = 0; chunk < loop.chunks; ++chunk) {
             loop.body(loop.context, chunk);
         }
@@ -350,21 +354,18 @@ void run_shared(const SharedLoop& loop) {
     const KeptFlag kept;
     Slot& slot = *current.slot;
     slot.publish(shared);
-    const bool is_long = loop.nanoseconds >= std::chrono::duration<double, std::nano>(kWorthWaking).count();
-    if (is_long || current.missed >= kWorthWaking) {
-        current.missed = {};
+    if (experience.wakes(loop.nanoseconds)) {
         here.wanted.store(shared.threads, std::memory_order_relaxed);
         here.wake_some();
     }
     const Clock::time_point start = Clock::now();
     current.in_chunk = true;
-    const std::uint32_t own = slot.take_part(0);
+    const std::uint32_t own = slot.take_part(slot.generation.load(std::memory_order_relaxed), 0);
     current.in_chunk = false;
-    slot.close();
     if (own == loop.chunks) {
-        current.missed += Clock::now() - start;
+        experience.missed(Clock::now() - start);
     } else {
-        slot.wait_for(static_cast<std::uint32_t>(loop.chunks) - own);
+        experience.helped(slot.wait_for(static_cast<std::uint32_t>(loop.chunks) - own), shared.threads - 1);
     }
 }
 

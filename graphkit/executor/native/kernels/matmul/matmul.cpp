@@ -192,7 +192,7 @@ void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y,
     const dnnl::post_ops chain = fused ? epilogue.post_ops() : dnnl::post_ops();
     const double work = static_cast<double>(y_rows * y.columns) * static_cast<double>(a.columns);
     const bool may_add = type == ElementType::f32 && epilogue.empty();
-    const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work, operand_bytes()) : 1, may_add);
+    const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work, operand_bytes()) : 1, may_add, options.pack_b);
     sum_partials(pieces.back().partial + 1);
     // The packed form of b is one for all pieces.
     const bool whole_b = std::all_of(pieces.begin(), pieces.end(), [&](const ProductPiece& piece) {

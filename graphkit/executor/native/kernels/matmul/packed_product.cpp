@@ -16,8 +16,8 @@ class PackedProduct final : public Kernel {
     // Throws Unsupported for a b that is no matrix, and for a scaled product.
     PackedProduct(const Dims& a, const Dims& b, bool transposed, const Epilogue& epilogue, int threads);
 
-    // Whether its threads find enough to do.
-    static bool suits(const Dims& a, const Dims& b, bool transposed);
+    // Whether a has too few rows to be cut into pieces for the library, on so many threads.
+    static bool suits(const Dims& a, const Dims& b, bool transposed, int threads);
 
     std::size_t scratch_bytes() const override { return rows_ == nullptr ? 0 : rows_->scratch_bytes(); }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
@@ -60,12 +60,13 @@ PackedProduct::PackedProduct(const Dims& a, const Dims& b, bool transposed, cons
                                                TiledOptions{TiledMethod::direct, epilogue, true, !transposed}, threads);
 }
 
-bool PackedProduct::suits(const Dims& a, const Dims& b, bool transposed) {
+bool PackedProduct::suits(const Dims& a, const Dims& b, bool transposed, int threads) {
     constexpr std::int64_t kFewTerms = 32;
+    constexpr std::int64_t kRowsForThread = 64;
     if (a.empty() || b.size() != 2 || std::min(b[0], b[1]) < kFewTerms) {
         return false;
     }
-    return TiledConvolution::fills_blocks(b[transposed ? 0 : 1]);
+    return TiledConvolution::fills_blocks(b[transposed ? 0 : 1]) && count(a) < kRowsForThread * threads * a.back();
 }
 
 void PackedProduct::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
@@ -95,7 +96,7 @@ GRAPHKIT_BINDINGS(packed_product, "epilogue") {
             "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "bias"_a = false, "epilogue"_a = Epilogue{},
             "threads"_a = 0, NoGil())
         .def_static("suits", &PackedProduct::suits, "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false,
-                    "Whether it is as fast as the library on several threads, with a constant b.");
+                    "threads"_a, "Whether it is faster than the library, with a constant b and several threads.");
 }
 
 }  // namespace graphkit
