@@ -20,22 +20,28 @@ import torch
 from torch import Tensor, nn
 
 TOKENS, WORDS = 12, 500
-_WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": WORDS}
+_WORDS = {"vocab_size": WORDS}
+_WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, **_WORDS}
 _ENCODER = _WIDE | {"intermediate_size": 128, "max_position_embeddings": 64}
 _DECODER = _ENCODER | {"num_key_value_heads": 2}
 _LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": WORDS, "n_positions": 64}),
-    "opt": ("OPTConfig", "OPTForCausalLM", _WIDE | {"ffn_dim": 128, "word_embed_proj_dim": 64, "max_position_embeddings": 64}),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", {"n_embd": 64, "n_layer": 2, "n_head": 4, **_WORDS}),
+    "opt": ("OPTConfig", "OPTForCausalLM", _WIDE | {"ffn_dim": 128, "word_embed_proj_dim": 64}),
     "bert": ("BertConfig", "BertModel", _ENCODER),
     "roberta": ("RobertaConfig", "RobertaModel", _ENCODER),
     "electra": ("ElectraConfig", "ElectraModel", _ENCODER | {"embedding_size": 64}),
     "albert": ("AlbertConfig", "AlbertModel", _ENCODER | {"embedding_size": 32}),
-    "distilbert": ("DistilBertConfig", "DistilBertModel", {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": WORDS}),
+    "distilbert": (
+        "DistilBertConfig", "DistilBertModel", {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, **_WORDS},
+    ),
     "llama": ("LlamaConfig", "LlamaForCausalLM", _DECODER),
     "mistral": ("MistralConfig", "MistralForCausalLM", _DECODER),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _DECODER),
     "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", _ENCODER),
-    "t5_encoder": ("T5Config", "T5EncoderModel", {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "vocab_size": WORDS}),
+    "t5_encoder": (
+        "T5Config", "T5EncoderModel",
+        {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, **_WORDS},
+    ),
 }  # fmt: skip
 _PICTURES = {"vit": ("ViTConfig", "ViTModel", _ENCODER | {"image_size": 32, "patch_size": 8})}
 _TIMM = (
@@ -82,7 +88,8 @@ def networks() -> dict[str, Callable[[], tuple[nn.Module, Tensor]]]:
             _transformers(k, m, o, "pixel_values"), torch.randn(1, 3, 32, 32),
         )  # fmt: skip
     for name in _TIMM:
-        made[name] = lambda n=name: (_timm(n), torch.randn(1, 3, 160 if n.startswith("test") else 128, 160 if n.startswith("test") else 128))
+        side = 160 if name.startswith("test") else 128
+        made[name] = lambda n=name, s=side: (_timm(n), torch.randn(1, 3, s, s))
     return made
 
 
@@ -104,7 +111,7 @@ def main() -> int:
     for name in options.only:
         try:
             export(networks()[name], options.folder / f"{name}.onnx")
-        except Exception as error:  # a network that is left out is named, and the others are made
+        except Exception as error:  # noqa: BLE001 - a network that is left out is named, and the others are made
             failed = True
             print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", file=sys.stderr)
     return int(failed)

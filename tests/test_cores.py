@@ -31,7 +31,10 @@ def groups(tmp_path: Path, membership: str, **files: str) -> tuple[Path, Path]:
         ("0::/docker/1234\n", {"cpu_DOT_max": "300000 100000"}, 3.0),
         (
             "4:cpu,cpuacct:/jobs/7\n3:memory:/jobs\n",
-            {"cpu,cpuacct__jobs__7__cpu_DOT_cfs_quota_us": "250000", "cpu,cpuacct__jobs__7__cpu_DOT_cfs_period_us": "100000"},
+            {
+                "cpu,cpuacct__jobs__7__cpu_DOT_cfs_quota_us": "250000",
+                "cpu,cpuacct__jobs__7__cpu_DOT_cfs_period_us": "100000",
+            },
             2.5,
         ),
         ("2:cpu:/\n", {"cpu__cpu_DOT_cfs_quota_us": "-1", "cpu__cpu_DOT_cfs_period_us": "100000"}, None),

@@ -34,9 +34,8 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     """
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
-    # Spinning team threads of one rank would take the cores that another rank computes on.
+    # Other libraries' threads, as those of numpy's products, would take the cores that another rank computes on.
     environment.setdefault("OMP_NUM_THREADS", environment[config.NUM_THREADS.name])
-    environment.setdefault("GOMP_SPINCOUNT", "1000")
     # -P: a folder called graphkit where the user stands must not hide the installed package.
     command = [find_mpiexec(), "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
     # A group in the background must not read from the terminal.

@@ -6,8 +6,8 @@
     engine.push(train, reads=[batch], writes=[result], priority=1)
     engine.wait(result)                                     # raises what load or train raised
 
-Data loading, copies and communication go on here while the program computes: workers never own the team of threads
-that kernels share. The threads and the bookkeeping are native; the GIL is held only while a Python callable runs.
+Data loading, copies and communication go on here while the program computes. The threads and the bookkeeping are
+native; the GIL is held only while a Python callable runs.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # To wake a worker, and to pass the GIL there and back, costs a short step about 0.06 ms; work that computes also slows
-# the team of threads that runs the program, by up to half of what it takes itself (bench/input_pipeline.py). Shorter
+# the threads that run the program, by up to half of what it takes itself (bench/input_pipeline.py). Shorter
 # work is done sooner on the thread that asks for it.
 WORTH_SECONDS = 0.5e-3
 

@@ -123,7 +123,7 @@ def test_a_residual_that_comes_later_stays_outside() -> None:
         lambda h: conv(F.clip(norm(h), np.float32(0))),
         lambda h: conv(F.leaky_relu(norm(h))),
     ],
-    ids=["output", "second reader", "second reader of limits", "limits as output", "broadcast residual", "one limit", "leaky"],
+    ids=["output", "second reader", "of limits", "limits as output", "broadcast residual", "one limit", "leaky"],
 )
 def test_what_others_read_is_not_absorbed(build: Callable[[Any], Any]) -> None:
     before, after = before_and_after(build)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import math
-import os
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,15 +22,10 @@ from graphkit.ops.internal.fused import Epilogue
 
 _ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
-_SPIN_COUNT = "10000"
 
 
 def _load_native() -> ModuleType:
     """Import the extension. Its RPATH finds oneDNN in an ordinary environment; package metadata finds it elsewhere."""
-    # libgomp reads this when it loads. Where other processes want the cores, threads that spin for long at a barrier
-    # slow every region down a hundred times.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         import graphkit._native as native
     except ImportError as error:

@@ -31,7 +31,7 @@ constexpr double kProductsPerNanosecond = 50;
 constexpr double kBytesPerNanosecond = 10;
 constexpr double kPieceNanoseconds = 4000;
 
-// Large copies are shared among the team.
+// Large copies are shared among threads.
 void copy(void* to, const void* from, std::size_t bytes) {
     parallel_for(
         team_size(), static_cast<std::int64_t>(bytes), 0.05,
@@ -273,7 +273,10 @@ ElementType LibraryKernel::apply_after(const Epilogue& epilogue, const Dims& sha
 std::int64_t LibraryKernel::pieces_for(double multiply_adds, double bytes) {
     nanoseconds_ = std::max(multiply_adds / kProductsPerNanosecond, bytes / kBytesPerNanosecond);
     std::int64_t pieces = 1;
-    const std::int64_t most = whole_ ? 1 : deterministic_ ? kMostPieces : threads() == 1 ? 1 : kPiecesPerThread * threads();
+    const std::int64_t most = whole_           ? 1
+                              : deterministic_ ? kMostPieces
+                              : threads() == 1 ? 1
+                                               : kPiecesPerThread * threads();
     while (2 * pieces <= most && static_cast<double>(2 * pieces) * kPieceNanoseconds <= nanoseconds_) {
         pieces *= 2;
     }
@@ -392,21 +395,22 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
         operations_[piece.operation].run(from.data(), to.data(), own);
     };
     const auto pieces = static_cast<std::int64_t>(pieces_.size());
-    parallel_for(threads(), pieces, nanoseconds_ / static_cast<double>(pieces), [&](std::int64_t begin, std::int64_t end) {
-        const OneThread alone;
-        set_invalid(false);
-        try {
-            for (std::int64_t i = begin; i < end; ++i) {
-                compute(pieces_[static_cast<std::size_t>(i)]);
-            }
-        } catch (...) {
-            const std::lock_guard lock(mutex);
-            failure = std::current_exception();
-        }
-        if (invalid_raised()) {
-            invalid = true;
-        }
-    });
+    parallel_for(threads(), pieces, nanoseconds_ / static_cast<double>(pieces),
+                 [&](std::int64_t begin, std::int64_t end) {
+                     const OneThread alone;
+                     set_invalid(false);
+                     try {
+                         for (std::int64_t i = begin; i < end; ++i) {
+                             compute(pieces_[static_cast<std::size_t>(i)]);
+                         }
+                     } catch (...) {
+                         const std::lock_guard lock(mutex);
+                         failure = std::current_exception();
+                     }
+                     if (invalid_raised()) {
+                         invalid = true;
+                     }
+                 });
     set_invalid(invalid);
     if (failure) {
         std::rethrow_exception(failure);

@@ -45,7 +45,8 @@ class Experience {
         }
         const Clock::time_point now = Clock::now();
         const bool is_new = now - alone_until_ > 2 * alone_for_;
-        alone_for_ = std::min(std::max(is_new ? Clock::duration::zero() : 2 * alone_for_, 8 * waited / helpers), kMostAlone);
+        alone_for_ =
+            std::min(std::max(is_new ? Clock::duration::zero() : 2 * alone_for_, 8 * waited / helpers), kMostAlone);
         alone_until_ = now + alone_for_;
     }
 

@@ -58,8 +58,8 @@ class Kernel {
     virtual std::size_t scratch_bytes() const { return 0; }
 
     // One pointer for each input and output; null for an operand that is absent and for an output that nobody reads.
-    // `scratch` is aligned to kAlignment. Safe to call from several threads at once with different memory, as long as
-    // each of them owns the team (see threads.h) when threads() > 1.
+    // `scratch` is aligned to kAlignment. Safe to call from several threads at once with different memory, on no
+    // more threads than threads() each (see threads.h).
     virtual void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const = 0;
 
     // The inputs that have to be given in packed form, as `pack` makes it. Kernels whose layouts of an input agree have

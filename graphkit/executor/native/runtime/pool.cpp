@@ -231,7 +231,9 @@ void Pool::help(int number) {
     current.number = number;
     current.in_chunk = true;
     for (;;) {
-        const auto patience = [&] { return active.load(std::memory_order_relaxed) != 0 ? kLooksInRuns : kLooksBetweenRuns; };
+        const auto patience = [&] {
+            return active.load(std::memory_order_relaxed) != 0 ? kLooksInRuns : kLooksBetweenRuns;
+        };
         if (!look([&] { return help_once(number); }, patience)) {
             sleep(number);
         }

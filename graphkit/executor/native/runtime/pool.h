@@ -1,8 +1,9 @@
 // The helpers of this process: threads that take chunks of loops which other threads run.
 //
 // Whoever runs a loop cuts it into chunks and claims them one after the other, as do those helpers that are awake. The
-// loop is over when its chunks are done, not when helpers have come: one that the system has not scheduled finds nothing
-// left, and holds nobody up. A helper that finds nothing for a while sleeps, until a loop that is worth it wakes it.
+// loop is over when its chunks are done, not when helpers have come: one that the system has not scheduled finds
+// nothing left, and holds nobody up. A helper that finds nothing for a while sleeps, until a loop that is worth it
+// wakes it.
 #pragma once
 
 #include <cstdint>

@@ -1,180 +1,220 @@
-"""Helpers: what they compute, and that nobody waits for those that do not come."""
-
-import os
-import subprocess
-import sys
-import textwrap
-import threading
-from pathlib import Path
+"""The native pools against the operators' references."""
 
 import numpy as np
 import pytest
 
-import graphkit as gk
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="threads are told apart by /proc")
-
-
-def helpers() -> list[int]:
-    """Threads of this process that are helpers."""
-    tasks = Path("/proc/self/task")
-    return [int(task.name) for task in tasks.iterdir() if (task / "comm").read_text() == "graphkit-helper\n"]
-
-
-def network():
-    x = gk.input("x", ["N", 16, 12, 12])
-    h = gk.relu(gk.nn.conv2d(x, 32, kernel=3, pad=1, name="c1"))
-    h = gk.relu(gk.nn.conv2d(h, 32, kernel=1, name="c2"))
-    h = gk.softmax(gk.nn.linear(gk.flatten(h), 64, name="f"))
-    return gk.Model({"y": h, "s": gk.reduce_sum(gk.exp(h) * h, axes=(1,), keepdims=False)}, name="net")
+from graphkit.executor.devices.cpu import native
+from graphkit.ops.internal.channels_last_gradient import (
+    ChannelsLastAveragePoolGrad,
+    ChannelsLastMaxPoolGrad,
+    ChannelsLastMaxPoolIndices,
+)
+from graphkit.ops.nn.pool import AveragePool, AveragePoolGrad, LpPool, MaxPool, MaxPoolGrad
+from graphkit.ops.xp import numpy_xp
 
 
-def feeds(images: int = 8) -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(0).standard_normal((images, 16, 12, 12)).astype(np.float32)}
+def random_case(seed: int):
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, 4))
+    kernel, strides, dilations = (tuple(int(v) for v in rng.integers(1, high, rank)) for high in (4, 4, 3))
+    span = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    pads = tuple(int(rng.integers(0, k)) for k in kernel * 2)
+    spatial = tuple(s + int(rng.integers(0, 6)) for s in span)
+    shape = (int(rng.integers(1, 4)), int(rng.integers(1, 4)), *spatial)
+    ceil = bool(rng.integers(0, 2))
+    return shape, dict(kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads, ceil_mode=ceil)
 
 
-def python(code: str, timeout: float = 120) -> str:
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout,
-        check=False, env=os.environ,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+CASES = [
+    ((2, 3, 4, 4), dict(kernel_shape=(2, 2), strides=(2, 2))),
+    ((1, 2, 6, 6), dict(kernel_shape=(2, 2), pads=(1, 1, 1, 1), strides=(3, 3), ceil_mode=True)),
+    ((64, 20, 24, 24), dict(kernel_shape=(2, 2), strides=(2, 2))),
+    ((0, 2, 4, 4), dict(kernel_shape=(2, 2))),
+    *(random_case(seed) for seed in range(30)),
+]
 
 
-@linux
-def test_helpers_without_a_core_hold_nobody_up():
-    """The helpers may run only where somebody else is, and only when nobody else wants to: they hardly ever do."""
-    executor, alone = (network().compile(threads=n, seed=0) for n in (4, 1))
-    expected = alone.run(feeds())
-    executor.run(feeds())
-    core = max(os.sched_getaffinity(0))
-    found = helpers()
-    assert len(found) >= 3
-    before = {task: (os.sched_getaffinity(task), os.sched_getscheduler(task)) for task in found}
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        os.sched_setaffinity(busy.pid, {core})
-        for task in found:
-            os.sched_setaffinity(task, {core})
-            os.sched_setscheduler(task, os.SCHED_IDLE, os.sched_param(0))
-        for _ in range(200):
-            got = executor.run(feeds())
-            for name, y in expected.items():
-                np.testing.assert_allclose(got[name], y, rtol=1e-5, atol=1e-6)
-    finally:
-        busy.kill()
-        busy.wait()
-        for task, (cores, policy) in before.items():
-            os.sched_setscheduler(task, policy, os.sched_param(0))
-            os.sched_setaffinity(task, cores)
+def geometry(op, shape):
+    window = op.window_of(shape[2:])
+    positions = op.positions(shape[2:], window, op.ceil_mode)
+    native_window = native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
+    return (*shape[:2], *positions), native_window
 
 
-def test_many_threads_share_one_executor():
-    executor = network().compile(threads=3, seed=0)
-    data = [feeds(n) for n in (1, 3, 8)]
-    expected = [executor.run(d) for d in data]
-    failures: list[BaseException] = []
-
-    def call(offset: int) -> None:
-        try:
-            for number in range(60):
-                which = (number + offset) % len(data)
-                for name, y in executor.run(data[which]).items():
-                    np.testing.assert_array_equal(y, expected[which][name])
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+def data(shape, seed=3):
+    # Few distinct values, so that windows have ties.
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float32)
 
 
-def test_more_threads_than_can_share_at_the_same_time():
-    """Of more threads than there are places to share from, some compute alone."""
-    x = np.random.default_rng(0).standard_normal((64, 16384)).astype(np.float32)
-    executor = gk.Model(gk.softmax(gk.input("x", x.shape))).compile(threads=2)
-    expected = executor.run({"x": x})["softmax"]
-    start = threading.Barrier(80)
-    results: list[np.ndarray] = []
-
-    def call() -> None:
-        start.wait()
-        results.extend(executor.run({"x": x})["softmax"] for _ in range(3))
-
-    threads = [threading.Thread(target=call) for _ in range(80)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 240
-    assert all(np.array_equal(y, expected) for y in results)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("column_major", [False, True])
+def test_max(case, column_major):
+    shape, attrs = case
+    op = MaxPool(**attrs, storage_order=int(column_major))
+    x = data(shape)
+    pooled, window = geometry(op, shape)
+    y, indices = np.full(pooled, np.nan, np.float32), np.full(pooled, -9, np.int64)
+    native.MaxPool(shape, pooled, window, column_major, 2)([x], [y, indices])
+    expected, where = op.reference(numpy_xp, x)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(indices, where)
 
 
-FORK = """
-    import os, threading, time, numpy as np, graphkit as gk
-    x = gk.input("x", [64, 4096])
-    net = gk.Model(gk.softmax(gk.exp(x * 0.5)), name="net")
-    data = np.random.default_rng(0).standard_normal((64, 4096)).astype(np.float32)
-    executor = net.compile(threads=4)
-    name = next(iter(executor.run({"x": data})))
-    expected = executor.run({"x": data})[name]
-    def helpers():
-        threads = [f"/proc/self/task/{t}/comm" for t in os.listdir("/proc/self/task")]
-        return [t for t in threads if open(t).read() == "graphkit-helper\\n"]
-    def check():
-        for _ in range(20):
-            assert np.array_equal(executor.run({"x": data})[name], expected)
-        while len(helpers()) != 3:  # a helper that has not run yet has no name
-            time.sleep(0.01)
-    stop = threading.Event()
-    def others():
-        while not stop.is_set():
-            executor.run({"x": data})
-    beside = [threading.Thread(target=others) for _ in range(OTHERS)]
-    for thread in beside:
-        thread.start()
-    ended = []
-    for _ in range(20):
-        child = os.fork()
-        if child == 0:
-            check()
-            grandchild = os.fork()
-            if grandchild == 0:
-                check()
-                os._exit(0)
-            os._exit(os.waitpid(grandchild, 0)[1])
-        ended.append(os.waitpid(child, 0)[1])
-    stop.set()
-    for thread in beside:
-        thread.join()
-    check()
-    print(ended == [0] * 20)
-"""
+def test_max_of_either_output_alone():
+    x = data((2, 3, 6, 6))
+    op = MaxPool(kernel_shape=(3, 3), strides=(2, 2))
+    pooled, window = geometry(op, x.shape)
+    expected, where = op.reference(numpy_xp, x)
+    y, indices = np.empty(pooled, np.float32), np.empty(pooled, np.int64)
+    step = native.MaxPool(x.shape, pooled, window)
+    step([x], [y, None])
+    step([x], [None, indices])
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(indices, where)
 
 
-@linux
-@pytest.mark.parametrize("others", [0, 2])
-def test_children_of_forks_have_helpers_of_their_own(others):
-    assert python(FORK.replace("OTHERS", str(others))) == "True\n"
+def test_max_lets_nan_win():
+    x = np.array([[[[1, np.nan, 3, -np.inf], [2, np.nan, 4, -np.inf]]]], np.float32)
+    op = MaxPool(kernel_shape=(2, 2), strides=(2, 2))
+    pooled, window = geometry(op, x.shape)
+    y, indices = np.empty(pooled, np.float32), np.empty(pooled, np.int64)
+    native.MaxPool(x.shape, pooled, window)([x], [y, indices])
+    expected, where = op.reference(numpy_xp, x)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(indices, where)
+    assert indices.tolist() == [[[[1, 6]]]]
 
 
-def test_loops_inside_of_chunks_are_computed_where_they_are():
-    """A product that is cut into pieces runs inside of a loop over sequences, and the other way round."""
-    rng = np.random.default_rng(0)
-    x = gk.input("x", [12, 64, 96])
-    w = rng.standard_normal((96, 96)).astype(np.float32) / 10
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_max_gradient(case):
+    shape, attrs = case
+    x = data(shape)
+    y, indices = map(np.ascontiguousarray, MaxPool(**attrs).reference(numpy_xp, x))
+    dy = data(y.shape, 4)
+    dx = np.full(shape, np.nan, np.float32)
+    native.MaxPoolGrad(dy.shape, shape, 3)([dy, indices], [dx])
+    np.testing.assert_array_equal(dx, MaxPoolGrad().reference(numpy_xp, dy, indices, x))
 
-    def body(carry, row):
-        carry = gk.tanh(carry @ gk.constant(value=w) + row)
-        return carry, carry
 
-    last, rows = gk.scan(body, gk.constant(value=np.zeros((64, 96), np.float32)), x)
-    net = gk.Model({"last": last, "rows": rows})
-    data = {"x": rng.standard_normal((12, 64, 96)).astype(np.float32)}
-    one, several = (net.compile(threads=n).run(data) for n in (1, 3))
-    for name in one:
-        np.testing.assert_allclose(several[name], one[name], rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("bad", [-1, 16, 10**12])
+def test_max_gradient_refuses_indices_of_another_plane(bad):
+    indices = np.zeros((1, 2, 1, 1), np.int64)
+    indices[0, 1] = bad
+    dy, dx = np.ones((1, 2, 1, 1), np.float32), np.empty((1, 2, 2, 4), np.float32)
+    step = native.MaxPoolGrad(dy.shape, dx.shape)
+    with pytest.raises(native.Error, match="outside the plane of its window"):
+        step([dy, indices], [dx])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("include_pad", [False, True])
+def test_average_and_its_gradient(case, include_pad):
+    shape, attrs = case
+    x = data(shape)
+    op = AveragePool(**attrs, count_include_pad=include_pad)
+    pooled, window = geometry(op, shape)
+    y = np.full(pooled, np.nan, np.float32)
+    native.AveragePool(shape, pooled, window, include_pad, 2)([x], [y])
+    np.testing.assert_allclose(y, op.reference(numpy_xp, x), rtol=1e-6, atol=1e-6)
+    dy = data(pooled, 5)
+    dx = np.full(shape, np.nan, np.float32)
+    native.AveragePoolGrad(pooled, shape, window, include_pad, 2)([dy], [dx])
+    expected = AveragePoolGrad(**attrs, count_include_pad=include_pad).reference(numpy_xp, dy, x)
+    np.testing.assert_allclose(dx, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_shapes_that_do_not_fit():
+    window = native.PoolWindow([2, 2], [2, 2], [1, 1], [0, 0], [0, 0])
+    with pytest.raises(native.Error, match="batch or channels differ"):
+        native.MaxPool([1, 1, 4, 4], [1, 2, 2, 2], window)
+    with pytest.raises(native.Error, match="need 3 entries each"):
+        native.AveragePool([1, 1, 4, 4, 4], [1, 1, 2, 2, 2], window)
+    with pytest.raises(native.Error, match="one to three spatial dimensions"):
+        native.AveragePool([1, 1], [1, 1], window)
+    with pytest.raises(native.Error, match="must be positive"):
+        native.MaxPool([1, 1, 4, 4], [1, 1, 2, 2], native.PoolWindow([0, 2], [2, 2], [1, 1], [0, 0], [0, 0]))
+
+
+def channels_last(x):
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
+
+
+def with_channels(case, channels):
+    shape, attrs = case
+    return (shape[0], channels, *shape[2:]), attrs
+
+
+CASES_OF_CHANNELS = [with_channels(case, (1, 3, 16, 20, 37)[i % 5]) for i, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
+def test_max_with_taps_and_its_gradient(case, isa):
+    shape, attrs = case
+    op = ChannelsLastMaxPoolIndices(**attrs)
+    x = channels_last(data(shape))
+    pooled, window = geometry(op, shape)
+    y = np.full((pooled[0], *pooled[2:], pooled[1]), np.nan, np.float32)
+    taps = np.full(y.shape, 255, np.uint8)
+    native.ChannelsLastMaxPoolIndices(shape, pooled, window, 2)([x], [y, taps])
+    expected, where = op.reference(numpy_xp, x)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(taps, where)
+    alone = np.full(y.shape, 255, np.uint8)
+    native.ChannelsLastMaxPoolIndices(shape, pooled, window, 2)([x], [None, alone])
+    np.testing.assert_array_equal(alone, where)
+    maxima = np.full(y.shape, np.nan, np.float32)
+    native.ChannelsLastMaxPoolIndices(shape, pooled, window, 2)([x], [maxima, None])
+    np.testing.assert_array_equal(maxima, expected)
+    dy, dx = data(y.shape, 4), np.full(x.shape, np.nan, np.float32)
+    native.ChannelsLastMaxPoolGrad(pooled, shape, window, 2)([dy, taps], [dx])
+    np.testing.assert_array_equal(dx, ChannelsLastMaxPoolGrad(**attrs).reference(numpy_xp, dy, taps, x))
+    # Where every window has elements, it is the gradient by flat indices.
+    _, indices = MaxPool(**attrs).reference(numpy_xp, np.moveaxis(x, -1, 1))
+    by_index = MaxPoolGrad().reference(numpy_xp, np.moveaxis(dy, -1, 1), indices, np.moveaxis(x, -1, 1))
+    np.testing.assert_array_equal(dx, channels_last(by_index))
+
+
+def test_taps_of_nan_and_infinity(isa):
+    x = np.full((1, 2, 2, 18), -np.inf, np.float32)
+    x[0, 1, 0, 1] = np.nan
+    x[0, 1, 1, 2] = 3
+    y, taps = np.empty((1, 1, 1, 18), np.float32), np.empty((1, 1, 1, 18), np.uint8)
+    window = native.PoolWindow((2, 2), (1, 1), (1, 1), (0, 0), (0, 0))
+    native.ChannelsLastMaxPoolIndices((1, 18, 2, 2), (1, 18, 1, 1), window)([x], [y, taps])
+    assert list(taps[0, 0, 0, :3]) == [0, 2, 3]
+    assert np.isnan(y[0, 0, 0, 1])
+    assert np.all(taps[0, 0, 0, 3:] == 0)
+
+
+@pytest.mark.parametrize("include_pad", [False, True])
+@pytest.mark.parametrize("case", CASES_OF_CHANNELS, ids=str)
+def test_gradient_of_averages_with_channels_last(case, include_pad, isa):
+    shape, attrs = case
+    op = ChannelsLastAveragePoolGrad(**attrs, count_include_pad=include_pad)
+    pooled, window = geometry(op, shape)
+    dy = channels_last(data(pooled))
+    dx = np.full((shape[0], *shape[2:], shape[1]), np.nan, np.float32)
+    native.ChannelsLastAveragePoolGrad(pooled, shape, window, include_pad, 2)([dy], [dx])
+    expected = op.reference(numpy_xp, dy.astype(np.float64), dx)
+    np.testing.assert_allclose(dx, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_lp_pool(seed, p, isa):
+    rng = np.random.default_rng(seed)
+    rank = int(rng.integers(1, 4))
+    kernel, strides, dilations = (tuple(int(v) for v in rng.integers(1, high, rank)) for high in (4, 4, 3))
+    pads = tuple(int(rng.integers(0, k)) for k in kernel * 2)
+    spatial = tuple((k - 1) * d + 1 + int(rng.integers(0, 6)) for k, d in zip(kernel, dilations, strict=True))
+    shape = (2, 3, *spatial)
+    op = LpPool(
+        kernel_shape=kernel, strides=strides, dilations=dilations, pads=pads, p=p, ceil_mode=bool(rng.integers(0, 2))
+    )
+    x = rng.standard_normal(shape).astype(np.float32)
+    expected = op.reference(numpy_xp, x)
+    window = op.window_of(spatial)
+    geometry = native.PoolWindow(window.kernel, window.strides, window.dilations, window.begin, window.end)
+    y = np.full(expected.shape, np.nan, np.float32)
+    native.LpPool(shape, expected.shape, geometry, p, 2)([x], [y])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)

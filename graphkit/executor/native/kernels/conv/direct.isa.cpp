@@ -15,8 +15,8 @@ std::int64_t direct_filter_floats(const TiledShape& s) {
 bool reads_in_place(const TiledShape& s) {
     constexpr std::int64_t kApart = 512;
     constexpr std::int64_t kManyFilters = 8 * kBlock;
-    const bool single = s.taps() == 1 && s.strides[0] == 1 && s.strides[1] == 1 && s.out_height == s.height &&
-                        s.out_width == s.width;
+    const bool single =
+        s.taps() == 1 && s.strides[0] == 1 && s.strides[1] == 1 && s.out_height == s.height && s.out_width == s.width;
     return single && (s.channels % kApart != 0 || s.filters < kManyFilters);
 }
 

@@ -86,7 +86,8 @@ bool suits(const TiledShape& s, std::int64_t images, bool constant) {
     const std::int64_t results = images * s.out_height * s.out_width;
     const bool is_long = s.kernel[0] == 3 && s.kernel[1] == 3 && s.taps() * s.channels >= kLongSum;
     const bool is_product = s.taps() == 1 && constant && s.channels >= kFewChannels;
-    return TiledConvolution::fills_blocks(s.filters) && (is_product || (is_long && results >= (constant ? kFewResults : kManyResults)));
+    return TiledConvolution::fills_blocks(s.filters) &&
+           (is_product || (is_long && results >= (constant ? kFewResults : kManyResults)));
 }
 
 // Whether the table applies it itself.

@@ -32,8 +32,8 @@ struct TiledOptions {
 // as it is. The residual is the last input. The same bits for any number of threads.
 class TiledConvolution final : public Kernel {
   public:
-    // Throws Unsupported where the method does not cover the window and for a scaled product, NativeError for shapes that
-    // do not fit.
+    // Throws Unsupported where the method does not cover the window and for a scaled product, NativeError for shapes
+    // that do not fit.
     TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, const TiledOptions& options,
                      int threads);
 
@@ -76,8 +76,8 @@ class TiledConvolution final : public Kernel {
     bool transposed_;
     TiledEpilogue epilogue_;
     std::unique_ptr<Kernel> pass_;  // an activation that the table has not
-    bool apart_ = false;            // ... which needs the product in memory of its own
-    std::int64_t tile_parts_ = 1;   // the work is cut into so many parts of the tiles
+    bool apart_ = false;  // ... which needs the product in memory of its own
+    std::int64_t tile_parts_ = 1;  // the work is cut into so many parts of the tiles
     std::int64_t block_parts_ = 1;  // ... times so many parts of the blocks
 };
 

@@ -9,8 +9,8 @@
 namespace graphkit {
 namespace {
 
-// y = epilogue(a b + bias): a [..., K]; b [K, N], or [N, K] when `transposed`, comes packed; bias [N]; the residual is the
-// last input. A convolution of the rows of a with windows of one element. The same bits for any number of threads.
+// y = epilogue(a b + bias): a [..., K]; b [K, N], or [N, K] when `transposed`, comes packed; bias [N]; the residual is
+// the last input. A convolution of the rows of a with windows of one element. The same bits for any number of threads.
 class PackedProduct final : public Kernel {
   public:
     // Throws Unsupported for a b that is no matrix, and for a scaled product.
@@ -95,8 +95,8 @@ GRAPHKIT_BINDINGS(packed_product, "epilogue") {
             },
             "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "bias"_a = false, "epilogue"_a = Epilogue{},
             "threads"_a = 0, NoGil())
-        .def_static("suits", &PackedProduct::suits, "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false,
-                    "threads"_a, "Whether it is faster than the library, with a constant b and several threads.");
+        .def_static("suits", &PackedProduct::suits, "a"_a, "b"_a, nb::kw_only(), "transposed"_a = false, "threads"_a,
+                    "Whether it is faster than the library, with a constant b and several threads.");
 }
 
 }  // namespace graphkit

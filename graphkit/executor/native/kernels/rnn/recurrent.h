@@ -15,10 +15,10 @@ namespace graphkit {
 // activations take, without peepholes and before clipping; with linear_before_reset there is a fourth, R h + Rb of the
 // last gate.
 //
-// Either chunks of the work are sequences, each run from its first step to its last; or they are blocks of hidden units,
-// and a step starts when the one before is over. The input's product with w is computed for some steps at a time, in the
-// layout in which its readers find it. Sums do not depend on how the work is shared: any number of threads gives the
-// same bits.
+// Either chunks of the work are sequences, each run from its first step to its last; or they are blocks of hidden
+// units, and a step starts when the one before is over. The input's product with w is computed for some steps at a
+// time, in the layout in which its readers find it. Sums do not depend on how the work is shared: any number of threads
+// gives the same bits.
 class Recurrent final : public Kernel {
   public:
     // kind: "RNN", "GRU", "LSTM"; x as given. Throws NativeError for shapes or options that are none.

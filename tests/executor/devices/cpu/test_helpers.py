@@ -1,0 +1,174 @@
+"""Helpers: what they compute, and that nobody waits for those that do not come."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="threads are told apart by /proc")
+
+
+def helpers() -> list[int]:
+    """Threads of this process that are helpers."""
+    tasks = Path("/proc/self/task")
+    return [int(task.name) for task in tasks.iterdir() if (task / "comm").read_text() == "graphkit-helper\n"]
+
+
+def network():
+    x = gk.input("x", ["N", 16, 12, 12])
+    h = gk.relu(gk.nn.conv2d(x, 32, kernel=3, pad=1, name="c1"))
+    h = gk.relu(gk.nn.conv2d(h, 32, kernel=1, name="c2"))
+    h = gk.softmax(gk.nn.linear(gk.flatten(h), 64, name="f"))
+    return gk.Model({"y": h, "s": gk.reduce_sum(gk.exp(h) * h, axes=(1,), keepdims=False)}, name="net")
+
+
+def feeds(images: int = 8) -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).standard_normal((images, 16, 12, 12)).astype(np.float32)}
+
+
+def python(code: str, timeout: float = 120) -> str:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=timeout,
+        check=False, env=os.environ,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@linux
+def test_helpers_without_a_core_hold_nobody_up():
+    """The helpers may run only where somebody else is, and only when nobody else wants to: they hardly ever do."""
+    executor, alone = (network().compile(threads=n, seed=0) for n in (4, 1))
+    expected = alone.run(feeds())
+    executor.run(feeds())
+    core = max(os.sched_getaffinity(0))
+    found = helpers()
+    assert len(found) >= 3
+    before = {task: (os.sched_getaffinity(task), os.sched_getscheduler(task)) for task in found}
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        os.sched_setaffinity(busy.pid, {core})
+        for task in found:
+            os.sched_setaffinity(task, {core})
+            os.sched_setscheduler(task, os.SCHED_IDLE, os.sched_param(0))
+        for _ in range(200):
+            got = executor.run(feeds())
+            for name, y in expected.items():
+                np.testing.assert_allclose(got[name], y, rtol=1e-5, atol=1e-6)
+    finally:
+        busy.kill()
+        busy.wait()
+        for task, (cores, policy) in before.items():
+            os.sched_setscheduler(task, policy, os.sched_param(0))
+            os.sched_setaffinity(task, cores)
+
+
+def test_many_threads_share_one_executor():
+    executor = network().compile(threads=3, seed=0)
+    data = [feeds(n) for n in (1, 3, 8)]
+    expected = [executor.run(d) for d in data]
+
+    def call(offset: int) -> None:
+        for number in range(60):
+            which = (number + offset) % len(data)
+            for name, y in executor.run(data[which]).items():
+                np.testing.assert_array_equal(y, expected[which][name])
+
+    with ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(call, i) for i in range(8)]:
+            done.result()
+
+
+def test_more_threads_than_can_share_at_the_same_time():
+    """Of more threads than there are places to share from, some compute alone."""
+    x = np.random.default_rng(0).standard_normal((64, 16384)).astype(np.float32)
+    executor = gk.Model(gk.softmax(gk.input("x", x.shape))).compile(threads=2)
+    expected = executor.run({"x": x})["softmax"]
+    start = threading.Barrier(80)
+    results: list[np.ndarray] = []
+
+    def call() -> None:
+        start.wait()
+        results.extend(executor.run({"x": x})["softmax"] for _ in range(3))
+
+    threads = [threading.Thread(target=call) for _ in range(80)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 240
+    assert all(np.array_equal(y, expected) for y in results)
+
+
+FORK = """
+    import os, threading, time, numpy as np, graphkit as gk
+    x = gk.input("x", [64, 4096])
+    net = gk.Model(gk.softmax(gk.exp(x * 0.5)), name="net")
+    data = np.random.default_rng(0).standard_normal((64, 4096)).astype(np.float32)
+    executor = net.compile(threads=4)
+    name = next(iter(executor.run({"x": data})))
+    expected = executor.run({"x": data})[name]
+    def helpers():
+        threads = [f"/proc/self/task/{t}/comm" for t in os.listdir("/proc/self/task")]
+        return [t for t in threads if open(t).read() == "graphkit-helper\\n"]
+    def check():
+        for _ in range(20):
+            assert np.array_equal(executor.run({"x": data})[name], expected)
+        while len(helpers()) != 3:  # a helper that has not run yet has no name
+            time.sleep(0.01)
+    stop = threading.Event()
+    def others():
+        while not stop.is_set():
+            executor.run({"x": data})
+    beside = [threading.Thread(target=others) for _ in range(OTHERS)]
+    for thread in beside:
+        thread.start()
+    ended = []
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            check()
+            grandchild = os.fork()
+            if grandchild == 0:
+                check()
+                os._exit(0)
+            os._exit(os.waitpid(grandchild, 0)[1])
+        ended.append(os.waitpid(child, 0)[1])
+    stop.set()
+    for thread in beside:
+        thread.join()
+    check()
+    print(ended == [0] * 20)
+"""
+
+
+@linux
+@pytest.mark.parametrize("others", [0, 2])
+def test_children_of_forks_have_helpers_of_their_own(others):
+    assert python(FORK.replace("OTHERS", str(others))) == "True\n"
+
+
+def test_loops_inside_of_chunks_are_computed_where_they_are():
+    """A product that is cut into pieces runs inside of a loop over sequences, and the other way round."""
+    rng = np.random.default_rng(0)
+    x = gk.input("x", [12, 64, 96])
+    w = rng.standard_normal((96, 96)).astype(np.float32) / 10
+
+    def body(carry, row):
+        carry = gk.tanh(carry @ gk.constant(value=w) + row)
+        return carry, carry
+
+    last, rows = gk.scan(body, gk.constant(value=np.zeros((64, 96), np.float32)), x)
+    net = gk.Model({"last": last, "rows": rows})
+    data = {"x": rng.standard_normal((12, 64, 96)).astype(np.float32)}
+    one, several = (net.compile(threads=n).run(data) for n in (1, 3))
+    for name in one:
+        np.testing.assert_allclose(several[name], one[name], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,111 @@
+"""Products of few rows with a constant matrix, by our own code, against float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.executor.devices.cpu import native
+from graphkit.executor.memory.packing import aligned_bytes
+
+pytestmark = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+THREADS = (1, 2, 3, 8)
+
+
+def run(kernel: Any, a: np.ndarray, b: np.ndarray, *others: np.ndarray | None, y: np.ndarray | None = None) -> Any:
+    packed = aligned_bytes(kernel.packed_bytes(1))
+    kernel.pack(1, b, packed)
+    shape = (*a.shape[:-1], b.shape[0] if kernel_is_transposed(a, b) else b.shape[1])
+    result = np.full(shape, np.nan, np.float32) if y is None else y
+    kernel([a, packed, *others], [result])
+    return result
+
+
+def kernel_is_transposed(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape[-1] != b.shape[0]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", [(40,), (1, 40), (13, 40), (2, 3, 40), (29, 300), (64, 1100), (1, 2048)], ids=str)
+def test_products(isa: str, shape: tuple[int, ...], transposed: bool) -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal(shape).astype(np.float32)
+    b = rng.standard_normal((shape[-1], 131)).astype(np.float32)
+    bias = rng.standard_normal(131).astype(np.float32)
+    exact = a.astype(np.float64) @ b + bias
+    given = np.ascontiguousarray(b.T) if transposed else b
+    bits = set()
+    for threads in THREADS:
+        kernel = native.PackedProduct(a.shape, given.shape, transposed=transposed, bias=True, threads=threads)
+        y = run(kernel, a, given, bias)
+        np.testing.assert_allclose(y, exact, rtol=1e-5, atol=2e-6 * shape[-1] ** 0.5)
+        bits.add(y.tobytes())
+    assert len(bits) == 1
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("kind", "alpha", "beta"), [("", 0, 0), ("relu", 0, 0), ("clip", -0.5, 0.5), ("gelu", 0, 0)])
+def test_what_follows(kind: str, alpha: float, beta: float, last: bool) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((5, 64)).astype(np.float32), rng.standard_normal((64, 96)).astype(np.float32) / 8
+    bias, residual = rng.standard_normal(96).astype(np.float32), rng.standard_normal((5, 96)).astype(np.float32)
+    epilogue = native.Epilogue(kind, alpha, beta, residual=True, residual_last=last)
+    expected = np.empty((5, 96), np.float32)
+    native.MatMul(a.shape, b.shape, bias=bias.shape, epilogue=epilogue)([a, b, bias, residual], [expected])
+    for threads in THREADS:
+        kernel = native.PackedProduct(a.shape, b.shape, bias=True, epilogue=epilogue, threads=threads)
+        np.testing.assert_allclose(run(kernel, a, b, bias, residual), expected, rtol=1e-5, atol=1e-5)
+        assert kernel.inplace == [(3, 0)]
+        y = residual.copy()
+        np.testing.assert_allclose(run(kernel, a, b, bias, y, y=y), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite(number: float) -> None:
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((7, 64)).astype(np.float32), rng.standard_normal((64, 64)).astype(np.float32)
+    for where in ("a", "b"):
+        x, w = a.copy(), b.copy()
+        if where == "a":
+            x[3, 5] = number
+        else:
+            w[5, 3] = number
+        kernel = native.PackedProduct(x.shape, w.shape, threads=2)
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_allclose(run(kernel, x, w), x.astype(np.float64) @ w, rtol=1e-4, atol=1e-4)
+
+
+def test_no_rows() -> None:
+    kernel = native.PackedProduct((0, 64), (64, 32), threads=2)
+    assert kernel.packed_inputs == []
+    y = np.empty((0, 32), np.float32)
+    kernel([np.empty((0, 64), np.float32), np.empty((64, 32), np.float32)], [y])
+
+
+def test_what_is_no_product_with_a_matrix() -> None:
+    for a, b in (((3, 5), (4, 6)), ((3, 5), (2, 5, 6)), ((), (5, 6)), ((3, 0), (0, 6))):
+        with pytest.raises(native.Unsupported, match="not a product with a matrix"):
+            native.PackedProduct(a, b)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_networks_of_few_rows_use_it_on_several_threads(tmp_path: Path, threads: int) -> None:
+    x = gk.input("x", [3, 200])
+    h = gk.gelu(gk.nn.linear(x, 160, name="one"))
+    net = gk.Model({"y": gk.nn.linear(h, 64, name="two") + 1.0}, name="net")
+    data = {"x": np.random.default_rng(0).standard_normal((3, 200)).astype(np.float32)}
+    executor = net.compile(threads=threads, seed=0)
+    (y,) = executor.run(data).values()
+    (expected,) = net.compile(optimize=False, threads=1, seed=0).run(data).values()
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+    with gk.profile(tmp_path / "trace.json"):
+        executor.run(data)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    products = [e["args"]["implementation"] for e in events if "MatMul" in e["name"] or e["name"] == "Gemm"]
+    assert len(products) == 2
+    assert all(name.startswith("direct") for name in products) == (threads > 1)
