@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs the native code under sanitizers: the extension, with tests/executor/devices/cpu and the tests of the engine, under
-# AddressSanitizer and UndefinedBehaviorSanitizer; the dependency engine, in a program of its own, under ThreadSanitizer.
+# AddressSanitizer and UndefinedBehaviorSanitizer; the dependency engine and the helpers that share loops, in programs of
+# their own, under ThreadSanitizer.
 #
 #     bench/sanitize.sh [address|thread] [pytest arguments]
 #
@@ -40,11 +41,13 @@ address() {
 }
 
 thread() {
-    # Without OpenMP, whose runtime ThreadSanitizer does not understand. The engine starts no parallel regions.
-    "$compiler" -std=c++20 -O1 -g -fsanitize=thread -Wall -Wextra -Wno-unknown-pragmas -I "$native" \
-        "$root/tests/executor/devices/cpu/engine_stress.cpp" "$native"/runtime/{engine,variable,threads}.cpp \
-        -pthread -o "$work/stress"
-    TSAN_OPTIONS=halt_on_error=1 "$work/stress" 10
+    local stress
+    for stress in engine_stress pool_stress; do
+        "$compiler" -std=c++20 -O1 -g -fsanitize=thread -Wall -Wextra -I "$native" \
+            "$root/tests/executor/devices/cpu/$stress.cpp" "$native"/runtime/{engine,variable,threads,pool}.cpp \
+            -pthread -o "$work/$stress"
+        TSAN_OPTIONS=halt_on_error=1 "$work/$stress" 10
+    done
 }
 
 case ${1:-all} in

@@ -66,19 +66,25 @@ bool look(Found&& found, Patience&& patience) {
     }
 }
 
-// The next chunk of one range, behind the generation of the loop that it belongs to: only who has read this loop's
-// fields can claim it. (Generations come again after 2^32 loops of one thread.)
+// What is left of one range: the number of the loop that it belongs to, the end, and the next chunk, in one word. Who
+// claims a chunk knows by it that the loop goes on, so that its fields are those that it has read. (Numbers come again
+// after 2^32 loops of one slot.)
+constexpr std::int64_t kMostChunks = 0xffff;
+
+constexpr std::uint64_t range_word(std::uint32_t loop, std::uint64_t end, std::uint64_t next) {
+    return std::uint64_t{loop} << 32 | end << 16 | next;
+}
+
 struct alignas(kAlignment) Range {
-    std::atomic<std::uint64_t> next{0};
+    std::atomic<std::uint64_t> left{0};
 };
 
-// Where one thread at a time publishes its loops, one after the other. The fields of a loop change only while none of
-// its chunks can be claimed any more. Helpers look at `generation` all the time: nothing else lies in its cache line.
+// Where one thread at a time publishes its loops, one after the other. The fields of a loop change when it is over.
+// Helpers look at `generation` all the time: nothing else lies in its cache line.
 struct Slot {
     alignas(kAlignment) std::atomic<std::uint32_t> generation{0};  // of the latest loop
     alignas(kAlignment) std::atomic<void (*)(void*, std::int64_t)> body{nullptr};
     std::atomic<void*> context{nullptr};
-    std::atomic<std::uint32_t> chunks{0};
     std::atomic<std::uint32_t> ranges{1};
     std::atomic<int> threads{1};
     Range claimed[kRanges];
@@ -99,12 +105,11 @@ void Slot::publish(const SharedLoop& loop) {
     const std::uint32_t parts = std::min({kRanges, count, static_cast<std::uint32_t>(loop.threads)});
     body.store(loop.body, std::memory_order_relaxed);
     context.store(loop.context, std::memory_order_relaxed);
-    chunks.store(count, std::memory_order_relaxed);
     ranges.store(parts, std::memory_order_relaxed);
     threads.store(loop.threads, std::memory_order_relaxed);
     for (std::uint64_t range = 0; range < parts; ++range) {
-        const std::uint64_t first = range * count / parts;
-        claimed[range].next.store(std::uint64_t{number} << 32 | first, std::memory_order_release);
+        const std::uint64_t end = (range + 1) * count / parts;
+        claimed[range].left.store(range_word(number, end, range * count / parts), std::memory_order_release);
     }
     // In one order with what a helper does that goes to sleep: it sees the loop, or the loop's thread sees it sleep.
     generation.store(number, std::memory_order_seq_cst);
@@ -116,19 +121,16 @@ std::uint32_t Slot::take_part(std::uint32_t loop, int number) {
     }
     const auto call = body.load(std::memory_order_relaxed);
     void* const with = context.load(std::memory_order_relaxed);
-    const std::uint64_t count = chunks.load(std::memory_order_relaxed);
     const std::uint32_t parts = ranges.load(std::memory_order_relaxed);
     std::uint32_t taken = 0;
     for (std::uint32_t i = 0; i < parts; ++i) {
-        const std::uint64_t range = (static_cast<std::uint32_t>(number) + i) % parts;
-        const std::uint64_t end = (range + 1) * count / parts;
-        std::atomic<std::uint64_t>& next = claimed[range].next;
-        std::uint64_t at = next.load(std::memory_order_acquire);
-        while (at >> 32 == loop && (at & UINT32_MAX) < end) {
-            if (next.compare_exchange_weak(at, at + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
-                call(with, static_cast<std::int64_t>(at & UINT32_MAX));
+        std::atomic<std::uint64_t>& left = claimed[(static_cast<std::uint32_t>(number) + i) % parts].left;
+        std::uint64_t word = left.load(std::memory_order_acquire);
+        while (word >> 32 == loop && (word & kMostChunks) < (word >> 16 & kMostChunks)) {
+            if (left.compare_exchange_weak(word, word + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
+                call(with, static_cast<std::int64_t>(word & kMostChunks));
                 ++taken;
-                at = next.load(std::memory_order_acquire);
+                word = left.load(std::memory_order_acquire);
             }
         }
     }
@@ -339,6 +341,10 @@ void leave_helpers() {
 }
 
 void run_shared(const SharedLoop& loop) {
+    if (loop.chunks > kMostChunks) {
+        throw NativeError("a loop of " + std::to_string(loop.chunks) + " chunks: no more than " +
+                          std::to_string(kMostChunks) + " can be claimed");
+    }
     Pool& here = pool();
     if (current.slot == nullptr && !current.in_chunk) {
         current.slot = here.take_slot();

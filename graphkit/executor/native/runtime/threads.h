@@ -59,7 +59,9 @@ inline int threads_for(int threads, double nanoseconds) {
 // thread begins with the same chunks in each loop of as many. The body must not throw.
 template <typename Body>
 void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&& body) {
-    if (const int sharing = std::min(threads, team_size()); sharing > 1 && chunks > 1) {
+    // Threads are numbered below the chunks, too: working memory may be for no more.
+    const auto sharing = static_cast<int>(std::min<std::int64_t>(std::min(threads, team_size()), chunks));
+    if (sharing > 1) {
         run_shared(SharedLoop::of(sharing, chunks, nanoseconds, body));
         return;
     }

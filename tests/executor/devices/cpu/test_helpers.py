@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
+from graphkit.executor.devices.cpu import native
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="threads are told apart by /proc")
 
@@ -53,7 +55,7 @@ def test_helpers_without_a_core_hold_nobody_up():
     found = helpers()
     assert len(found) >= 3
     before = {task: (os.sched_getaffinity(task), os.sched_getscheduler(task)) for task in found}
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy = subprocess.Popen([sys.executable, "-P", "-c", "while True: pass"])
     try:
         os.sched_setaffinity(busy.pid, {core})
         for task in found:
@@ -71,6 +73,15 @@ def test_helpers_without_a_core_hold_nobody_up():
             os.sched_setaffinity(task, cores)
 
 
+@pytest.fixture(params=[False, True], ids=["work that pays", "all work"])
+def shared_work(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Loops however short are shared as well, so that thousands of them follow each other at once."""
+    native.share_all_work(request.param)
+    yield
+    native.share_all_work(False)
+
+
+@pytest.mark.usefixtures("shared_work")
 def test_many_threads_share_one_executor():
     executor = network().compile(threads=3, seed=0)
     data = [feeds(n) for n in (1, 3, 8)]
@@ -82,9 +93,10 @@ def test_many_threads_share_one_executor():
             for name, y in executor.run(data[which]).items():
                 np.testing.assert_array_equal(y, expected[which][name])
 
-    with ThreadPoolExecutor(8) as threads:
-        for done in [threads.submit(call, i) for i in range(8)]:
-            done.result()
+    for callers in (1, 2, 8):
+        with ThreadPoolExecutor(callers) as threads:
+            for done in [threads.submit(call, i) for i in range(callers)]:
+                done.result()
 
 
 def test_more_threads_than_can_share_at_the_same_time():

@@ -126,7 +126,9 @@ TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, 
     const Epilogue& epilogue = options.epilogue;
     inputs_ = {{"x", x}, {"w", w}};
     outputs_ = {{"y", y}};
-    if (epilogue.alpha != 1 || !covers(options.method, x, w, y, window, transposed_)) {
+    const bool is_single = w.size() == 4 && w[2] * w[3] == 1;
+    if (epilogue.alpha != 1 || (transposed_ && !is_single && !epilogue.empty()) ||
+        !covers(options.method, x, w, y, window, transposed_)) {
         throw Unsupported(describe() + ": not by the method " + name_of(options.method));
     }
     shape_ = shape_of(x, w, y, window, transposed_);
