@@ -44,7 +44,7 @@ def serve(task: dict[str, Any]) -> int:
     calls = {}
     for name in task["engines"]:
         load(name)
-        calls[name] = _runner(name, task).call
+        calls[name] = runner(name, task).call
     for call in calls.values():
         for _ in range(3):
             call()
@@ -65,7 +65,7 @@ def _turn(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, l
     return times
 
 
-def _runner(engine: str, task: dict[str, Any]) -> Runner:
+def runner(engine: str, task: dict[str, Any]) -> Runner:
     if task["row"] in workloads.WORKLOADS:
         workload = workloads.WORKLOADS[task["row"]]
         file = workloads.model_file(workload, Path(task["models"]))
@@ -79,18 +79,32 @@ def _runner(engine: str, task: dict[str, Any]) -> Runner:
 # --- turns --------------------------------------------------------------------------------------------
 
 
-class _Server:
-    def __init__(self, engines: Sequence[str], task: dict[str, Any]):
-        command = [sys.executable, str(HERE / "contention.py"), "--serve", json.dumps(task | {"engines": engines})]
+def further_rows(folder: Path | None) -> list[str]:
+    """The ONNX files of a folder."""
+    return [] if folder is None else sorted(path.stem for path in folder.glob("*.onnx"))
+
+
+def task_of(row: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
+    """What a process has to know of a row."""
+    return {
+        "row": row, "threads": threads, "seconds": options.seconds,
+        "models": str(options.models.resolve()), "files": str((options.files or HERE).resolve()),
+    }  # fmt: skip
+
+
+class Server:
+    """A process of `script` that does a turn when it is told to."""
+
+    def __init__(self, script: str, engines: Sequence[str], task: dict[str, Any]):
+        command = [sys.executable, script, "--serve", json.dumps(task | {"engines": engines})]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE)
         self._read()
 
-    def turn(self) -> dict[str, list[float]]:
+    def turn(self) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        times: dict[str, list[float]] = self._read()
-        return times
+        return self._read()
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
@@ -118,7 +132,7 @@ def busy(processes: int) -> Iterator[None]:
 def measure(load_name: str, task: dict[str, Any], rounds: int) -> dict[str, list[list[float]]]:
     """By engine: the times of each turn."""
     together = load_name == ALTERNATION
-    servers = [_Server(ENGINES, task)] if together else [_Server([engine], task) for engine in ENGINES]
+    servers = [Server(__file__, engines, task) for engines in ([ENGINES] if together else [[e] for e in ENGINES])]
     turns: dict[str, list[list[float]]] = {engine: [] for engine in ENGINES}
     with busy(0 if together else int(load_name)):
         for number in range(rounds):
@@ -163,7 +177,6 @@ def main() -> int:
     add_repetition(parser)
     parser.add_argument("--models", type=Path, default=HERE / "models", help="folder for the ONNX files, about 1.5 GB")
     options = parse(parser)
-    further = [] if options.files is None else sorted(path.stem for path in options.files.glob("*.onnx"))
     facts, engines = machine(), versions()
     print(
         f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}; "
@@ -176,12 +189,9 @@ def main() -> int:
         print(f"\n{heading(threads)}")
         for load_name in options.busy:
             body, all_groups = [], []
-            for row in [*options.only, *further]:
+            for row in [*options.only, *further_rows(options.files)]:
                 log(f"{load_name}: {row}, {threads} threads")
-                task = {
-                    "row": row, "threads": threads, "seconds": options.seconds,
-                    "models": str(options.models.resolve()), "files": str((options.files or HERE).resolve()),
-                }  # fmt: skip
+                task = task_of(row, threads, options)
                 processes = [measure(load_name, task, options.rounds) for _ in range(options.restarts)]
                 cells, groups = row_cells(processes)
                 body.append([row, *cells])

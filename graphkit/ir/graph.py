@@ -210,12 +210,10 @@ class Node:
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
         """This node on other operands; itself when nothing differs. Types are inferred only when they may change."""
-        if op is None and all(a is b for a, b in zip(inputs, self.inputs, strict=True)):
+        changed = [(a, b) for a, b in zip(inputs, self.inputs, strict=True) if a is not b]
+        if op is None and not changed:
             return self
-        same = op is None and all(
-            (a is None and b is None) or (a is not None and b is not None and same_type(a.type, b.type))
-            for a, b in zip(inputs, self.inputs, strict=True)
-        )
+        same = op is None and all(a is not None and b is not None and same_type(a.type, b.type) for a, b in changed)
         with context.detached():
             return Node(
                 op or self.op,

@@ -38,18 +38,23 @@ def rewrite(
     """One topological sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
     `operands` are the node's inputs in the new graph; a kept node is rebuilt on them (itself when nothing
-    changed). `inputs` replaces graph inputs; `extra_inputs` are appended. Names of outputs stay.
-    Linear in nodes. Subgraphs are not entered: see `map_subgraphs`.
+    changed). `inputs` replaces graph inputs; `extra_inputs` are appended. Names of outputs stay. A graph in which
+    nothing is replaced is returned itself. Linear in nodes. Subgraphs are not entered: see `map_subgraphs`.
     """
     table: dict[Value, Value] = {v: v for v in graph.inputs}
     table.update(inputs or {})
+    changed = bool(inputs) or bool(extra_inputs)
     with context.detached():
         for node in graph.nodes:
             operands = [None if v is None else table[v] for v in node.inputs]
             replacement = rule(node, operands)
             if replacement is None:
                 replacement = node.rebuilt(operands).outputs
-            table.update(zip(node.outputs, replacement, strict=True))
+            for old, new in zip(node.outputs, replacement, strict=True):
+                table[old] = new
+                changed = changed or new is not old
+    if not changed:
+        return graph
     return Graph(
         [*(table[v] for v in graph.inputs), *extra_inputs],
         [table[v] for v in graph.outputs],

@@ -41,7 +41,7 @@ def to_bfloat16(graph: Graph) -> Graph:
     products which follow each other hand bfloat16 on. The gradient of a convolution's weights is not rounded: it has
     the type of the weights, of which it reads the shape alone. Convolutions with one filter for each channel that have
     nothing fused behind them, and their gradients, are bound by memory and stay as they are, and so do transposed
-    convolutions over an odd number of channels. Linear.
+    convolutions over an odd number of channels, gradients in the input among them. Linear.
     """
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
@@ -49,7 +49,7 @@ def to_bfloat16(graph: Graph) -> Graph:
             return map_bodies(node, operands, to_bfloat16).outputs
         if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):
             return None
-        if _is_transposed_and_odd(node):
+        if _sums_odd_channels(node):
             return None
         rounded = list(operands)
         for i in read_positions(node):
@@ -65,11 +65,14 @@ def to_bfloat16(graph: Graph) -> Graph:
     return rewrite(graph, rule)
 
 
-def _is_transposed_and_odd(node: Node) -> bool:
-    """Whether this is a transposed convolution over an odd number of channels, for which there is no kernel."""
-    if not node.op.name.endswith("ConvTranspose"):
+def _sums_odd_channels(node: Node) -> bool:
+    """Whether this is a transposed convolution, or a gradient that is one, over an odd number of channels.
+
+    The library has no implementation of these, or only for some windows.
+    """
+    if not node.op.name.endswith(("ConvTranspose", "GradInput")):
         return False
-    shape = node.operands[1].shape  # [channels, filters / group, *kernel]
+    shape = node.operands[1].shape  # [channels, filters / group, *kernel]; of a gradient, the filters are summed
     channels = shape[0] if shape else None
     return isinstance(channels, int) and channels // node.op.attributes()["group"] % 2 == 1
 

@@ -7,6 +7,7 @@ As a script, for one instruction set: ONEDNN_MAX_CPU_ISA=AVX2 python test_librar
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import subprocess
@@ -134,8 +135,11 @@ class Sweep:
                 if not follows.residual:
                     self._transposed(case, y, window, follows, options, work)
             packs = dict(options, pack_weights=True)
-            kernel = native.ConvolutionBackwardData(y, w, x, window, **packs)
-            self.check(kernel, ("backward data", last), case, work, partial(self._data, kernel, case, y, last))
+            # Over an odd number of channels, not all windows have an implementation: see the pass for bfloat16.
+            is_odd = self.dtype == "bfloat16" and w[0] // g.group % 2 == 1
+            with contextlib.suppress(native.Unsupported) if is_odd else contextlib.nullcontext():
+                kernel = native.ConvolutionBackwardData(y, w, x, window, **packs)
+                self.check(kernel, ("backward data", last), case, work, partial(self._data, kernel, case, y, last))
             kernel = native.ConvolutionBackwardWeights(x, y, w, window, **options)
             self.check(kernel, ("backward weights", last), case, work, partial(self._weights, kernel, case, y, last))
 
