@@ -210,10 +210,12 @@ class Node:
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
         """This node on other operands; itself when nothing differs. Types are inferred only when they may change."""
-        changed = [(a, b) for a, b in zip(inputs, self.inputs, strict=True) if a is not b]
-        if op is None and not changed:
-            return self
-        same = op is None and all(a is not None and b is not None and same_type(a.type, b.type) for a, b in changed)
+        same = False
+        if op is None:
+            changed = [(a, b) for a, b in zip(inputs, self.inputs, strict=True) if a is not b]
+            if not changed:
+                return self
+            same = all(a is not None and b is not None and same_type(a.type, b.type) for a, b in changed)
         with context.detached():
             return Node(
                 op or self.op,
