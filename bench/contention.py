@@ -100,9 +100,9 @@ class Server:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE)
         self._read()
 
-    def turn(self) -> Any:
+    def turn(self, request: object = None) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._read()
 

@@ -1,0 +1,246 @@
+"""Requests whose shapes change: sizes that never come back, and sizes of a pool, beside ONNX Runtime.
+
+    python bench/shapes.py [--only encoder,lstm] [--sizes 200] [--quick]
+
+Rows are networks with symbolic dimensions; a request has a size drawn at random. *Cold*: every size is new to the
+session. *Warm*: the sizes are those of the cold requests, in another order. *New size*: the first run of a size minus
+the median of two more at once, median and 90th percentile over the sizes. *Memory*: resident bytes after all requests
+over those after the first. The engines have a process each and take turns of ten sizes. The table is Markdown, on
+stdout: mean requests, ONNX Runtime's over graphkit's: above 1, graphkit is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from contention import ENGINES, Server
+from engines import TITLES, load, versions
+from measurement import resident_bytes, return_freed_memory
+from networks import mobilenetv2
+from processes import add_choices, add_repetition, log, machine, parse
+from tables import heading, table
+
+import graphkit as gk
+from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
+
+TURN = 10
+Size = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """`write` makes the file; `sizes` are the bounds and the step of each symbol."""
+
+    title: str
+    write: Callable[[str], None]
+    sizes: Mapping[str, tuple[int, int, int]]
+
+    def draw(self, count: int, seed: int) -> list[Size]:
+        """So many different sizes, or as many as there are."""
+        random = np.random.default_rng(seed)
+        steps = {name: range(low, high + 1, step) for name, (low, high, step) in self.sizes.items()}
+        every = [dict(zip(steps, place, strict=True)) for place in np.ndindex(*(len(s) for s in steps.values()))]
+        chosen = random.permutation(len(every))[:count]
+        return [{name: steps[name][at] for name, at in every[i].items()} for i in chosen]
+
+
+def _written(network: str, **options: Any) -> Callable[[str], None]:
+    def write(path: str) -> None:
+        gk.models.build(network, **options).save(path)
+
+    return write
+
+
+def _images(path: str) -> None:
+    model, _ = mobilenetv2("N")
+    shape = model.graph.input[0].type.tensor_type.shape
+    shape.dim[2].dim_param, shape.dim[3].dim_param = "H", "W"
+    onnx.save(model, path)
+
+
+ROWS = {
+    "encoder": Row(
+        "encoder 4 x 256, batch 1 to 8, 8 to 128 tokens",
+        _written("bert", vocab=8192, width=256, heads=4, layers=4, length=128),
+        {"N": (1, 8, 1), "T": (8, 128, 1)},
+    ),
+    "lstm": Row(
+        "lstm 2 x 256, 5 to 40 steps, batch 1 to 16",
+        _written("lstm_lm", vocab=10000, hidden=256, layers=2),
+        {"T": (5, 40, 1), "N": (1, 16, 1)},
+    ),
+    "mobilenetv2-batch": Row(
+        "mobilenetv2, batch 1 to 16", _images, {"N": (1, 16, 1), "H": (224, 224, 1), "W": (224, 224, 1)}
+    ),
+    "mobilenetv2-image": Row(
+        "mobilenetv2, images of 96 to 256 pixels", _images, {"N": (1, 1, 1), "H": (96, 256, 8), "W": (96, 256, 8)}
+    ),
+}
+
+
+# --- the process of an engine -------------------------------------------------------------------------
+
+
+def serve(task: dict[str, Any]) -> int:
+    """A line for every line on stdin: times of requests of its sizes (`again`: three of each), and resident bytes."""
+    (engine,) = task["engines"]
+    load(engine)
+    session = _SESSIONS[engine](task["path"], task["threads"])
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        times = []
+        for size in request["sizes"]:
+            feeds = _feeds(task["inputs"], size)
+            times.append([_timed(session, feeds) for _ in range(3 if request["again"] else 1)])
+        return_freed_memory()
+        print(json.dumps({"times": times, "resident": resident_bytes()}), flush=True)
+    return 0
+
+
+def _timed(session: Callable[[Mapping[str, np.ndarray]], object], feeds: Mapping[str, np.ndarray]) -> float:
+    start = time.perf_counter()
+    session(feeds)
+    return time.perf_counter() - start
+
+
+def _graphkit(path: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], object]:
+    return gk.load(path).compile(threads=threads).run
+
+
+def _onnxruntime(path: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], object]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda feeds: session.run(None, dict(feeds))
+
+
+_SESSIONS = {"graphkit": _graphkit, "onnxruntime": _onnxruntime}
+
+
+def _inputs(path: str) -> dict[str, tuple[str, list[int | str]]]:
+    """Element type and shape of every input of the file."""
+    graph = onnx.load(path, load_external_data=False).graph
+    stored = {tensor.name for tensor in graph.initializer}
+    found = {}
+    for value in graph.input:
+        if value.name not in stored:
+            kind = value.type.tensor_type
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+            found[value.name] = (dtype, [d.dim_param or d.dim_value for d in kind.shape.dim])
+    return found
+
+
+def _feeds(inputs: Mapping[str, tuple[str, list[int | str]]], size: Size) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    feeds = {}
+    for name, (dtype, dims) in inputs.items():
+        shape = [size[d] if isinstance(d, str) else d for d in dims]
+        plain = random.integers(0, 2, shape) if dtype.startswith("int") else random.standard_normal(shape)
+        feeds[name] = plain.astype(dtype)
+    return feeds
+
+
+# --- turns --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Measured:
+    """Of one engine: mean requests by turn in seconds, what new sizes cost, resident bytes at the start and the end."""
+
+    cold: list[float]
+    warm: list[float]
+    new: list[float]
+    resident: tuple[int, int] = (0, 0)
+
+
+def measure(task: dict[str, Any], sizes: list[Size], seed: int) -> dict[str, Measured]:
+    servers = {engine: Server(__file__, [engine], task) for engine in ENGINES}
+    found = {engine: Measured([], [], []) for engine in ENGINES}
+    for engine, server in servers.items():
+        first = server.turn({"sizes": sizes[:1], "again": True})
+        found[engine].resident = (first["resident"], 0)
+    shuffled = [sizes[i] for i in np.random.default_rng(seed).permutation(len(sizes))]
+    for again, of in ((True, sizes[1:]), (False, shuffled)):
+        for number, at in enumerate(range(0, len(of) - len(of) % TURN or len(of), TURN)):
+            for engine in ENGINES if number % 2 == 0 else ENGINES[::-1]:
+                answer = servers[engine].turn({"sizes": of[at : at + TURN], "again": again})
+                times = answer["times"]
+                mine = found[engine]
+                (mine.cold if again else mine.warm).append(float(np.mean([t[0] for t in times])))
+                if again:
+                    mine.new += [t[0] - float(np.median(t[1:])) for t in times]
+                mine.resident = (mine.resident[0], answer["resident"])
+                time.sleep(0.05)
+    for server in servers.values():
+        server.close()
+    return found
+
+
+def row_cells(processes: Sequence[dict[str, Measured]]) -> tuple[list[str], list[Groups]]:
+    cells: list[str] = []
+    all_groups: list[Groups] = []
+    for phase in ("cold", "warm"):
+        turns = [{engine: getattr(p[engine], phase) for engine in ENGINES} for p in processes]
+        groups = [[a / b for a, b in zip(*(t[engine] for engine in ENGINES), strict=True)] for t in turns]
+        ratio = paired_ratio(groups)
+        cells += [f"{1e3 * np.mean([x for t in turns for x in t[engine]]):.3g}" for engine in ENGINES]
+        cells.append(f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})")
+        all_groups.append(groups)
+    for engine in ENGINES:
+        p50, p90 = np.percentile([x for p in processes for x in p[engine].new], (50, 90))
+        cells.append(f"{1e3 * p50:.2f}, {1e3 * p90:.2f}")
+    for engine in ENGINES:
+        cells.append(f"{np.median([p[engine].resident[1] / p[engine].resident[0] for p in processes]):.2f}")
+    return cells, all_groups
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_choices(parser, "--only", "row", ROWS)
+    parser.add_argument("--sizes", type=int, default=200, help="different sizes of a row (default: 200)")
+    add_repetition(parser)
+    options = parse(parser)
+    facts, engines = machine(), versions()
+    names = ", ".join(f"{TITLES[engine]} {engines[engine]}" for engine in ENGINES)
+    print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}; {names}; {options.restarts} processes")
+    of = [TITLES[engine] for engine in ENGINES]
+    head = ["row", *(cell for phase in ("cold", "warm") for cell in (*(f"{phase}, {n}, ms" for n in of), phase))]
+    head += [*(f"new size, {n}, ms" for n in of), *(f"memory, {n}" for n in of)]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.only:
+            ROWS[name].write(f"{folder}/{name}.onnx")
+        for threads in options.threads:
+            body, means = [], [[], []]  # type: ignore[var-annotated]
+            for name in options.only:
+                log(f"{name}, {threads} threads")
+                path = f"{folder}/{name}.onnx"
+                task = {"path": path, "threads": threads, "inputs": _inputs(path)}
+                runs = [measure(task, ROWS[name].draw(options.sizes, n), n) for n in range(options.restarts)]
+                cells, groups = row_cells(runs)
+                body.append([ROWS[name].title, *cells])
+                for mean, group in zip(means, groups, strict=True):
+                    mean.append(group)
+            total = [geometric_mean(groups) for groups in means]
+            last = [cell for m in total for cell in ("", "", f"**{m.median:.2f} ({m.low:.2f} to {m.high:.2f})**")]
+            body.append(["**geometric mean**", *last, "", "", "", ""])
+            print("\n".join(["", heading(threads), "", table(head, body)]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        raise SystemExit(serve(json.loads(sys.argv[2])))
+    raise SystemExit(main())
