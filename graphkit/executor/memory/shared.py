@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from typing import Any
@@ -35,13 +36,18 @@ class SharedMemory:
     def seen(self) -> bool:
         return self._owner is not None and self._owner() is not None
 
+    @property
+    def nbytes(self) -> int:
+        return self._bytes.nbytes
+
     def array(self, shape: tuple[int, ...], dtype: np.dtype, *, writable: bool) -> np.ndarray:
-        """An array on the memory, from its start."""
+        """An array on the memory, from its start; it may be smaller."""
         with _lock:
             owner = None if self._owner is None else self._owner()
             if owner is None:
                 owner = _Owner(self._bytes)
                 self._owner = weakref.ref(owner)
-        made = np.asarray(owner).view(dtype).reshape(shape)
+        size = math.prod(shape) * dtype.itemsize
+        made = np.asarray(owner)[:size].view(dtype).reshape(shape)
         made.flags.writeable = writable
         return made

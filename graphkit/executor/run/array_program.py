@@ -17,11 +17,10 @@ from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import Kernel, VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import PythonKernel
-from graphkit.executor.memory.packing import PackedArrays
+from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.report.describe import describe
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run import program as programs
-from graphkit.executor.run.program import IDLE_INSTANCES
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.evaluate import run_node
@@ -35,13 +34,12 @@ class ArrayProgram:
 
     interruptible: Callable[[], bool] | None = None
 
-    def __init__(self, lowered: LoweredGraph, device: Device, packed: PackedArrays, stamp: Callable[[], int]):
+    def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
         graph = lowered.graph
         _check_types(graph, device)
         self.graph = graph
         self.device = device
-        self.packed = packed
-        self.stamp = stamp
+        self.pools = pools
         self.lowered = lowered
         self.placement = lowered.placement
         position = {v: i for i, v in enumerate(graph.inputs)}
@@ -62,7 +60,7 @@ class ArrayProgram:
         except IndexError:
             instance = _Instance(self)
         results = instance.run(inputs, buffers)
-        if len(self._idle) < IDLE_INSTANCES:
+        if len(self._idle) < IDLE:
             self._idle.append(instance)
         return results
 
@@ -142,10 +140,10 @@ class _Instance:
     def _refresh(self) -> None:
         """Copy parameters and constants that have changed to the device."""
         program = self._program
-        if (stamp := program.stamp()) == self._stamp:
+        if (stamp := program.pools.stamp()) == self._stamp:
             return
         for storage, source in program.lowered.fixed.items():
-            self._arrays[storage] = program.packed.made(source, f"on {program.device.name}", self._uploaded)
+            self._arrays[storage] = program.pools.packed.made(source, f"on {program.device.name}", self._uploaded)
         self._stamp = stamp
 
     def _uploaded(self, source: VersionedArray) -> Any:

@@ -7,14 +7,14 @@ lay out the memory (`lower_graph`), and write the program down (`Program`).
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph, Settings
 from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.memory.errors import out_of_memory
-from graphkit.executor.memory.packing import PackedArrays
+from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.array_program import ArrayProgram
 from graphkit.executor.run.program import Program
 from graphkit.ir.graph import Graph
@@ -33,8 +33,7 @@ def compile_graph(
     shapes: Mapping[str, Any],
     fixed: Mapping[int, VersionedArray],
     settings: Settings,
-    packed: PackedArrays,
-    stamp: Callable[[], int],
+    pools: Pools,
 ) -> AnyProgram:
     """The program of `graph` for inputs of these `shapes`, by name; others have theirs already.
 
@@ -48,12 +47,12 @@ def compile_graph(
     with out_of_memory(bound, "planning the run"):
         specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
-        return _program(lower_graph(specialised, arrays, settings, misfits), packed, stamp)
+        return _program(lower_graph(specialised, arrays, settings, misfits), pools)
 
 
-def _program(lowered: LoweredGraph, packed: PackedArrays, stamp: Callable[[], int]) -> AnyProgram:
+def _program(lowered: LoweredGraph, pools: Pools) -> AnyProgram:
     device = lowered.settings.device
     if device == "cpu":
-        return Program(lowered, packed, stamp)
+        return Program(lowered, pools)
     module = importlib.import_module(f"graphkit.executor.devices.{device}")
-    return ArrayProgram(lowered, module.device(), packed, stamp)
+    return ArrayProgram(lowered, module.device(), pools)

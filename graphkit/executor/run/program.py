@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -17,9 +16,9 @@ from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.executor.memory.errors import out_of_memory, raise_if_out_of_memory
-from graphkit.executor.memory.packing import PackedArrays, aligned_bytes
+from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
-from graphkit.executor.memory.shared import SharedMemory
+from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
 from graphkit.executor.report.describe import describe, is_shape_arithmetic
 from graphkit.executor.report.plan import Plan
 from graphkit.ir.graph import Node, Value
@@ -28,12 +27,6 @@ from graphkit.ops.evaluate import failure_of
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
-
-# Instances that wait for the next run; a burst of more concurrent runs makes more and lets them go.
-IDLE_INSTANCES = 4
-
-# Results of at least this many bytes are given out again once nobody holds them: fresh pages cost more than a copy.
-RECYCLED_BYTES = 1 << 16
 
 
 class Recorder(Protocol):
@@ -48,17 +41,13 @@ recorder: Recorder | None = None
 
 
 class Program:
-    """Runs a lowered graph, whose inputs have static types.
+    """Runs a lowered graph, whose inputs have static types, on memory of `pools`."""
 
-    `stamp` tells whether any version of its fixed operands may have changed; `packed` holds what kernels made of them.
-    """
-
-    def __init__(self, lowered: LoweredGraph, packed: PackedArrays, stamp: Callable[[], int]):
+    def __init__(self, lowered: LoweredGraph, pools: Pools):
         graph, placement, settings = lowered.graph, lowered.placement, lowered.settings
         self.lowered = lowered
         self.graph = graph
-        self.packed = packed
-        self.stamp = stamp
+        self.pools = pools
         self.placement = placement
         self._idle: list[_Instance] = []
         count = len(graph.inputs)
@@ -81,7 +70,6 @@ class Program:
         self.donated = [state in lowered.memory.donated for state, _ in graph.updates]
         # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
         self.interruptible: Callable[[], bool] | None = None
-        self._given_out: list[deque[SharedMemory]] = [deque(maxlen=2) for _ in self.owned]
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Run once; return the new values of states, then the outputs, all in memory of their own.
@@ -90,23 +78,28 @@ class Program:
         by position, where the result is `owned`: that of the old value where `donated` says so, else none that an
         input has. Safe to call from several threads.
         """
-        try:
-            instance = self._idle.pop()
-        except IndexError:
-            with out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes"):
+        arenas = self.pools.arenas
+        with out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes"):
+            try:
+                instance = self._idle.pop()
+            except IndexError:
                 instance = _Instance(self)
+            arena = arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
         if recorder is None:
-            results = instance.run(inputs, buffers)
+            results = instance.run(inputs, buffers, arena)
         else:
-            results = recorder.run(self, instance.native, lambda: instance.run(inputs, buffers))
-        # An instance whose run failed is left to the garbage collector: it may hold somebody's arrays.
-        if len(self._idle) < IDLE_INSTANCES:
+            results = recorder.run(self, instance.native, lambda: instance.run(inputs, buffers, arena))
+        # An instance whose run failed is left to the garbage collector, as it may hold somebody's arrays.
+        if len(self._idle) < IDLE:
             self._idle.append(instance)
+        if instance.arena is None:
+            arenas.give(arena)
         return results
 
     def results(self, buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Memory for the results that are written in place; None for the others."""
         made: list[Any] = []
+        recycle = self.pools.results.array
         for position, spec in enumerate(self.owned):
             buffer = buffers.get(position) if buffers else None
             if spec is None or buffer is not None:
@@ -116,30 +109,11 @@ class Program:
             # What a state keeps is not given out again.
             fresh = nbytes < RECYCLED_BYTES or position < len(self.donated)
             try:
-                made.append(np.empty(shape, dtype) if fresh else self._recycled(position, shape, dtype, nbytes))
+                made.append(np.empty(shape, dtype) if fresh else recycle(position, shape, dtype, nbytes))
             except (MemoryError, ValueError) as error:
                 raise_if_out_of_memory(self.graph, f"result {position}, {nbytes} bytes", error)
                 raise
         return made
-
-    def _recycled(self, position: int, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
-        """An array on memory that was given out before and that nobody sees any more, or on new memory."""
-        pool = self._given_out[position]
-        memory = None
-        for _ in range(len(pool)):
-            try:
-                memory = pool.popleft()
-            except IndexError:  # taken by another thread
-                break
-            if not memory.seen:
-                break
-            pool.append(memory)
-            memory = None
-        if memory is None:
-            memory = SharedMemory(aligned_bytes(nbytes))
-        array = memory.array(shape, dtype, writable=True)
-        pool.append(memory)
-        return array
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
@@ -183,11 +157,15 @@ class _Reader(NamedTuple):
 
 
 class _Instance:
-    """One arena, the native instance on it, and the operand lists of the steps that run in Python."""
+    """The native instance, and the operand lists of the steps that run in Python.
+
+    These read and write an arena of their own; an instance without any runs on whatever arena there is.
+    """
 
     def __init__(self, program: Program):
         lowered = program.lowered
-        self.arena = aligned_bytes(program.arena_bytes)
+        bound = bool(program.emitter.calls) or program.native is None
+        self.arena = aligned_bytes(program.arena_bytes) if bound else None
         self._program = program
         self._readers: dict[Value, list[_Reader]] = {}
         self._position = {index: position for position, index in enumerate(lowered.memory.order)}
@@ -209,7 +187,7 @@ class _Instance:
         self._stamp = -1
         self.native: _native.Instance | None = None
         if program.native is not None:
-            self.native = native_module().Instance(program.native, self.arena)
+            self.native = native_module().Instance(program.native)
 
     def _python_step(self, index: int) -> Callable[[], None]:
         program = self._program
@@ -299,9 +277,9 @@ class _Instance:
 
         return run
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
         program = self._program
-        if (stamp := program.stamp()) != self._stamp:
+        if (stamp := program.pools.stamp()) != self._stamp:
             self._refresh()
             self._stamp = stamp
         results = program.results(buffers)
@@ -318,7 +296,7 @@ class _Instance:
             for position in self._native_inputs:
                 arrays[position] = inputs[position]
             arrays += results
-            self._run_native(self.native, arrays)
+            self._run_native(self.native, arrays, arena)
         for operand in self._buffer_finals:
             results[operand.position] = self._read(operand).copy()
         for position, final in enumerate(self._finals):
@@ -339,13 +317,13 @@ class _Instance:
         finally:
             program.interruptible = None
 
-    def _run_native(self, instance: _native.Instance, arrays: list[Any]) -> None:
+    def _run_native(self, instance: _native.Instance, arrays: list[Any], arena: np.ndarray) -> None:
         native = native_module()
         program = self._program
         if program.state_inputs:
             program.interruptible = lambda: not instance.committed
         try:
-            instance.run(arrays, self._call if self._calls else None)
+            instance.run(arrays, arena, self._call if self._calls else None)
         except native.NotFinite as error:
             raise NotFinite(str(error)) from error
         except native.NoMemory as error:
@@ -363,7 +341,7 @@ class _Instance:
         program = self._program
         held = []
         for external, source, kernel, position in program.emitter.sources:
-            array = source.array if kernel is None else program.packed.get(source, kernel, position)
+            array = source.array if kernel is None else program.pools.packed.get(source, kernel, position)
             held.append(array)
             if self.native is not None:
                 self.native.set(external, array)

@@ -25,7 +25,7 @@ from graphkit.executor.devices.registry import is_fusable, runs_whole
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
-from graphkit.executor.memory.packing import PackedArrays
+from graphkit.executor.memory.pools import Pools
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.compile import AnyProgram, compile_graph
 from graphkit.executor.run.declared import Declared
@@ -121,7 +121,7 @@ class Executor:
             if _is_stored(value) and name not in params:
                 raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
-        self._packed = PackedArrays()
+        self._pools = Pools(lambda: params.stamp)
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
         self._programs: OrderedDict[tuple[Any, ...], AnyProgram] = OrderedDict()
@@ -409,8 +409,7 @@ class Executor:
             for position, spec in enumerate(selection.inputs)
             if spec.stored and spec.name not in feeds and spec.name not in written
         }
-        params = self.params
-        program = compile_graph(selection.graph, shapes, fixed, self._settings, self._packed, lambda: params.stamp)
+        program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools)
         if self._declared is not None:
             self._declared.before(shapes)
         return program

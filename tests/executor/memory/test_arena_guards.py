@@ -40,15 +40,11 @@ def apart(requests: Sequence[Request], **_: Any) -> Layout:
 def overrun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was written into guards so far, by all programs that are made in the test."""
     found: list[str] = []
-    memory, run = program.aligned_bytes, program._Instance.run
+    run = program._Instance.run
 
-    def filled(size: int) -> np.ndarray:
-        made = memory(size)
-        made[:] = PATTERN
-        return made
-
-    def run_and_look(self: Any, *operands: Any) -> Any:
-        results = run(self, *operands)
+    def run_and_look(self: Any, inputs: Any, buffers: Any, arena: np.ndarray) -> Any:
+        arena[:] = PATTERN
+        results = run(self, inputs, buffers, arena)
         memory = self._program.lowered.memory
         steps = self._program.placement.steps
         nodes = {request: steps[index] for index, request in memory.scratch_of.items()}
@@ -56,14 +52,13 @@ def overrun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         sizes = [planned(r).size for r in memory.requests]
         placed = sorted((o, n, i) for i, (o, n) in enumerate(zip(memory.layout.offsets, sizes, strict=True)) if n)
         end, before = 0, None
-        for offset, size, request in [*placed, (self.arena.size, 0, None)]:
-            if (self.arena[end:offset] != PATTERN).any():
+        for offset, size, request in [*placed, (arena.size, 0, None)]:
+            if (arena[end:offset] != PATTERN).any():
                 found.append(f"between {names.get(before)} and {names.get(request)}")
             end, before = offset + size, request
         return results
 
     monkeypatch.setattr(plan_cache, "plan_memory", apart)
-    monkeypatch.setattr(program, "aligned_bytes", filled)
     monkeypatch.setattr(program._Instance, "run", run_and_look)
     return found
 

@@ -50,8 +50,8 @@ def test_two_hundred_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     # Two layouts at most for each of the three weights: a single row may ask for another one.
     assert len(packed) <= 6
     gc.collect()
-    weights = exe._packed
-    assert sum(type(o) is Program and o.packed is weights for o in gc.get_objects()) == PROGRAM_LIMIT
+    pools = exe._pools
+    assert sum(type(o) is Program and o.pools is pools for o in gc.get_objects()) == PROGRAM_LIMIT
     del exe
     gc.collect()
-    assert not any(type(o) is Program and o.packed is weights for o in gc.get_objects())
+    assert not any(type(o) is Program and o.pools is pools for o in gc.get_objects())

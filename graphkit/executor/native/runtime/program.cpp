@@ -74,17 +74,28 @@ void Buffer::reserve(std::size_t bytes, std::size_t kept) {
     capacity_ = capacity;
 }
 
-Instance::Instance(const Program& program, std::byte* arena)
+Instance::Instance(const Program& program)
     : program_(program),
       table_(program.locations().size(), nullptr),
       memory_(static_cast<std::size_t>(program.externals())),
       known_(program.dynamic()) {
     for (std::size_t i = 0; i < table_.size(); ++i) {
         const Location& location = program.locations()[i];
+        if (location.external >= 0) {
+            memory(location.external).patches.push_back({i, location.offset});
+        }
+    }
+}
+
+void Instance::move(std::byte* arena) {
+    if (arena == arena_) {
+        return;
+    }
+    arena_ = arena;
+    for (std::size_t i = 0; i < table_.size(); ++i) {
+        const Location& location = program_.locations()[i];
         if (location.external == Location::kArena) {
             table_[i] = arena + location.offset;
-        } else if (location.external >= 0) {
-            memory(location.external).patches.push_back({i, location.offset});
         }
     }
 }

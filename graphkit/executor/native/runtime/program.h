@@ -229,7 +229,7 @@ class Buffer {
     std::size_t capacity_ = 0;
 };
 
-// One arena with the pointers into it: what one run at a time uses. Memory of sizes that only a run tells belongs to it
+// Pointers into an arena: what one run at a time uses. Memory of sizes that only a run tells belongs to it
 // as well, and is there for the next run.
 class Instance {
   public:
@@ -237,10 +237,13 @@ class Instance {
     // not called any more after a commit step: from there on, old values of states are written over.
     using Call = std::function<void(std::size_t)>;
 
-    Instance(const Program& program, std::byte* arena);
+    // Runs after `move` alone.
+    explicit Instance(const Program& program);
     Instance(const Instance&) = delete;
     Instance& operator=(const Instance&) = delete;
 
+    // From here on the arena is there, and its contents are undefined.
+    void move(std::byte* arena);
     void set_external(int external, void* memory);
     // A buffer that refers to somebody's memory until it is written again; what it holds.
     void set_buffer(int buffer, void* memory, Dims shape);
@@ -306,6 +309,7 @@ class Instance {
     void grow(int buffer, std::size_t bytes, std::size_t kept);
 
     const Program& program_;
+    std::byte* arena_ = nullptr;
     std::vector<void*> table_;
     std::vector<Memory> memory_;  // each external memory
     std::vector<Known> known_;  // of each dynamic kernel

@@ -319,25 +319,14 @@ struct Builder {
     }
 };
 
-// An instance with the arena that it runs on.
+// An instance with the program that it runs.
 struct BoundInstance {
     nb::object program;
-    nb::object arena;
     Instance instance;
 
-    BoundInstance(nb::object owner, nb::object memory)
-        : program(std::move(owner)),
-          arena(std::move(memory)),
-          instance(*nb::cast<BoundProgram*>(program), memory_of()) {
+    explicit BoundInstance(nb::object owner)
+        : program(std::move(owner)), instance(*nb::cast<BoundProgram*>(program)) {
         nb::cast<BoundProgram*>(program)->complete();
-    }
-
-    std::byte* memory_of() const {
-        const Array array = open_array(arena, "arena", true);
-        if (array.bytes < nb::cast<BoundProgram*>(program)->arena_bytes()) {
-            throw nb::value_error("the arena is too small for the program");
-        }
-        return static_cast<std::byte*>(array.data);
     }
 
     void check(int external) const {
@@ -363,7 +352,12 @@ struct BoundInstance {
         return nb::make_tuple(bytes_at(instance.data_of(buffer), static_cast<std::size_t>(count(shape)) * item), shape);
     }
 
-    void run(nb::list arrays, const nb::object& call) {
+    void run(nb::list arrays, nb::handle arena, const nb::object& call) {
+        const Array memory = open_array(arena, "arena", true);
+        if (memory.bytes < nb::cast<BoundProgram*>(program)->arena_bytes()) {
+            throw nb::value_error("the arena is too small for the program");
+        }
+        instance.move(static_cast<std::byte*>(memory.data));
         int external = 0;
         for (nb::handle array : arrays) {
             if (!array.is_none()) {
@@ -431,8 +425,8 @@ GRAPHKIT_BINDINGS(program) {
             "root", [](BoundProgram& program) { return Builder{&program, &program.root()}; }, nb::rv_policy::move,
             nb::keep_alive<0, 1>());
 
-    nb::class_<BoundInstance>(m, "Instance", "An arena on which one run at a time of a program goes on.")
-        .def(nb::init<nb::object, nb::object>(), "program"_a, "arena"_a)
+    nb::class_<BoundInstance>(m, "Instance", "Where one run at a time of a program goes on, in an arena.")
+        .def(nb::init<nb::object>(), "program"_a)
         .def("set", &BoundInstance::set, "external"_a, "array"_a.none(),
              "Make external memory that of an array, which the caller keeps alive.")
         .def("set_buffer", &BoundInstance::set_buffer, "buffer"_a, "array"_a, "shape"_a,
@@ -440,10 +434,10 @@ GRAPHKIT_BINDINGS(program) {
         .def("read", &BoundInstance::read, "buffer"_a, "item"_a,
              nb::sig("def read(self, buffer: int, item: int) -> tuple[memoryview, list[int]]"),
              "Bytes and shape of a buffer.")
-        .def("run", &BoundInstance::run, "arrays"_a, "call"_a.none() = nb::none(),
-             nb::sig("def run(self, arrays: list[numpy.ndarray | None], call: collections.abc.Callable[[int], None] | "
-                     "None = None) -> None"),
-             "Set external memory 0, 1, ... (None: as it was), then run every step without the GIL.")
+        .def("run", &BoundInstance::run, "arrays"_a, "arena"_a, "call"_a.none() = nb::none(),
+             nb::sig("def run(self, arrays: list[numpy.ndarray | None], arena: numpy.ndarray, call: "
+                     "collections.abc.Callable[[int], None] | None = None) -> None"),
+             "Set external memory 0, 1, ... (None: as it was), then run every step in the arena, without the GIL.")
         .def_prop_ro(
             "committed", [](BoundInstance& self) { return self.instance.committed(); },
             "Whether the run, or the last one, has come to its commit step.")
