@@ -60,6 +60,9 @@ SEED = Knob("GRAPHKIT_SEED", int, 0, "seed of initialisers and random operators 
 CACHE: Knob[str | None] = Knob(
     "GRAPHKIT_CACHE", str, None, "folder that keeps plans of large programs between processes; default: none"
 )
+CACHE_MB = Knob(
+    "GRAPHKIT_CACHE_MB", _positive, 32, "about how many MB an executor keeps of programs for sizes seen before"
+)
 ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads of a dependency engine")
 
 # Threads beyond the cores only take turns. Those that compute may be as many times the cores; those of an engine, which

@@ -8,10 +8,12 @@ known when inputs are bound.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import itertools
 import keyword
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -303,6 +305,8 @@ def broadcast(*dims: Dim) -> Dim:
             continue
         call = _single_call(dim, "broadcast")
         operands.update(call[1:] if call else (dim,))
+    if constant != 1 and operands:
+        _assume(_call("broadcast", *sorted(operands, key=str), constant), constant)
     if constant != 1 or not operands:
         return constant
     parts = sorted(operands, key=str)
@@ -319,7 +323,35 @@ def product(dims: Iterable[Dim]) -> Dim:
 def may_equal(a: Dim, b: Dim) -> bool:
     """Return False only when a and b differ whatever the names stand for."""
     difference = a - b
-    return isinstance(difference, DimExpr) or difference == 0
+    if isinstance(difference, DimExpr):
+        _assume(difference, 0)
+        return True
+    return difference == 0
+
+
+# --- assumptions --------------------------------------------------------------------------------
+
+
+class _Assuming(threading.local):
+    pairs: list[tuple[Dim, Dim]] | None = None
+
+
+_assuming = _Assuming()
+
+
+@contextlib.contextmanager
+def assumptions() -> Iterator[list[tuple[Dim, Dim]]]:
+    """Pairs of dimensions that `may_equal` and `broadcast` take for equal meanwhile, in this thread."""
+    before, _assuming.pairs = _assuming.pairs, []
+    try:
+        yield _assuming.pairs
+    finally:
+        _assuming.pairs = before
+
+
+def _assume(a: Dim, b: Dim) -> None:
+    if _assuming.pairs is not None:
+        _assuming.pairs.append((a, b))
 
 
 def _single_call(dim: DimExpr, function: str) -> Atom | None:

@@ -210,6 +210,15 @@ class TensorType:
     def nbytes(self) -> int:
         return dims.size_bytes(self.static_shape, self.dtype.itemsize)
 
+    @staticmethod
+    def of_sizes(
+        dtype: DType, shape: tuple[int, ...], value: tuple[int, ...] | None, floats: tuple[float, ...] | None
+    ) -> TensorType:
+        """A type of sizes and elements that have been checked; for those who make very many."""
+        made = object.__new__(TensorType)
+        made.dtype, made.shape, made.value, made.floats = dtype, shape, value, floats
+        return made
+
     def with_shape(self, shape: Iterable[Dim] | None) -> TensorType:
         """The same element type with another shape and no known value."""
         return TensorType(self.dtype, shape)

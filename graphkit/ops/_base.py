@@ -163,8 +163,10 @@ class Op:
     (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
     `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
     `pointwise` (an element of the output depends on the elements at its place of the operands, which broadcast),
-    `widens` (the reference computes half floats in float32), `composite` (the executor runs the nodes of `expand` in
-    its place), `samples` (a tuple of Sample, or a function that returns one).
+    `substitutes` (the types of results for certain sizes are those for names, with the sizes in their place, under the
+    assumptions that `graphkit.ir.dims` records: inference asks no more of a size than `may_equal` and `broadcast`, but
+    that none is negative), `widens` (the reference computes half floats in float32), `composite` (the executor runs the
+    nodes of `expand` in its place), `samples` (a tuple of Sample, or a function that returns one).
     """
 
     domain: ClassVar[str] = ""
@@ -181,6 +183,7 @@ class Op:
     shape_only: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
+    substitutes: ClassVar[bool] = False
     widens: ClassVar[bool] = True
     composite: ClassVar[bool] = False
     samples: ClassVar[Any] = ()

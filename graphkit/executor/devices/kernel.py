@@ -76,13 +76,15 @@ class KernelContext:
     """What a factory knows beside the node.
 
     `constant_inputs` maps the position of an operand to the parameter or constant that it always is: a native kernel
-    may ask for it in packed form. A parameter that the caller feeds is an ordinary operand.
+    may ask for it in packed form. A parameter that the caller feeds is an ordinary operand. `sizes_vary` says that
+    kernels for other sizes will follow, so that what it takes to make one counts.
     """
 
     threads: int = 1
     deterministic: bool = False
     constant_inputs: Mapping[int, VersionedArray] = field(default_factory=dict)
     used_outputs: tuple[bool, ...] = (True,)
+    sizes_vary: bool = False
 
 
 # For operators whose results have sizes that depend on values: from arrays (None: absent operand) to new arrays.

@@ -38,7 +38,7 @@ class Settings(NamedTuple):
     """How programs are made: the device and the switches of the executor.
 
     `native` tells whether the device's programs are native ones; `declared` are shapes that what a run makes is held
-    against.
+    against; `sizes_vary` is for kernels (see KernelContext).
     """
 
     device: str
@@ -49,6 +49,7 @@ class Settings(NamedTuple):
     share: bool
     optimize: bool = True
     declared: Declarations | None = None
+    sizes_vary: bool = False
 
 
 class NotNative(Exception):

@@ -60,7 +60,7 @@ def lower_graph(
             Site(
                 node,
                 settings,
-                _context(node, placement, known, settings),
+                kernel_context(node, placement, known, settings),
                 inner,
                 any(placement.place[v] == "dynamic" for v in node.outputs if v in placement.used),
                 misfits,
@@ -89,13 +89,14 @@ def choose(site: Site) -> Lowering:
     return interpreted(site, reason)
 
 
-def _context(
+def kernel_context(
     node: Node, placement: Placement, known: Mapping[Value, VersionedArray], settings: Settings
 ) -> KernelContext:
+    """What the factory of a kernel knows beside the node; `known` are operands that only change with a version."""
     root = placement.root
     constants = {i: known[root[v]] for i, v in enumerate(node.inputs) if v in root and root[v] in known}
     used = tuple(v in placement.used for v in node.outputs)
-    return KernelContext(settings.threads, settings.deterministic, constants, used)
+    return KernelContext(settings.threads, settings.deterministic, constants, used, settings.sizes_vary)
 
 
 def _lower_subgraph(

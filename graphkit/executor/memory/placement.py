@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
+from graphkit.ir import dims
+from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.tensor.constants import Constant
@@ -13,7 +16,8 @@ from graphkit.passes.core.sweep import read_positions
 
 # Kinds of memory. "result" is memory of its own, made for every run (outputs) or kept between runs (new values of
 # states); "dynamic" is an array whose size is known only when it has been computed.
-Place = Literal["arena", "input", "parameter", "constant", "result", "dynamic"]
+# "shape": small integers that follow from the sizes of the inputs, as the types say.
+Place = Literal["arena", "input", "parameter", "constant", "shape", "result", "dynamic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class Placement:
     `root` maps every value to the value whose bytes it is (itself, unless it is a view); `place` maps roots to
     their kind of memory. `results` are the updates' new values, then the outputs. `steps` are the nodes that
     compute something; `used` holds the values that something reads. `waits` lists, for views that ask for it, the
-    storages that are written before whoever reads the view may run.
+    storages that are written before whoever reads the view may run. Views are of as many bytes as their roots for the
+    sizes at hand; `views` are pairs of which that has to be seen.
     """
 
     root: dict[Value, Value]
@@ -40,12 +45,19 @@ class Placement:
     steps: tuple[Node, ...]
     used: frozenset[Value]
     waits: dict[Value, tuple[Value, ...]]
+    symbols: Set[str] = frozenset()
+
+    def is_sized(self, value: Value) -> bool:
+        """Whether the value is a tensor whose bytes are known, for known `symbols`, before it is computed."""
+        return _is_sized(value, self.symbols)
 
 
-def place_values(graph: Graph) -> Placement:
+def place_values(graph: Graph, symbols: Set[str] = frozenset()) -> Placement:
     """Place every value of `graph`. Linear.
 
-    Tensors of unknown size, strings, sequences and optionals are dynamic: what a step makes.
+    Tensors of unknown size, strings, sequences and optionals are dynamic: what a step makes. With `symbols`, sizes in
+    which no others occur are known, and so are elements that the types tell. A view is one whatever they stand for,
+    as long as it has as many bytes as its root.
     """
     wanted = [*(new for _, new in graph.updates), *graph.outputs]
     used = {v for node in graph.nodes for v in node.inputs if v is not None}.union(wanted)
@@ -54,7 +66,11 @@ def place_values(graph: Graph) -> Placement:
     steps: list[Node] = []
     waits: dict[Value, tuple[Value, ...]] = {}
     for node in graph.nodes:
-        sources = _view_sources(node, used, root, place)
+        if symbols and _is_told(node, used, symbols):
+            root.update((v, v) for v in node.outputs)
+            place.update(dict.fromkeys(node.outputs, "shape"))
+            continue
+        sources = _view_sources(node, used, root, place, symbols)
         if sources is not None:
             root.update(sources)
             awaited = _awaited(node, root, waits)
@@ -65,7 +81,7 @@ def place_values(graph: Graph) -> Placement:
         if isinstance(node.op, Constant):
             place[node.output] = "constant"
             continue
-        place.update((v, "arena" if has_fixed_size(v) else "dynamic") for v in node.outputs)
+        place.update((v, "arena" if _is_sized(v, symbols) else "dynamic") for v in node.outputs)
         steps.append(node)
     results: list[Result] = []
     for value in wanted:
@@ -74,7 +90,7 @@ def place_values(graph: Graph) -> Placement:
         if owned:
             place[source] = "result"
         results.append(Result(value, owned))
-    return Placement(root, place, tuple(results), tuple(steps), frozenset(used), waits)
+    return Placement(root, place, tuple(results), tuple(steps), frozenset(used), waits, symbols)
 
 
 def has_fixed_size(value: Value) -> bool:
@@ -85,6 +101,25 @@ def has_fixed_size(value: Value) -> bool:
 def has_run_time_size(value: Value) -> bool:
     """Whether the value is a tensor that only its shape, known once it is computed, tells the bytes of."""
     return isinstance(value.type, TensorType) and not value.type.is_static and value.type.dtype is not DType.STRING
+
+
+def _is_sized(value: Value, symbols: Set[str]) -> bool:
+    kind = value.type
+    if not isinstance(kind, TensorType) or kind.shape is None or kind.dtype is DType.STRING:
+        return False
+    return all(not isinstance(d, DimExpr) or d.symbols <= symbols for d in kind.shape)
+
+
+def _is_told(node: Node, used: set[Value], symbols: Set[str]) -> bool:
+    """Whether the types tell the elements of every used output."""
+    if isinstance(node.op, Constant):
+        return False
+    for value in node.outputs:
+        if value in used:
+            elements = value.type.value if isinstance(value.type, TensorType) and value.type.is_static else None
+            if elements is None or not all(not isinstance(d, DimExpr) or d.symbols <= symbols for d in elements):
+                return False
+    return True
 
 
 def _awaited(node: Node, root: dict[Value, Value], waits: dict[Value, tuple[Value, ...]]) -> tuple[Value, ...]:
@@ -100,10 +135,10 @@ def _awaited(node: Node, root: dict[Value, Value], waits: dict[Value, tuple[Valu
 
 
 def _view_sources(
-    node: Node, used: set[Value], root: dict[Value, Value], place: dict[Value, Place]
+    node: Node, used: set[Value], root: dict[Value, Value], place: dict[Value, Place], symbols: Set[str]
 ) -> dict[Value, Value] | None:
     """The storage of each used output when all of them are views of operands of known size; None otherwise."""
-    pairs = ((0, 0),) if _keeps_order(node) else getattr(node.op, "views", ())
+    pairs = ((0, 0),) if _keeps_order(node, symbols) else getattr(node.op, "views", ())
     if not pairs:
         return None
     operand_of = {output: node.inputs[operand] for operand, output in pairs}
@@ -112,21 +147,22 @@ def _view_sources(
         operand = operand_of.get(index)
         if value not in used:
             continue
-        if operand is None or not has_fixed_size(value) or not has_fixed_size(operand):
+        if operand is None or not _is_sized(value, symbols) or not _is_sized(operand, symbols):
             return None
-        if place[root[operand]] == "dynamic" or operand.tensor.nbytes != value.tensor.nbytes:
+        bytes_of = [v.tensor.size * v.dtype.itemsize for v in (operand, value)]
+        if place[root[operand]] == "dynamic" or not dims.may_equal(*bytes_of):
             return None
         sources[value] = root[operand]
     return sources
 
 
-def _keeps_order(node: Node) -> bool:
+def _keeps_order(node: Node, symbols: Set[str]) -> bool:
     """Whether a transposition only moves axes of one element."""
-    if not isinstance(node.op, Transpose) or not has_fixed_size(node.output):
+    if not isinstance(node.op, Transpose) or not _is_sized(node.output, symbols):
         return False
     x = node.inputs[0]
     assert x is not None
-    shape = x.tensor.static_shape
+    shape = x.tensor.known_shape
     perm = node.op.perm if node.op.perm is not None else range(len(shape))[::-1]
     long = [axis for axis in perm if shape[axis] != 1]
     return long == sorted(long)

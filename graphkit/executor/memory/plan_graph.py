@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from graphkit.executor.memory.donation import awaited, donated_states
-from graphkit.executor.memory.placement import Placement, has_fixed_size
+from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.plan_cache import cached_layout, cached_schedule
 from graphkit.executor.memory.planner import Layout, Request, aligned
 from graphkit.executor.memory.schedule import Task
@@ -46,10 +46,16 @@ class MemoryPlan:
 
 
 def plan_graph(
-    graph: Graph, placement: Placement, needs: Sequence[StepMemory], *, inplace: bool, share: bool
+    graph: Graph,
+    placement: Placement,
+    needs: Sequence[StepMemory],
+    *,
+    inplace: bool,
+    share: bool,
+    nbytes: Callable[[Value], int] = lambda v: v.tensor.nbytes,
 ) -> MemoryPlan:
-    """Plan the memory of `graph`, whose steps have these `needs`. n log n in steps."""
-    planning = _Planning(graph, placement, needs, inplace)
+    """Plan the memory of `graph`, whose steps have these `needs`; `nbytes` of each value. n log n in steps."""
+    planning = _Planning(graph, placement, needs, inplace, nbytes)
     schedule = cached_schedule(planning.tasks, [aligned(size) for size in planning.sizes])
     lives = _Lives(planning.tasks, schedule.order, len(planning.sizes))
     requests, request_of, scratch_of = planning.requests(schedule.order, lives)
@@ -68,13 +74,20 @@ def plan_graph(
 class _Planning:
     """A graph's steps as tasks on numbered buffers: what each reads, writes, follows, and may overwrite."""
 
-    def __init__(self, graph: Graph, placement: Placement, needs: Sequence[StepMemory], inplace: bool):
+    def __init__(
+        self,
+        graph: Graph,
+        placement: Placement,
+        needs: Sequence[StepMemory],
+        inplace: bool,
+        nbytes: Callable[[Value], int],
+    ):
         self._placement = placement
         self._needs = needs
         place = placement.place
         self._written = [v for node in placement.steps for v in node.outputs if v in placement.used]
         self._buffer_of = {v: i for i, v in enumerate(self._written)}
-        self.sizes = [v.tensor.nbytes if place[v] == "arena" else 0 for v in self._written]
+        self.sizes = [nbytes(v) if place[v] == "arena" else 0 for v in self._written]
         permitted = [_inplace_pairs(n, placement, s.inplace) for n, s in zip(placement.steps, needs, strict=True)]
         after = [_followed(node, placement) for node in placement.steps]
         self.donated = donated_states(graph, placement, permitted, after) if inplace else {}
@@ -163,7 +176,7 @@ def _inplace_pairs(node: Node, placement: Placement, permitted: Sequence[tuple[i
         if position >= len(node.inputs) or index >= len(node.outputs):
             continue
         operand, output = node.inputs[position], node.outputs[index]
-        if operand is None or output not in placement.used or not has_fixed_size(operand):
+        if operand is None or output not in placement.used or not placement.is_sized(operand):
             continue
         storage = root[operand]
         fits = all(

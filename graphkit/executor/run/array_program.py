@@ -20,10 +20,13 @@ from graphkit.executor.lower.python_step import PythonKernel
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.report.describe import describe
 from graphkit.executor.report.plan import Plan
-from graphkit.executor.run import program as programs
+from graphkit.executor.run import base_program as programs
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.evaluate import run_node
+
+# What a step takes with its node and its part of the plan.
+_STEP_BYTES = 24 << 10
 
 
 class ArrayProgram:
@@ -50,6 +53,7 @@ class ArrayProgram:
             device.prepare(node) if isinstance(lowering, PythonKernel) else None for node, lowering in lowered.steps
         ]
         self._idle: list[_Instance] = []
+        self.kept_bytes = _STEP_BYTES * len(lowered.placement.steps)
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Run once; see Program.run. Runs in several threads go on in streams of their own."""

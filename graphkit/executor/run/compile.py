@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from graphkit.executor.devices.kernel import VersionedArray
-from graphkit.executor.lower.lowering import LoweredGraph, Settings
+from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
 from graphkit.executor.lower.registry import lower_graph
+from graphkit.executor.lower.template import Template
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.array_program import ArrayProgram
+from graphkit.executor.run.base_program import BaseProgram
 from graphkit.executor.run.program import Program
+from graphkit.executor.run.sized_program import SizedProgram
 from graphkit.ir.graph import Graph
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.prune import prune_control
@@ -25,7 +28,7 @@ from graphkit.passes.core.bind import bind
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import BOUND
 
-AnyProgram: TypeAlias = Program | ArrayProgram
+AnyProgram: TypeAlias = BaseProgram | ArrayProgram
 
 
 def compile_graph(
@@ -48,6 +51,32 @@ def compile_graph(
         specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
         return _program(lower_graph(specialised, arrays, settings, misfits), pools)
+
+
+def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Template | None:
+    """What programs for other sizes of the same graph follow from; None where each is compiled on its own."""
+    if not (settings.native and settings.optimize and settings.inplace and settings.share):
+        return None
+    settings = settings._replace(sizes_vary=True)
+    try:
+        return Template(graph, {graph.inputs[position]: array for position, array in fixed.items()}, settings)
+    except NotNative:
+        return None
+
+
+def sized_program(
+    template: Template, shapes: Mapping[str, Any], fixed: Mapping[int, VersionedArray], pools: Pools
+) -> SizedProgram | None:
+    """The program of a template for these shapes; None when it has none. Raises InputError as `bind` does."""
+
+    def lower() -> LoweredGraph:
+        graph = bind(template.graph, shapes)
+        return lower_graph(graph, {graph.inputs[i]: array for i, array in fixed.items()}, template.settings, {})
+
+    try:
+        return SizedProgram(template, template.at(shapes), lower, pools)
+    except NotNative:
+        return None
 
 
 def _program(lowered: LoweredGraph, pools: Pools) -> AnyProgram:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphkit.errors import UnsupportedError, UsageError
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.placement import has_fixed_size
+from graphkit.executor.run import base_program as programs
 from graphkit.executor.run import engine
-from graphkit.executor.run import program as programs
 from graphkit.executor.run.program import Program
 from graphkit.ir.atomic import write_whole
 from graphkit.text import format_table, human

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure
+from graphkit.errors import GraphkitError
 from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import DataDependentKernel
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
-from graphkit.executor.memory.errors import out_of_memory, raise_if_out_of_memory
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
-from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
-from graphkit.executor.report.describe import describe, is_shape_arithmetic
-from graphkit.executor.report.plan import Plan
+from graphkit.executor.memory.pools import Pools
+from graphkit.executor.report.describe import is_shape_arithmetic
+from graphkit.executor.run.base_program import BaseProgram, Instance
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import failure_of
@@ -29,27 +28,18 @@ if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
 
 
-class Recorder(Protocol):
-    """What every run goes through while a profile is made."""
-
-    def run(self, program: Program, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
-        """Call `run`, which runs the native instance of a program."""
-        ...
+# What a step takes with its node, its kernel and its part of the plan, as measured on networks.
+_STEP_BYTES = 24 << 10
 
 
-recorder: Recorder | None = None
-
-
-class Program:
+class Program(BaseProgram):
     """Runs a lowered graph, whose inputs have static types, on memory of `pools`."""
 
     def __init__(self, lowered: LoweredGraph, pools: Pools):
         graph, placement, settings = lowered.graph, lowered.placement, lowered.settings
-        self.lowered = lowered
-        self.graph = graph
-        self.pools = pools
-        self.placement = placement
-        self._idle: list[_Instance] = []
+        super().__init__(graph, placement, pools)
+        self._lowered = lowered
+        self.kept_bytes = _STEP_BYTES * len(placement.steps)
         count = len(graph.inputs)
         self.emitter = Emitter(count + len(placement.results))
         inputs: list[Location] = [(i, 0) for i in range(count)]
@@ -68,66 +58,22 @@ class Program:
         position = {v: i for i, v in enumerate(graph.inputs)}
         self.state_inputs = [position[state] for state, _ in graph.updates]
         self.donated = [state in lowered.memory.donated for state, _ in graph.updates]
-        # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
-        self.interruptible: Callable[[], bool] | None = None
 
-    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        """Run once; return the new values of states, then the outputs, all in memory of their own.
-
-        `inputs` has one array per graph input (None: not needed); `buffers` gives C-contiguous memory for results
-        by position, where the result is `owned`: that of the old value where `donated` says so, else none that an
-        input has. Safe to call from several threads.
-        """
-        arenas = self.pools.arenas
-        with out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes"):
-            try:
-                instance = self._idle.pop()
-            except IndexError:
-                instance = _Instance(self)
-            arena = arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
-        if recorder is None:
-            results = instance.run(inputs, buffers, arena)
-        else:
-            results = recorder.run(self, instance.native, lambda: instance.run(inputs, buffers, arena))
-        # An instance whose run failed is left to the garbage collector, as it may hold somebody's arrays.
-        if len(self._idle) < IDLE:
-            self._idle.append(instance)
-        if instance.arena is None:
-            arenas.give(arena)
-        return results
-
-    def results(self, buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        """Memory for the results that are written in place; None for the others."""
-        made: list[Any] = []
-        recycle = self.pools.results.array
-        for position, spec in enumerate(self.owned):
-            buffer = buffers.get(position) if buffers else None
-            if spec is None or buffer is not None:
-                made.append(buffer)
-                continue
-            shape, dtype, nbytes = spec
-            # What a state keeps is not given out again.
-            fresh = nbytes < RECYCLED_BYTES or position < len(self.donated)
-            try:
-                made.append(np.empty(shape, dtype) if fresh else recycle(position, shape, dtype, nbytes))
-            except (MemoryError, ValueError) as error:
-                raise_if_out_of_memory(self.graph, f"result {position}, {nbytes} bytes", error)
-                raise
-        return made
+    @property
+    def lowered(self) -> LoweredGraph:
+        return self._lowered
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        """Nodes that are interpreted, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
         once = {node for node in self.placement.steps if is_shape_arithmetic(node)}
         return tuple(
             f"{name} ({node.op.name}{reason and f': {reason}'})"
-            for name, node, reason in self.lowered.interpreted()
+            for name, node, reason in self._lowered.interpreted()
             if node not in once
         )
 
-    @cached_property
-    def plan(self) -> Plan:
-        return describe(self.lowered)
+    def instance(self) -> Instance:
+        return _Instance(self)
 
 
 class _Calls:
@@ -296,7 +242,7 @@ class _Instance:
             for position in self._native_inputs:
                 arrays[position] = inputs[position]
             arrays += results
-            self._run_native(self.native, arrays, arena)
+            program.run_native(self.native, arrays, arena, self._call if self._calls else None)
         for operand in self._buffer_finals:
             results[operand.position] = self._read(operand).copy()
         for position, final in enumerate(self._finals):
@@ -314,22 +260,6 @@ class _Instance:
         try:
             for call in self._calls:
                 call()
-        finally:
-            program.interruptible = None
-
-    def _run_native(self, instance: _native.Instance, arrays: list[Any], arena: np.ndarray) -> None:
-        native = native_module()
-        program = self._program
-        if program.state_inputs:
-            program.interruptible = lambda: not instance.committed
-        try:
-            instance.run(arrays, arena, self._call if self._calls else None)
-        except native.NotFinite as error:
-            raise NotFinite(str(error)) from error
-        except native.NoMemory as error:
-            raise OutOfMemory(str(error)) from error
-        except native.Error as error:
-            raise RuntimeFailure(str(error)) from error
         finally:
             program.interruptible = None
 

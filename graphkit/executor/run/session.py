@@ -1,7 +1,7 @@
 """Executor: prepares a graph once, specialises it for each set of input shapes, and runs it.
 
 What does not depend on shapes is done when it is made. `specialise` binds dimensions, folds shape arithmetic, chooses
-kernels, orders the steps and lays out memory; the programs it makes are kept in a bounded LRU.
+kernels, orders the steps and lays out memory; the programs that it makes are kept (`graphkit.executor.run.programs`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import gc
 import itertools
 import threading
-from collections import OrderedDict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -27,11 +26,12 @@ from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.report.plan import Plan
-from graphkit.executor.run.compile import AnyProgram, compile_graph
+from graphkit.executor.run.compile import AnyProgram
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
 from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.programs import Programs
 from graphkit.executor.run.selection import Repeat, RunInput, Selection, signature
 from graphkit.executor.run.states import States
 from graphkit.ir.declared import Declarations
@@ -41,9 +41,6 @@ from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import inference_passes
 from graphkit.passes.training.randomness import bind_rng
-
-# Programs kept for input shapes seen before, the most recently used ones.
-PROGRAM_LIMIT = 16
 
 
 class ParameterArray:
@@ -124,7 +121,7 @@ class Executor:
         self._pools = Pools(lambda: params.stamp)
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
-        self._programs: OrderedDict[tuple[Any, ...], AnyProgram] = OrderedDict()
+        self._programs = Programs(self._settings, self._pools)
         self._latest: AnyProgram | None = None
         self._repeat: Repeat | None = None
         self._lock = threading.RLock()
@@ -385,7 +382,7 @@ class Executor:
         self, selection: Selection, key: tuple[Any, ...], feeds: Mapping[str, Any], arrays: Sequence[Any]
     ) -> AnyProgram:
         with self._lock:
-            program = self._programs.get(key)
+            program = self._programs.find(key)
             if program is None:
                 shapes = {
                     selection.graph.name_of(spec.value): array.shape
@@ -393,15 +390,13 @@ class Executor:
                     if array is not None and isinstance(spec.value.type, TensorType) and not spec.static
                 }
                 with _collector_paused():
-                    program = self._programs[key] = self._make_program(selection, shapes, feeds)
-                while len(self._programs) > PROGRAM_LIMIT:
-                    self._programs.popitem(last=False)
-            else:
-                self._programs.move_to_end(key)
+                    program = self._make_program(selection, key, shapes, feeds)
             self._latest = program
             return program
 
-    def _make_program(self, selection: Selection, shapes: Mapping[str, Any], feeds: Mapping[str, Any]) -> AnyProgram:
+    def _make_program(
+        self, selection: Selection, key: tuple[Any, ...], shapes: Mapping[str, Any], feeds: Mapping[str, Any]
+    ) -> AnyProgram:
         # What every run writes is not worth a packed copy.
         written = set(selection.states)
         fixed = {
@@ -409,7 +404,7 @@ class Executor:
             for position, spec in enumerate(selection.inputs)
             if spec.stored and spec.name not in feeds and spec.name not in written
         }
-        program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools)
+        program = self._programs.make(key, selection, shapes, fixed)
         if self._declared is not None:
             self._declared.before(shapes)
         return program

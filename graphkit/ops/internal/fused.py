@@ -119,6 +119,7 @@ class FusedConv(Epilogue, Convolution):
     domain = DOMAIN
     inputs = ("x", "w", "bias?", "residual?")
     types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
+    substitutes = True
     inplace = ((3, 0),)
     samples = (
         *(Sample((1, 3, 5, 5), (4, 3, 3, 3), (4,), **attrs) for attrs in _EPILOGUES),
@@ -158,6 +159,7 @@ class FusedMatMul(Epilogue):
     domain = DOMAIN
     inputs = ("a", "b", "bias?", "residual?")
     types = {"a": FLOATS, "b": "a", "bias": "a", "residual": "a"}
+    substitutes = True
     inplace = ((3, 0),)
     samples = (
         *(Sample((2, 3), (3, 4), (4,), **attrs) for attrs in _EPILOGUES),

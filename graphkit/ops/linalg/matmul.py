@@ -28,6 +28,7 @@ class MatMul(Op):
 
     inputs = ("a", "b")
     types = {"a": _OPERANDS, "b": "a"}
+    substitutes = True
     onnx = Onnx("MatMul", since=13)
     samples = (
         Sample((2, 3), (3, 4)),

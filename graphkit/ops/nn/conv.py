@@ -231,6 +231,7 @@ class Conv(Convolution):
 
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
+    substitutes = True
     onnx = Onnx("Conv", since=22)
     samples = (
         *(Sample(x, w, **attrs) for x, w, attrs in _GEOMETRIES),

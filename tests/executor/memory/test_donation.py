@@ -42,7 +42,8 @@ def counter() -> Graph:
 
 def donated(ex: Executor) -> set[str]:
     ex.specialise({})
-    program = next(iter(ex._programs.values()))
+    program = ex._latest
+    assert program is not None
     return {name for name, over in zip(ex._select(None).states, program.donated, strict=True) if over}
 
 

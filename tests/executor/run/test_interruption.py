@@ -37,7 +37,7 @@ def run(code, layers, timeout=300):
 
 # Which steps have begun is told by a trace: a run that is interrupted has fewer than one that is not.
 BETWEEN = """
-from graphkit.executor.run import program as programs
+from graphkit.executor.run import base_program as programs
 
 seen = []
 class Record:

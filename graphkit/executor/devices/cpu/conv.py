@@ -32,8 +32,9 @@ def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, la
     op = operator(node, Convolution)
     x, y = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
     w = shape(node.inputs[1])
-    standard: Convolution = op.standard() if isinstance(op, ChannelsLast) else op
-    window = window_of(standard.geometry(x, w))
+    # Of ConvTranspose alone the geometry is another one than that of the class.
+    of: Convolution = op.standard() if isinstance(op, ChannelsLast) and kind is native.Deconvolution else op
+    window = window_of(of.geometry(x, w))
     if window is None:
         return None
     packs = 1 in context.constant_inputs
@@ -41,7 +42,7 @@ def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, la
         bias=operand(node, 2) is not None, epilogue=epilogue(node, residual=3), pack_weights=packs
     )
     if kind is native.Convolution and last and dtype == "float32":
-        method = native.TiledConvolution.method(x, w, y, window, constant=packs)
+        method = native.TiledConvolution.method(x, w, y, window, constant=packs, vary=context.sizes_vary)
         if method is not None:
             return native.TiledConvolution(x, w, y, window, method, threads=context.threads, **options)
     return kind(x, w, y, window, channels_last=last, dtype=dtype, **options, **library_options(context))
@@ -70,12 +71,18 @@ def _fused_conv(node: Node, context: KernelContext) -> Kernel | None:
 @kernel("ChannelsLastConv", DOMAIN, onednn=True)
 def _channels_last_conv(node: Node, context: KernelContext) -> Kernel | None:
     op = operator(node, ChannelsLastConv)
-    # Packed weights, and what follows the convolution, are the library's.
-    if len(node.operands) == 2 and not op.activation and 1 not in context.constant_inputs:
+    packs = 1 in context.constant_inputs
+    # With packed weights, and what follows the convolution, the library's is as fast once it is made.
+    if operand(node, 3) is None and (
+        context.sizes_vary or (len(node.operands) == 2 and not op.activation and not packs)
+    ):
         x, w, y = _standard(shape(node.inputs[0]), True), shape(node.inputs[1]), _standard(shape(node.output), True)
         window = _depthwise_window(node, x, w)
-        if window is not None:
-            return native.DepthwiseConvolution(x, y, window, context.threads)
+        last = epilogue(node, residual=3)
+        if window is not None and native.DepthwiseConvolution.follows(last):
+            return native.DepthwiseConvolution(
+                x, y, window, context.threads, bias=operand(node, 2) is not None, epilogue=last, pack_weights=packs
+            )
     return _forward(native.Convolution, node, context, last=True)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import DOMAIN, operator
 from graphkit.ops.internal.fused import FusedMatMul
 from graphkit.ops.linalg.matmul import Gemm
+
+# Multiplications that take less time than the library needs to make a product. Up to 8 parts in 100 are lost on them.
+_SHORT_PRODUCT = 1 << 27
 
 # Where results must not depend on the number of threads, kernels are chosen as for so many.
 _DETERMINISTIC_THREADS = 8
@@ -20,17 +25,18 @@ def _packed_product(
     bias: tuple[int, ...] | None = None,
     last: native.Epilogue | None = None,
 ) -> Kernel | None:
-    """The product of few plain rows with a constant float32 matrix, if there are several threads; else None.
+    """The product of plain rows with a constant float32 matrix; None where the library's is faster.
 
-    On one thread the library is as fast; but its products are not cut into pieces as small.
+    On one thread that is always so; but its products are not cut into pieces as small, and take longer to make.
     """
     a, b = (shape(v) for v in node.inputs[:2])
-    threads = _DETERMINISTIC_THREADS if context.deterministic else context.threads
-    if threads == 1 or 1 not in context.constant_inputs or library_dtype(node) != "float32":
+    if 1 not in context.constant_inputs or library_dtype(node) != "float32":
         return None
     if bias is not None and bias != (b[0 if transposed else 1],):
         return None
-    if not native.PackedProduct.suits(a, b, transposed=transposed, threads=threads):
+    threads = _DETERMINISTIC_THREADS if context.deterministic else context.threads
+    pays = context.sizes_vary and math.prod(a) * b[0 if transposed else 1] < _SHORT_PRODUCT
+    if not pays and (threads == 1 or not native.PackedProduct.suits(a, b, transposed=transposed, threads=threads)):
         return None
     return native.PackedProduct(
         a, b, transposed=transposed, bias=bias is not None, epilogue=last or native.Epilogue(), threads=context.threads

@@ -106,6 +106,25 @@ const Kind& kind_of(const Activation& activation) {
 
 }  // namespace
 
+std::optional<Limits> limits_of(const std::optional<Activation>& activation) {
+    Limits limits;
+    if (!activation) {
+        return limits;
+    }
+    const auto& [kind, alpha, beta] = *activation;
+    if (kind == "clip") {
+        limits.low = alpha;
+        limits.high = beta;
+    } else if (kind != "relu") {
+        return std::nullopt;
+    } else if (alpha == 0) {
+        limits.low = 0;
+    } else {
+        limits.slope = alpha;
+    }
+    return limits;
+}
+
 dnnl::post_ops Epilogue::post_ops() const {
     dnnl::post_ops chain;
     if (alpha != 1) {

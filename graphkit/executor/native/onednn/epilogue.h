@@ -2,6 +2,7 @@
 #pragma once
 
 #include <dnnl.hpp>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -16,6 +17,16 @@ struct Activation {
     float alpha = 0;
     float beta = 0;
 };
+
+// The activations of own kernels: negative x times `slope`, then from `low` to `high`. NaN stays.
+struct Limits {
+    float slope = 1;
+    float low = -std::numeric_limits<float>::infinity();
+    float high = std::numeric_limits<float>::infinity();
+};
+
+// An activation, or none, as limits; nothing for one that is something else.
+std::optional<Limits> limits_of(const std::optional<Activation>& activation);
 
 // Who applies an epilogue.
 enum class Applied {

@@ -55,6 +55,42 @@ std::size_t Program::entries(const std::vector<Location>& locations) {
     return first;
 }
 
+void Program::add_kernel(Block& block, Step step) const {
+    const Kernel& kernel = *step.kernel;
+    if (step.input_entries < kernel.inputs().size() || step.output_entries < kernel.outputs().size()) {
+        throw NativeError(step.name + ": " + kernel.describe() + " got too few operands");
+    }
+    const auto require = [&](const std::vector<TensorSpec>& specs, std::size_t first) {
+        for (std::size_t i = 0; i < specs.size(); ++i) {
+            if (!specs[i].optional && locations_[first + i].external == Location::kAbsent) {
+                throw NativeError(step.name + ": " + kernel.describe() + " got no memory for '" + specs[i].name + "'");
+            }
+        }
+    };
+    require(kernel.inputs(), step.inputs);
+    require(kernel.outputs(), step.outputs);
+    block.steps.push_back(std::move(step));
+}
+
+void Program::resize(const std::vector<const Kernel*>& kernels, const std::vector<std::int64_t>& offsets,
+                     Program& made) const {
+    made.locations_ = locations_;
+    for (Location& location : made.locations_) {
+        if (location.external == Location::kArena) {
+            location.offset = offsets.at(static_cast<std::size_t>(location.offset));
+        }
+    }
+    std::size_t next = 0;
+    for (const Step& step : root_.steps) {
+        if (step.kind != Step::Kind::kernel) {
+            throw NativeError(step.name + ": not a kernel, of which other sizes have another one");
+        }
+        Step other = step;
+        other.kernel = kernels.at(next++);
+        made.add_kernel(made.root_, std::move(other));
+    }
+}
+
 void Buffer::Free::operator()(std::byte* memory) const {
     ::operator delete(memory, std::align_val_t{kAlignment});
 }

@@ -51,6 +51,8 @@ struct Step {
     const Kernel* kernel = nullptr;
     std::size_t inputs = 0;  // first entry of a kernel's inputs; a copy's source, a row's index, a branch's condition
     std::size_t outputs = 0;  // first entry of the kernel's outputs, or the destination of a copy, sizes or a row
+    std::size_t input_entries = 0;  // of a kernel, which may want fewer
+    std::size_t output_entries = 0;
     std::size_t scratch = 0;  // entry of the working memory
     std::size_t bytes = 0;  // of a copy; of one element of a store, a resize or a row
     std::size_t index = 0;  // of a call, a branch, a loop or a dynamic kernel among those of its block
@@ -186,6 +188,13 @@ class Program {
     // There is external memory of this number.
     void use_external(int external);
     void complete() { complete_ = true; }
+
+    // Throws NativeError when the kernel wants more operands, or memory for one that is absent.
+    void add_kernel(Block& block, Step step) const;
+    // The same steps with other kernels, one for each; offsets in the arena of this program are places in `offsets`.
+    // `made` is empty. Throws NativeError for steps of another kind, and for kernels that want other operands.
+    void resize(const std::vector<const Kernel*>& kernels, const std::vector<std::int64_t>& offsets,
+                Program& made) const;
 
     // A number for another dynamic kernel.
     std::size_t take_dynamic() { return dynamic_++; }

@@ -1,3 +1,5 @@
+#include <nanobind/stl/unique_ptr.h>
+
 #include <atomic>
 #include <memory>
 #include <tuple>
@@ -103,15 +105,6 @@ std::shared_ptr<const Prepared> prepared_from(nb::handle object) {
     return {held, &made};
 }
 
-void require_present(const std::string& step, const Kernel& kernel, const std::vector<TensorSpec>& specs,
-                     const std::vector<LocationPair>& locations) {
-    for (std::size_t i = 0; i < specs.size(); ++i) {
-        if (!specs[i].optional && locations[i].first == Location::kAbsent) {
-            throw NativeError(step + ": " + kernel.describe() + " got no memory for '" + specs[i].name + "'");
-        }
-    }
-}
-
 // A block that is being filled.
 struct Builder {
     BoundProgram* program;
@@ -141,15 +134,12 @@ struct Builder {
                 const std::vector<LocationPair>& outputs, const LocationPair& scratch) const {
         Step step{Step::Kind::kernel, name};
         step.kernel = nb::cast<const Kernel*>(kernel);
-        if (inputs.size() < step.kernel->inputs().size() || outputs.size() < step.kernel->outputs().size()) {
-            throw NativeError(name + ": " + step.kernel->describe() + " got too few operands");
-        }
-        require_present(name, *step.kernel, step.kernel->inputs(), inputs);
-        require_present(name, *step.kernel, step.kernel->outputs(), outputs);
         step.inputs = entries(inputs);
+        step.input_entries = inputs.size();
         step.outputs = entries(outputs);
+        step.output_entries = outputs.size();
         step.scratch = entry(scratch);
-        block->steps.push_back(std::move(step));
+        program->add_kernel(*block, std::move(step));
         program->kept.push_back(std::move(kernel));
     }
 
@@ -319,6 +309,18 @@ struct Builder {
     }
 };
 
+std::unique_ptr<BoundProgram> resized(const BoundProgram& program, nb::list kernels,
+                                      const std::vector<std::int64_t>& offsets, std::size_t arena_bytes) {
+    auto made = std::make_unique<BoundProgram>(program.threads(), arena_bytes, program.externals());
+    std::vector<const Kernel*> chosen;
+    for (nb::handle kernel : kernels) {
+        chosen.push_back(nb::cast<const Kernel*>(kernel));
+        made->kept.push_back(nb::borrow(kernel));
+    }
+    program.resize(chosen, offsets, *made);
+    return made;
+}
+
 // An instance with the program that it runs.
 struct BoundInstance {
     nb::object program;
@@ -423,7 +425,10 @@ GRAPHKIT_BINDINGS(program) {
         .def(nb::init<int, std::size_t, int>(), "threads"_a, "arena_bytes"_a, "externals"_a)
         .def_prop_ro(
             "root", [](BoundProgram& program) { return Builder{&program, &program.root()}; }, nb::rv_policy::move,
-            nb::keep_alive<0, 1>());
+            nb::keep_alive<0, 1>())
+        .def("resized", &resized, "kernels"_a, "offsets"_a, "arena_bytes"_a,
+             nb::sig("def resized(self, kernels: list[Kernel], offsets: list[int], arena_bytes: int) -> Program"),
+             "The same steps with other kernels; an offset in this program's arena is a place in `offsets`.");
 
     nb::class_<BoundInstance>(m, "Instance", "Where one run at a time of a program goes on, in an arena.")
         .def(nb::init<nb::object>(), "program"_a)

@@ -1,11 +1,20 @@
 // Depthwise convolution of data with the channels last and its gradients: float32, one filter for each channel, one to
 // three spatial dimensions. Results do not depend on the number of threads.
 #include <cstdint>
+#include <limits>
 
 #include "runtime/isa.h"
 #include "simd/channels.h"
 
 namespace graphkit {
+
+// What follows a sum: the bias of its channel, then negative x times `slope`, then from `low` to `high`. NaN stays.
+struct DepthwiseFinish {
+    const float* bias = nullptr;
+    float slope = 1;
+    float low = -std::numeric_limits<float>::infinity();
+    float high = std::numeric_limits<float>::infinity();
+};
 
 // Rows of channels that `count` results side by side are made of: result i at out + i * out_step sums
 // in[i * step + offsets[t]] * w[numbers[t] * channels] over the taps.
@@ -23,7 +32,8 @@ struct DepthwiseRun {
 };
 
 struct DepthwiseFunctions {
-    void (*correlate)(const DepthwiseRun& run, const float* in, const float* w, float* out);
+    void (*correlate)(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
+                      float* out);
     // w[numbers[t]] += in[i * step + offsets[t]] * out[i * out_step] over the run.
     void (*add_products)(const DepthwiseRun& run, const float* in, const float* out, float* w);
 };
@@ -46,7 +56,8 @@ inline void fetch_ahead(const DepthwiseRun& run, const float* in, std::int64_t f
 
 // `Width` results side by side, so that an element of the filter is loaded once for them.
 template <std::int64_t Width, typename Access>
-inline void correlate_block(const DepthwiseRun& run, const float* in, const float* w, float* out, Access access) {
+inline void correlate_block(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish,
+                            std::int64_t channel, float* out, Access access) {
     Lane sums[Width] = {};
     for (std::int64_t t = 0; t < run.taps; ++t) {
         const Lane factor = access.read(w + run.numbers[t] * run.channels);
@@ -55,23 +66,28 @@ inline void correlate_block(const DepthwiseRun& run, const float* in, const floa
             sums[i] += access.read(from + i * run.step) * factor;
         }
     }
+    const Lane bias = finish.bias == nullptr ? Lane{} : access.read(finish.bias + channel);
     for (std::int64_t i = 0; i < Width; ++i) {
-        access.write(out + i * run.out_step, sums[i]);
+        Lane x = sums[i] + bias;
+        if (finish.slope != 1) {
+            x = x < Lane{} ? x * splat(finish.slope) : x;
+        }
+        access.write(out + i * run.out_step, at_most<float>(at_least<float>(x, finish.low), finish.high));
     }
 }
 
-void correlate(const DepthwiseRun& run, const float* in, const float* w, float* out) {
+void correlate(const DepthwiseRun& run, const float* in, const float* w, const DepthwiseFinish& finish, float* out) {
     constexpr std::int64_t kWide = 6;
     std::int64_t i = 0;
     for (; i + kWide <= run.count; i += kWide) {
         fetch_ahead(run, in, i, kWide);
         over_channels(run.channels, [&](std::int64_t c, auto access) {
-            correlate_block<kWide>(run, in + i * run.step + c, w + c, out + i * run.out_step + c, access);
+            correlate_block<kWide>(run, in + i * run.step + c, w + c, finish, c, out + i * run.out_step + c, access);
         });
     }
     for (; i < run.count; ++i) {
         over_channels(run.channels, [&](std::int64_t c, auto access) {
-            correlate_block<1>(run, in + i * run.step + c, w + c, out + i * run.out_step + c, access);
+            correlate_block<1>(run, in + i * run.step + c, w + c, finish, c, out + i * run.out_step + c, access);
         });
     }
 }
@@ -130,6 +146,7 @@ GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_p
 #include <algorithm>
 
 #include "kernels/pool/pool.h"
+#include "onednn/epilogue.h"
 #include "runtime/bindings.h"
 #include "runtime/threads.h"
 
@@ -178,7 +195,9 @@ class DepthwisePlan {
 class Depthwise : public Kernel {
   protected:
     Depthwise(const char* name, const Dims& x, const Dims& y, const PoolWindow& window, bool transposed, int threads);
-    void correlate(const float* in, const float* w, float* out, std::byte* scratch) const;
+    // The channels of each element of the filters side by side.
+    void arrange(const float* w, float* filters) const;
+    void correlate(const float* in, const float* filters, const DepthwiseFinish& finish, float* out) const;
     std::size_t filter_bytes() const;
 
     Dims x_, y_, w_;  // as arrays
@@ -189,12 +208,22 @@ class Depthwise : public Kernel {
     const DepthwiseFunctions& functions_;
 };
 
-// y from x and w.
+// y = epilogue(conv(x, w) + bias); constant weights may come packed.
 class DepthwiseConvolution final : public Depthwise {
   public:
-    DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, int threads);
-    std::size_t scratch_bytes() const override { return filter_bytes(); }
+    // Throws Unsupported for an epilogue of more than limits.
+    DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, const Epilogue& epilogue, bool pack_weights,
+                         int threads);
+    std::size_t scratch_bytes() const override { return packed_ ? 0 : filter_bytes(); }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<int> packed_inputs() const override { return packed_ ? std::vector{1} : std::vector<int>{}; }
+    std::size_t packed_bytes(int input) const override;
+    std::string packed_layout(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
+
+  private:
+    bool packed_;
+    DepthwiseFinish finish_;
 };
 
 // dx from dy and w.
@@ -325,13 +354,15 @@ std::size_t Depthwise::filter_bytes() const {
     return static_cast<std::size_t>(taps_ * channels_) * sizeof(float);
 }
 
-void Depthwise::correlate(const float* in, const float* w, float* out, std::byte* scratch) const {
-    auto* filters = reinterpret_cast<float*>(scratch);  // the channels of each element side by side
+void Depthwise::arrange(const float* w, float* filters) const {
     for (std::int64_t c = 0; c < channels_; ++c) {
         for (std::int64_t t = 0; t < taps_; ++t) {
             filters[t * channels_ + c] = w[c * taps_ + t];
         }
     }
+}
+
+void Depthwise::correlate(const float* in, const float* filters, const DepthwiseFinish& finish, float* out) const {
     const std::int64_t lines = plan_.lines();
     const double cost = kProductNanoseconds * static_cast<double>(plan_.width() * channels_ * taps_);
     parallel_for(threads(), batch_ * lines, cost, [&](std::int64_t begin, std::int64_t end) {
@@ -339,21 +370,52 @@ void Depthwise::correlate(const float* in, const float* w, float* out, std::byte
             const float* image = in + at / lines * plan_.input_size() * channels_;
             float* line = out + at * plan_.width() * channels_;
             plan_.for_each_run(at % lines, channels_, [&](const DepthwiseRun& run, std::int64_t first) {
-                functions_.correlate(run, image, filters, line + first);
+                functions_.correlate(run, image, filters, finish, line + first);
             });
         }
     });
 }
 
-DepthwiseConvolution::DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, int threads)
-    : Depthwise("DepthwiseConvolution", x, y, window, false, threads) {
+DepthwiseConvolution::DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, const Epilogue& epilogue,
+                                           bool pack_weights, int threads)
+    : Depthwise("DepthwiseConvolution", x, y, window, false, threads), packed_(pack_weights) {
     inputs_ = {{"x", x_}, {"w", w_}};
     outputs_ = {{"y", y_}};
+    const std::optional<Limits> limits = limits_of(epilogue.activation);
+    if (!limits || epilogue.alpha != 1 || epilogue.residual != 0) {
+        throw Unsupported(describe() + ": more follows than a bias and limits");
+    }
+    if (epilogue.bias) {
+        inputs_.push_back({"bias", {channels_}});
+    }
+    finish_ = {nullptr, limits->slope, limits->low, limits->high};
 }
 
 void DepthwiseConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    correlate(static_cast<const float*>(inputs[0]), static_cast<const float*>(inputs[1]),
-              static_cast<float*>(outputs[0]), scratch);
+    const auto* filters = static_cast<const float*>(inputs[1]);
+    if (!packed_) {
+        auto* arranged = reinterpret_cast<float*>(scratch);
+        arrange(filters, arranged);
+        filters = arranged;
+    }
+    DepthwiseFinish finish = finish_;
+    finish.bias = inputs_.size() > 2 ? static_cast<const float*>(inputs[2]) : nullptr;
+    correlate(static_cast<const float*>(inputs[0]), filters, finish, static_cast<float*>(outputs[0]));
+}
+
+std::size_t DepthwiseConvolution::packed_bytes(int input) const {
+    require_packed(input);
+    return filter_bytes();
+}
+
+std::string DepthwiseConvolution::packed_layout(int input) const {
+    require_packed(input);
+    return "depthwise channels last";
+}
+
+void DepthwiseConvolution::pack(int input, const void* plain, void* packed) const {
+    require_packed(input);
+    arrange(static_cast<const float*>(plain), static_cast<float*>(packed));
 }
 
 DepthwiseBackwardData::DepthwiseBackwardData(Dims dy, Dims dx, const PoolWindow& window, int threads)
@@ -363,8 +425,9 @@ DepthwiseBackwardData::DepthwiseBackwardData(Dims dy, Dims dx, const PoolWindow&
 }
 
 void DepthwiseBackwardData::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    correlate(static_cast<const float*>(inputs[0]), static_cast<const float*>(inputs[1]),
-              static_cast<float*>(outputs[0]), scratch);
+    auto* filters = reinterpret_cast<float*>(scratch);
+    arrange(static_cast<const float*>(inputs[1]), filters);
+    correlate(static_cast<const float*>(inputs[0]), filters, {}, static_cast<float*>(outputs[0]));
 }
 
 DepthwiseBackwardWeights::DepthwiseBackwardWeights(Dims x, Dims dy, const PoolWindow& window, int threads)
@@ -415,9 +478,20 @@ void DepthwiseBackwardWeights::run(const void* const* inputs, void* const* outpu
     }
 }
 
-GRAPHKIT_BINDINGS(depthwise_channels_last, "pool") {
+GRAPHKIT_BINDINGS(depthwise_channels_last, "pool", "epilogue") {
     nb::class_<DepthwiseConvolution, Kernel>(m, "DepthwiseConvolution")
-        .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "x"_a, "y"_a, "window"_a, "threads"_a = 0);
+        .def(
+            "__init__",
+            [](DepthwiseConvolution* self, const Dims& x, const Dims& y, const PoolWindow& window, int threads,
+               bool bias, Epilogue last, bool pack_weights) {
+                last.bias = bias;
+                new (self) DepthwiseConvolution(x, y, window, last, pack_weights, threads);
+            },
+            "x"_a, "y"_a, "window"_a, "threads"_a = 0, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
+            "pack_weights"_a = false)
+        .def_static(
+            "follows", [](const Epilogue& last) { return limits_of(last.activation).has_value(); }, "epilogue"_a,
+            "Whether an epilogue without a residual is one that it applies.");
     nb::class_<DepthwiseBackwardData, Kernel>(m, "DepthwiseBackwardData")
         .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
     nb::class_<DepthwiseBackwardWeights, Kernel>(m, "DepthwiseBackwardWeights")

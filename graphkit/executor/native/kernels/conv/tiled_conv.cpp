@@ -90,11 +90,6 @@ bool suits(const TiledShape& s, std::int64_t images, bool constant) {
            (is_product || (is_long && results >= (constant ? kFewResults : kManyResults)));
 }
 
-// Whether the table applies it itself.
-bool applies(const std::optional<Activation>& activation) {
-    return !activation || activation->kind == "relu" || activation->kind == "clip";
-}
-
 }  // namespace
 
 bool TiledConvolution::fills_blocks(std::int64_t filters) {
@@ -103,14 +98,16 @@ bool TiledConvolution::fills_blocks(std::int64_t filters) {
 }
 
 std::optional<TiledMethod> TiledConvolution::method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
-                                                    bool constant, bool transposed) {
+                                                    bool constant, bool transposed, bool vary) {
     if (covers(TiledMethod::winograd, x, w, y, window, transposed) &&
         pays(shape_of(x, w, y, window, transposed), y[0], constant)) {
         return TiledMethod::winograd;
     }
-    if (covers(TiledMethod::direct, x, w, y, window, transposed) &&
-        suits(shape_of(x, w, y, window, transposed), y[0], constant)) {
-        return TiledMethod::direct;
+    if (covers(TiledMethod::direct, x, w, y, window, transposed)) {
+        const TiledShape s = shape_of(x, w, y, window, transposed);
+        if (suits(s, y[0], constant) || (vary && constant && s.taps() == 1)) {
+            return TiledMethod::direct;
+        }
     }
     return std::nullopt;
 }
@@ -157,7 +154,8 @@ TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, 
 }
 
 void TiledConvolution::follow(const Epilogue& epilogue) {
-    if (!applies(epilogue.activation)) {
+    const std::optional<Limits> limits = limits_of(epilogue.activation);
+    if (!limits) {
         const std::int64_t results = images_ * shape_.out_height * shape_.out_width;
         apart_ = epilogue.residual != 0;
         pass_ = std::make_unique<Pointwise>(
@@ -166,17 +164,9 @@ void TiledConvolution::follow(const Epilogue& epilogue) {
     }
     epilogue_.weight = epilogue.residual;
     epilogue_.residual_last = epilogue.residual_last;
-    if (epilogue.activation) {
-        const auto& [kind, alpha, beta] = *epilogue.activation;
-        if (kind == "clip") {
-            epilogue_.low = alpha;
-            epilogue_.high = beta;
-        } else if (alpha == 0) {
-            epilogue_.low = 0;
-        } else {
-            epilogue_.slope = alpha;
-        }
-    }
+    epilogue_.slope = limits->slope;
+    epilogue_.low = limits->low;
+    epilogue_.high = limits->high;
 }
 
 // Parts of tiles fill the registers. Parts of the blocks make the same tiles ready once each, so that they are for
@@ -332,7 +322,7 @@ GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {
             "pack_weights"_a = false, "transposed"_a = false, "threads"_a = 0, NoGil())
         .def_static(
             "method", &TiledConvolution::method, "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "constant"_a,
-            "transposed"_a = false,
+            "transposed"_a = false, "vary"_a = false,
             "The method to compute this convolution with, of constant weights or not; None where the library's code "
             "is faster, and has no longer chains of sums.");
 }

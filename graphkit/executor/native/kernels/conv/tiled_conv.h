@@ -38,9 +38,10 @@ class TiledConvolution final : public Kernel {
                      int threads);
 
     // The method to compute this convolution with, of `constant` weights or not. None where the library's code is
-    // faster, and has no longer chains of sums.
+    // faster, and has no longer chains of sums; where it is only somewhat faster, `vary` says that the time which it
+    // takes to make it is to be saved.
     static std::optional<TiledMethod> method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
-                                             bool constant, bool transposed);
+                                             bool constant, bool transposed, bool vary);
 
     // Whether so many filters leave little of the last block without work.
     static bool fills_blocks(std::int64_t filters);

@@ -1,0 +1,394 @@
+"""Programs for inputs whose sizes change: a graph is lowered once with names for them, and each program follows.
+
+What a graph does in which order, which values are views and which may share memory does not depend on the names; how
+many bytes they have and which kernels compute them does. `Template.at` finds that for certain sizes. It does no more
+than necessary: a node that mentions no other sizes than before keeps its kernel.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from graphkit.errors import GraphkitError
+from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray, is_native
+from graphkit.executor.devices.loading import native_module
+from graphkit.executor.devices.registry import make_kernel
+from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
+from graphkit.executor.lower.registry import kernel_context
+from graphkit.executor.memory.placement import Placement, place_values
+from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_graph
+from graphkit.ir import context
+from graphkit.ir.dims import Dim, DimExpr, assumptions, symbol
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.sizes import SizeTable
+from graphkit.ir.types import TensorType
+from graphkit.ops._base import DOMAIN, Op
+from graphkit.ops.tensor.constants import Constant
+from graphkit.passes.core.bind import match_shapes
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
+
+# Sizes for which the kernel of one node is kept.
+_KEPT = 256
+
+# Bytes of the constant operands that the factory of a kernel may look at, such as scales.
+_SMALL = 128
+
+# How the structures of a template differ: by step, the operands that may be overwritten, and whether it needs scratch.
+_Needs = tuple[tuple[tuple[tuple[int, int], ...], bool], ...]
+
+
+class PackedOperand(NamedTuple):
+    """External memory that holds a parameter or constant; as `kernel` packs it for `position`, or as it is."""
+
+    external: int
+    array: VersionedArray
+    kernel: NativeKernel | None
+    position: int
+
+
+@dataclass(frozen=True)
+class SizedCode:
+    """A native program for certain sizes, and what lies outside of its arena.
+
+    `results` are the types of the outputs, in memory behind the inputs; `told` are arrays of elements that follow from
+    the sizes, by external memory.
+    """
+
+    native: _native.Program
+    arena_bytes: int
+    results: tuple[TensorType, ...]
+    operands: Sequence[PackedOperand]
+    told: Sequence[tuple[int, np.ndarray]]
+
+
+class _Typed:
+    """A value's type; its shape as positions in a table of sizes."""
+
+    __slots__ = ("kind", "is_static", "shape", "_elements")
+
+    def __init__(self, kind: TensorType, table: SizeTable):
+        self.kind = kind
+        self.is_static = not any(_names(d) for d in (*kind.known_shape, *(kind.value or ())))
+        self.shape = table.add_all(kind.known_shape)
+        self._elements = None if kind.value is None else table.add_all(kind.value)
+
+    def at(self, sizes: Sequence[int]) -> TensorType:
+        if self.is_static:
+            return self.kind
+        shape = tuple([sizes[p] for p in self.shape])
+        elements = None if self._elements is None else tuple([sizes[p] for p in self._elements])
+        return TensorType.of_sizes(self.kind.dtype, shape, elements, self.kind.floats)
+
+
+class _Step:
+    """Nodes that are alike, with what was found for the sizes that they mention."""
+
+    def __init__(self, node: Node, mentioned: tuple[int, ...], known: KernelContext | None, substitutes: bool):
+        self.node = node  # one of them
+        self.substitutes = substitutes  # inference need not be asked again
+        self.mentioned = mentioned  # positions of symbols
+        self.context = known  # None: no kernel is needed
+        self.kernels: OrderedDict[tuple[int, ...], NativeKernel | None] = OrderedDict()
+
+
+class _Unread:
+    """A large constant operand of a node whose kernel others use, too: it is there, and nobody may look at it."""
+
+    version = 0
+
+    @property
+    def array(self) -> np.ndarray:
+        raise NotNative("a kernel depends on the elements of a large operand")
+
+
+_UNREAD = _Unread()
+
+
+class _Structure(NamedTuple):
+    """The memory of a template whose steps have certain needs, and the native program that others are made of."""
+
+    plan: MemoryPlan
+    native: _native.Program
+    externals: Sequence[tuple[int, int, int, VersionedArray]]  # step, position, external, array
+    told: Sequence[tuple[int, Value]]
+    requests: Sequence[tuple[int, int, int, list[int]]]  # position of the bytes or -1 - step, first, last, inplace
+
+
+class Template:
+    """A graph without updates, every node of which has a native kernel whatever the sizes of its inputs.
+
+    `fixed` are the inputs that only change with a version. Raises NotNative, saying why, for other graphs.
+    """
+
+    def __init__(self, graph: Graph, fixed: Mapping[Value, VersionedArray], settings: Settings):
+        self.graph = graph
+        self.settings = settings
+        symbols = _symbols_of(graph)
+        self.placement = _require(graph, place_values(graph, frozenset(symbols)), fixed)
+        self._known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
+        self._table = SizeTable(symbols)
+        self._symbols = {name: self._table.add(symbol(name)) for name in symbols}
+        self._types: dict[Value, _Typed] = {}
+        self._bytes: dict[Value, int] = {}
+        for value in graph.values:
+            self._types[value] = _Typed(value.tensor, self._table)
+            self._bytes[value] = self._table.add(value.tensor.size * value.dtype.itemsize)
+        # What types for names assume: sizes that are equal, and none that is negative.
+        self._equal: list[tuple[int, int]] = []
+        self._positive = sorted({p for t in self._types.values() for p in t.shape})
+        computed = set(self.placement.steps)
+        alike: dict[Hashable, _Step] = {}
+        self._nodes = [
+            self._step(node, node in computed, alike) for node in graph.nodes if not isinstance(node.op, Constant)
+        ]
+        self._alike = list(alike.values())
+        for view, root in self.placement.root.items():
+            if self._bytes[view] != self._bytes[root]:
+                self._equal.append((self._bytes[view], self._bytes[root]))
+        self._structures: dict[_Needs, _Structure] = {}
+
+    def at(self, shapes: Mapping[str, Sequence[int]]) -> SizedCode:
+        """The program for inputs of these shapes, by name.
+
+        Raises InputError for shapes that contradict each other, NotNative when they need another program.
+        """
+        sizes = self._sizes(shapes)
+        found = {step: self._kernel(step, sizes) for step in self._alike}
+        kernels = [kernel for step in self._nodes if (kernel := found[step]) is not None]
+        structure = self._structure(kernels, sizes)
+        ordered = [kernels[index] for index in structure.plan.order]
+        offsets, arena_bytes = native_module().lay_out(
+            [
+                (sizes[at] if at >= 0 else kernels[-1 - at].scratch_bytes, first, last, inplace)
+                for at, first, last, inplace in structure.requests
+            ]
+        )
+        packed = [set(kernel.packed_inputs) for kernel in kernels]
+        types = tuple(self._types[r.value].at(sizes) for r in self.placement.results)
+        return SizedCode(
+            structure.native.resized(ordered, offsets, arena_bytes),
+            arena_bytes,
+            types,
+            [
+                PackedOperand(external, array, kernels[step] if position in packed[step] else None, position)
+                for step, position, external, array in structure.externals
+            ],
+            [(external, self._elements(value, sizes)) for external, value in structure.told],
+        )
+
+    def _sizes(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+        """What every dimension of the table is."""
+        given = {self.graph.name_of(v): v.tensor for v in self.graph.inputs if self.graph.name_of(v) in shapes}
+        bindings = match_shapes([(name, kind, kind.with_shape(shapes[name])) for name, kind in given.items()])
+        try:
+            sizes = self._table.values(bindings)  # type: ignore[arg-type]
+        except KeyError as name:
+            raise NotNative(f"nothing says what {name} is") from name
+        except GraphkitError as error:
+            raise NotNative(str(error)) from error
+        if any(sizes[a] != sizes[b] for a, b in self._equal):
+            raise NotNative("sizes differ that have to be equal")
+        if any(sizes[p] < 0 for p in self._positive):
+            raise NotNative("a size is negative")
+        return sizes
+
+    def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
+        """That of nodes like this one, or another."""
+        known = kernel_context(node, self.placement, self._known, self.settings)
+        small = {i: a for i, a in known.constant_inputs.items() if node.inputs[i].tensor.nbytes <= _SMALL}
+        key = (
+            node.op,
+            tuple(None if v is None else (v.type, v.tensor.value, v.tensor.floats) for v in node.inputs),
+            tuple((i, id(small.get(i))) for i in known.constant_inputs),
+            known.used_outputs,
+            computed,
+        )
+        if key not in alike:
+            constants = {i: small.get(i, _UNREAD) for i in known.constant_inputs}
+            context = replace(known, constant_inputs=constants) if computed else None
+            alike[key] = _Step(node, self._mentioned(node), context, self._substitutes(node))
+        return alike[key]
+
+    def _substitutes(self, node: Node) -> bool:
+        """Whether the results' types follow from the names, under assumptions that are noted."""
+        if not isinstance(node.op, Op) or not node.op.substitutes:
+            return False
+        with assumptions() as assumed:
+            inferred = node.op.infer_types([None if v is None else v.type for v in node.inputs])
+        if any(kind != v.type for kind, v in zip(inferred, node.outputs, strict=True)):
+            return False
+        if any(not _names(d) <= self.placement.symbols for pair in assumed for d in pair):
+            return False
+        self._equal += [(self._table.add(a), self._table.add(b)) for a, b in assumed]
+        return True
+
+    def _mentioned(self, node: Node) -> tuple[int, ...]:
+        kinds = [v.tensor for v in (*node.operands, *node.outputs)]
+        found = {s for kind in kinds for d in (*kind.known_shape, *(kind.value or ())) for s in _names(d)}
+        return tuple(position for name, position in self._symbols.items() if name in found)
+
+    # --- one node ---------------------------------------------------------------------------------------
+
+    def _kernel(self, step: _Step, sizes: Sequence[int]) -> NativeKernel | None:
+        """The kernel of a node, None of a view; inference says before that the node takes these sizes."""
+        key = tuple([sizes[position] for position in step.mentioned])
+        if key in step.kernels:
+            return step.kernels[key]
+        kernel = None
+        if step.context is not None or not step.substitutes:
+            bound = self._bound(step, sizes)
+        if step.context is not None:
+            made = make_kernel("cpu", bound, step.context)
+            if made is None or not is_native(made):
+                raise NotNative(f"no native kernel for {bound.describe()}")
+            kernel = made
+        step.kernels[key] = kernel
+        if len(step.kernels) > _KEPT:
+            step.kernels.popitem(last=False)
+        return kernel
+
+    def _bound(self, step: _Step, sizes: Sequence[int]) -> Node:
+        """The node on operands of these sizes. NotNative when inference finds other types than the template's."""
+        node = step.node
+        operands = [None if v is None else Value(self._types[v].at(sizes), v.name, role=v.role) for v in node.inputs]
+        told = [self._types[v].at(sizes) for v in node.outputs]
+        with context.detached():
+            if step.substitutes:
+                return Node(node.op, operands, node.name, node.meta, types=told)
+            try:
+                bound = Node(node.op, operands, node.name, node.meta)
+            except GraphkitError as error:
+                raise NotNative(str(error)) from error
+        for inferred, kind in zip(bound.outputs, told, strict=True):
+            if inferred.type != kind or (kind.value is not None and inferred.tensor.value != kind.value):
+                raise NotNative(f"{bound.describe()}: the result is {inferred.type}; {kind} was expected")
+        return bound
+
+    def _elements(self, value: Value, sizes: Sequence[int]) -> np.ndarray:
+        kind = self._types[value].at(sizes)
+        return np.array(kind.constants, kind.dtype.numpy).reshape(kind.static_shape)
+
+    # --- memory and the native program ------------------------------------------------------------------
+
+    def _structure(self, kernels: Sequence[NativeKernel], sizes: Sequence[int]) -> _Structure:
+        needs: _Needs = tuple((tuple(kernel.inplace), kernel.scratch_bytes > 0) for kernel in kernels)
+        found = self._structures.get(needs)
+        if found is None:
+            found = self._structures[needs] = self._structured(kernels, sizes)
+        return found
+
+    def _structured(self, kernels: Sequence[NativeKernel], sizes: Sequence[int]) -> _Structure:
+        plan = plan_graph(
+            self.graph,
+            self.placement,
+            [StepMemory(int(kernel.scratch_bytes), kernel.inplace) for kernel in kernels],
+            inplace=self.settings.inplace,
+            share=self.settings.share,
+            nbytes=lambda v: sizes[self._bytes[v]],
+        )
+        writer = _Writer(self.graph, self.placement, self._known, plan)
+        native = native_module().Program(self.settings.threads, 0, writer.externals)
+        for index in plan.order:
+            node, kernel = self.placement.steps[index], kernels[index]
+            writer.step(native.root, index, node, kernel)
+        values = {request: self._bytes[value] for value, request in plan.request_of.items()}
+        steps = {request: -1 - index for index, request in plan.scratch_of.items()}
+        return _Structure(
+            plan,
+            native,
+            writer.fixed,
+            list(writer.told.items()),
+            [
+                (values.get(number, steps.get(number, 0)), request.first, request.last, list(request.inplace))
+                for number, request in enumerate(plan.requests)
+            ],
+        )
+
+
+class _Writer:
+    """Writes the steps of a template; an offset in the arena is the number of a request."""
+
+    def __init__(self, graph: Graph, placement: Placement, known: Mapping[Value, VersionedArray], plan: MemoryPlan):
+        self._graph = graph
+        self._placement = placement
+        self._known = known
+        self._plan = plan
+        self._outside = {v: (i, 0) for i, v in enumerate(graph.inputs) if v not in known}
+        for number, result in enumerate(placement.results):
+            self._outside[placement.root[result.value]] = (len(graph.inputs) + number, 0)
+        self.externals = len(graph.inputs) + len(placement.results)
+        self.fixed: list[tuple[int, int, int, VersionedArray]] = []
+        self.told: dict[int, Value] = {}
+
+    def step(self, builder: _native.Builder, index: int, node: Node, kernel: NativeKernel) -> None:
+        inputs = [ABSENT if v is None else self._operand(index, i, v) for i, v in enumerate(node.inputs)]
+        # Kernels for other sizes may count more of the optional operands that a node leaves out.
+        wanted = max(kernel.input_count, len(getattr(node.op, "formals", ())))
+        inputs += [ABSENT] * (wanted - len(inputs))
+        used = self._placement.used
+        outputs = [self._lies(v) if v in used else ABSENT for v in node.outputs]
+        outputs += [ABSENT] * (kernel.output_count - len(outputs))
+        scratch = self._plan.scratch_of.get(index)
+        at = ABSENT if scratch is None else (ARENA, scratch)
+        builder.kernel(self._graph.node_name(node), kernel, inputs, outputs, at)
+
+    def _operand(self, index: int, position: int, value: Value) -> Location:
+        root = self._placement.root[value]
+        if root in self._known:
+            # Kernels for other sizes may want it packed in another way.
+            self.fixed.append((index, position, self._new(), self._known[root]))
+            return self.fixed[-1][2], 0
+        return self._lies(value)
+
+    def _lies(self, value: Value) -> Location:
+        root = self._placement.root[value]
+        if root not in self._outside:
+            if self._placement.place[root] != "shape":
+                return ARENA, self._plan.request_of[root]
+            self._outside[root] = (self._new(), 0)
+            self.told[self._outside[root][0]] = root
+        return self._outside[root]
+
+    def _new(self) -> int:
+        self.externals += 1
+        return self.externals - 1
+
+
+def _symbols_of(graph: Graph) -> list[str]:
+    """The names in the shapes of the inputs, without which the graph has no need of a template."""
+    found = dict.fromkeys(
+        s for v in graph.inputs if isinstance(v.type, TensorType) for d in v.type.shape or () for s in _names(d)
+    )
+    if not found:
+        raise NotNative("the inputs have fixed sizes")
+    return list(found)
+
+
+def _names(dim: Dim) -> frozenset[str]:
+    return dim.symbols if isinstance(dim, DimExpr) else frozenset()
+
+
+def _require(graph: Graph, placement: Placement, fixed: Iterable[Value]) -> Placement:
+    """The placement, when every size and every result follows from the names."""
+    if graph.updates:
+        raise NotNative("states are written")
+    for value in graph.values:
+        if not placement.is_sized(value):
+            raise NotNative(f"the size of {value} is known only in a run")
+    for node in graph.nodes:
+        if node.op.subgraphs() and node.op.domain != DOMAIN:
+            raise NotNative(f"{graph.node_name(node)} has subgraphs of its own")
+    for value in fixed:
+        if not value.tensor.is_static:
+            raise NotNative(f"{value} may have another size each time")
+    for result in placement.results:
+        if not result.owned:
+            raise NotNative("an output is no result of a step, or another one as well")
+    return placement

@@ -1,0 +1,151 @@
+"""What programs of the native engine have in common: instances and arenas that runs take turns on, and results."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from graphkit.errors import NotFinite, OutOfMemory, RuntimeFailure
+from graphkit.executor.devices.loading import native_module
+from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.memory.errors import out_of_memory, raise_if_out_of_memory
+from graphkit.executor.memory.placement import Placement
+from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
+from graphkit.executor.report.describe import describe
+from graphkit.executor.report.plan import Plan
+from graphkit.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from graphkit.executor.devices.loading import _native
+
+
+class Recorder(Protocol):
+    """What every run goes through while a profile is made."""
+
+    def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
+        """Call `run`, which runs the native instance of a program."""
+        ...
+
+
+recorder: Recorder | None = None
+
+
+class Instance(Protocol):
+    """What one run at a time of a program goes on in. `arena`: its own; None when any does."""
+
+    arena: np.ndarray | None
+    native: _native.Instance | None
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
+        """See BaseProgram.run."""
+        ...
+
+
+class BaseProgram(ABC):
+    """Runs a graph whose inputs have known sizes, on memory of `pools`.
+
+    `kept_bytes` is about what the program itself takes; `owned` has shape, dtype and bytes of every result that is
+    written where it is handed out.
+    """
+
+    arena_bytes: int
+    kept_bytes: int
+    owned: list[tuple[tuple[int, ...], np.dtype, int] | None]
+
+    def __init__(self, graph: Graph, placement: Placement, pools: Pools):
+        self.graph = graph
+        self.placement = placement
+        self.pools = pools
+        self.state_inputs: list[int] = []
+        self.donated: list[bool] = []
+        # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
+        self.interruptible: Callable[[], bool] | None = None
+        self._idle: list[Instance] = []
+
+    @property
+    @abstractmethod
+    def lowered(self) -> LoweredGraph:
+        """The graph with its lowerings."""
+
+    @abstractmethod
+    def instance(self) -> Instance:
+        """Another instance. Raises MemoryError."""
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        """Run once; return the new values of states, then the outputs, all in memory of their own.
+
+        `inputs` has one array per graph input (None: not needed); `buffers` gives C-contiguous memory for results
+        by position, where the result is `owned`: that of the old value where `donated` says so, else none that an
+        input has. Safe to call from several threads.
+        """
+        arenas = self.pools.arenas
+        with out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes"):
+            try:
+                instance = self._idle.pop()
+            except IndexError:
+                instance = self.instance()
+            arena = arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
+        if recorder is None:
+            results = instance.run(inputs, buffers, arena)
+        else:
+            results = recorder.run(self, instance.native, lambda: instance.run(inputs, buffers, arena))
+        # An instance whose run failed is left to the garbage collector, as it may hold somebody's arrays.
+        if len(self._idle) < IDLE:
+            self._idle.append(instance)
+        if instance.arena is None:
+            arenas.give(arena)
+        return results
+
+    def run_native(
+        self,
+        instance: _native.Instance,
+        arrays: list[np.ndarray | None],
+        arena: np.ndarray,
+        call: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run a native instance on inputs and results. Raises NotFinite, OutOfMemory, RuntimeFailure."""
+        native = native_module()
+        if self.state_inputs:
+            self.interruptible = lambda: not instance.committed
+        try:
+            instance.run(arrays, arena, call)
+        except native.NotFinite as error:
+            raise NotFinite(str(error)) from error
+        except native.NoMemory as error:
+            raise OutOfMemory(str(error)) from error
+        except native.Error as error:
+            raise RuntimeFailure(str(error)) from error
+        finally:
+            self.interruptible = None
+
+    def results(self, buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        """Memory for the results that are written in place; None for the others."""
+        made: list[Any] = []
+        recycle = self.pools.results.array
+        for position, spec in enumerate(self.owned):
+            buffer = buffers.get(position) if buffers else None
+            if spec is None or buffer is not None:
+                made.append(buffer)
+                continue
+            shape, dtype, nbytes = spec
+            # What a state keeps is not given out again.
+            fresh = nbytes < RECYCLED_BYTES or position < len(self.donated)
+            try:
+                made.append(np.empty(shape, dtype) if fresh else recycle(position, shape, dtype, nbytes))
+            except (MemoryError, ValueError) as error:
+                raise_if_out_of_memory(self.graph, f"result {position}, {nbytes} bytes", error)
+                raise
+        return made
+
+    @property
+    @abstractmethod
+    def fallbacks(self) -> tuple[str, ...]:
+        """Nodes that are interpreted, as "name (Op)". Shape arithmetic outside of subgraphs is left out."""
+
+    @cached_property
+    def plan(self) -> Plan:
+        return describe(self.lowered)

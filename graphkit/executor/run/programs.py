@@ -1,0 +1,72 @@
+"""The programs that an executor keeps: compiled for one size, or light ones of a template where sizes change."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from graphkit import config
+from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.lower.lowering import Settings
+from graphkit.executor.lower.template import Template
+from graphkit.executor.memory.pools import Pools
+from graphkit.executor.run.compile import AnyProgram, compile_graph, make_template, sized_program
+from graphkit.executor.run.selection import Selection
+
+# The most recently used programs stay however large they are: training takes turns with evaluation, and the last batch
+# is a smaller one.
+_LEAST = 4
+
+# What a program depends on: see `signature`.
+Key: TypeAlias = tuple[Any, ...]
+
+
+class Programs:
+    """Programs by their keys, up to GRAPHKIT_CACHE_MB, those used last. For one thread at a time.
+
+    The first size of a graph is compiled for itself: it may be the only one. From the second on, programs follow from
+    a template, if the graph has one.
+    """
+
+    def __init__(self, settings: Settings, pools: Pools):
+        self._settings = settings
+        self._pools = pools
+        self._kept: OrderedDict[Key, AnyProgram] = OrderedDict()
+        self._bytes = 0
+        self._templates: dict[Key, Template | None] = {}
+        self._compiled: set[Key] = set()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, key: Key) -> AnyProgram | None:
+        """The program, if it is there; it is the last used one then."""
+        program = self._kept.get(key)
+        if program is not None:
+            self._kept.move_to_end(key)
+        return program
+
+    def make(
+        self, key: Key, selection: Selection, shapes: Mapping[str, Any], fixed: Mapping[int, VersionedArray]
+    ) -> AnyProgram:
+        """The program for inputs of these shapes, by name. Raises as `compile_graph`."""
+        group = (key[0], *(fed for fed, _ in key[1:]))
+        program = self._from_template(group, selection, shapes, fixed) if group in self._compiled else None
+        if program is None:
+            program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools)
+            self._compiled.add(group)
+        self._kept[key] = program
+        self._bytes += program.kept_bytes
+        most = config.CACHE_MB.get() << 20
+        while self._bytes > most and len(self._kept) > _LEAST:
+            self._bytes -= self._kept.popitem(last=False)[1].kept_bytes
+        return program
+
+    def _from_template(
+        self, group: Key, selection: Selection, shapes: Mapping[str, Any], fixed: Mapping[int, VersionedArray]
+    ) -> AnyProgram | None:
+        if group not in self._templates:
+            self._templates[group] = make_template(selection.graph, fixed, self._settings)
+        template = self._templates[group]
+        return None if template is None else sized_program(template, shapes, fixed, self._pools)

@@ -1,0 +1,84 @@
+"""A program of a template: light to make, for one of the many sizes that the inputs of a graph have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from graphkit.executor.devices.loading import native_module
+from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.lower.template import SizedCode, Template
+from graphkit.executor.memory.placement import Result
+from graphkit.executor.memory.pools import Pools
+from graphkit.executor.run.base_program import BaseProgram, Instance
+from graphkit.ir.graph import Value
+
+# What a step takes with its kernel, as measured on networks.
+_STEP_BYTES = 4 << 10
+
+
+class SizedProgram(BaseProgram):
+    """Runs what a template says for certain sizes. `lower` lowers the graph for them on its own, for people."""
+
+    def __init__(self, template: Template, code: SizedCode, lower: Callable[[], LoweredGraph], pools: Pools):
+        results = tuple(
+            Result(Value(kind, r.value.name), r.owned)
+            for kind, r in zip(code.results, template.placement.results, strict=True)
+        )
+        super().__init__(template.graph, replace(template.placement, results=results), pools)
+        self.code = code
+        self.arena_bytes = code.arena_bytes
+        self.kept_bytes = _STEP_BYTES * len(template.placement.steps)
+        self.owned = [(kind.static_shape, kind.dtype.numpy, kind.nbytes) for kind in code.results]
+        self._lower = lower
+        self._lowered: LoweredGraph | None = None
+
+    @property
+    def lowered(self) -> LoweredGraph:
+        if self._lowered is None:
+            self._lowered = self._lower()
+        return self._lowered
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """None: a template has kernels alone."""
+        return ()
+
+    def instance(self) -> Instance:
+        return _SizedInstance(self)
+
+
+class _SizedInstance:
+    """The native instance, with the operands that it holds."""
+
+    arena: np.ndarray | None = None
+
+    def __init__(self, program: SizedProgram):
+        self.native = native_module().Instance(program.code.native)
+        self._program = program
+        self._held: list[np.ndarray] = []
+        self._stamp = -1
+        for external, array in program.code.told:
+            self.native.set(external, array)
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
+        program = self._program
+        if (stamp := program.pools.stamp()) != self._stamp:
+            self._refresh()
+            self._stamp = stamp
+        results = program.results(buffers)
+        program.run_native(self.native, [*inputs, *results], arena)
+        return results
+
+    def _refresh(self) -> None:
+        """Read parameters and constants again; pack those that changed."""
+        packed = self._program.pools.packed
+        self._held = [
+            array.array if kernel is None else packed.get(array, kernel, position)
+            for _, array, kernel, position in self._program.code.operands
+        ]
+        for operand, array in zip(self._program.code.operands, self._held, strict=True):
+            self.native.set(operand.external, array)
