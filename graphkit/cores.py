@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+# Controllers of one hierarchy whose orders are tried; in fact there are two.
+_FEW = 4
 
 
 def allowed_cores() -> int:
@@ -35,13 +39,18 @@ def _folders(proc: Path, mounted: Path) -> Iterator[Path]:
     Inside of a container, whose path may be that on the host, the outermost folder is the container's own.
     """
     for line in (_text(proc) or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
+        together = controllers.split(",")
+        if controllers and "cpu" not in together:
             continue
-        root = mounted / controllers if controllers else mounted
+        # A hierarchy of several controllers is mounted under their names in any order, or linked under one of them.
+        orders = itertools.permutations(together) if len(together) <= _FEW else [together]
+        names = {"cpu", *map(",".join, orders)} if controllers else {""}
         inside = Path(path.lstrip("/"))
-        for folder in (inside, *inside.parents):
-            yield root / folder
+        for name in sorted(names):
+            for folder in (inside, *inside.parents):
+                yield mounted / name / folder
 
 
 def _quota_in(folder: Path) -> float | None:

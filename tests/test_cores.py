@@ -37,6 +37,22 @@ def groups(tmp_path: Path, membership: str, **files: str) -> tuple[Path, Path]:
             },
             2.5,
         ),
+        # Printed in another order than that of the folder, or linked under one name.
+        (
+            "4:cpuacct,cpu:/docker/x\n",
+            {
+                "cpu,cpuacct__docker__x__cpu_DOT_cfs_quota_us": "200000",
+                "cpu,cpuacct__docker__x__cpu_DOT_cfs_period_us": "100000",
+            },
+            2.0,
+        ),
+        (
+            "4:cpuacct,cpu:/x\n",
+            {"cpu__x__cpu_DOT_cfs_quota_us": "200000", "cpu__x__cpu_DOT_cfs_period_us": "100000"},
+            2.0,
+        ),
+        ("2:cpuacct,a,b,c,d,e,f,g,h,i,j,k,cpu:/\n", {}, None),
+        ("not a line\n", {}, None),
         ("2:cpu:/\n", {"cpu__cpu_DOT_cfs_quota_us": "-1", "cpu__cpu_DOT_cfs_period_us": "100000"}, None),
         ("3:memory:/jobs\n", {"memory__cpu_DOT_max": "100000 100000"}, None),
         ("", {}, None),

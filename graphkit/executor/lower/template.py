@@ -202,7 +202,12 @@ class Template:
     def _step(self, node: Node, computed: bool, alike: dict[Hashable, _Step]) -> _Step:
         """That of nodes like this one, or another."""
         known = kernel_context(node, self.placement, self._known, self.settings)
-        small = {i: a for i, a in known.constant_inputs.items() if node.inputs[i].tensor.nbytes <= _SMALL}
+        operands = dict(enumerate(node.inputs))
+        small = {
+            i: a
+            for i, a in known.constant_inputs.items()
+            if (v := operands[i]) is not None and v.tensor.nbytes <= _SMALL
+        }
         key = (
             node.op,
             tuple(None if v is None else (v.type, v.tensor.value, v.tensor.floats) for v in node.inputs),

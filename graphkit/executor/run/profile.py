@@ -25,7 +25,7 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.run import base_program as programs
 from graphkit.executor.run import engine
-from graphkit.executor.run.program import Program
+from graphkit.executor.run.base_program import BaseProgram
 from graphkit.ir.atomic import write_whole
 from graphkit.text import format_table, human
 
@@ -62,7 +62,7 @@ class _Step(NamedTuple):
 
 
 class _Run(NamedTuple):
-    program: Program
+    program: BaseProgram
     thread: int
     start: int  # monotonic nanoseconds
     end: int
@@ -76,11 +76,11 @@ class Profile:
         self._runs: list[_Run] = []
         self._work: list[engine.Work] = []  # of dependency engines, filled by them
         self._threads: dict[int, str] = {}
-        self._steps: dict[Program, dict[str, _Step]] = {}
+        self._steps: dict[BaseProgram, dict[str, _Step]] = {}
         self._lock = threading.Lock()
         self._start = time.monotonic_ns()
 
-    def run(self, program: Program, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
+    def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
         """Call `run`, and record what the native instance does meanwhile."""
         if native is None:
             raise UnsupportedError("profiling needs the native engine, which was not built here: pip install .")
@@ -194,7 +194,7 @@ class Profile:
     def _microseconds(self, time: int) -> float:
         return (time - self._start) / 1e3
 
-    def _known(self, program: Program) -> dict[str, _Step]:
+    def _known(self, program: BaseProgram) -> dict[str, _Step]:
         """The program's steps, and those of its subgraphs, by the name that the native trace gives them."""
         if program not in self._steps:
             found: dict[str, _Step] = {}
@@ -218,7 +218,7 @@ class _Recording:
         if not self._skip:
             engine.record(self._profile._work)
 
-    def run(self, program: Program, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
+    def run(self, program: BaseProgram, native: _native.Instance | None, run: Callable[[], list[Any]]) -> list[Any]:
         number = next(self._numbers) - self._skip
         if number < 0:
             return run()

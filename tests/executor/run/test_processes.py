@@ -65,6 +65,25 @@ time.sleep(0.2)
 print("leaving")
 """
 
+# A run that goes on for as long as the process takes to end.
+LEAVE_IN_A_RUN = """
+x = h = gk.input("x", ["N", 64])
+for i in range(400):
+    h = gk.relu(gk.nn.linear(h, 64, name=f"fc{i}"))
+exe = gk.Model(h).compile(threads=THREADS)
+rows = np.random.rand(6000, 64).astype(np.float32)
+exe(rows)
+
+def work():
+    while True:
+        exe(rows)
+
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.05)
+print("leaving")
+"""
+
 # Python is called inside of a loop, for what is interpreted.
 LEAVE_LOOPS = """
 @gk.op
@@ -148,7 +167,7 @@ def test_children_of_a_fork_run_models() -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_interpreter_may_end_while_threads_run(threads: int) -> None:
-    for script in (LEAVE, LEAVE_LOOPS):
+    for script in (LEAVE, LEAVE_IN_A_RUN, LEAVE_LOOPS):
         done = run(script.replace("THREADS", str(threads)))
         assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
 

@@ -14,8 +14,9 @@ namespace {
 
 using dnnl::memory;
 
+// Never destroyed: a run may go on in a daemon thread while the process ends.
 const dnnl::stream& stream() {
-    static const dnnl::stream only(engine());
+    static const dnnl::stream& only = *new dnnl::stream(engine());
     return only;
 }
 
@@ -96,7 +97,7 @@ void rethrow(const Kernel& kernel, const dnnl::error& error) {
 }
 
 const dnnl::engine& engine() {
-    static const dnnl::engine only(dnnl::engine::kind::cpu, 0);
+    static const dnnl::engine& only = *new dnnl::engine(dnnl::engine::kind::cpu, 0);  // never destroyed, as the stream
     return only;
 }
 
@@ -186,8 +187,9 @@ void Operation::finish(const dnnl::primitive_desc_base& descriptor, dnnl::primit
 
 std::unique_ptr<Operation::Arguments> Operation::take() const {
     {
-        const std::lock_guard lock(pool_->mutex);
-        if (!pool_->idle.empty()) {
+        // Another thread may have held it when this process was forked: nobody waits for it.
+        const std::unique_lock lock(pool_->mutex, std::try_to_lock);
+        if (lock && !pool_->idle.empty()) {
             auto found = std::move(pool_->idle.back());
             pool_->idle.pop_back();
             return found;
@@ -208,8 +210,10 @@ std::unique_ptr<Operation::Arguments> Operation::take() const {
 }
 
 void Operation::give(std::unique_ptr<Arguments> arguments) const {
-    const std::lock_guard lock(pool_->mutex);
-    pool_->idle.push_back(std::move(arguments));
+    const std::unique_lock lock(pool_->mutex, std::try_to_lock);
+    if (lock) {
+        pool_->idle.push_back(std::move(arguments));
+    }
 }
 
 void Operation::convert(const Operand& operand, const Arguments& arguments, std::size_t index) const {
@@ -379,8 +383,6 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
         results[i] = partials_ > 1 ? scratch + place : static_cast<std::byte*>(outputs[i]);
         place += aligned(partials_ * output_bytes(i));
     }
-    std::mutex mutex;
-    std::exception_ptr failure;
     std::atomic<bool> invalid = false;
     const auto compute = [&](const Piece& piece) {
         std::array<const void*, 4> from{};
@@ -399,22 +401,14 @@ void LibraryKernel::run_pieces(const void* const* inputs, void* const* outputs, 
                  [&](std::int64_t begin, std::int64_t end) {
                      const OneThread alone;
                      set_invalid(false);
-                     try {
-                         for (std::int64_t i = begin; i < end; ++i) {
-                             compute(pieces_[static_cast<std::size_t>(i)]);
-                         }
-                     } catch (...) {
-                         const std::lock_guard lock(mutex);
-                         failure = std::current_exception();
+                     for (std::int64_t i = begin; i < end; ++i) {
+                         compute(pieces_[static_cast<std::size_t>(i)]);
                      }
                      if (invalid_raised()) {
                          invalid = true;
                      }
                  });
     set_invalid(invalid);
-    if (failure) {
-        std::rethrow_exception(failure);
-    }
     if (partials_ > 1) {
         add_partials(scratch + at.partials, outputs);
     }

@@ -12,12 +12,13 @@ namespace {
 using Key = std::pair<std::string, std::string>;
 
 std::map<Key, MakeKernel>& makers() {
-    static std::map<Key, MakeKernel> all;  // filled while the module is loaded, in no known order
+    // Filled while the module is loaded, in no known order; never destroyed, as runs make kernels.
+    static std::map<Key, MakeKernel>& all = *new std::map<Key, MakeKernel>;
     return all;
 }
 
 std::vector<Key>& second_makers() {
-    static std::vector<Key> all;
+    static std::vector<Key>& all = *new std::vector<Key>;
     return all;
 }
 

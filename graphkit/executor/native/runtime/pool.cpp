@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "runtime/arithmetic.h"
 #include "runtime/experience.h"
 #include "runtime/invalid_flag.h"
 #include "runtime/kernel.h"
@@ -232,6 +233,7 @@ void Pool::help(int number) {
 #endif
     current.number = number;
     current.in_chunk = true;
+    set_arithmetic(kDefaultArithmetic);  // not that of the thread which happened to need a helper
     for (;;) {
         const auto patience = [&] {
             return active.load(std::memory_order_relaxed) != 0 ? kLooksInRuns : kLooksBetweenRuns;
@@ -291,6 +293,10 @@ void after_fork() {
     for (Slot& slot : here.slots) {
         slot.waits.store(0, std::memory_order_relaxed);
         slot.expected = slot.done.load(std::memory_order_relaxed);
+        // Of loops of threads that are not here nothing may be claimed.
+        for (Range& range : slot.claimed) {
+            range.left.store(0, std::memory_order_relaxed);
+        }
     }
 }
 
@@ -346,17 +352,23 @@ void run_shared(const SharedLoop& loop) {
                           std::to_string(kMostChunks) + " can be claimed");
     }
     Pool& here = pool();
-    if (current.slot == nullptr && !current.in_chunk) {
-        current.slot = here.take_slot();
-    }
-    SharedLoop shared = loop;
-    // Where several threads share loops, there are fewer helpers for each.
-    shared.threads -= std::popcount(here.active.load(std::memory_order_relaxed)) - 1;
     Experience& experience = current.experience;
-    if (current.slot == nullptr || current.in_chunk || shared.threads < 2 || !experience.shares()) {
+    SharedLoop shared = loop;
+    if (!current.in_chunk) {
+        if (!experience.shares()) {
+            leave_helpers();
+        } else if (current.slot == nullptr) {
+            current.slot = here.take_slot();
+        }
+        // Where several threads share loops, there are fewer helpers for each.
+        shared.threads -= std::popcount(here.active.load(std::memory_order_relaxed)) - 1;
+    }
+    if (current.slot == nullptr || current.in_chunk || shared.threads < 2) {
+        const bool before = std::exchange(current.in_chunk, true);
         for (std::int64_t chunk = 0; chunk < loop.chunks; ++chunk) {
             loop.body(loop.context, chunk);
         }
+        current.in_chunk = before;
         return;
     }
     const KeptFlag kept;

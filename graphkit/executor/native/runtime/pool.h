@@ -11,7 +11,8 @@
 
 namespace graphkit {
 
-// A loop of `chunks` calls of body(context, chunk), which may run at the same time, in any order, and must not throw.
+// A loop of `chunks` calls of body(context, chunk), which may run at the same time, in any order. They do not throw: see
+// for_each_chunk.
 struct SharedLoop {
     void (*body)(void* context, std::int64_t chunk);
     void* context;
@@ -21,7 +22,7 @@ struct SharedLoop {
 
     template <typename Body>
     static SharedLoop of(int threads, std::int64_t chunks, double nanoseconds, Body& body) {
-        const auto call = [](void* context, std::int64_t chunk) { (*static_cast<Body*>(context))(chunk); };
+        const auto call = [](void* context, std::int64_t chunk) noexcept { (*static_cast<Body*>(context))(chunk); };
         return {call, const_cast<void*>(static_cast<const void*>(std::addressof(body))), chunks, nanoseconds, threads};
     }
 };

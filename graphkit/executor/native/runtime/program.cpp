@@ -234,6 +234,7 @@ void Instance::carry_out(const Block& block, const Step& step) {
             copy_row(step);
             break;
         case Step::Kind::call:
+            leave_helpers();
             (*call_)(step.index);
             break;
         case Step::Kind::branch:

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <thread>
 
+#include "runtime/arithmetic.h"
 #include "runtime/pool.h"
 
 namespace graphkit {
@@ -15,8 +18,8 @@ namespace graphkit {
 int default_threads();
 void set_default_threads(int threads);
 
-// While it lives, loops of this thread may be shared among so many threads (0: the default). NativeError where the
-// system does not give them. Inside of a chunk of a loop there is one.
+// While it lives, loops of this thread may be shared among so many threads (0: the default), and it computes as its
+// helpers do. NativeError where the system does not give them. Inside of a chunk of a loop there is one.
 class Team {
   public:
     explicit Team(int threads);
@@ -26,6 +29,7 @@ class Team {
 
   private:
     int previous_;
+    Arithmetic arithmetic_;
 };
 
 // Threads that a loop of this thread may be shared among; 1 outside of a Team.
@@ -55,14 +59,43 @@ inline int threads_for(int threads, double nanoseconds) {
     return std::min(threads, std::max(2, static_cast<int>(nanoseconds / (kSerialNanoseconds / 2))));
 }
 
+// What the chunks of a loop throw: the first of it comes out when the loop is over.
+class LoopFailure {
+  public:
+    // For the handler of an exception.
+    void keep() noexcept {
+        if (!kept_.test_and_set()) {
+            exception_ = std::current_exception();
+        }
+    }
+    void rethrow() const {
+        if (exception_) {
+            std::rethrow_exception(exception_);
+        }
+    }
+
+  private:
+    std::atomic_flag kept_;
+    std::exception_ptr exception_;
+};
+
 // Calls body(chunk) for chunks 0, 1, ..., on so many threads at most, `nanoseconds` being the cost of all of them. A
-// thread begins with the same chunks in each loop of as many. The body must not throw.
+// thread begins with the same chunks in each loop of as many. What the body throws, on whichever thread, comes out here.
 template <typename Body>
 void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&& body) {
     // Threads are numbered below the chunks, too: working memory may be for no more.
     const auto sharing = static_cast<int>(std::min<std::int64_t>(std::min(threads, team_size()), chunks));
     if (sharing > 1) {
-        run_shared(SharedLoop::of(sharing, chunks, nanoseconds, body));
+        LoopFailure failure;
+        const auto guarded = [&](std::int64_t chunk) noexcept {
+            try {
+                body(chunk);
+            } catch (...) {
+                failure.keep();
+            }
+        };
+        run_shared(SharedLoop::of(sharing, chunks, nanoseconds, guarded));
+        failure.rethrow();
         return;
     }
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -71,7 +104,7 @@ void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&&
 }
 
 // Calls body(begin, end) for contiguous parts of [0, items), several at the same time; `nanoseconds` is the cost of one
-// item. Boundaries are multiples of `grain`. The body must not throw.
+// item. Boundaries are multiples of `grain`. What the body throws comes out here.
 template <typename Body>
 void parallel_for(int threads, std::int64_t items, double nanoseconds, Body&& body, std::int64_t grain = 1) {
     const double work = static_cast<double>(items) * nanoseconds;

@@ -23,10 +23,11 @@ bool is_comparison(Opcode opcode) {
 }
 
 const std::unordered_map<std::string, Opcode>& opcodes_by_name() {
-    static const std::unordered_map<std::string, Opcode> known = [] {
-        std::unordered_map<std::string, Opcode> names;
+    // Never destroyed: a run may make kernels while the process ends.
+    static const std::unordered_map<std::string, Opcode>& known = *[] {
+        auto* const names = new std::unordered_map<std::string, Opcode>;
         for (std::size_t i = 0; i < kOpcodeCount; ++i) {
-            names[kOpcodes[i].name] = static_cast<Opcode>(i);
+            (*names)[kOpcodes[i].name] = static_cast<Opcode>(i);
         }
         return names;
     }();
