@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,10 +27,13 @@ _PIECES = 3
 
 
 class Arenas:
-    """Working memory that runs of all programs take turns on."""
+    """Working memory that runs of all programs take turns on.
+
+    Nothing here locks: the child of a fork would wait for a thread that it does not have. Operations of lists are
+    atomic; what is counted may be off by a run or two.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._free: list[np.ndarray] = []
         self._largest = 0  # of the runs since arenas were let go
         self._runs = 0
@@ -39,30 +41,29 @@ class Arenas:
 
     def take(self, size: int) -> np.ndarray:
         """At least `size` bytes, aligned and undefined, for one run alone. Raises MemoryError."""
-        with self._lock:
-            self._watch(size)
-            while self._free:
-                arena = self._free.pop()
-                if arena.nbytes >= size:
-                    return arena
-        # Pages that no run comes to take no memory: room for larger runs costs addresses alone.
+        self._watch(size)
         try:
-            return aligned_bytes(2 * size)
-        except MemoryError:
-            return aligned_bytes(size)
+            while (arena := self._free.pop()).nbytes < size:
+                pass
+        except IndexError:
+            # Pages that no run comes to take no memory: room for larger runs costs addresses alone.
+            try:
+                return aligned_bytes(2 * size)
+            except MemoryError:
+                return aligned_bytes(size)
+        return arena
 
     def give(self, arena: np.ndarray) -> None:
         """Take an arena back after its run."""
-        with self._lock:
-            if len(self._free) < IDLE:
-                self._free.append(arena)
+        if len(self._free) < IDLE:
+            self._free.append(arena)
 
     def _watch(self, size: int) -> None:
         """Let go of arenas when runs have been much smaller for long."""
         self._largest = max(self._largest, size)
         self._recent = max(self._recent, size)
         self._runs += 1
-        if self._runs == _PATIENCE:
+        if self._runs >= _PATIENCE:
             if _TOO_LARGE * self._recent < self._largest:
                 self._free.clear()
                 self._largest = self._recent
@@ -70,26 +71,34 @@ class Arenas:
 
 
 class RecycledResults:
-    """Memory of results that were given out before and that nobody sees any more, by the result's position."""
+    """Memory of results that were given out before and that nobody sees any more, by the result's position.
+
+    Nothing here locks either: who has taken memory out of its queue has it alone.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._given_out: defaultdict[int, list[SharedMemory]] = defaultdict(list)
+        self._given_out: dict[int, deque[SharedMemory]] = {}
 
     def array(self, position: int, shape: tuple[int, ...], dtype: np.dtype, nbytes: int) -> np.ndarray:
         """A writable array on such memory, or on new memory. Raises MemoryError, ValueError as numpy does."""
-        with self._lock:
-            pool = self._given_out[position]
-            fitting = [m for m in pool if nbytes <= m.nbytes <= _SLACK * nbytes and not m.seen]
-            memory = min(fitting, key=lambda m: m.nbytes, default=None)
-            if memory is None:
-                # Room for somewhat larger results: pages that nobody comes to take no memory.
-                memory = SharedMemory(aligned_bytes(1 << (nbytes - 1).bit_length()))
-            else:
-                pool.remove(memory)
-            pool.append(memory)
-            del pool[:-_PIECES]  # those that were given out longest ago
-            return memory.array(shape, dtype, writable=True)
+        # The one that was given out longest ago makes room.
+        queue = self._given_out.setdefault(position, deque(maxlen=_PIECES))
+        memory = None
+        for _ in range(len(queue)):
+            try:
+                memory = queue.popleft()
+            except IndexError:  # taken by another thread
+                break
+            if nbytes <= memory.nbytes <= _SLACK * nbytes and not memory.seen:
+                break
+            queue.append(memory)
+            memory = None
+        if memory is None:
+            # Room for somewhat larger results: pages that nobody comes to take no memory.
+            memory = SharedMemory(aligned_bytes(1 << (nbytes - 1).bit_length()))
+        array = memory.array(shape, dtype, writable=True)
+        queue.append(memory)
+        return array
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import weakref
 from typing import Any
 
 import numpy as np
 
-# Two threads that ask for an array at the same time get one owner.
+# Two threads that ask for an array at the same time get one owner. The child of a fork has a lock of its own: a thread
+# that it does not have may hold the parent's.
 _lock = threading.Lock()
+
+
+def _unlock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
 
 
 class _Owner:
