@@ -36,6 +36,7 @@ class ArrayProgram:
     """
 
     interruptible: Callable[[], bool] | None = None
+    outgrown = False
 
     def __init__(self, lowered: LoweredGraph, device: Device, pools: Pools):
         graph = lowered.graph

@@ -64,6 +64,8 @@ class BaseProgram(ABC):
         self.donated: list[bool] = []
         # Whether the run that goes on may be interrupted; None while there is none. Of programs that write states.
         self.interruptible: Callable[[], bool] | None = None
+        # Whether a program that takes longer to make, and runs faster, pays.
+        self.outgrown = False
         self._idle: list[Instance] = []
 
     @property

@@ -18,6 +18,9 @@ from graphkit.executor.run.selection import Selection
 # is a smaller one.
 _LEAST = 4
 
+# What a compiled program takes, in those of a template.
+_COMPILED = 6
+
 # What a program depends on: see `signature`.
 Key: TypeAlias = tuple[Any, ...]
 
@@ -26,7 +29,7 @@ class Programs:
     """Programs by their keys, up to GRAPHKIT_CACHE_MB, those used last. For one thread at a time.
 
     The first size of a graph is compiled for itself: it may be the only one. From the second on, programs follow from
-    a template, if the graph has one.
+    a template, if the graph has one; a size that comes often is compiled as well, as long as there is room.
     """
 
     def __init__(self, settings: Settings, pools: Pools):
@@ -41,10 +44,15 @@ class Programs:
         return len(self._kept)
 
     def find(self, key: Key) -> AnyProgram | None:
-        """The program, if it is there; it is the last used one then."""
+        """The program, if it is there and to be used; it is the last used one then."""
         program = self._kept.get(key)
-        if program is not None:
-            self._kept.move_to_end(key)
+        if program is None:
+            return None
+        self._kept.move_to_end(key)
+        if program.outgrown:
+            program.outgrown = False
+            if self._bytes + _COMPILED * program.kept_bytes <= config.CACHE_MB.get() << 20:
+                return None
         return program
 
     def make(
@@ -52,7 +60,10 @@ class Programs:
     ) -> AnyProgram:
         """The program for inputs of these shapes, by name. Raises as `compile_graph`."""
         group = (key[0], *(fed for fed, _ in key[1:]))
-        program = self._from_template(group, selection, shapes, fixed) if group in self._compiled else None
+        before = self._kept.pop(key, None)  # outgrown
+        self._bytes -= 0 if before is None else before.kept_bytes
+        light = before is None and group in self._compiled
+        program = self._from_template(group, selection, shapes, fixed) if light else None
         if program is None:
             program = compile_graph(selection.graph, shapes, fixed, self._settings, self._pools)
             self._compiled.add(group)

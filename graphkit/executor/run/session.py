@@ -164,7 +164,7 @@ class Executor:
         """
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
-        if outputs is None and out is None and (repeat := self._repeat) is not None:
+        if outputs is None and out is None and (repeat := self._repeat) is not None and not repeat.program.outgrown:
             arrays = repeat.inputs(feeds)
             if arrays is not None:
                 with self._turn if repeat.selection.states else contextlib.nullcontext():

@@ -19,9 +19,15 @@ from graphkit.ir.graph import Value
 # What a step takes with its kernel, as measured on networks.
 _STEP_BYTES = 4 << 10
 
+# Runs after which its size is one that comes back: what compiling it takes is then a small part of the time.
+_OFTEN = 32
+
 
 class SizedProgram(BaseProgram):
-    """Runs what a template says for certain sizes. `lower` lowers the graph for them on its own, for people."""
+    """Runs what a template says for certain sizes; outgrown when they come often.
+
+    `lower` lowers the graph for them on its own, for people.
+    """
 
     def __init__(self, template: Template, code: SizedCode, lower: Callable[[], LoweredGraph], pools: Pools):
         results = tuple(
@@ -35,6 +41,13 @@ class SizedProgram(BaseProgram):
         self.owned = [(kind.static_shape, kind.dtype.numpy, kind.nbytes) for kind in code.results]
         self._lower = lower
         self._lowered: LoweredGraph | None = None
+        self._runs = 0
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        self._runs += 1
+        if self._runs == _OFTEN:
+            self.outgrown = True
+        return super().run(inputs, buffers)
 
     @property
     def lowered(self) -> LoweredGraph:

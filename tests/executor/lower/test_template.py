@@ -325,6 +325,21 @@ def test_the_first_size_is_compiled_for_itself() -> None:
     assert isinstance(executor._latest, Program)
 
 
+def test_a_size_that_comes_often_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = gk.Model(F.exp(gk.input("x", ["N"]))).compile()
+    executor.run({"x": normal(3)})
+    for number in range(40):
+        array = normal(4)
+        np.testing.assert_allclose(executor.run({"x": array})["exp"], np.exp(array), rtol=1e-5)
+        assert isinstance(executor._latest, Program) == (number >= 32)
+    count = len(executor._programs)
+    monkeypatch.setattr("graphkit.executor.run.programs._COMPILED", 1 << 20)  # no room
+    for _ in range(80):
+        executor.run({"x": normal(5)})
+    assert isinstance(executor._latest, SizedProgram)
+    assert len(executor._programs) == count + 1
+
+
 def test_names_of_sizes_are_anybodys_text() -> None:
     x = Value(TensorType("float32", ("__import__('os')", "a b", 2)), "x")
     executor = Executor(Graph([x], [F.exp(F.reshape(x, np.array([-1, 2])))]), ParamStore({}, {}))
