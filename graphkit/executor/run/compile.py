@@ -54,8 +54,12 @@ def compile_graph(
 
 
 def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Template | None:
-    """What programs for other sizes of the same graph follow from; None where each is compiled on its own."""
-    if not (settings.native and settings.optimize and settings.inplace and settings.share):
+    """What programs for other sizes of the same graph follow from; None where each is compiled on its own.
+
+    The bits of a result may depend on which of the two a size had: where that must not be, all are compiled.
+    """
+    plain = settings.optimize and settings.inplace and settings.share and not settings.deterministic
+    if not (settings.native and plain):
         return None
     settings = settings._replace(sizes_vary=True)
     try:

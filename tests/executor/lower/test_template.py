@@ -55,7 +55,7 @@ def compare(
 def test_an_encoder(threads: int, deterministic: bool) -> None:
     net = gk.models.build("bert", vocab=50, width=64, heads=4, layers=2, length=40)
     shapes = [dict.fromkeys(("x", "segments", "mask"), (b, t)) for b, t in [(2, 7), (1, 1), (3, 33), (5, 2), (2, 40)]]
-    compare(net, shapes, threads=threads, deterministic=deterministic)
+    compare(net, shapes, native=not deterministic, threads=threads, deterministic=deterministic)
 
 
 @pytest.mark.parametrize("name", ["lenet", "mobilenetv2", "resnet"])
