@@ -14,6 +14,10 @@ from graphkit.executor.memory.shared import SharedMemory
 # What waits for the next run; a burst of more concurrent runs makes more and lets them go.
 IDLE = 4
 
+# Addresses behind an arena, times its size and at most.
+_ROOM = 7
+_MOST_ROOM = 1 << 30
+
 # After so many runs that needed less than a quarter of an arena, it is let go.
 _PATIENCE = 256
 _TOO_LARGE = 4
@@ -21,7 +25,7 @@ _TOO_LARGE = 4
 # Results of at least this many bytes are given out again once nobody holds them: fresh pages cost more than a copy.
 RECYCLED_BYTES = 1 << 16
 # What is given out again is at most this many times larger than the result: its holder keeps all of it.
-_SLACK = 4
+_SLACK = 8
 # Pieces of memory that a result keeps: runs of other sizes, or callers that hold what they got, need more than one.
 _PIECES = 3
 
@@ -46,9 +50,10 @@ class Arenas:
             while (arena := self._free.pop()).nbytes < size:
                 pass
         except IndexError:
-            # Pages that no run comes to take no memory: room for larger runs costs addresses alone.
+            # Pages that no run comes to take no memory: room for larger runs costs addresses alone, and they find the
+            # pages of this one there.
             try:
-                return aligned_bytes(2 * size)
+                return aligned_bytes(size + min(_ROOM * size, _MOST_ROOM))
             except MemoryError:
                 return aligned_bytes(size)
         return arena

@@ -41,7 +41,7 @@ def test_an_arena_that_is_too_large_for_long_is_let_go() -> None:
     for _ in range(2 * pools._PATIENCE):
         arena = arenas.take(1 << 10)
         arenas.give(arena)
-    assert arenas.take(1 << 10).nbytes < 1 << 20
+    assert arenas.take(1 << 10).nbytes < 1 << 20  # no room that was not asked for
 
 
 def test_idle_arenas_are_few() -> None:
@@ -108,7 +108,7 @@ def test_sizes_by_turns_in_several_threads() -> None:
     assert not failed
 
 
-def test_no_memory_for_twice_the_arena_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_more_than_the_arena_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
     def scarce(size: int) -> np.ndarray:
@@ -119,6 +119,6 @@ def test_no_memory_for_twice_the_arena_is_no_failure(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(pools, "aligned_bytes", scarce)
     assert Arenas().take(80).nbytes == 80
-    assert made == [160, 80]
+    assert made == [640, 80]
     with pytest.raises(MemoryError):
         Arenas().take(101)
