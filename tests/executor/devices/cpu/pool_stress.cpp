@@ -1,12 +1,13 @@
 // Loops shared with helpers, for ThreadSanitizer (bench/sanitize.sh thread): several threads share loops of all sizes
-// at the same time, one inside another and after pauses in which helpers fall asleep. Exits with 1 where a result is
-// wrong.
+// at the same time, one inside another, with chunks that throw, and after pauses in which helpers fall asleep. Exits
+// with 1 where a result is wrong.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -47,11 +48,30 @@ void run(int threads, std::int64_t items, std::int64_t grain, double nanoseconds
     }
 }
 
+// One of the items throws, on whichever thread: it comes out, and the next loops are as before.
+void fail(int threads, std::int64_t items, std::int64_t bad) {
+    const graphkit::Team team(threads);
+    bool caught = false;
+    try {
+        graphkit::parallel_for(threads, items, 1000, [&](std::int64_t begin, std::int64_t end) {
+            if (begin <= bad && bad < end) {
+                throw std::runtime_error("bad");
+            }
+        });
+    } catch (const std::runtime_error&) {
+        caught = true;
+    }
+    if (caught != (bad < items) || graphkit::in_chunk()) {
+        wrong = true;
+    }
+}
+
 void work(unsigned seed, std::chrono::steady_clock::time_point end) {
     std::mt19937 random(seed);
     const auto below = [&](unsigned most) { return static_cast<std::int64_t>(random() % most); };
     while (std::chrono::steady_clock::now() < end) {
         run(static_cast<int>(1 + below(6)), below(400), 1 + below(8), static_cast<double>(below(3) * 300));
+        fail(static_cast<int>(1 + below(6)), below(400), below(400));
         if (below(50) == 0) {
             std::this_thread::sleep_for(std::chrono::microseconds(below(2000)));
         }
