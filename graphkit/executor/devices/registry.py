@@ -15,7 +15,7 @@ from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, Kernel
 from graphkit.ir.graph import Node
 
 Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
-DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel]
+DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel | None]
 
 _data_dependent: dict[tuple[str, str, str], DataDependentFactory] = {}
 _factories: dict[tuple[str, str, str], Factory] = {}
@@ -44,7 +44,10 @@ def register(
 def register_data_dependent(
     device: str, domain: str, name: str
 ) -> Callable[[DataDependentFactory], DataDependentFactory]:
-    """Decorator: `factory` makes the functions of an operator whose results have sizes that depend on values."""
+    """Decorator: `factory` makes the kernels of an operator whose results have sizes that depend on values.
+
+    It sees a node whose shapes need not be known.
+    """
 
     def install(factory: DataDependentFactory) -> DataDependentFactory:
         _refuse_second(device, domain, name)
@@ -60,7 +63,7 @@ def _refuse_second(device: str, domain: str, name: str) -> None:
 
 
 def make_data_dependent(device: str, node: Node, context: KernelContext) -> DataDependentKernel | None:
-    """The device's function for a node whose results have sizes that depend on values; None when it has none."""
+    """The device's kernel for a node whose results have sizes that depend on values; None when it has none."""
     factory = _data_dependent.get((device, node.op.domain, node.op.name))
     return None if factory is None else factory(node, context)
 
