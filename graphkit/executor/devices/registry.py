@@ -32,7 +32,7 @@ def register(
     """
 
     def install(factory: Factory) -> Factory:
-        _refuse_second(device, domain, name)
+        _refuse_second(_factories, device, domain, name)
         _factories[device, domain, name] = factory
         if whole is not None:
             _whole[device, domain, name] = whole
@@ -46,19 +46,19 @@ def register_data_dependent(
 ) -> Callable[[DataDependentFactory], DataDependentFactory]:
     """Decorator: `factory` makes the kernels of an operator whose results have sizes that depend on values.
 
-    It sees a node whose shapes need not be known.
+    It sees a node whose shapes need not be known. An operator may have kernels for known shapes besides.
     """
 
     def install(factory: DataDependentFactory) -> DataDependentFactory:
-        _refuse_second(device, domain, name)
+        _refuse_second(_data_dependent, device, domain, name)
         _data_dependent[device, domain, name] = factory
         return factory
 
     return install
 
 
-def _refuse_second(device: str, domain: str, name: str) -> None:
-    if has_factory(device, domain, name):
+def _refuse_second(known: Container[tuple[str, str, str]], device: str, domain: str, name: str) -> None:
+    if (device, domain, name) in known:
         raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
 
 

@@ -28,6 +28,7 @@ from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops import Op
 from graphkit.ops.evaluate import failure_of, run_node
+from graphkit.ops.image.resize import Resizing
 
 # What unknown sizes are taken for when a node is tried.
 _STAND_IN = 16
@@ -35,16 +36,63 @@ _STAND_IN = 16
 # Shapes whose kernels stay, of one node.
 _KEPT = 4096
 
-# Elements that stand in for integer operands of which nothing is known, by position; None: 1, except -1 once.
-_ELEMENTS: dict[str, tuple[int | None, ...]] = {
-    "Slice": (0, 0, 1, 0, 1),
-    "Range": (0, _STAND_IN, 1),
-    "Reshape": (0, None),
-    "Expand": (0, 1),
-    "ConstantOfShape": (1,),
-    "Tile": (0, 1),
-    "Pad": (0, 0),
+# The elements of a stand-in: so many, for a node whose unknown sizes are taken for these.
+_Elements: TypeAlias = Callable[[Node, "dict[str, Dim]", int], Sequence[int]]
+
+
+def _all(element: int) -> _Elements:
+    return lambda node, sizes, count: [element] * count
+
+
+def _axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """Different axes."""
+    return range(count)
+
+
+def _rest(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """A shape that takes any number of elements."""
+    return [*[1] * (count - 1), -1][:count]
+
+
+def _sizes_of_first(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """The sizes of the first operand's axes, all of them or those that the operator names."""
+    shape = _first_shape(node, sizes)
+    return [shape[axis] for axis in getattr(node.op, "axes", None) or range(count)]
+
+
+def _short_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """Axes of one element."""
+    return [axis for axis, size in enumerate(_first_shape(node, sizes)) if size == 1][:count]
+
+
+def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """Parts that make up the axis along which the node splits."""
+    return [*[0] * (count - 1), _first_shape(node, sizes)[getattr(node.op, "axis", 0)]]
+
+
+def _first_shape(node: Node, sizes: dict[str, Dim]) -> tuple[int, ...]:
+    return node.operands[0].tensor.substitute(sizes).static_shape
+
+
+# Elements that stand in for operands of which nothing is known, by position; of those of other operators _OTHERS.
+_NONE, _ONE = _all(0), _all(1)
+_BEYOND = _all(1 << 30)
+_ELEMENTS: dict[str, tuple[_Elements, ...]] = {
+    "Slice": (_NONE, _NONE, _BEYOND, _axes, _ONE),
+    "SliceGrad": (_NONE, _NONE, _NONE, _BEYOND, _axes, _ONE),
+    "Reshape": (_NONE, _rest),
+    "Expand": (_NONE, _ONE),
+    "ConstantOfShape": (_ONE,),
+    "Tile": (_NONE, _ONE),
+    "Pad": (_NONE, _NONE, _NONE, _axes),
+    "PadGrad": (_NONE, _NONE, _NONE, _axes),
+    "Split": (_NONE, _parts),
+    "Squeeze": (_NONE, _short_axes),
+    "TopK": (_NONE, _ONE),
+    "Resize": (_NONE, _NONE, _ONE, _sizes_of_first),
+    "ResizeGrad": (_NONE, _NONE, _NONE, _ONE, _sizes_of_first),
 }
+_OTHERS = (_NONE, _axes)
 
 # How the native program sees an operand or a result: its buffer, the bytes of an element, the elements where there is
 # no buffer, whether their values decide shapes.
@@ -131,8 +179,8 @@ class RunTimeKernel(_AtRunTime):
         types: list[TensorType | None] = []
         for operand, shape, value in zip(self.node.inputs, shapes, values, strict=True):
             kind = None if operand is None else operand.tensor
-            if kind is not None and (shape is not None or kind.constants is None):
-                kind = TensorType(kind.dtype, kind.shape if shape is None else shape, value)
+            if kind is not None and (shape is not None or (kind.constants is None and kind.floats is None)):
+                kind = _with_elements(kind, kind.shape if shape is None else shape, value)
             types.append(kind)
         try:
             bound = _bound(self.node, types)
@@ -160,9 +208,14 @@ class RunTimeKernel(_AtRunTime):
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
     node, context, declared = site.node, site.without_constants, site.settings.declared
-    if site.static or not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
+    if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
-    undecided = frozenset(i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor))
+    floats = _deciding_floats(node.op)
+    undecided = frozenset(
+        i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor, floats=i in floats)
+    )
+    if site.static and not undecided:
+        return None
     for by_value in (frozenset[int](), undecided) if undecided else (undecided,):
         for sizes in _sizes(node):
             types = [
@@ -170,7 +223,9 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
                 for i, v in enumerate(node.inputs)
             ]
             try:
-                if _prepared(_bound(node, types), context) is not None:
+                found = _prepared(_bound(node, types), context)
+                # Elements that follow from elements are no kernel, where the sizes are known anyway.
+                if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
                 continue
@@ -178,20 +233,37 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
 
 
 def _sizes(node: Node) -> Iterator[dict[str, Dim]]:
-    """What to take unknown sizes for: the same all, or what other operands have at the same axis from the end."""
+    """What to take unknown sizes for: the same all, or what other operands have at the same axis from the end.
+
+    An axis of one element that others are spread along says nothing, but where all else fails.
+    """
     shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
     mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
     unknown = {symbol for d in mentioned if isinstance(d, DimExpr) for symbol in d.symbols}
-    same: dict[str, Dim] = dict.fromkeys(unknown, _STAND_IN)
+    same: dict[str, Dim] = {**dict.fromkeys(unknown, _STAND_IN), **_channels(node)}
     yield same
-    aligned: dict[str, Dim] = {}
-    for dims in zip_longest(*(shape[::-1] for shape in shapes)):
-        size = next((d for d in dims if isinstance(d, int) and d != 1), None)
-        for d in dims if size is not None else ():
-            if isinstance(d, DimExpr):
-                aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
-    if aligned:
-        yield same | aligned
+    for one in (False, True):
+        aligned: dict[str, Dim] = {}
+        for dims in zip_longest(*(shape[::-1] for shape in shapes)):
+            size = next((d for d in dims if isinstance(d, int) and (one or d != 1)), None)
+            for d in dims if size is not None else ():
+                if isinstance(d, DimExpr):
+                    aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
+        if aligned:
+            yield same | aligned
+
+
+def _channels(node: Node) -> dict[str, Dim]:
+    """The unknown number of channels of what a convolution takes; its weights tell it."""
+    group = getattr(node.op, "group", None)
+    if group is None or len(node.operands) < 2:
+        return {}
+    x, w = (v.tensor.shape for v in node.operands[:2])
+    if not x or len(x) < 2 or not w or not all(isinstance(size, int) for size in w[:2]):
+        return {}
+    channels = x[-1 if node.op.name.startswith("ChannelsLast") else 1]
+    taken = w[0] if "Transpose" in node.op.name else w[1] * group
+    return {str(channels): taken} if isinstance(channels, DimExpr) and len(channels.symbols) == 1 else {}
 
 
 class InterpretedInside(_AtRunTime):
@@ -225,23 +297,41 @@ def is_numeric(value: Value) -> bool:
     return has_fixed_size(value) or has_run_time_size(value)
 
 
-def _may_decide(kind: TensorType) -> bool:
-    """Whether these are integers that an operator may infer a shape from, and not known."""
+def _may_decide(kind: TensorType, *, floats: bool) -> bool:
+    """Whether these are integers, or float32 where `floats` decide, that a shape is inferred from, and not known."""
     small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
-    integer = kind.dtype in (DType.INT64, DType.INT32)
-    return integer and kind.shape is not None and len(kind.shape) <= 1 and small and kind.constants is None
+    decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
+    known = kind.constants is not None or kind.floats is not None
+    return decide and kind.shape is not None and len(kind.shape) <= 1 and small and not known
+
+
+def _deciding_floats(op: Op) -> tuple[int, ...]:
+    """Positions of operands whose elements are not integers and are needed to prepare a kernel."""
+    if not isinstance(op, Resizing):
+        return ()
+    names = [formal.name for formal in op.formals]
+    return tuple(names.index(name) for name in ("scales", *(("roi",) if op.reads_roi else ())))
+
+
+def _with_elements(kind: TensorType, shape: Sequence[Dim] | None, elements: Sequence[int] | None) -> TensorType:
+    """Of this element type; the elements as the native program tells them: of float32 the bits."""
+    if elements is None or kind.dtype is not DType.FLOAT32:
+        return TensorType(kind.dtype, shape, elements)
+    return TensorType(kind.dtype, shape, None, np.array(elements, np.int32).view(np.float32).tolist())
 
 
 def _stand_in(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
     """The type with every size known, and with elements if they are read."""
     sized = kind.substitute(sizes)
     if not by_value or sized.constants is not None:
-        return sized if by_value or kind.constants is not None else TensorType(sized.dtype, sized.shape)
-    elements = _ELEMENTS.get(node.op.name, ())
+        keep = by_value or kind.constants is not None
+        return sized if keep else TensorType(sized.dtype, sized.shape, None, sized.floats)
+    elements = _ELEMENTS.get(node.op.name, _OTHERS)
     if position >= len(elements) or not kind.is_static:
         return sized
-    count, element = int(np.prod(kind.static_shape)), elements[position]
-    value = [element] * count if element is not None else [1] * (count - 1) + [-1]
+    value = elements[position](node, sizes, int(np.prod(kind.static_shape)))
+    if kind.dtype is DType.FLOAT32:
+        return TensorType(kind.dtype, kind.shape, None, value)
     return TensorType(kind.dtype, kind.shape, value)
 
 

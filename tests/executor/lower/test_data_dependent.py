@@ -12,7 +12,7 @@ from compiled_graph import Native, body, draw, value
 from onnx import TensorProto, helper
 
 import graphkit as gk
-from graphkit.errors import DeclarationWarning, RuntimeFailure
+from graphkit.errors import DeclarationWarning, GraphkitError, RuntimeFailure
 from graphkit.ir.types import TensorType
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.ops import F
@@ -130,7 +130,7 @@ def test_several_threads_call_one_executor() -> None:
             for _ in range(40):
                 run(rng.integers(0, 5, rng.integers(0, 3000)).astype(np.float32))
                 rounds[seed] += 1
-        except (AssertionError, gk.GraphkitError) as error:
+        except (AssertionError, GraphkitError) as error:
             wrong.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]

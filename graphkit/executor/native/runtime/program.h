@@ -89,7 +89,7 @@ struct Dynamic {
         int buffer = -1;  // -1: a shape that never changes
         std::size_t item = 0;  // bytes of an element
         std::int64_t elements = 0;  // without a buffer
-        bool by_value = false;  // int64 or int32, by `item`
+        bool by_value = false;  // int64 or 32 bits, by `item`: int32 or a float's
     };
     using Shapes = std::vector<std::optional<Dims>>;  // of operands in buffers; elements of operands by value
     using Make = std::function<std::shared_ptr<const Prepared>(const Shapes& shapes, const Shapes& values)>;

@@ -48,8 +48,6 @@ TOLERANCE_POINTWISE = {
 }
 # Operators that take booleans and add up numbers all the same.
 ADDS_UP = {"Resize"}
-# Operators whose results have a size that an operand's value is, in some samples.
-OF_VALUES = {"OneHot", "Range"}
 GUARD = 64  # bytes before and behind every result
 CANARY = 0xA5
 _MPROTECT = ctypes.CDLL(None, use_errno=True).mprotect
@@ -275,11 +273,9 @@ def test_what_is_interpreted_is_listed(cls: type[Op]) -> None:
         if cls.name in OF_LIBRARY and DType.BFLOAT16 in {v.dtype for v in node.operands}:
             continue
         context = KernelContext(1, used_outputs=(True,) * len(node.outputs))
+        found = make_data_dependent("cpu", node, context) is not None
         if all(v.tensor.is_static for v in node.outputs):
-            found = make_kernel("cpu", node, context) is not None
-        else:
-            found = cls.name in OF_VALUES
-        found |= make_data_dependent("cpu", node, context) is not None
+            found |= make_kernel("cpu", node, context) is not None
         listed = INTERPRETED.get(cls.name, lambda _: False)(node)
         assert found or listed, f"{case.name} has no kernel: its factory returned None, or the kernel is Unsupported"
         assert not (found and listed), f"{case.name} has a kernel, and is listed as interpreted"
