@@ -89,6 +89,7 @@ _ELEMENTS: dict[str, tuple[_Elements, ...]] = {
     "Split": (_NONE, _parts),
     "Squeeze": (_NONE, _short_axes),
     "TopK": (_NONE, _ONE),
+    "DFT": (_NONE, _ONE, _all(-2)),
     "Resize": (_NONE, _NONE, _ONE, _sizes_of_first),
     "ResizeGrad": (_NONE, _NONE, _NONE, _ONE, _sizes_of_first),
 }
