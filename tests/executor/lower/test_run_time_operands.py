@@ -347,3 +347,20 @@ def test_one_hot_of_a_fed_depth(depth_dtype: str) -> None:
     if depth_dtype == "int64":
         with pytest.raises(RuntimeFailure, match="a depth of -3"):
             run.executor.run({"i": np.arange(2), "d": np.array(-3), "v": floats(0, 1)})
+
+
+def test_operands_of_unknown_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing tells what to try, a node is interpreted."""
+    x, shape, kept = value("x", "n"), value("shape", "k", dtype="int64"), value("kept", "k", dtype="bool")
+    parts, axes = value("parts", 2, dtype="int64"), value("axes", 1, dtype="int64")
+    turned = F.reshape(x, F.compress(shape, kept))
+    graph = Graph([x, shape, kept, parts, axes], [*F.split(turned, parts, axis=0), F.reduce_sum(turned, axes)])
+    arrays = [np.arange(12, dtype=np.float32), np.array([3, 1, 4]), np.array([True, False, True])]
+    arrays += [np.array([1, 2]), np.array([1])]
+    feeds = dict(zip(graph.input_names, arrays, strict=True))
+    executor = Executor(graph, ParamStore({}))
+    with pytest.raises(UnsupportedError, match="split"):
+        executor.run(feeds)
+    monkeypatch.delenv("GRAPHKIT_STRICT")
+    for got, wanted in zip(executor.run(feeds).values(), evaluate(graph, arrays), strict=True):
+        np.testing.assert_array_equal(got, wanted)
