@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -87,5 +87,9 @@ class KernelContext:
     sizes_vary: bool = False
 
 
-# For operators whose results have sizes that depend on values: from arrays (None: absent operand) to new arrays.
-DataDependentKernel: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+class DataDependentKernel(Protocol):
+    """A kernel of the native extension for results whose sizes depend on values, made for operands of any shapes."""
+
+    def __call__(self, inputs: list[np.ndarray | None], used: Sequence[bool] = ()) -> list[np.ndarray | None]:
+        """The results, None for those that are not `used` (all of them, by default)."""
+        ...

@@ -15,7 +15,7 @@ from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, Kernel
 from graphkit.ir.graph import Node
 
 Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
-DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel]
+DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel | None]
 
 _data_dependent: dict[tuple[str, str, str], DataDependentFactory] = {}
 _factories: dict[tuple[str, str, str], Factory] = {}
@@ -32,7 +32,7 @@ def register(
     """
 
     def install(factory: Factory) -> Factory:
-        _refuse_second(device, domain, name)
+        _refuse_second(_factories, device, domain, name)
         _factories[device, domain, name] = factory
         if whole is not None:
             _whole[device, domain, name] = whole
@@ -44,23 +44,26 @@ def register(
 def register_data_dependent(
     device: str, domain: str, name: str
 ) -> Callable[[DataDependentFactory], DataDependentFactory]:
-    """Decorator: `factory` makes the functions of an operator whose results have sizes that depend on values."""
+    """Decorator: `factory` makes the kernels of an operator whose results have sizes that depend on values.
+
+    It sees a node whose shapes need not be known. An operator may have kernels for known shapes besides.
+    """
 
     def install(factory: DataDependentFactory) -> DataDependentFactory:
-        _refuse_second(device, domain, name)
+        _refuse_second(_data_dependent, device, domain, name)
         _data_dependent[device, domain, name] = factory
         return factory
 
     return install
 
 
-def _refuse_second(device: str, domain: str, name: str) -> None:
-    if has_factory(device, domain, name):
+def _refuse_second(known: Container[tuple[str, str, str]], device: str, domain: str, name: str) -> None:
+    if (device, domain, name) in known:
         raise UsageError(f"device {device!r} has two kernels for {domain or 'ai.onnx'}.{name}")
 
 
 def make_data_dependent(device: str, node: Node, context: KernelContext) -> DataDependentKernel | None:
-    """The device's function for a node whose results have sizes that depend on values; None when it has none."""
+    """The device's kernel for a node whose results have sizes that depend on values; None when it has none."""
     factory = _data_dependent.get((device, node.op.domain, node.op.name))
     return None if factory is None else factory(node, context)
 

@@ -6,14 +6,18 @@ made in `graphkit.executor.lower.run_time_kernel`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, TypeAlias
 
 from graphkit.executor.devices.interpreted import interpreted_kernel
-from graphkit.executor.devices.kernel import DataDependentKernel, Kernel
-from graphkit.executor.devices.registry import make_data_dependent
+from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
 from graphkit.ir.graph import Node
 from graphkit.ops.evaluate import run_node
+
+# From arrays (None: absent operand) to new arrays.
+ArrayFunction: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class PythonStep(Lowering):
@@ -41,17 +45,9 @@ class PythonKernel(PythonStep):
 class PythonFunction(PythonStep):
     """A function whose results are arrays that it makes."""
 
-    def __init__(self, kind: KernelKind, function: DataDependentKernel, reason: str = ""):
+    def __init__(self, kind: KernelKind, function: ArrayFunction, reason: str = ""):
         super().__init__(kind, reason)
         self.function = function
-
-
-def data_dependent_function(site: Site) -> Lowering | None:
-    """The device's own function for results whose sizes depend on values."""
-    if site.static or site.inner:
-        return None
-    function = make_data_dependent(site.settings.device, site.node, site.without_constants)
-    return None if function is None else PythonFunction("native", function)
 
 
 def interpreted(site: Site, reason: str) -> Lowering:

@@ -7,10 +7,11 @@ from typing import TypeAlias
 
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.branch import branch
+from graphkit.executor.lower.data_dependent import data_dependent
 from graphkit.executor.lower.loop import loop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
 from graphkit.executor.lower.native_kernel import native_kernel
-from graphkit.executor.lower.python_step import data_dependent_function, interpreted
+from graphkit.executor.lower.python_step import interpreted
 from graphkit.executor.lower.run_time_kernel import interpreted_inside, run_time_kernel
 from graphkit.executor.lower.run_time_shape import row_of, sizes_of
 from graphkit.executor.memory.placement import Placement, has_fixed_size, has_run_time_size, place_values
@@ -27,7 +28,7 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     native_kernel,
     branch,
     loop,
-    data_dependent_function,
+    data_dependent,
     sizes_of,
     row_of,
     run_time_kernel,

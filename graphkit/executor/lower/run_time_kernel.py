@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,30 +20,17 @@ from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, is_native
 from graphkit.executor.devices.registry import make_kernel
 from graphkit.executor.lower.lowering import ABSENT, NO_BUFFER, Emission, Location, Lowering, Site
+from graphkit.executor.lower.stand_ins import assumed_sizes, deciding_operands, stand_ins
 from graphkit.executor.memory.placement import has_fixed_size, has_run_time_size
 from graphkit.ir.declared import Declarations
-from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
+from graphkit.ir.types import DType, TensorType
 from graphkit.ops import Op
 from graphkit.ops.evaluate import failure_of, run_node
 
-# What unknown sizes are taken for when a node is tried.
-_STAND_IN = 16
-
 # Shapes whose kernels stay, of one node.
 _KEPT = 4096
-
-# Elements that stand in for integer operands of which nothing is known, by position; None: 1, except -1 once.
-_ELEMENTS: dict[str, tuple[int | None, ...]] = {
-    "Slice": (0, 0, 1, 0, 1),
-    "Range": (0, _STAND_IN, 1),
-    "Reshape": (0, None),
-    "Expand": (0, 1),
-    "ConstantOfShape": (1,),
-    "Tile": (0, 1),
-    "Pad": (0, 0),
-}
 
 # How the native program sees an operand or a result: its buffer, the bytes of an element, the elements where there is
 # no buffer, whether their values decide shapes.
@@ -131,8 +117,8 @@ class RunTimeKernel(_AtRunTime):
         types: list[TensorType | None] = []
         for operand, shape, value in zip(self.node.inputs, shapes, values, strict=True):
             kind = None if operand is None else operand.tensor
-            if kind is not None and (shape is not None or kind.constants is None):
-                kind = TensorType(kind.dtype, kind.shape if shape is None else shape, value)
+            if kind is not None and (shape is not None or (kind.constants is None and kind.floats is None)):
+                kind = _with_elements(kind, kind.shape if shape is None else shape, value)
             types.append(kind)
         try:
             bound = _bound(self.node, types)
@@ -160,38 +146,22 @@ class RunTimeKernel(_AtRunTime):
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
     node, context, declared = site.node, site.without_constants, site.settings.declared
-    if site.static or not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
+    if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
-    undecided = frozenset(i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor))
+    undecided = deciding_operands(node)
+    if site.static and not undecided:
+        return None
     for by_value in (frozenset[int](), undecided) if undecided else (undecided,):
-        for sizes in _sizes(node):
-            types = [
-                None if v is None else _stand_in(node, i, v.tensor, sizes, i in by_value)
-                for i, v in enumerate(node.inputs)
-            ]
+        for sizes in assumed_sizes(node):
             try:
-                if _prepared(_bound(node, types), context) is not None:
+                types = stand_ins(node, sizes, by_value)
+                found = _prepared(_bound(node, types), context)
+                # Elements that follow from elements are no kernel, where the sizes are known anyway.
+                if found is not None and (found.kernel is not None or not site.static):
                     return RunTimeKernel(node, context, by_value, declared)
             except GraphkitError:  # a shape is not known, or does not fit others
                 continue
     return None
-
-
-def _sizes(node: Node) -> Iterator[dict[str, Dim]]:
-    """What to take unknown sizes for: the same all, or what other operands have at the same axis from the end."""
-    shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
-    mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
-    unknown = {symbol for d in mentioned if isinstance(d, DimExpr) for symbol in d.symbols}
-    same: dict[str, Dim] = dict.fromkeys(unknown, _STAND_IN)
-    yield same
-    aligned: dict[str, Dim] = {}
-    for dims in zip_longest(*(shape[::-1] for shape in shapes)):
-        size = next((d for d in dims if isinstance(d, int) and d != 1), None)
-        for d in dims if size is not None else ():
-            if isinstance(d, DimExpr):
-                aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
-    if aligned:
-        yield same | aligned
 
 
 class InterpretedInside(_AtRunTime):
@@ -225,24 +195,11 @@ def is_numeric(value: Value) -> bool:
     return has_fixed_size(value) or has_run_time_size(value)
 
 
-def _may_decide(kind: TensorType) -> bool:
-    """Whether these are integers that an operator may infer a shape from, and not known."""
-    small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
-    integer = kind.dtype in (DType.INT64, DType.INT32)
-    return integer and kind.shape is not None and len(kind.shape) <= 1 and small and kind.constants is None
-
-
-def _stand_in(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
-    """The type with every size known, and with elements if they are read."""
-    sized = kind.substitute(sizes)
-    if not by_value or sized.constants is not None:
-        return sized if by_value or kind.constants is not None else TensorType(sized.dtype, sized.shape)
-    elements = _ELEMENTS.get(node.op.name, ())
-    if position >= len(elements) or not kind.is_static:
-        return sized
-    count, element = int(np.prod(kind.static_shape)), elements[position]
-    value = [element] * count if element is not None else [1] * (count - 1) + [-1]
-    return TensorType(kind.dtype, kind.shape, value)
+def _with_elements(kind: TensorType, shape: Sequence[Dim] | None, elements: Sequence[int] | None) -> TensorType:
+    """Of this element type; the elements as the native program tells them: of float32 the bits."""
+    if elements is None or kind.dtype is not DType.FLOAT32:
+        return TensorType(kind.dtype, shape, elements)
+    return TensorType(kind.dtype, shape, None, np.array(elements, np.int32).view(np.float32).tolist())
 
 
 def _bound(node: Node, types: Sequence[TensorType | None]) -> Node:

@@ -10,11 +10,10 @@ import numpy as np
 
 from graphkit.errors import GraphkitError
 from graphkit.executor.devices.interpreted import check_result
-from graphkit.executor.devices.kernel import DataDependentKernel
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
-from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
+from graphkit.executor.lower.python_step import ArrayFunction, PythonFunction, PythonKernel
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
@@ -193,7 +192,7 @@ class _Instance:
         data, shape = self.native.read(operand.buffer, operand.kind.dtype.itemsize)
         return np.ndarray(shape, operand.kind.dtype.numpy, data)
 
-    def _delivered(self, node: Node, function: DataDependentKernel) -> Callable[[Any, Any], None]:
+    def _delivered(self, node: Node, function: ArrayFunction) -> Callable[[Any, Any], None]:
         """A step whose results are arrays that `function` makes: they go to whoever reads them.
 
         A result of known size goes to its memory.

@@ -19,7 +19,7 @@ from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, FLOATS, INDICES, NUMERIC, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
-from graphkit.ops.axes import i64
+from graphkit.ops.axes import i64, shape_text
 from graphkit.ops.image.resampling import Taps
 
 _MODES = ("nearest", "linear", "cubic")
@@ -75,6 +75,11 @@ class Resizing(Op):
             if getattr(self, key) not in known:
                 raise UsageError(f"{self.name}: {key}={getattr(self, key)!r} is not one of {', '.join(known)}")
 
+    @property
+    def reads_roi(self) -> bool:
+        """Whether the region of interest matters."""
+        return self.coordinate_transformation_mode == _CROP
+
     def resized_axes(self, rank: int) -> tuple[int, ...]:
         """The axes that scales and sizes refer to; raises TypeMismatch when one is out of range."""
         if self.axes is None:
@@ -95,7 +100,7 @@ class Resizing(Op):
         scales, sizes = _present(scales), _present(sizes)
         if (scales is None) == (sizes is None):
             raise TypeMismatch("exactly one of scales and sizes must be given")
-        if self.coordinate_transformation_mode == _CROP and roi is None:
+        if self.reads_roi and roi is None:
             raise TypeMismatch(f"coordinate_transformation_mode={_CROP} needs a region of interest")
         if x.shape is None:
             return None
@@ -115,6 +120,8 @@ class Resizing(Op):
             known = self._sized(inputs, sizes)
         shape = list(x.shape)
         for axis, size in zip(axes, known, strict=True):
+            if isinstance(size, int) and (size < 0 or (size > 0 and shape[axis] == 0)):
+                raise TypeMismatch(f"axis {axis} of {shape_text(x.shape)} cannot be resized to {size}")
             shape[axis] = size
         return tuple(shape)
 
@@ -148,7 +155,7 @@ class Resizing(Op):
             scale, outputs = self._kept_aspect(inputs, [int(s) for s in sizes])
             factors = [scale] * len(axes)
         regions = [(0.0, 1.0)] * len(axes)
-        if self.coordinate_transformation_mode == _CROP:
+        if self.reads_roi:
             regions = [(float(roi[i]), float(roi[len(axes) + i])) for i in range(len(axes))]
         planned = [
             Axis(a, n, o, s, *region)
@@ -185,7 +192,7 @@ class Resizing(Op):
 
     def outside(self, plan: Axis) -> np.ndarray | None:
         """Which output elements take `extrapolation_value`; None when none can."""
-        if self.coordinate_transformation_mode != _CROP:
+        if not self.reads_roi:
             return None
         where = self.coordinates(plan)
         mask = (where < 0) | (where > plan.size - 1)
@@ -238,6 +245,8 @@ def _scaled(size: int, scale: float) -> int:
 
 
 def _scaled_dim(size: Dim, scale: float) -> Dim:
+    if not 0 < scale < np.inf:
+        raise TypeMismatch(f"a size cannot be scaled by {scale:g}")
     if not isinstance(size, DimExpr):
         return _scaled(size, scale)
     exact = Fraction(scale)

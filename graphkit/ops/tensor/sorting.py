@@ -10,7 +10,7 @@ from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
-from graphkit.ir.types import BOOLS, NUMERIC, DType, TensorType
+from graphkit.ir.types import BOOLS, HALVES, NUMERIC, DType, TensorType, dtype_of
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops.axes import INT64, contiguous, i64, normal_axis, reshape_like, shape_text, zeros_like
 
@@ -182,8 +182,10 @@ class Unique(Op):
         return (TensorType(x.dtype, shape), *vectors)
 
     def reference(self, xp: Any, x: Any) -> tuple[Any, ...]:
+        # numpy does not sort the NaN of half floats behind everything, as it does that of others.
+        wide = x.astype(np.float32) if dtype_of(x.dtype) in HALVES else x
         _, first, inverse, counts = xp.unique(
-            x, return_index=True, return_inverse=True, return_counts=True, axis=self.axis
+            wide, return_index=True, return_inverse=True, return_counts=True, axis=self.axis
         )
         inverse = inverse.reshape(-1)
         if not self.sorted:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
+import graphkit as gk
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
+from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
-from graphkit.ops import F
+from graphkit.ops import F, registry
 from graphkit.ops.evaluate import evaluate
 
 COUNT, FLAG = TensorType("int64", ()), TensorType("bool", ())
@@ -33,6 +36,41 @@ def body(states: Sequence[TensorType], build: Callable[..., Sequence[Any]]) -> G
 
 def below(bound: float) -> Callable[[Any], Any]:
     return lambda s: F.less(F.reduce_sum(F.mul(s, s), keepdims=False), np.float32(bound))
+
+
+@contextmanager
+def unknown_operator(
+    definition: Callable[[Any, Any], Any],
+    *,
+    elementwise: bool = False,
+    inferred: Callable[[TensorType], TensorType] = lambda x: x,
+) -> Iterator[Callable[[Any], Any]]:
+    """The function of an operator without a kernel, whose reference is `definition`; the result has the type of x."""
+
+    @gk.op
+    class Unknown(gk.Op):
+        domain = "test.registry"
+        inputs = ("x",)
+        pointwise = elementwise
+
+        def infer(self, x: Any) -> Any:
+            return inferred(x)
+
+        def reference(self, xp: Any, x: Any) -> Any:
+            return definition(xp, x)
+
+    try:
+        yield F.unknown
+    finally:
+        registry.remove(Unknown)
+
+
+def places_without_a_kernel() -> AbstractContextManager[Callable[[Any], Any]]:
+    """What NonZero computes, as an operator that is interpreted."""
+    return unknown_operator(
+        lambda xp, x: xp.stack(xp.nonzero(x)).astype(np.int64),
+        inferred=lambda x: TensorType("int64", (len(x.known_shape), dims.fresh())),
+    )
 
 
 class Native:

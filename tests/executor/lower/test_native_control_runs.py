@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled_graph import ROW, Native, body, draw, value
+from compiled_graph import ROW, Native, body, draw, places_without_a_kernel, value
 
 import graphkit as gk
 from graphkit.autodiff import gradient
@@ -106,53 +106,54 @@ def test_concurrent_runs() -> None:
 
 
 def test_python_steps_and_native_ones_hand_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NonZero is interpreted; what follows it is not."""
+    """What is interpreted stands between what is not."""
     monkeypatch.delenv("GRAPHKIT_STRICT")
-    x, p = value("x", 4, 3), value("p", dtype="bool")
-    places = F.transpose(F.non_zero(x))
-    picked = F.gather_nd(x, places)
-    stacked = gk.scan(lambda carry, v: (F.add(carry, v), F.mul(v, v)), np.float32(0), picked)
-    chosen = gk.cond(p, lambda: F.exp(picked), lambda: F.neg(x))
-    outputs = [places, picked, *stacked, chosen, F.unique(picked)[0]]
-    graph = Graph([x, p], outputs)
-    executor = Executor(graph, ParamStore({}))
-    rng = np.random.default_rng(11)
-    for taken in (True, False):
-        for kept in (0.5, 0.0, 1.0, 0.5):
-            arrays = [draw(rng, 4, 3) * (rng.random((4, 3)) < kept), np.array(taken)]
-            got = executor.run(dict(zip(graph.input_names, arrays, strict=True)))
-            for a, b in zip(got.values(), evaluate(graph, arrays), strict=True):
-                assert a.shape == b.shape
-                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    assert executor._latest is not None
-    assert [f.split(" ")[1] for f in executor._latest.fallbacks] == ["(NonZero)", "(Unique)"]
+    with places_without_a_kernel() as places_of:
+        x, p = value("x", 4, 3), value("p", dtype="bool")
+        places = F.transpose(places_of(x))
+        picked = F.gather_nd(x, places)
+        stacked = gk.scan(lambda carry, v: (F.add(carry, v), F.mul(v, v)), np.float32(0), picked)
+        chosen = gk.cond(p, lambda: F.exp(picked), lambda: F.neg(x))
+        outputs = [places, picked, *stacked, chosen, F.unique(picked)[0], places_of(picked)]
+        graph = Graph([x, p], outputs)
+        executor = Executor(graph, ParamStore({}))
+        rng = np.random.default_rng(11)
+        for taken in (True, False):
+            for kept in (0.5, 0.0, 1.0, 0.5):
+                arrays = [draw(rng, 4, 3) * (rng.random((4, 3)) < kept), np.array(taken)]
+                got = executor.run(dict(zip(graph.input_names, arrays, strict=True)))
+                for a, b in zip(got.values(), evaluate(graph, arrays), strict=True):
+                    assert a.shape == b.shape
+                    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert executor._latest is not None
+        assert [f.split(" ")[1] for f in executor._latest.fallbacks] == ["(Unknown)", "(Unknown)"]
 
 
 def test_a_step_inside_a_loop_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """It alone is interpreted, with sizes that it decides; the plan names it, and strict runs refuse it."""
     m, x = value("m", dtype="int64"), value("x", 3)
 
-    def build(i: Any, c: Any, s: Any) -> list[Any]:
-        places = F.non_zero(F.relu(s))
+    def build(i: Any, c: Any, s: Any, places_of: Any) -> list[Any]:
+        places = places_of(F.relu(s))
         picked = F.gather(s, F.squeeze(places, np.array([0])), axis=0)
         smaller = F.sub(s, np.float32(0.5))
         return [c, smaller, F.reduce_sum(picked, keepdims=False), F.hardmax(F.unsqueeze(i, [0]) + 0.5)]
 
-    graph = Graph(
-        [m, x], list(F.loop(m, None, x, body=body([ROW], lambda i, c, s: build(F.cast(i, to=s.dtype), c, s))))
-    )
-    executor = Executor(graph, ParamStore({}))
-    feeds = {"m": np.array(4), "x": np.array([0.4, 1.2, 7], np.float32)}
-    with pytest.raises(UnsupportedError, match=r"loop/body/non_zero \(NonZero\), loop/body/hardmax \(Hardmax\)$"):
-        executor.run(feeds)
-    assert executor.plan.fallbacks == ("loop/body/non_zero (NonZero)", "loop/body/hardmax (Hardmax)")
-    monkeypatch.delenv("GRAPHKIT_STRICT")
-    for trips in (4, 0, 1, 20):
-        feeds["m"] = np.array(trips)
-        got = executor.run(feeds)
-        for a, b in zip(got.values(), evaluate(graph, list(feeds.values())), strict=True):
-            assert a.shape == b.shape
-            np.testing.assert_allclose(a, b, rtol=1e-6)
+    with places_without_a_kernel() as places_of:
+        step = body([ROW], lambda i, c, s: build(F.cast(i, to=s.dtype), c, s, places_of))
+        graph = Graph([m, x], list(F.loop(m, None, x, body=step)))
+        executor = Executor(graph, ParamStore({}))
+        feeds = {"m": np.array(4), "x": np.array([0.4, 1.2, 7], np.float32)}
+        with pytest.raises(UnsupportedError, match=r"loop/body/unknown \(Unknown\), loop/body/hardmax \(Hardmax\)$"):
+            executor.run(feeds)
+        assert executor.plan.fallbacks == ("loop/body/unknown (Unknown)", "loop/body/hardmax (Hardmax)")
+        monkeypatch.delenv("GRAPHKIT_STRICT")
+        for trips in (4, 0, 1, 20):
+            feeds["m"] = np.array(trips)
+            got = executor.run(feeds)
+            for a, b in zip(got.values(), evaluate(graph, list(feeds.values())), strict=True):
+                assert a.shape == b.shape
+                np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_sequences_keep_a_loop_in_python(monkeypatch: pytest.MonkeyPatch) -> None:

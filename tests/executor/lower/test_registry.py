@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from compiled_graph import ROW, body, value
+from compiled_graph import ROW, body, unknown_operator, value
 
-import graphkit as gk
 from graphkit.errors import RuntimeFailure
 from graphkit.executor.lower.lowering import LoweredGraph, Settings
 from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
-from graphkit.ops import F, registry
+from graphkit.ops import F
 
 
 def lowered(inputs: Sequence[Value], outputs: Sequence[Any], *arrays: Any, optimize: bool = True) -> LoweredGraph:
@@ -53,7 +51,7 @@ def test_dynamic_shapes() -> None:
     first = F.gather(rows, np.array(0), axis=0)
     graph = lowered([x], [F.neg(found), F.shape(rows), first], ONES)
     assert ways(graph) == {
-        "NonZero": "PythonFunction", "Neg": "RunTimeKernel", "Reshape": "RunTimeKernel", "Shape": "SizesOf",
+        "NonZero": "DataDependent", "Neg": "RunTimeKernel", "Reshape": "RunTimeKernel", "Shape": "SizesOf",
         "Gather": "RowOf",
     }  # fmt: skip
 
@@ -69,30 +67,8 @@ def test_what_has_no_kernel_is_interpreted_and_says_why() -> None:
     ]
 
 
-@contextmanager
-def operator(definition: Callable[[Any, Any], Any], *, elementwise: bool = False) -> Iterator[Callable[[Any], Any]]:
-    """The function of an operator without a kernel, whose reference is `definition`; the result has the type of x."""
-
-    @gk.op
-    class Unknown(gk.Op):
-        domain = "test.registry"
-        inputs = ("x",)
-        pointwise = elementwise
-
-        def infer(self, x: Any) -> Any:
-            return x
-
-        def reference(self, xp: Any, x: Any) -> Any:
-            return definition(xp, x)
-
-    try:
-        yield F.unknown
-    finally:
-        registry.remove(Unknown)
-
-
 def test_a_pointwise_operator_without_a_rule_leaves_its_neighbours_native() -> None:
-    with operator(lambda xp, x: 3 * x, elementwise=True) as tripled:
+    with unknown_operator(lambda xp, x: 3 * x, elementwise=True) as tripled:
         x = value("x", 3)
         executor = Executor(Graph([x], [F.tanh(F.neg(tripled(F.exp(F.neg(x)))))]), ParamStore({}))
         (got,) = executor(ONES)
@@ -101,7 +77,7 @@ def test_a_pointwise_operator_without_a_rule_leaves_its_neighbours_native() -> N
 
 
 def test_a_reference_that_breaks_its_promise_inside_a_loop() -> None:
-    with operator(lambda xp, x: xp.reshape(x, (3, 1))) as turned:
+    with unknown_operator(lambda xp, x: xp.reshape(x, (3, 1))) as turned:
         m, x = value("m", dtype="int64"), value("x", 3)
         outcome = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, turned(s)]))
         executor = Executor(Graph([m, x], [outcome]), ParamStore({}))
@@ -110,7 +86,7 @@ def test_a_reference_that_breaks_its_promise_inside_a_loop() -> None:
 
 
 def test_interpreted_inside_a_loop() -> None:
-    with operator(lambda xp, x: x / 2) as halved:
+    with unknown_operator(lambda xp, x: x / 2) as halved:
         m, x = value("m", dtype="int64"), value("x", 3)
         outcome = F.loop(m, None, x, body=body([ROW], lambda i, c, s: [c, halved(s)]))
         graph = lowered([m, x], [outcome], 2, ONES)

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
-from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
 from graphkit.executor.devices.registry import DataDependentFactory, Factory, register, register_data_dependent
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
@@ -82,8 +82,21 @@ def kernel(
 
 
 def data_dependent(name: str, domain: str = "") -> Callable[[DataDependentFactory], DataDependentFactory]:
-    """Register the factory of functions that make results whose sizes depend on values."""
-    return register_data_dependent("cpu", domain, name)
+    """Register the factory of an operator's kernels whose results have sizes that depend on values.
+
+    As with `kernel`, None or Unsupported means that a case has none; shapes are not known.
+    """
+
+    def install(factory: DataDependentFactory) -> DataDependentFactory:
+        def make(node: Node, context: KernelContext) -> DataDependentKernel | None:
+            try:
+                return factory(node, context)
+            except native.Unsupported:
+                return None
+
+        return register_data_dependent("cpu", domain, name)(make)
+
+    return install
 
 
 def operand(node: Node, position: int) -> Value | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkit.executor.devices.cpu._base import dtype, kernel, native, shape
-from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.cpu._base import data_dependent, dtype, kernel, native, shape
+from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
 from graphkit.ops.tensor.fill import ConstantOfShape, EyeLike, OneHot
@@ -38,3 +38,14 @@ def _constant_of_shape(node: Node, context: KernelContext) -> Kernel | None:
 def _range(node: Node, context: KernelContext) -> Kernel | None:
     shapes = [shape(v) for v in node.inputs]
     return native.Range(shapes, shape(node.output)[0], dtype(node), context.threads)
+
+
+@data_dependent("Range")
+def _sized_range(node: Node, context: KernelContext) -> DataDependentKernel:
+    return native.SizedRange(dtype(node), context.threads)
+
+
+@data_dependent("OneHot")
+def _sized_one_hot(node: Node, context: KernelContext) -> DataDependentKernel:
+    op = operator(node, OneHot)
+    return native.SizedOneHot(op.axis, dtype(node, 2), dtype(node), dtype(node, 1), context.threads)

@@ -16,11 +16,12 @@ from graphkit.ops.image.resize import Axis, Resize, ResizeGrad, Resizing
 
 def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]) -> list[Axis] | None:
     """The resized axes of an array of `sizes`; None when an operand is not known. `first` is roi's position."""
+    op = operator(node, Resizing)
     settings: list[Any] = []
     for position in range(first, first + 3):
         value = operand(node, position)
         known: Any = None
-        if value is not None:
+        if value is not None and (position > first or op.reads_roi):
             held = context.constant_inputs.get(position)
             known = constants(value) or value.tensor.floats
             if known is None and value.shape != (0,):
@@ -28,7 +29,6 @@ def _plan(node: Node, context: KernelContext, first: int, sizes: tuple[int, ...]
                     return None
                 known = held.array
         settings.append(known)
-    op = operator(node, Resizing)
     return op.plan(sizes, *settings)
 
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
 from graphkit.executor.devices.cpu._base import data_dependent, kernel, native, shape
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
 from graphkit.ir.graph import Node
@@ -35,20 +30,4 @@ def _roi_align(node: Node, context: KernelContext) -> Kernel | None:
 
 @data_dependent("NonMaxSuppression")
 def _non_max_suppression(node: Node, context: KernelContext) -> DataDependentKernel:
-    op = operator(node, NonMaxSuppression)
-
-    def run(arrays: Sequence[Any]) -> tuple[np.ndarray, ...]:
-        boxes, scores, most, overlap, least = (*arrays, None, None, None)[:5]
-        suppress = native.NonMaxSuppression(
-            *scores.shape,
-            most=0 if most is None else int(most.reshape(-1)[0]),
-            overlap=0.0 if overlap is None else float(overlap.reshape(-1)[0]),
-            least=None if least is None else float(least.reshape(-1)[0]),
-            centred=bool(op.center_point_box),
-            threads=context.threads,
-        )
-        rows, count = np.empty((suppress.capacity, 3), np.int64), np.empty((), np.int64)
-        suppress([boxes, scores], [rows, count])
-        return (rows[: int(count)].copy(),)
-
-    return run
+    return native.NonMaxSuppression(bool(operator(node, NonMaxSuppression).center_point_box), context.threads)

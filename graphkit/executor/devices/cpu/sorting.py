@@ -1,12 +1,12 @@
-"""Positions of extreme elements, and the k largest or smallest ones."""
+"""Positions of extreme elements, the k largest or smallest ones, and the different ones."""
 
 from __future__ import annotations
 
-from graphkit.executor.devices.cpu._base import kernel, native, shape
-from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.cpu._base import data_dependent, dtype, kernel, native, shape
+from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
 from graphkit.ir.graph import Node
 from graphkit.ops._base import operator
-from graphkit.ops.tensor.sorting import ArgExtreme, TopK
+from graphkit.ops.tensor.sorting import ArgExtreme, TopK, Unique
 
 
 def _arg_extreme(node: Node, context: KernelContext, largest: bool) -> Kernel | None:
@@ -34,3 +34,9 @@ def _top_k(node: Node, context: KernelContext) -> Kernel | None:
     values = node.outputs[0]
     count = shape(values)[op.axis]
     return native.TopK(shape(node.inputs[0]), op.axis, count, str(values.dtype), op.largest, context.threads)
+
+
+@data_dependent("Unique")
+def _unique(node: Node, context: KernelContext) -> DataDependentKernel:
+    op = operator(node, Unique)
+    return native.Unique(dtype(node), op.axis, op.sorted, context.threads)

@@ -80,4 +80,13 @@ void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel
     return array->data;
 }
 
+Operand open_operand(nb::handle object, const char* name, ElementType type) {
+    const PyArrayObject_fields* array = fields(object, name, false);
+    const PyArray_Descr* descriptor = array->descr;
+    if (!fits(type, descriptor->kind, descriptor->type, descriptor->elsize)) {
+        throw nb::value_error((std::string("'") + name + "' is not of type " + name_of(type)).c_str());
+    }
+    return {array->data, Dims(array->dimensions, array->dimensions + array->nd)};
+}
+
 }  // namespace graphkit

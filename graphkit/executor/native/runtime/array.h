@@ -2,6 +2,7 @@
 #pragma once
 
 #include "runtime/bindings.h"
+#include "runtime/data_dependent.h"
 
 namespace graphkit {
 
@@ -16,5 +17,8 @@ Array open_array(nb::handle object, const char* name, bool writable);
 
 // The same, checked against what a kernel expects.
 void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel, bool writable);
+
+// An array of that element type with its shape.
+Operand open_operand(nb::handle object, const char* name, ElementType type);
 
 }  // namespace graphkit

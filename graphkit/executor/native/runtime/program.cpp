@@ -215,6 +215,9 @@ void Instance::carry_out(const Block& block, const Step& step) {
         case Step::Kind::dynamic:
             run_dynamic(block.dynamic[step.index], step.name);
             break;
+        case Step::Kind::data_dependent:
+            run_data_dependent(block.data_dependent[step.index], step.name);
+            break;
         case Step::Kind::copy:
             copy_bytes(table_[step.outputs], table_[step.inputs], step.bytes);
             break;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/data_dependent.h"
 #include "runtime/kernel.h"
 
 namespace graphkit {
@@ -34,6 +35,7 @@ struct Step {
     enum class Kind : std::uint8_t {
         kernel,
         dynamic,
+        data_dependent,
         copy,
         store,
         resize,
@@ -55,7 +57,7 @@ struct Step {
     std::size_t output_entries = 0;
     std::size_t scratch = 0;  // entry of the working memory
     std::size_t bytes = 0;  // of a copy; of one element of a store, a resize or a row
-    std::size_t index = 0;  // of a call, a branch, a loop or a dynamic kernel among those of its block
+    std::size_t index = 0;  // of a call, a branch, a loop, a dynamic or data-dependent kernel among those of its block
     bool wide = true;  // whether a row's index is an int64, else an int32
     int source = -1;  // the buffer that a store, sizes or a row read
     int target = -1;  // the buffer that a store or a resize writes
@@ -89,7 +91,7 @@ struct Dynamic {
         int buffer = -1;  // -1: a shape that never changes
         std::size_t item = 0;  // bytes of an element
         std::int64_t elements = 0;  // without a buffer
-        bool by_value = false;  // int64 or int32, by `item`
+        bool by_value = false;  // int64 or 32 bits, by `item`: int32 or a float's
     };
     using Shapes = std::vector<std::optional<Dims>>;  // of operands in buffers; elements of operands by value
     using Make = std::function<std::shared_ptr<const Prepared>(const Shapes& shapes, const Shapes& values)>;
@@ -171,6 +173,7 @@ class Block {
     std::vector<Branch> branches;
     std::vector<Loop> loops;
     std::vector<Dynamic> dynamic;
+    std::vector<DataDependentStep> data_dependent;
 };
 
 // What all instances of a program have in common. Built step by step, and complete when the first instance is
@@ -270,6 +273,7 @@ class Instance {
     std::vector<Event> take_events() { return std::exchange(events_, {}); }
 
   private:
+    class Results;
     struct Patch {
         std::size_t entry;
         std::int64_t offset;
@@ -296,6 +300,7 @@ class Instance {
     void copy_row(const Step& step);
     void run_dynamic(const Dynamic& dynamic, const std::string& name);
     void call_dynamic(const Dynamic& dynamic, const Prepared& chosen, const std::string& name);
+    void run_data_dependent(const DataDependentStep& step, const std::string& name);
     const Prepared& prepared(const Dynamic& dynamic, const std::string& name);
     std::shared_ptr<const Prepared> prepare(const Dynamic& dynamic, const std::string& name) const;
     std::int64_t elements_of(const Dynamic::Operand& operand) const;

@@ -188,6 +188,41 @@ struct Builder {
         block->steps.push_back(std::move(step));
     }
 
+    // (buffer or -1, its shape without one); (buffer or -1, its elements without one)
+    using SizedInput = std::pair<int, Dims>;
+    using SizedOutput = std::pair<int, std::int64_t>;
+
+    void data_dependent(const std::string& name, nb::object kernel, const std::vector<LocationPair>& inputs,
+                        const std::vector<SizedInput>& operands, const std::vector<LocationPair>& outputs,
+                        const std::vector<SizedOutput>& results, nb::object found) const {
+        Step step{Step::Kind::data_dependent, name};
+        step.index = block->data_dependent.size();
+        DataDependentStep made;
+        made.kernel = nb::cast<const DataDependentKernel*>(kernel);
+        if (inputs.size() != made.kernel->inputs().size() || outputs.size() != made.kernel->outputs().size() ||
+            operands.size() != inputs.size() || results.size() != outputs.size()) {
+            throw NativeError(name + ": " + made.kernel->name() + " takes another number of operands");
+        }
+        made.first_input = entries(inputs);
+        made.first_output = entries(outputs);
+        for (const auto& [buffer, shape] : operands) {
+            made.inputs.push_back({declared(buffer), shape});
+        }
+        for (const auto& [buffer, elements] : results) {
+            made.outputs.push_back({declared(buffer), elements});
+        }
+        if (!found.is_none()) {
+            made.found = [function = found.ptr()](const std::vector<Dims>& shapes) {
+                const WithGil gil;
+                or_sleep([&] { nb::borrow(function)(shapes); });
+            };
+            program->kept.push_back(std::move(found));
+        }
+        program->kept.push_back(std::move(kernel));
+        block->data_dependent.push_back(std::move(made));
+        block->steps.push_back(std::move(step));
+    }
+
     void store(const std::string& name, int source, int target, std::size_t item) const {
         Step step{Step::Kind::store, name};
         step.source = declared(source);
@@ -396,7 +431,7 @@ struct BoundInstance {
 
 }  // namespace
 
-GRAPHKIT_BINDINGS(program) {
+GRAPHKIT_BINDINGS(program, "data_dependent_call") {
     follow_main_thread();
     nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
     nb::class_<Builder>(m, "Builder",
@@ -406,6 +441,9 @@ GRAPHKIT_BINDINGS(program) {
         .def("copy", &Builder::copy, "name"_a, "source"_a, "target"_a, "bytes"_a)
         .def("dynamic", &Builder::dynamic, "name"_a, "make"_a, "inputs"_a, "operands"_a, "outputs"_a, "results"_a,
              "A node that make(shapes, values) prepares when its operands' shapes are known.")
+        .def("data_dependent", &Builder::data_dependent, "name"_a, "kernel"_a, "inputs"_a, "operands"_a, "outputs"_a,
+             "results"_a, "found"_a.none(),
+             "A kernel that says in the run which shapes its results have, and found(shapes) after it.")
         .def("store", &Builder::store, "name"_a, "source"_a, "target"_a, "item"_a, "Copy a buffer.")
         .def("resize", &Builder::resize, "name"_a, "buffer"_a, "shape"_a, "item"_a,
              "Give a buffer a shape, and memory.")

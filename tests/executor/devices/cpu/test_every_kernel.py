@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,6 @@ TOLERANCE_POINTWISE = {
 }
 # Operators that take booleans and add up numbers all the same.
 ADDS_UP = {"Resize"}
-# Operators whose results have a size that values decide, in some samples or in all.
-OF_VALUES = {"NonMaxSuppression", "OneHot", "Range"}
 GUARD = 64  # bytes before and behind every result
 CANARY = 0xA5
 _MPROTECT = ctypes.CDLL(None, use_errno=True).mprotect
@@ -142,13 +140,21 @@ def pairs_in_place(kernel: Kernel, arrays: list[Any], results: list[np.ndarray])
     return [(i, o) for i, o in there if arrays[i].nbytes == results[o].nbytes]
 
 
-def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, list[np.ndarray]]]:
+def attempts(case: Case, node: Node, arrays: list[Any]) -> Iterator[tuple[str, Sequence[np.ndarray | None]]]:
     """The results in every layout, from one thread and from three; packed constants where the kernel wants them."""
     used = (True,) * len(node.outputs)
+    for threads in (1, 3):
+        kernel = make_data_dependent("cpu", node, KernelContext(threads))
+        if kernel is not None:
+            yield f"{threads} threads", kernel(arrays)
+            yield (
+                f"{threads} threads, at the end of a page",
+                kernel([None if a is None else at_page_end(a) for a in arrays]),
+            )
+            for alone in range(len(node.outputs)) if len(node.outputs) > 1 else ():
+                one = tuple(position == alone for position in range(len(node.outputs)))
+                yield f"output {alone} alone", kernel(arrays, one)
     if not all(v.tensor.is_static for v in node.outputs):
-        compute = make_data_dependent("cpu", node, KernelContext(1))
-        if compute is not None:
-            yield "sizes of the results from values", [np.asarray(a) for a in compute(arrays)]
         return
     for threads in (1, 3):
         kernel = make_kernel("cpu", node, KernelContext(threads, used_outputs=used))
@@ -207,7 +213,7 @@ def test_kernels_equal_the_reference(cls: type[Op], isa: str) -> None:
             arrays = [None if a is None else np.asarray(a, order="C") for a in case.arrays[: len(node.inputs)]]
             with np.errstate(all="ignore"):
                 expected = run_node(node, arrays)
-            alone: list[np.ndarray] | None = None
+            alone: Sequence[np.ndarray | None] | None = None
             for what, results in attempts(case, node, arrays):
                 for number, (got, wanted) in enumerate(zip(results, expected, strict=True)):
                     if got is not None and (difference := differs(case, got, wanted)):
@@ -248,7 +254,7 @@ INTERPRETED: dict[str, Callable[[Node], bool]] = {
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedConv"), _not_of_library),
     **{f"{layout}Conv{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("", "Transpose")},
     **{f"{layout}ConvGrad{part}": _not_of_library for layout in _BOTH_LAYOUTS for part in ("Input", "Weight")},
-    **dict.fromkeys(("Det", "LinearRecurrence", "Im2Col"), _lacks(DType.FLOAT16, DType.BFLOAT16)),
+    **dict.fromkeys(("Det", "LinearRecurrence", "Im2Col", "DFT"), _lacks(DType.FLOAT16, DType.BFLOAT16)),
     "Col2Im": lambda node: node.output.dtype not in {DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64},
     "GlobalLpPool": lambda node: operator(node, GlobalLpPool).p not in (1, 2),
     "LayerNormalization": lambda node: (
@@ -267,10 +273,9 @@ def test_what_is_interpreted_is_listed(cls: type[Op]) -> None:
         if cls.name in OF_LIBRARY and DType.BFLOAT16 in {v.dtype for v in node.operands}:
             continue
         context = KernelContext(1, used_outputs=(True,) * len(node.outputs))
+        found = make_data_dependent("cpu", node, context) is not None
         if all(v.tensor.is_static for v in node.outputs):
-            found = make_kernel("cpu", node, context) is not None
-        else:
-            found = cls.name in OF_VALUES
+            found |= make_kernel("cpu", node, context) is not None
         listed = INTERPRETED.get(cls.name, lambda _: False)(node)
         assert found or listed, f"{case.name} has no kernel: its factory returned None, or the kernel is Unsupported"
         assert not (found and listed), f"{case.name} has a kernel, and is listed as interpreted"

@@ -55,26 +55,68 @@ def test_roi_align_of_what_cannot_be():
     assert y[0, 0, 0, 0] == 0
 
 
+def operands(most, overlap, least):
+    """The limits of NonMaxSuppression as arrays; None where one is absent."""
+    given = ((most, np.int64), (overlap, np.float32), (least, np.float32))
+    return [None if v is None else np.array([v], dtype) for v, dtype in given]
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_non_max_suppression(seed, threads):
     rng = np.random.default_rng(seed)
     images, classes, count = (int(v) for v in rng.integers(1, [3, 5, 60]))
+    count *= 1 if seed % 4 else 20
     boxes = rng.uniform(0, 6, (images, count, 4)).astype(np.float32)
     scores = rng.integers(0, 7, (images, classes, count)).astype(np.float32) / 7  # with ties
-    centred, most, overlap = seed % 2, int(rng.integers(0, count + 3)), float(rng.choice([0.0, 0.3, 0.7]))
-    least = None if seed % 3 == 0 else 0.4
-    op = NonMaxSuppression(center_point_box=centred)
-    expected = op.reference(
-        numpy_xp, boxes, scores, np.array(most), np.float32(overlap).reshape(1),
-        None if least is None else np.float32(least).reshape(1),
-    )  # fmt: skip
-    kernel = native.NonMaxSuppression(
-        images, classes, count, most=most, overlap=overlap, least=least, centred=bool(centred), threads=threads
-    )
-    rows, found = np.full((kernel.capacity, 3), -1, np.int64), np.empty((), np.int64)
-    kernel([boxes, scores], [rows, found])
-    np.testing.assert_array_equal(rows[: int(found)], expected)
+    most, overlap = int(rng.integers(0, count + 3)), float(rng.choice([0.0, 0.3, 0.7, -0.1]))
+    limits = operands(most, overlap, None if seed % 3 == 0 else 0.4)
+    op = NonMaxSuppression(center_point_box=seed % 2)
+    expected = op.reference(numpy_xp, boxes, scores, *limits)
+    (rows,) = native.NonMaxSuppression(bool(seed % 2), threads)([boxes, scores, *limits])
+    np.testing.assert_array_equal(rows, expected)
+    assert rows.dtype == np.int64
+
+
+def test_non_max_suppression_of_extremes():
+    suppress, op = native.NonMaxSuppression(False), NonMaxSuppression()
+    for images, classes, count in ((0, 2, 3), (2, 0, 3), (2, 3, 0)):
+        empty = np.zeros((images, count, 4), np.float32), np.zeros((images, classes, count), np.float32)
+        (rows,) = suppress([*empty, *operands(4, 0.5, None)])
+        assert rows.shape == (0, 3)
+    rng = np.random.default_rng(1)
+    boxes = rng.uniform(0, 6, (1, 40, 4)).astype(np.float32)
+    boxes[0, ::7, 1], boxes[0, 3, 2], boxes[0, 5] = np.nan, np.inf, 2  # NaN, an infinite box, one without area
+    scores = rng.uniform(size=(1, 2, 40)).astype(np.float32)
+    scores[0, 0, ::5], scores[0, 1, 1], scores[0, 1, 2] = np.nan, np.inf, -np.inf
+    for least in (None, 0.2, np.nan, -np.inf):
+        for most in (-3, 0, 1, 2**40):
+            arrays = [boxes, scores, *operands(most, 0.3, least)]
+            with np.errstate(invalid="ignore"):
+                expected = op.reference(numpy_xp, *arrays)
+            np.testing.assert_array_equal(suppress(arrays)[0], expected)
+    (rows,) = suppress([boxes, scores])  # without limits nothing is taken
+    assert rows.shape == (0, 3)
+
+
+def test_an_overlap_equal_to_the_threshold_hides_nothing():
+    boxes = np.array([[[0, 0, 1, 3], [0, 1, 1, 3], [0, 0, 1, 3]]], np.float32)
+    scores = np.array([[[0.9, 0.8, 0.7]]], np.float32)
+    for overlap, kept in ((np.float32(2) / np.float32(3), [0, 1]), (np.nextafter(np.float32(2 / 3), 0), [0])):
+        (rows,) = native.NonMaxSuppression(False)([boxes, scores, *operands(3, overlap, None)])
+        assert rows[:, 2].tolist() == kept
+
+
+def test_suppression_of_what_does_not_fit():
+    suppress = native.NonMaxSuppression(False)
+    boxes, scores = np.zeros((1, 3, 4), np.float32), np.zeros((1, 2, 3), np.float32)
+    for wrong in ([boxes[..., :3].copy(), scores], [boxes, scores[..., :2].copy()], [boxes[0], scores]):
+        with pytest.raises(native.Error, match=r"not boxes \[N, B, 4\]"):
+            suppress(wrong)
+    with pytest.raises(native.Error, match="operand 2 is empty"):
+        suppress([boxes, scores, np.zeros(0, np.int64)])
+    with pytest.raises(ValueError, match="not of type float32"):
+        suppress([boxes.astype(np.float64), scores])
 
 
 def test_suppression_runs_natively_in_a_program():

@@ -1,4 +1,4 @@
-"""Triangles of matrices against the reference."""
+"""Triangles of matrices, and elements chosen by conditions, against the reference and numpy."""
 
 import numpy as np
 import pytest
@@ -18,3 +18,62 @@ def test_triangles(dtype, upper):
     expected = np.triu(x) if upper else np.tril(x)
     native.Trilu([3, 4], upper, None, "float32")([x], [x])
     np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_positions_that_are_not_zero(dtype):
+    rng = np.random.default_rng(1)
+    shapes = [(0,), (5,), (2, 0, 3), (100, 3, 7), (40000,), (3, 70000), (40000, 3), (33, 1025), (2,) * 9]
+    for shape in shapes:
+        for kept in (0, 0.01, 0.5, 1):
+            x = (rng.random(shape) < kept).astype(dtype)
+            if dtype.kind in "fV" and x.size:
+                x.reshape(-1)[::3] *= np.array(-1).astype(dtype)  # -0 among them
+                x.reshape(-1)[::11] = np.nan
+            wanted = np.stack(np.nonzero(x.astype(np.float64)))
+            for threads in (1, 3):
+                (found,) = native.NonZero(dtype.name, threads)([x])
+                assert found.dtype == np.int64
+                np.testing.assert_array_equal(found, wanted)
+    for number in (0, 3):
+        (found,) = native.NonZero(dtype.name)([np.array(number).astype(dtype)])
+        assert found.shape == (0, int(number != 0))
+
+
+def test_positions_that_are_not_zero_of_all_bits():
+    """Subnormal numbers are not 0."""
+    for dtype in (np.float16, np.float32, np.float64):
+        tiny = np.nextafter(dtype(0), dtype(1))
+        (found,) = native.NonZero(np.dtype(dtype).name)([np.array([tiny, 0, -tiny, -0.0, np.nan, np.inf], dtype)])
+        assert found.tolist() == [[0, 2, 4, 5]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_slices_that_a_condition_chooses(dtype):
+    rng = np.random.default_rng(2)
+    for shape in [(0,), (7,), (3, 4), (2, 0, 3), (5, 600, 3), (300, 200), (70000,)]:
+        x = small_integers(shape, dtype)
+        for axis in (None, *range(-len(shape), len(shape))):
+            size = x.size if axis is None else shape[axis]
+            for length in {0, size // 2, size}:
+                for kept in (0, 0.4, 1):
+                    condition = rng.random(length) < kept
+                    wanted = np.compress(condition, x, axis)
+                    for threads in (1, 3):
+                        (y,) = native.Compress(dtype.name, axis, threads)([x, condition])
+                        assert y.dtype == dtype
+                        assert y.shape == wanted.shape
+                        assert y.tobytes() == np.ascontiguousarray(wanted).tobytes()
+
+
+def test_a_condition_beyond_the_axis():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    (y,) = native.Compress("float32", 1)([x, np.array([True, False, True, False])])
+    assert y.tolist() == [[0, 2], [3, 5]]
+    for axis, length in ((0, 3), (1, 4), (None, 7)):
+        with pytest.raises(native.Error, match=f"holds at {length - 1}, beyond the axis"):
+            native.Compress("float32", axis)([x, np.ones(length, bool)])
+    with pytest.raises(native.Error, match="no vector"):
+        native.Compress("float32", 0)([x, np.ones((1, 2), bool)])
+    with pytest.raises(native.Error, match="axis 2 of 2"):
+        native.Compress("float32", 2)([x, np.ones(2, bool)])

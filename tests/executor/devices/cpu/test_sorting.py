@@ -1,4 +1,4 @@
-"""Positions of extreme elements, and the k largest or smallest ones, with ties, NaN and infinities."""
+"""Positions of extreme elements, the k largest ones, and the different ones, with ties, NaN and infinities."""
 
 from __future__ import annotations
 
@@ -68,3 +68,52 @@ def test_positions_that_do_not_exist():
         native.ArgExtreme([2, 0], 1, [2, 1], "float32")
     with pytest.raises(native.Error, match="out of range"):
         native.TopK([2, 3], 2, 1, "float32")
+
+
+UNIQUE = [
+    ((), None), ((0,), None), ((1,), 0), ((7,), None), ((300,), 0), ((40, 90), None), ((3, 0), 0), ((0, 3), 0),
+    ((0, 3), 1), ((40, 2), 0), ((2, 40), 1), ((2, 30, 2), -2), ((300, 1), 0), ((2, 3, 0), -1), ((60000,), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "axis"), UNIQUE, ids=str)
+@pytest.mark.parametrize("name", [*NUMERIC, "bool"])
+def test_unique(shape, axis, name):
+    """numpy's: one NaN for all of them, but slices with NaN differ from each other; zeros are equal."""
+    rng = np.random.default_rng([*name.encode(), *shape])
+    for _ in range(3):
+        x = np.asarray(with_ties(rng, shape, name)) if shape else np.array(3).astype(name)
+        wide = x.astype(np.float32) if name in ("float16", "bfloat16") else x
+        found = np.unique(wide, return_index=True, return_inverse=True, return_counts=True, axis=axis)
+        first, inverse, counts = (v.reshape(-1).astype(np.int64) for v in found[1:])
+        for in_order in (True, False):
+            order = np.arange(len(first)) if in_order else np.argsort(first)
+            wanted = [
+                np.take(x, first[order], axis=axis), first[order], np.argsort(order)[inverse], counts[order],
+            ]  # fmt: skip
+            kernel = native.Unique(name, axis, in_order)
+            got = kernel([x])
+            for a, b in zip(got, wanted, strict=True):
+                assert (a.dtype, a.shape) == (b.dtype, b.shape)
+                assert a.tobytes() == np.ascontiguousarray(b).tobytes()
+            for alone in range(4):
+                results = kernel([x], [i == alone for i in range(4)])
+                assert [r is not None for r in results] == [i == alone for i in range(4)]
+                assert results[alone].tobytes() == got[alone].tobytes()
+
+
+def test_unique_of_wide_keys():
+    """Elements that differ in any one of their bits, more than are sorted by comparisons."""
+    for name in ("int64", "uint64", "float64", "int32", "float32"):
+        rng = np.random.default_rng(5)
+        bits = np.uint64 if np.dtype(name).itemsize == 8 else np.uint32
+        x = (bits(1) << rng.integers(0, np.dtype(name).itemsize * 8, 5000).astype(bits)).view(name)
+        y, first, inverse, counts = native.Unique(name, None, True)([x])
+        wanted = np.unique(x, return_index=True, return_inverse=True, return_counts=True)
+        for a, b in zip((y, first, inverse, counts), wanted, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_unique_along_an_axis_that_does_not_exist():
+    with pytest.raises(native.Error, match="axis 2 of 2"):
+        native.Unique("float32", 2, True)([np.zeros((2, 3), np.float32)])

@@ -1,11 +1,13 @@
 // Tensors made from a few numbers: constants, ranges, one-hot rows, identity matrices.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <type_traits>
 
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
+#include "runtime/data_dependent.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"
 #include "simd/half_convert.h"
@@ -210,7 +212,156 @@ void OneHot::run(const void* const* inputs, void* const* outputs, std::byte*) co
     });
 }
 
-GRAPHKIT_BINDINGS(fill) {
+// --- sizes that the run tells ------------------------------------------------------------------------
+
+namespace {
+
+// start, start + delta, ... below `limit`, above it for a negative delta: as many as there are. Of half floats in
+// float.
+class SizedRange final : public DataDependentKernel {
+  public:
+    SizedRange(ElementType type, int threads) : DataDependentKernel("Range", {type, type, type}, {type}, threads) {}
+    void run(const std::vector<Operand>& inputs, RunMemory& memory) const override;
+
+  private:
+    template <typename T>
+    void run_integers(const std::vector<Operand>& inputs, RunMemory& memory) const;
+    template <typename T>
+    void run_floats(const std::vector<Operand>& inputs, RunMemory& memory) const;
+};
+
+// OneHot as above, with a depth that the run tells.
+class SizedOneHot final : public DataDependentKernel {
+  public:
+    SizedOneHot(std::int64_t axis, ElementType type, ElementType index_type, ElementType depth_type, int threads)
+        : DataDependentKernel("OneHot", {index_type, depth_type, type}, {type}, threads), axis_(axis) {}
+    void run(const std::vector<Operand>& inputs, RunMemory& memory) const override;
+
+  private:
+    std::int64_t axis_;
+};
+
+// Numbers to compute with, and back.
+template <typename Wide, typename T>
+Wide to_number(T value) {
+    if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>) {
+        return static_cast<Wide>(to_float(value));
+    } else {
+        return static_cast<Wide>(value);
+    }
+}
+
+template <typename T, typename Wide>
+T from_number(Wide value) {
+    if constexpr (std::is_same_v<T, Float16>) {
+        return to_float16(static_cast<float>(value));
+    } else if constexpr (std::is_same_v<T, BFloat16>) {
+        return to_bfloat16(static_cast<float>(value));
+    } else {
+        return static_cast<T>(value);
+    }
+}
+
+void require_one_element(const DataDependentKernel& kernel, const std::vector<Operand>& inputs, std::size_t position) {
+    if (inputs[position].elements() != 1) {
+        throw NativeError(kernel.describe(inputs) + ": operand " + std::to_string(position) + " is not one element");
+    }
+}
+
+}  // namespace
+
+template <typename T>
+void SizedRange::run_integers(const std::vector<Operand>& inputs, RunMemory& memory) const {
+    const auto start = static_cast<__int128>(*inputs[0].as<T>());
+    const auto limit = static_cast<__int128>(*inputs[1].as<T>());
+    const auto delta = static_cast<__int128>(*inputs[2].as<T>());
+    const __int128 distance = delta > 0 ? limit - start : start - limit;
+    const __int128 step = delta > 0 ? delta : -delta;
+    if (distance > std::numeric_limits<std::int64_t>::max() / 2) {
+        throw NativeError(describe(inputs) + ": more elements than there are");
+    }
+    const auto length = static_cast<std::int64_t>(distance <= 0 ? 0 : (distance + step - 1) / step);
+    void* const y = memory.result(0, {length});
+    if (y != nullptr) {
+        const Range kernel({inputs[0].shape, inputs[1].shape, inputs[2].shape}, length, outputs()[0], threads());
+        const void* const operands[] = {inputs[0].data, inputs[1].data, inputs[2].data};
+        void* const results[] = {y};
+        kernel.run(operands, results, nullptr);
+    }
+}
+
+template <typename T>
+void SizedRange::run_floats(const std::vector<Operand>& inputs, RunMemory& memory) const {
+    using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
+    const auto wide = [&](std::size_t position) { return to_number<Wide>(*inputs[position].as<T>()); };
+    const Wide start = wide(0), delta = wide(2);
+    const double length =
+        std::ceil((static_cast<double>(wide(1)) - static_cast<double>(start)) / static_cast<double>(delta));
+    if (!(length < 0x1p62)) {  // NaN, too
+        throw NativeError(describe(inputs) + ": no such number of elements, " + std::to_string(length));
+    }
+    const std::int64_t whole = length > 0 ? static_cast<std::int64_t>(length) : 0;
+    auto* const y = static_cast<T*>(memory.result(0, {whole}));
+    parallel_for(threads(), y == nullptr ? 0 : whole, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            y[i] = from_number<T>(start + static_cast<Wide>(i) * delta);
+        }
+    });
+}
+
+void SizedRange::run(const std::vector<Operand>& inputs, RunMemory& memory) const {
+    for (std::size_t i = 0; i < 3; ++i) {
+        require_one_element(*this, inputs, i);
+    }
+    with_type(outputs()[0], [&](auto element) {
+        using T = decltype(element);
+        if constexpr (std::is_same_v<T, std::int16_t> || std::is_same_v<T, std::int32_t> ||
+                      std::is_same_v<T, std::int64_t>) {
+            if (*inputs[2].as<T>() == 0) {
+                throw NativeError(describe(inputs) + ": a delta of 0");
+            }
+            run_integers<T>(inputs, memory);
+        } else if constexpr (!std::is_integral_v<T>) {
+            if (to_number<double>(*inputs[2].as<T>()) == 0) {
+                throw NativeError(describe(inputs) + ": a delta of 0");
+            }
+            run_floats<T>(inputs, memory);
+        }
+    });
+}
+
+void SizedOneHot::run(const std::vector<Operand>& inputs, RunMemory& memory) const {
+    require_one_element(*this, inputs, 1);
+    std::int64_t depth = 0;
+    with_type(this->inputs()[1], [&](auto element) { depth = index_of(*inputs[1].as<decltype(element)>()); });
+    if (depth < 0 || inputs[2].shape != Dims{2}) {
+        throw NativeError(describe(inputs) + ": a depth of " + std::to_string(depth) +
+                          ", or values that are not [off, on]");
+    }
+    const auto axis = static_cast<std::int64_t>(checked_axis(axis_, inputs[0].shape.size() + 1));
+    const OneHot kernel(inputs[0].shape, inputs[1].shape, depth, axis, outputs()[0], this->inputs()[0],
+                        this->inputs()[1], threads());
+    void* const results[] = {memory.result(0, kernel.outputs()[0].shape)};
+    if (results[0] != nullptr) {
+        const void* const operands[] = {inputs[0].data, inputs[1].data, inputs[2].data};
+        kernel.run(operands, results, nullptr);
+    }
+}
+
+GRAPHKIT_BINDINGS(fill, "data_dependent_call") {
+    nb::class_<SizedRange, DataDependentKernel>(m, "SizedRange")
+        .def(
+            "__init__",
+            [](SizedRange* self, Text dtype, int threads) { new (self) SizedRange(element_type(dtype), threads); },
+            "dtype"_a, "threads"_a = 0);
+    nb::class_<SizedOneHot, DataDependentKernel>(m, "SizedOneHot")
+        .def(
+            "__init__",
+            [](SizedOneHot* self, std::int64_t axis, Text dtype, Text index_dtype, Text depth_dtype, int threads) {
+                new (self) SizedOneHot(axis, element_type(dtype), element_type(index_dtype), element_type(depth_dtype),
+                                       threads);
+            },
+            "axis"_a, "dtype"_a, "index_dtype"_a, "depth_dtype"_a, "threads"_a = 0);
     nb::class_<Fill, Kernel>(m, "Fill").def(
         "__init__",
         [](Fill* self, Dims y, const nb::bytes& value, Text dtype, int threads) {

@@ -1,8 +1,7 @@
-// Regions of images: RoiAlign and NonMaxSuppression.
+// RoiAlign: regions of images.
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <span>
 
 #include "runtime/bindings.h"
@@ -42,27 +41,6 @@ class RoiAlign final : public Kernel {
 
     RoiOptions options_;
     std::int64_t images_, channels_, height_, width_, rois_;
-};
-
-// boxes: [N, B, 4], scores: [N, C, B], float32 -> up to `capacity()` rows (image, class, box) of int64 and their
-// number. Boxes of equal scores are taken in their order; a box above the threshold of overlap with a better one is
-// left out.
-class NonMaxSuppression final : public Kernel {
-  public:
-    NonMaxSuppression(std::int64_t images, std::int64_t classes, std::int64_t boxes, std::int64_t most, float overlap,
-                      std::optional<float> least, bool centred, int threads);
-
-    std::int64_t capacity() const { return images_ * classes_ * most_; }
-    std::size_t scratch_bytes() const override;
-    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
-
-  private:
-    std::int64_t select(const float* corners, const float* scores, std::int32_t* order, std::int64_t* chosen) const;
-
-    std::int64_t images_, classes_, boxes_, most_;
-    float overlap_;
-    std::optional<float> least_;
-    bool centred_;
 };
 
 // Samples along one axis of a bin; larger regions are refused.
@@ -271,119 +249,6 @@ void RoiAlign::run(const void* const* inputs, void* const* outputs, std::byte* s
     });
 }
 
-// --- suppression ------------------------------------------------------------------------------------
-
-NonMaxSuppression::NonMaxSuppression(std::int64_t images, std::int64_t classes, std::int64_t boxes, std::int64_t most,
-                                     float overlap, std::optional<float> least, bool centred, int threads)
-    : Kernel("NonMaxSuppression", threads),
-      images_(images),
-      classes_(classes),
-      boxes_(boxes),
-      most_(std::clamp<std::int64_t>(most, 0, boxes)),
-      overlap_(overlap),
-      least_(least),
-      centred_(centred) {
-    if (boxes > std::numeric_limits<std::int32_t>::max()) {
-        throw Unsupported(name() + ": " + std::to_string(boxes) + " boxes");
-    }
-    inputs_ = {{"boxes", {images, boxes, 4}}, {"scores", {images, classes, boxes}}};
-    outputs_ = {{"selected", {capacity(), 3}, ElementType::i64}, {"count", {}, ElementType::i64}};
-}
-
-std::size_t NonMaxSuppression::scratch_bytes() const {
-    // Corners and areas of all boxes, the order of one class's for each thread, and how many each class has selected.
-    const auto corners = static_cast<std::size_t>(images_ * boxes_ * 5) * sizeof(float);
-    const auto orders = static_cast<std::size_t>(std::max(threads(), 1) * boxes_) * sizeof(std::int32_t);
-    return corners + orders + static_cast<std::size_t>(images_ * classes_) * sizeof(std::int64_t) + kAlignment;
-}
-
-// Positions of the boxes of one class, best first; `corners` holds y1, x1, y2, x2, area of each box.
-std::int64_t NonMaxSuppression::select(const float* corners, const float* scores, std::int32_t* order,
-                                       std::int64_t* chosen) const {
-    std::int64_t candidates = 0;
-    for (std::int64_t i = 0; i < boxes_; ++i) {
-        if (!least_ || scores[i] > *least_) {
-            order[candidates++] = static_cast<std::int32_t>(i);
-        }
-    }
-    // NaN is better than any number, as in a sort.
-    const auto better = [scores](std::int32_t a, std::int32_t b) {
-        const bool undefined = std::isnan(scores[a]);
-        if (undefined || std::isnan(scores[b])) {
-            return undefined != std::isnan(scores[b]) ? undefined : a < b;
-        }
-        return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-    };
-    // A heap: mostly few of the candidates are looked at.
-    const auto worse = [&better](std::int32_t a, std::int32_t b) { return better(b, a); };
-    std::make_heap(order, order + candidates, worse);
-    std::int64_t count = 0;
-    while (candidates > 0 && count < most_) {
-        std::pop_heap(order, order + candidates, worse);
-        const std::int64_t next = order[--candidates];
-        const float* box = corners + 5 * next;
-        const bool hidden = std::any_of(chosen, chosen + count, [&](std::int64_t other) {
-            const float* best = corners + 5 * other;
-            const float high = std::max(std::min(box[2], best[2]) - std::max(box[0], best[0]), 0.0F);
-            const float wide = std::max(std::min(box[3], best[3]) - std::max(box[1], best[1]), 0.0F);
-            const float shared = high * wide;
-            if (shared == 0 && overlap_ >= 0) {
-                return false;
-            }
-            // Boxes without area share none: 0 / 0 is above no threshold.
-            return shared / (box[4] + best[4] - shared) > overlap_;
-        });
-        if (!hidden) {
-            chosen[count++] = next;
-        }
-    }
-    return count;
-}
-
-void NonMaxSuppression::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
-    const auto* boxes = static_cast<const float*>(inputs[0]);
-    const auto* scores = static_cast<const float*>(inputs[1]);
-    auto* selected = static_cast<std::int64_t*>(outputs[0]);
-    auto* counts = reinterpret_cast<std::int64_t*>(scratch);
-    auto* corners = reinterpret_cast<float*>(counts + images_ * classes_);
-    auto* orders = reinterpret_cast<std::int32_t*>(corners + images_ * boxes_ * 5);
-    for (std::int64_t i = 0; i < images_ * boxes_; ++i) {
-        const float* box = boxes + 4 * i;
-        float* to = corners + 5 * i;
-        for (int axis = 0; axis < 2; ++axis) {
-            const float a = box[axis];
-            const float b = box[axis + 2];
-            to[axis] = centred_ ? a - b / 2 : std::min(a, b);
-            to[axis + 2] = centred_ ? a + b / 2 : std::max(a, b);
-        }
-        to[4] = (to[2] - to[0]) * (to[3] - to[1]);
-    }
-    // Each class writes its positions to the third part of its rows' memory, from where they are spread out.
-    const std::int64_t room = 3 * most_;
-    const double cost = static_cast<double>(boxes_) * 20;
-    parallel_for(threads(), images_ * classes_, cost, [&](std::int64_t begin, std::int64_t end) {
-        std::int32_t* order = orders + boxes_ * thread_number();
-        for (std::int64_t i = begin; i < end; ++i) {
-            const float* own = corners + i / classes_ * boxes_ * 5;
-            counts[i] = select(own, scores + i * boxes_, order, selected + i * room);
-        }
-    });
-    std::int64_t rows = 0;
-    for (std::int64_t i = 0; i < images_ * classes_; ++i) {
-        std::int64_t* from = selected + i * room;
-        // Row k goes to 3 k and behind: before the positions that are read later, except those of this class itself.
-        std::copy_backward(from, from + counts[i], from + room);
-        const std::int64_t* kept = from + room - counts[i];
-        for (std::int64_t k = 0; k < counts[i]; ++k, ++rows) {
-            const std::int64_t box = kept[k];
-            selected[3 * rows] = i / classes_;
-            selected[3 * rows + 1] = i % classes_;
-            selected[3 * rows + 2] = box;
-        }
-    }
-    *static_cast<std::int64_t*>(outputs[1]) = rows;
-}
-
 GRAPHKIT_BINDINGS(roi) {
     nb::class_<RoiAlign, Kernel>(m, "RoiAlign")
         .def(
@@ -395,11 +260,6 @@ GRAPHKIT_BINDINGS(roi) {
             },
             "x"_a, "rois"_a, nb::kw_only(), "height"_a, "width"_a, "samples"_a, "scale"_a, "half_pixel"_a, "maximum"_a,
             "threads"_a = 0);
-    nb::class_<NonMaxSuppression, Kernel>(m, "NonMaxSuppression")
-        .def(nb::init<std::int64_t, std::int64_t, std::int64_t, std::int64_t, float, std::optional<float>, bool, int>(),
-             "images"_a, "classes"_a, "boxes"_a, nb::kw_only(), "most"_a, "overlap"_a, "least"_a.none(), "centred"_a,
-             "threads"_a = 0)
-        .def_prop_ro("capacity", &NonMaxSuppression::capacity, "The most rows that can be selected.");
 }
 
 }  // namespace graphkit

@@ -190,10 +190,6 @@ void arg_columns(const T* x, std::int64_t rows, std::int64_t stride, std::int64_
     }
 }
 
-// The magnitude above which a half float is NaN.
-template <typename T>
-constexpr int kInfinity = std::is_same_v<T, Float16> ? 0x7c00 : 0x7f80;
-
 template <typename T>
 void rank_halves(const T* x, std::int64_t size, bool largest, std::int16_t* to) {
     const int nan = largest ? 0x7fff : -0x8000;
@@ -201,22 +197,6 @@ void rank_halves(const T* x, std::int64_t size, bool largest, std::int16_t* to) 
         const int magnitude = x[i].bits & 0x7fff;
         const int value = (x[i].bits & 0x8000) != 0 ? -magnitude : magnitude;
         to[i] = static_cast<std::int16_t>(magnitude > kInfinity<T> ? nan : value);
-    }
-}
-
-template <typename T>
-inline Key<T> key_of(T x) {
-    constexpr Key<T> sign = static_cast<Key<T>>(Key<T>{1} << (8 * sizeof(T) - 1));
-    if constexpr (std::is_integral_v<T>) {
-        return static_cast<Key<T>>(std::is_signed_v<T> ? static_cast<Key<T>>(x) ^ sign : static_cast<Key<T>>(x));
-    } else if constexpr (std::is_floating_point_v<T>) {
-        const auto bits = bit_cast<Key<T>>(x + T{0});  // -0 becomes 0
-        const Key<T> key = (bits & sign) != 0 ? ~bits : bits | sign;
-        return x != x ? static_cast<Key<T>>(-1) : key;
-    } else {
-        const int magnitude = x.bits & 0x7fff;
-        const int value = (x.bits & 0x8000) != 0 ? -magnitude : magnitude;
-        return static_cast<Key<T>>(magnitude > kInfinity<T> ? 0xffff : value + 0x8000);
     }
 }
 

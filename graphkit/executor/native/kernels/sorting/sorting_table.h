@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/sorting/key.h"
 #include "runtime/isa.h"
-#include "simd/half.h"
 
 namespace graphkit {
 
@@ -23,12 +23,6 @@ struct ArgFunctions {
     void (*columns)(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width, bool largest, bool last,
                     std::int64_t* out);
 };
-
-// Unsigned integers that are ordered like elements of T.
-template <typename T>
-using Key = std::conditional_t<sizeof(T) == 1, std::uint8_t,
-                               std::conditional_t<sizeof(T) == 2, std::uint16_t,
-                                                  std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>>;
 
 template <typename T>
 struct KeyFunctions {

@@ -1,0 +1,170 @@
+"""What stands in for shapes and elements that only a run tells, where a node is tried beforehand.
+
+A kernel that can be made for the stand-ins can be made for what comes, if it fits; if it does not, the run says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import TypeAlias
+
+import numpy as np
+
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Node
+from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
+from graphkit.ops.image.resize import Resizing
+
+# What unknown sizes are taken for when a node is tried.
+_STAND_IN = 16
+
+
+# --- operands whose elements decide -------------------------------------------------------------------
+
+
+def deciding_operands(node: Node) -> frozenset[int]:
+    """Positions of operands of which the elements are not known, and may be needed to prepare a kernel."""
+    floats = _deciding_floats(node)
+    return frozenset(
+        i for i, v in enumerate(node.inputs) if v is not None and _may_decide(v.tensor, floats=i in floats)
+    )
+
+
+def _may_decide(kind: TensorType, *, floats: bool) -> bool:
+    """Whether these are integers, or float32 where `floats` decide, that a shape is inferred from, and not known."""
+    small = not kind.is_static or kind.nbytes <= MAX_KNOWN_ELEMENTS * kind.dtype.itemsize
+    decide = kind.dtype is DType.FLOAT32 if floats else kind.dtype in (DType.INT64, DType.INT32)
+    known = kind.constants is not None or kind.floats is not None
+    return decide and kind.shape is not None and len(kind.shape) <= 1 and small and not known
+
+
+def _deciding_floats(node: Node) -> tuple[int, ...]:
+    """Positions of operands whose elements are not integers and are needed to prepare a kernel."""
+    op = node.op
+    if not isinstance(op, Resizing):
+        return ()
+    names = [formal.name for formal in op.formals]
+    return tuple(names.index(name) for name in ("scales", *(("roi",) if op.reads_roi else ())))
+
+
+# The elements of a stand-in: so many, for a node whose unknown sizes are taken for these.
+_Elements: TypeAlias = Callable[[Node, "dict[str, Dim]", int], Sequence[int]]
+
+
+def _all(element: int) -> _Elements:
+    return lambda node, sizes, count: [element] * count
+
+
+def _axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """Different axes."""
+    return range(count)
+
+
+def _rest(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """A shape that takes any number of elements."""
+    return [*[1] * (count - 1), -1][:count]
+
+
+def _sizes_of_first(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """The sizes of the first operand's axes, all of them or those that the operator names."""
+    shape = _first_shape(node, sizes)
+    return [shape[axis] for axis in getattr(node.op, "axes", None) or range(count)]
+
+
+def _short_axes(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """Axes of one element."""
+    return [axis for axis, size in enumerate(_first_shape(node, sizes)) if size == 1][:count]
+
+
+def _parts(node: Node, sizes: dict[str, Dim], count: int) -> Sequence[int]:
+    """Parts that make up the axis along which the node splits."""
+    return [*[0] * (count - 1), _first_shape(node, sizes)[getattr(node.op, "axis", 0)]]
+
+
+def _first_shape(node: Node, sizes: dict[str, Dim]) -> tuple[int, ...]:
+    return node.operands[0].tensor.substitute(sizes).static_shape
+
+
+# Elements that stand in for operands of which nothing is known, by position; of those of other operators _OTHERS.
+_NONE, _ONE = _all(0), _all(1)
+_BEYOND = _all(1 << 30)
+_ELEMENTS: dict[str, tuple[_Elements, ...]] = {
+    "Slice": (_NONE, _NONE, _BEYOND, _axes, _ONE),
+    "SliceGrad": (_NONE, _NONE, _NONE, _BEYOND, _axes, _ONE),
+    "Reshape": (_NONE, _rest),
+    "Expand": (_NONE, _ONE),
+    "ConstantOfShape": (_ONE,),
+    "Tile": (_NONE, _ONE),
+    "Pad": (_NONE, _NONE, _NONE, _axes),
+    "PadGrad": (_NONE, _NONE, _NONE, _axes),
+    "Split": (_NONE, _parts),
+    "Squeeze": (_NONE, _short_axes),
+    "TopK": (_NONE, _ONE),
+    "DFT": (_NONE, _ONE, _all(-2)),
+    "Resize": (_NONE, _NONE, _ONE, _sizes_of_first),
+    "ResizeGrad": (_NONE, _NONE, _NONE, _ONE, _sizes_of_first),
+}
+_OTHERS = (_NONE, _axes)
+
+
+def stand_ins(node: Node, sizes: dict[str, Dim], by_value: frozenset[int]) -> list[TensorType | None]:
+    """The operands' types with every size known, and with elements where they are read.
+
+    Raises TypeMismatch where elements depend on a shape of unknown rank.
+    """
+    return [
+        None if v is None else _stand_in(node, i, v.tensor, sizes, i in by_value) for i, v in enumerate(node.inputs)
+    ]
+
+
+def _stand_in(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim], by_value: bool) -> TensorType:
+    """The type with every size known, and with elements if they are read."""
+    sized = kind.substitute(sizes)
+    if not by_value or sized.constants is not None:
+        keep = by_value or kind.constants is not None
+        return sized if keep else TensorType(sized.dtype, sized.shape, None, sized.floats)
+    elements = _ELEMENTS.get(node.op.name, _OTHERS)
+    if position >= len(elements) or not kind.is_static:
+        return sized
+    value = elements[position](node, sizes, int(np.prod(kind.static_shape)))
+    if kind.dtype is DType.FLOAT32:
+        return TensorType(kind.dtype, kind.shape, None, value)
+    return TensorType(kind.dtype, kind.shape, value)
+
+
+# --- sizes -------------------------------------------------------------------------------------------
+
+
+def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
+    """What to take unknown sizes for: the same all, or what other operands have at the same axis from the end.
+
+    An axis of one element that others are spread along says nothing, but where all else fails.
+    """
+    shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
+    mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
+    unknown = {symbol for d in mentioned if isinstance(d, DimExpr) for symbol in d.symbols}
+    same: dict[str, Dim] = {**dict.fromkeys(unknown, _STAND_IN), **_channels(node)}
+    yield same
+    for one in (False, True):
+        aligned: dict[str, Dim] = {}
+        for dims in zip_longest(*(shape[::-1] for shape in shapes)):
+            size = next((d for d in dims if isinstance(d, int) and (one or d != 1)), None)
+            for d in dims if size is not None else ():
+                if isinstance(d, DimExpr):
+                    aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
+        if aligned:
+            yield same | aligned
+
+
+def _channels(node: Node) -> dict[str, Dim]:
+    """The unknown number of channels of what a convolution takes; its weights tell it."""
+    group = getattr(node.op, "group", None)
+    if group is None or len(node.operands) < 2:
+        return {}
+    x, w = (v.tensor.shape for v in node.operands[:2])
+    if not x or len(x) < 2 or not w or not all(isinstance(size, int) for size in w[:2]):
+        return {}
+    channels = x[-1 if node.op.name.startswith("ChannelsLast") else 1]
+    taken = w[0] if "Transpose" in node.op.name else w[1] * group
+    return {str(channels): taken} if isinstance(channels, DimExpr) and len(channels.symbols) == 1 else {}

@@ -1,0 +1,87 @@
+// Compress: the slices of an array along an axis that a vector of booleans chooses.
+#include <algorithm>
+#include <optional>
+
+#include "primitives/elements.h"
+#include "runtime/bindings.h"
+#include "runtime/data_dependent.h"
+
+namespace graphkit {
+namespace {
+
+// x of any shape, condition [n] -> the slices of x, or the elements of flattened x without an axis. Any element type. A
+// condition may be shorter than the axis, and longer where it does not hold.
+class Compress final : public DataDependentKernel {
+  public:
+    Compress(ElementType x, std::optional<std::int64_t> axis, int threads)
+        : DataDependentKernel("Compress", {x, ElementType::boolean}, {x}, threads), axis_(axis) {}
+    void run(const std::vector<Operand>& inputs, RunMemory& memory) const override;
+
+  private:
+    std::optional<std::int64_t> axis_;
+};
+
+}  // namespace
+
+void Compress::run(const std::vector<Operand>& inputs, RunMemory& memory) const {
+    const Operand &x = inputs[0], &condition = inputs[1];
+    if (condition.shape.size() != 1) {
+        throw NativeError(describe(inputs) + ": the condition is no vector");
+    }
+    Dims shape = axis_ ? x.shape : Dims{x.elements()};
+    const std::size_t axis = checked_axis(axis_.value_or(0), shape.size());
+    const AroundAxis around(shape, axis);
+    const bool* const holds = condition.as<bool>();
+    const std::int64_t length = condition.elements();
+    auto* const places =
+        reinterpret_cast<std::int64_t*>(memory.scratch(static_cast<std::size_t>(length + 1) * sizeof(std::int64_t)));
+    std::int64_t found = 0;
+    for (std::int64_t i = 0; i < length; ++i) {
+        places[found] = i;
+        found += holds[i] ? 1 : 0;
+    }
+    if (found > 0 && places[found - 1] >= around.size) {
+        throw NativeError(describe(inputs) + ": the condition holds at " + std::to_string(places[found - 1]) +
+                          ", beyond the axis");
+    }
+    shape[axis] = found;
+    auto* const y = static_cast<std::byte*>(memory.result(0, shape));
+    const auto item = static_cast<std::int64_t>(size_of(this->inputs()[0]));
+    const std::int64_t slice = around.inner * item;
+    if (y == nullptr || found * slice == 0) {
+        return;
+    }
+    const auto* const from = static_cast<const std::byte*>(x.data);
+    const double cost = 1 + 2 * static_cast<double>(slice) / kBytesPerNanosecond;
+    parallel_for(threads(), around.outer * found, cost, [&](std::int64_t begin, std::int64_t end) {
+        const auto each = [&](auto&& copy) {
+            for (std::int64_t row = begin; row < end;) {
+                const std::byte* const source = from + row / found * around.size * slice;
+                const std::int64_t last = std::min(end, (row / found + 1) * found);
+                for (std::int64_t i = row % found; row < last; ++row, ++i) {
+                    copy(y + row * slice, source + places[i] * slice);
+                }
+            }
+        };
+        if (around.inner == 1) {
+            with_element(static_cast<std::size_t>(item), [&](auto element) {
+                using T = decltype(element);
+                each([](std::byte* to, const std::byte* at) { store_element(to, load_element<T>(at)); });
+            });
+        } else {
+            each([slice](std::byte* to, const std::byte* at) { copy_bytes(to, at, static_cast<std::size_t>(slice)); });
+        }
+    });
+}
+
+GRAPHKIT_BINDINGS(compress, "data_dependent_call") {
+    nb::class_<Compress, DataDependentKernel>(m, "Compress")
+        .def(
+            "__init__",
+            [](Compress* self, Text dtype, std::optional<std::int64_t> axis, int threads) {
+                new (self) Compress(element_type(dtype), axis, threads);
+            },
+            "dtype"_a, "axis"_a.none(), "threads"_a = 0);
+}
+
+}  // namespace graphkit

@@ -1,0 +1,356 @@
+// DFT: discrete Fourier transforms along an axis, of any length.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/signal/fourier_table.h"
+#include "primitives/elements.h"
+#include "runtime/operator_kernels.h"
+
+namespace graphkit {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+// exp(-2 pi i k / n).
+template <typename T>
+void root_of_unity(std::int64_t k, std::int64_t n, T* re, T* im) {
+    // The angle is taken from the nearest eighth of a turn, where sine and cosine are exact.
+    const std::int64_t eighth = (8 * k + n / 2) / n;
+    const double angle = 2 * kPi * static_cast<double>(8 * k - eighth * n) / (8 * static_cast<double>(n));
+    constexpr double r = 0.70710678118654752440;
+    constexpr double cosines[] = {1, r, 0, -r, -1, -r, 0, r, 1};
+    constexpr double sines[] = {0, r, 1, r, 0, -r, -1, -r, 0};
+    const double c = std::cos(angle), s = std::sin(angle);
+    *re = static_cast<T>(cosines[eighth] * c - sines[eighth] * s);
+    *im = static_cast<T>(-(sines[eighth] * c + cosines[eighth] * s));
+}
+
+// Two arrays of one length.
+template <typename T>
+struct Pairs {
+    std::vector<T> re, im;
+
+    Pairs() = default;
+    explicit Pairs(std::int64_t length) : re(static_cast<std::size_t>(length)), im(static_cast<std::size_t>(length)) {}
+    Complex<T> view() { return {re.data(), im.data()}; }
+};
+
+// The stages of transforms whose length has small prime factors only, of several columns at a time.
+template <typename T>
+class Stages {
+  public:
+    // Whether there are some for this length.
+    static bool cover(std::int64_t length) { return !factors(length).empty(); }
+
+    explicit Stages(std::int64_t length) {
+        std::int64_t rest = length;
+        for (const int radix : factors(length)) {
+            Stage& stage = stages_.emplace_back();
+            stage.radix = radix;
+            stage.groups = rest / radix;
+            stage.turns = Pairs<T>((radix - 1) * stage.groups);
+            stage.roots = Pairs<T>(radix);
+            for (std::int64_t k = 1; k < radix; ++k) {
+                for (std::int64_t group = 0; group < stage.groups; ++group) {
+                    const auto at = static_cast<std::size_t>((k - 1) * stage.groups + group);
+                    root_of_unity(k * group % rest, rest, &stage.turns.re[at], &stage.turns.im[at]);
+                }
+            }
+            for (std::int64_t k = 0; k < radix; ++k) {
+                const auto at = static_cast<std::size_t>(k);
+                root_of_unity(k, radix, &stage.roots.re[at], &stage.roots.im[at]);
+            }
+            rest /= radix;
+        }
+    }
+
+    // Transforms `lanes` columns, [length, lanes]; returns where they lie then, in x or in y.
+    Complex<T> run(Complex<T> x, Complex<T> y, std::int64_t lanes) const {
+        std::int64_t stride = lanes;
+        for (const Stage& stage : stages_) {
+            const FourierStage<T> step{stage.radix,           stage.groups,          stride,
+                                       stage.turns.re.data(), stage.turns.im.data(), stage.roots.re.data(),
+                                       stage.roots.im.data()};
+            if constexpr (std::is_same_v<T, float>) {
+                fourier_table().run_f32(step, x, y);
+            } else {
+                fourier_table().run_f64(step, x, y);
+            }
+            std::swap(x, y);
+            stride *= stage.radix;
+        }
+        return x;
+    }
+
+  private:
+    struct Stage {
+        int radix;
+        std::int64_t groups;
+        Pairs<T> turns;
+        Pairs<T> roots;
+    };
+
+    // Empty where a prime is too large. A length of 1 has the radix 1.
+    static std::vector<int> factors(std::int64_t length) {
+        std::vector<int> found;
+        for (const int radix : {4, 2, 3, 5}) {
+            for (; length % radix == 0; length /= radix) {
+                found.push_back(radix);
+            }
+        }
+        for (int radix = 7; radix <= kWidestRadix; radix += 2) {
+            for (; length % radix == 0; length /= radix) {
+                found.push_back(radix);
+            }
+        }
+        if (length != 1) {
+            return {};
+        }
+        if (found.empty()) {
+            found.push_back(1);
+        }
+        return found;
+    }
+
+    std::vector<Stage> stages_;
+};
+
+template <typename T>
+void multiply(Complex<T> x, const Pairs<T>& by, std::int64_t length, std::int64_t lanes) {
+    const Complex<T> factors{const_cast<T*>(by.re.data()), const_cast<T*>(by.im.data())};  // which is only read
+    if constexpr (std::is_same_v<T, float>) {
+        fourier_table().multiply_f32(x, factors, length, lanes);
+    } else {
+        fourier_table().multiply_f64(x, factors, length, lanes);
+    }
+}
+
+// Transforms of any length: by stages, or as a convolution of a length that has stages (Bluestein 1970).
+template <typename T>
+class Transform {
+  public:
+    explicit Transform(std::int64_t length)
+        : length_(length),
+          direct_(Stages<T>::cover(length)),
+          whole_(direct_ ? length : convolved(length)),
+          stages_(whole_) {
+        if (direct_) {
+            return;
+        }
+        // exp(-pi i k^2 / n), and the transform of its conjugate over the whole length, divided by that length.
+        chirp_ = Pairs<T>(length);
+        Pairs<double> filter(whole_), spare(whole_);
+        std::int64_t square = 0;  // k^2 mod 2 n
+        for (std::int64_t k = 0; k < length; ++k) {
+            double re = 0, im = 0;
+            root_of_unity(square, 2 * length, &re, &im);
+            const auto at = static_cast<std::size_t>(k);
+            chirp_.re[at] = static_cast<T>(re);
+            chirp_.im[at] = static_cast<T>(im);
+            for (const std::int64_t place : {k, (whole_ - k) % whole_}) {
+                filter.re[static_cast<std::size_t>(place)] = re / static_cast<double>(whole_);
+                filter.im[static_cast<std::size_t>(place)] = -im / static_cast<double>(whole_);
+            }
+            square = (square + 2 * k + 1) % (2 * length);
+        }
+        const Complex<double> done = Stages<double>(whole_).run(filter.view(), spare.view(), 1);
+        filter_ = Pairs<T>(whole_);
+        std::copy(done.re, done.re + whole_, filter_.re.begin());
+        std::copy(done.im, done.im + whole_, filter_.im.begin());
+    }
+
+    // Rows that x and y have to have room for.
+    std::int64_t rows() const { return whole_; }
+
+    // Transforms `lanes` columns in the first rows of x; returns where they lie then, in x or in y.
+    Complex<T> run(Complex<T> x, Complex<T> y, std::int64_t lanes) const {
+        if (direct_) {
+            return stages_.run(x, y, lanes);
+        }
+        multiply(x, chirp_, length_, lanes);
+        std::fill(x.re + length_ * lanes, x.re + whole_ * lanes, T{0});
+        std::fill(x.im + length_ * lanes, x.im + whole_ * lanes, T{0});
+        const Complex<T> spectrum = stages_.run(x, y, lanes);
+        multiply(spectrum, filter_, whole_, lanes);
+        const Complex<T> other = spectrum.re == x.re ? y : x;
+        // With both parts exchanged, a transform is its inverse.
+        const Complex<T> back = stages_.run({spectrum.im, spectrum.re}, {other.im, other.re}, lanes);
+        const Complex<T> done{back.im, back.re};
+        multiply(done, chirp_, length_, lanes);
+        return done;
+    }
+
+    // Elements that are computed with for one of a column, for what it costs.
+    double work() const {
+        return (direct_ ? 1 : 2) * static_cast<double>(whole_) * std::log2(static_cast<double>(whole_) + 1);
+    }
+
+  private:
+    // A power of two that holds the convolution of two signals.
+    static std::int64_t convolved(std::int64_t length) {
+        std::int64_t whole = 1;
+        while (whole < 2 * length - 1) {
+            whole *= 2;
+        }
+        return whole;
+    }
+
+    std::int64_t length_;
+    bool direct_;
+    std::int64_t whole_;
+    Stages<T> stages_;
+    Pairs<T> chirp_, filter_;
+};
+
+// x: [outer, n, inner, 1 or 2] -> y: [outer, points, inner, 2 or 1], float32 or float64. The operands dft_length and
+// axis are not read.
+template <typename T>
+class Fourier final : public Kernel {
+  public:
+    Fourier(const NodeSpec& node, std::size_t axis, std::int64_t length);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+
+  private:
+    void load(const T* x, std::int64_t first, std::int64_t lanes, Complex<T> to) const;
+    void save(Complex<T> from, std::int64_t first, std::int64_t lanes, T* y) const;
+
+    bool inverse_, onesided_;
+    std::int64_t length_;
+    std::int64_t outer_, taken_, points_, inner_;  // `taken_` of x's elements along the axis
+    std::int64_t stored_;  // elements of x along the axis
+    std::int64_t parts_;  // real, or both
+    std::int64_t lanes_;  // columns at a time
+    Transform<T> transform_;
+};
+
+// Bytes of columns that are transformed together, and their number.
+constexpr std::int64_t kTogether = std::int64_t{1} << 18;
+constexpr std::int64_t kMostLanes = 16;
+
+}  // namespace
+
+template <typename T>
+Fourier<T>::Fourier(const NodeSpec& node, std::size_t axis, std::int64_t length)
+    : Kernel("DFT", node.threads),
+      inverse_(node.integer("inverse") != 0),
+      onesided_(node.integer("onesided") != 0),
+      length_(length),
+      transform_(length) {
+    const TensorSpec &x = node.input(0).tensor, &y = node.outputs[0];
+    inputs_ = {x};
+    for (std::size_t i = 1; i < node.inputs.size(); ++i) {
+        inputs_.push_back(node.has_input(i) ? node.inputs[i]->tensor : TensorSpec{"absent", {}, ElementType::i64});
+        inputs_.back().optional = true;
+    }
+    outputs_ = {y};
+    const AroundAxis around(x.shape, axis);
+    outer_ = around.outer;
+    stored_ = around.size;
+    parts_ = x.shape.back();
+    inner_ = parts_ == 0 ? 0 : around.inner / parts_;
+    points_ = y.shape[axis];
+    taken_ = std::min(stored_, inverse_ && onesided_ ? length / 2 + 1 : length);
+    const std::int64_t bytes = 4 * transform_.rows() * static_cast<std::int64_t>(sizeof(T));
+    lanes_ = std::clamp<std::int64_t>(std::min(kTogether / bytes, outer_ * inner_), 1, kMostLanes);
+}
+
+template <typename T>
+std::size_t Fourier<T>::scratch_bytes() const {
+    return static_cast<std::size_t>(4 * transform_.rows() * lanes_ * std::max(threads(), 1)) * sizeof(T);
+}
+
+template <typename T>
+void Fourier<T>::load(const T* x, std::int64_t first, std::int64_t lanes, Complex<T> to) const {
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        const std::int64_t column = first + lane;
+        const T* from = x + (column / inner_ * stored_ * inner_ + column % inner_) * parts_;
+        for (std::int64_t i = 0; i < taken_; ++i, from += inner_ * parts_) {
+            to.re[i * lanes + lane] = from[0];
+            to.im[i * lanes + lane] = parts_ == 2 ? from[1] : T{0};
+        }
+    }
+    const bool half = inverse_ && onesided_;
+    std::fill(to.re + taken_ * lanes, to.re + length_ * lanes, T{0});
+    std::fill(to.im + taken_ * lanes, to.im + length_ * lanes, T{0});
+    if (!half) {
+        return;
+    }
+    // A real signal has the conjugate elements at the other end; where they meet themselves they are real.
+    for (std::int64_t i = 1; 2 * i <= length_; ++i) {
+        const std::int64_t other = length_ - i;
+        for (std::int64_t lane = 0; lane < lanes; ++lane) {
+            to.re[other * lanes + lane] = to.re[i * lanes + lane];
+            to.im[other * lanes + lane] = other == i ? T{0} : -to.im[i * lanes + lane];
+        }
+    }
+    std::fill(to.im, to.im + lanes, T{0});
+}
+
+template <typename T>
+void Fourier<T>::save(Complex<T> from, std::int64_t first, std::int64_t lanes, T* y) const {
+    const T scale = inverse_ ? T{1} / static_cast<T>(length_) : T{1};
+    const std::int64_t parts = inverse_ && onesided_ ? 1 : 2;
+    for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        const std::int64_t column = first + lane;
+        T* to = y + (column / inner_ * points_ * inner_ + column % inner_) * parts;
+        for (std::int64_t i = 0; i < points_; ++i, to += inner_ * parts) {
+            to[0] = from.re[i * lanes + lane] * scale;
+            if (parts == 2) {
+                to[1] = from.im[i * lanes + lane] * scale;
+            }
+        }
+    }
+}
+
+template <typename T>
+void Fourier<T>::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const auto* x = static_cast<const T*>(inputs[0]);
+    auto* y = static_cast<T*>(outputs[0]);
+    const std::int64_t columns = outer_ * inner_;
+    const std::int64_t groups = (columns + lanes_ - 1) / lanes_;
+    const double cost = transform_.work() * static_cast<double>(lanes_);
+    parallel_for(threads(), groups, cost, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t room = transform_.rows() * lanes_;
+        T* const own = reinterpret_cast<T*>(scratch) + 4 * room * thread_number();
+        const Complex<T> signal{own, own + room}, spare{own + 2 * room, own + 3 * room};
+        for (std::int64_t group = begin; group < end; ++group) {
+            const std::int64_t first = group * lanes_;
+            const std::int64_t lanes = std::min(lanes_, columns - first);
+            load(x, first, lanes, signal);
+            if (inverse_) {  // with both parts exchanged, a transform is its inverse
+                const Complex<T> done = transform_.run({signal.im, signal.re}, {spare.im, spare.re}, lanes);
+                save({done.im, done.re}, first, lanes, y);
+            } else {
+                save(transform_.run(signal, spare, lanes), first, lanes, y);
+            }
+        }
+    });
+}
+
+GRAPHKIT_KERNEL("", DFT) {
+    const TensorSpec& x = node.input(0).tensor;
+    const std::int64_t axis = node.has_input(2) ? node.elements(2).at(0) : -2;
+    const std::size_t place = checked_axis(axis, x.shape.size());
+    const bool half = node.integer("inverse") != 0 && node.integer("onesided") != 0;
+    const std::int64_t all = half ? 2 * (x.shape[place] - 1) : x.shape[place];
+    const std::int64_t length = node.has_input(1) ? node.elements(1).at(0) : all;
+    if (length < 1) {
+        throw NativeError("a transform of " + std::to_string(length) + " points");
+    }
+    switch (x.type) {
+        case ElementType::f32:
+            return std::make_unique<Fourier<float>>(node, place, length);
+        case ElementType::f64:
+            return std::make_unique<Fourier<double>>(node, place, length);
+        default:
+            throw Unsupported(std::string("DFT of ") + name_of(x.type));
+    }
+}
+
+}  // namespace graphkit
