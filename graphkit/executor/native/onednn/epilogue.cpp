@@ -62,7 +62,8 @@ constexpr auto of_value(Body) {
 
 const Kind& kind_of(const Activation& activation) {
     using S = Steps;
-    static const auto& kinds = *new std::unordered_map<std::string, Kind>{  // never destroyed: runs make kernels
+    static const auto& kinds = *new std::unordered_map<std::string, Kind>{
+        // never destroyed: runs make kernels
         {"relu",
          {algorithm::eltwise_relu,
           [](S& s, const Activation& a, int x) {

@@ -165,7 +165,8 @@ GRAPHKIT_BINDINGS(arena_layout) {
             ArenaLayout layout = lay_out(requests);
             return std::pair(std::move(layout.offsets), layout.arena_bytes);
         },
-        "requests"_a, "Offsets and size of an arena for requests (bytes, first step, last step, requests to take over).");
+        "requests"_a,
+        "Offsets and size of an arena for requests (bytes, first step, last step, requests to take over).");
 }
 
 }  // namespace graphkit

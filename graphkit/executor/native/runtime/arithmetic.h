@@ -1,5 +1,5 @@
-// How a thread's floating-point operations round, and what becomes of subnormal numbers. Other libraries change that for
-// the threads that they run on; a result must not depend on which thread computed it.
+// How a thread's floating-point operations round, and what becomes of subnormal numbers. Other libraries change that
+// for the threads that they run on; a result must not depend on which thread computed it.
 #pragma once
 
 #if defined(__x86_64__) || defined(_M_X64)

@@ -11,8 +11,8 @@
 
 namespace graphkit {
 
-// A loop of `chunks` calls of body(context, chunk), which may run at the same time, in any order. They do not throw: see
-// for_each_chunk.
+// A loop of `chunks` calls of body(context, chunk), which may run at the same time, in any order. They do not throw:
+// see for_each_chunk.
 struct SharedLoop {
     void (*body)(void* context, std::int64_t chunk);
     void* context;

@@ -361,8 +361,7 @@ struct BoundInstance {
     nb::object program;
     Instance instance;
 
-    explicit BoundInstance(nb::object owner)
-        : program(std::move(owner)), instance(*nb::cast<BoundProgram*>(program)) {
+    explicit BoundInstance(nb::object owner) : program(std::move(owner)), instance(*nb::cast<BoundProgram*>(program)) {
         nb::cast<BoundProgram*>(program)->complete();
     }
 
@@ -465,7 +464,8 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
             "root", [](BoundProgram& program) { return Builder{&program, &program.root()}; }, nb::rv_policy::move,
             nb::keep_alive<0, 1>())
         .def("resized", &resized, "kernels"_a, "offsets"_a, "arena_bytes"_a,
-             nb::sig("def resized(self, kernels: collections.abc.Sequence[object], offsets: list[int], arena_bytes: int) -> Program"),
+             nb::sig("def resized(self, kernels: collections.abc.Sequence[object], offsets: list[int], arena_bytes: "
+                     "int) -> Program"),
              "The same steps with other kernels; an offset in this program's arena is a place in `offsets`.");
 
     nb::class_<BoundInstance>(m, "Instance", "Where one run at a time of a program goes on, in an arena.")

@@ -80,7 +80,8 @@ class LoopFailure {
 };
 
 // Calls body(chunk) for chunks 0, 1, ..., on so many threads at most, `nanoseconds` being the cost of all of them. A
-// thread begins with the same chunks in each loop of as many. What the body throws, on whichever thread, comes out here.
+// thread begins with the same chunks in each loop of as many. What the body throws, on whichever thread, comes out
+// here.
 template <typename Body>
 void for_each_chunk(int threads, std::int64_t chunks, double nanoseconds, Body&& body) {
     // Threads are numbered below the chunks, too: working memory may be for no more.
