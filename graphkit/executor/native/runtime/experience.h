@@ -34,19 +34,18 @@ class Experience {
     // Nobody helped with a loop that took so long.
     void missed(Clock::duration time) { missed_ += time; }
 
-    // Helpers took part, `helpers` at most, and were waited for for so long when all else was done. A helper that was
-    // stopped in the middle of a chunk holds up the loop for the system's whole slice: where that happens, it happens
-    // again.
-    void helped(Clock::duration waited, int helpers) {
+    // Helpers took part, `helpers` at most, and were so late when all else was done. A helper that was stopped in the
+    // middle of a chunk holds up the loop for the system's whole slice: where that happens, it happens again.
+    void helped(Clock::duration late, int helpers) {
         woken_ = false;
         limit_ = kWorthWaking;
-        if (waited < kLate) {
+        if (late < kLate) {
             return;
         }
         const Clock::time_point now = Clock::now();
         const bool is_new = now - alone_until_ > 2 * alone_for_;
         alone_for_ =
-            std::min(std::max(is_new ? Clock::duration::zero() : 2 * alone_for_, 8 * waited / helpers), kMostAlone);
+            std::min(std::max(is_new ? Clock::duration::zero() : 2 * alone_for_, 8 * late / helpers), kMostAlone);
         alone_until_ = now + alone_for_;
     }
 

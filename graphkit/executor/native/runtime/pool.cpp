@@ -382,10 +382,13 @@ void run_shared(const SharedLoop& loop) {
     current.in_chunk = true;
     const std::uint32_t own = slot.take_part(slot.generation.load(std::memory_order_relaxed), 0);
     current.in_chunk = false;
+    const Clock::duration worked = Clock::now() - start;
     if (own == loop.chunks) {
-        experience.missed(Clock::now() - start);
+        experience.missed(worked);
     } else {
-        experience.helped(slot.wait_for(static_cast<std::uint32_t>(loop.chunks) - own), shared.threads - 1);
+        const Clock::duration waited = slot.wait_for(static_cast<std::uint32_t>(loop.chunks) - own);
+        // Who has begun the last chunk when the others are done is in time.
+        experience.helped(waited - 2 * worked / std::max(own, 1U), shared.threads - 1);
     }
 }
 
