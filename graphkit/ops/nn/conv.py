@@ -97,7 +97,7 @@ class Convolution(Sliding):
 
 def _check_groups(w: TensorType, group: int) -> None:
     first = w.known_shape[0]
-    if group < 1 or (not isinstance(first, DimExpr) and first % group):
+    if group < 1 or not dims.may_equal(dims.mod(first, group), 0):
         raise TypeMismatch(f"{first} channels of weights {w} cannot be divided into {group} groups")
 
 

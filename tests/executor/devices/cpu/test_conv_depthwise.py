@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 
 from graphkit.executor.devices.cpu import native
+from graphkit.executor.devices.cpu._base import epilogue
+from graphkit.executor.memory.packing import aligned_bytes
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import TensorType
 from graphkit.ops.internal.channels_last import ChannelsLastConv
 from graphkit.ops.internal.channels_last_gradient import ChannelsLastConvGradInput, ChannelsLastConvGradWeight
 from graphkit.ops.xp import numpy_xp
@@ -62,3 +66,76 @@ def test_against_the_references(case, isa):
     check(lambda n: native.DepthwiseBackwardData(inner, outer, window, n), [dy, w], dx)
     dw = ChannelsLastConvGradWeight(**attrs).reference(numpy_xp, wide[0], dy.astype(np.float64), w)
     check(lambda n: native.DepthwiseBackwardWeights(outer, inner, window, n), [x, dy], dw)
+
+
+@pytest.mark.parametrize(
+    ("activation", "apply"),
+    [
+        (("", 0.0, 0.0), lambda y: y),
+        (("Relu", 0.0, 0.0), lambda y: np.where(y < 0, 0, y)),
+        (("LeakyRelu", 0.25, 0.0), lambda y: np.where(y < 0, y * 0.25, y)),
+        (("Clip", -0.5, 1.0), lambda y: np.where(y < -0.5, -0.5, np.where(y > 1, 1, y))),
+    ],
+    ids=lambda v: v[0] or "none" if isinstance(v, tuple) else "",
+)
+@pytest.mark.parametrize("packs", [False, True])
+@pytest.mark.parametrize("channels", [1, 16, 37])
+def test_what_follows(activation, apply, packs, channels, isa):
+    """Bias and limits; NaN in the data, and weights that are not finite beside padding."""
+    rng = np.random.default_rng(channels)
+    x = rng.standard_normal((2, 6, 5, channels), dtype=np.float32)
+    w = rng.standard_normal((channels, 1, 3, 3), dtype=np.float32)
+    bias = rng.standard_normal(channels, dtype=np.float32)
+    x[1, 2, 3, 0] = np.nan
+    w[-1, 0, 0, 0] = np.inf
+    wide = [a.astype(np.float64) for a in (x, w)]
+    with np.errstate(invalid="ignore"):
+        y = _by_definition(*wide) + bias
+    kind, alpha, beta = activation
+    node = Node(
+        ChannelsLastConv(
+            group=channels, pads=(1, 1, 1, 1), activation=kind, activation_alpha=alpha, activation_beta=beta
+        ),
+        [Value(TensorType("float32", a.shape)) for a in (x, w, bias)],
+    )
+    window = native.PoolWindow((3, 3), (1, 1), (1, 1), (1, 1), (1, 1))
+    shapes = [first(a.shape) for a in (x, y)]
+    found = []
+    for threads in (1, 3):
+        kernel = native.DepthwiseConvolution(
+            *shapes, window, threads, bias=True, epilogue=epilogue(node, residual=3), pack_weights=packs
+        )
+        weights = w
+        if packs:
+            weights = aligned_bytes(kernel.packed_bytes(1))
+            kernel.pack(1, w, weights)
+        found.append(np.zeros(y.shape, np.float32))
+        kernel([x, weights, bias], [found[-1]])
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_allclose(found[0], apply(y), rtol=1e-5, atol=1e-5)
+
+
+def _by_definition(x, w):
+    """A convolution of windows of 3 x 3 with padding 1, whose padding is no term of a sum."""
+    y = np.zeros(x.shape)
+
+    def spans(offset, size):
+        """What a tap reads and which results it is a term of, along one axis."""
+        return slice(max(offset, 0), size + min(offset, 0)), slice(max(-offset, 0), size + min(-offset, 0))
+
+    for i, j in np.ndindex(3, 3):
+        (rows, down), (columns, right) = spans(i - 1, x.shape[1]), spans(j - 1, x.shape[2])
+        y[:, down, right] += x[:, rows, columns] * w[:, 0, i, j]
+    return y
+
+
+def test_more_than_limits_is_refused():
+    node = Node(
+        ChannelsLastConv(group=4, activation="Sigmoid"),
+        [Value(TensorType("float32", s)) for s in ((1, 5, 5, 4), (4, 1, 3, 3))],
+    )
+    last = epilogue(node, residual=3)
+    assert not native.DepthwiseConvolution.follows(last)
+    window = native.PoolWindow((3, 3), (1, 1), (1, 1), (0, 0), (0, 0))
+    with pytest.raises(native.Unsupported, match="more follows"):
+        native.DepthwiseConvolution((1, 4, 5, 5), (1, 4, 3, 3), window, 1, epilogue=last)

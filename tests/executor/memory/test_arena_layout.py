@@ -1,0 +1,47 @@
+"""The native layout of arenas: no two blocks that live at one step overlap, and it is about as good as the plan."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from graphkit.executor.devices.cpu import native
+from graphkit.executor.memory.planner import Request, aligned, fits, plan_memory
+
+
+def requests(rng: random.Random, count: int) -> list[Request]:
+    """A chain of steps, each of which writes a block that some later one reads last, now and then in place."""
+    made: list[Request] = []
+    dying: dict[int, list[int]] = {}
+    for step in range(count):
+        size = rng.choice([0, 1, 64, 1000, 4096, rng.randrange(1 << 20)])
+        last = min(count, step + rng.randrange(1, 8))
+        dying.setdefault(last, []).append(len(made))
+        made.append(Request(size, step, last, tuple(dying.get(step, ())[:2])))
+        if rng.random() < 0.3:
+            made.append(Request(rng.randrange(1 << 16), step, step))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_blocks_do_not_overlap(seed: int) -> None:
+    rng = random.Random(seed)
+    made = requests(rng, rng.randrange(1, 80))
+    offsets, arena = native.lay_out([(r.size, r.first, r.last, list(r.inplace)) for r in made])
+    assert fits(made, offsets)
+    assert arena == max((o + aligned(r.size) for o, r in zip(offsets, made, strict=True) if r.size), default=0)
+    planned = plan_memory(made)
+    assert planned.lower_bound <= arena
+    assert arena <= 1.35 * planned.arena_bytes
+
+
+def test_nothing_needs_nothing() -> None:
+    assert native.lay_out([]) == ([], 0)
+    assert native.lay_out([(0, 0, 3, [])]) == ([0], 0)
+
+
+def test_a_hundred_thousand_blocks() -> None:
+    made = requests(random.Random(0), 100_000)
+    offsets, _ = native.lay_out([(r.size, r.first, r.last, list(r.inplace)) for r in made])
+    assert fits(made, offsets)

@@ -1,0 +1,97 @@
+"""Many dimensions at once: the same numbers as by substitution, and what inference assumes of names."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim, assumptions, evaluate, symbol
+from graphkit.ir.sizes import SizeTable
+
+NAMES = ("N", "M", "a b", "__import__('os').abort()", "?7", "s", "s[0]")
+
+
+def some(rng: random.Random, depth: int = 0) -> Dim:
+    if depth > 3 or rng.random() < 0.3:
+        return symbol(rng.choice(NAMES)) if rng.random() < 0.7 else rng.randrange(-3, 9)
+    a, b = some(rng, depth + 1), some(rng, depth + 1)
+    match rng.randrange(7):
+        case 0:
+            return a + b
+        case 1:
+            return a - b
+        case 2:
+            return a * b
+        case 3:
+            return dims.floordiv(a, b if b != 0 else 1)
+        case 4:
+            return dims.mod(a, b if b != 0 else 1)
+        case 5:
+            return dims.dim_max(a, b)
+        case _:
+            return dims.ceildiv(a, rng.randrange(1, 5))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_same_as_by_substitution(seed: int) -> None:
+    rng = random.Random(seed)
+    table = SizeTable(NAMES)
+    expressions = [some(rng) for _ in range(40)]
+    places = [table.add(e) for e in expressions]
+    for _ in range(5):
+        sizes = {name: rng.randrange(0, 20) for name in NAMES}
+        try:
+            expected = [evaluate(e, sizes) for e in expressions]
+        except TypeMismatch:
+            with pytest.raises(TypeMismatch):
+                table.values(sizes)
+            continue
+        values = table.values(sizes)
+        assert [values[p] for p in places] == expected
+
+
+def test_sizes_that_do_not_broadcast_are_refused() -> None:
+    table = SizeTable(("A", "B"))
+    place = table.add(dims.broadcast(symbol("A"), symbol("B")))
+    assert table.values({"A": 1, "B": 4})[place] == 4
+    assert table.values({"A": 3, "B": 3})[place] == 3
+    with pytest.raises(TypeMismatch):
+        table.values({"A": 3, "B": 4})
+
+
+def test_a_table_without_names() -> None:
+    table = SizeTable(())
+    assert table.values({}) == ()
+
+
+def test_what_is_taken_for_equal_is_recorded() -> None:
+    n, m = symbol("N"), symbol("M")
+    assert dims.may_equal(n, m)  # nobody listens
+    with assumptions() as outer:
+        dims.may_equal(n, n)
+        dims.may_equal(n, 4)
+        with assumptions() as inner:
+            dims.may_equal(m, 2)
+        dims.broadcast(n, 3)
+        dims.broadcast(n, 1)
+    table = SizeTable(("N", "M"))
+
+    def holds(pairs: list[tuple[Dim, Dim]], **sizes: int) -> bool:
+        placed = SizeTable(tuple(sizes))
+        places = [(placed.add(a), placed.add(b)) for a, b in pairs]
+        try:
+            values = placed.values(sizes)
+        except TypeMismatch:
+            return False
+        return all(values[a] == values[b] for a, b in places)
+
+    assert len(outer) == 2
+    assert len(inner) == 1
+    assert not holds(outer[:1], N=3)
+    assert holds(outer[:1], N=4)
+    assert holds(inner, M=2)
+    assert [holds(outer[1:], N=size) for size in (1, 3, 2)] == [True, True, False]
+    assert table.add(n) == 0
