@@ -206,9 +206,9 @@ class Transform {
     Pairs<T> chirp_, filter_;
 };
 
-// x: [outer, n, inner, 1 or 2] -> y: [outer, points, inner, 2 or 1], float32 or float64. The operands dft_length and
-// axis are not read.
-template <typename T>
+// x: [outer, n, inner, 1 or 2] -> y: [outer, points, inner, 2 or 1], float32 or float64, in sums of type Work. The
+// operands dft_length and axis are not read.
+template <typename T, typename Work>
 class Fourier final : public Kernel {
   public:
     Fourier(const NodeSpec& node, std::size_t axis, std::int64_t length);
@@ -217,8 +217,8 @@ class Fourier final : public Kernel {
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
 
   private:
-    void load(const T* x, std::int64_t first, std::int64_t lanes, Complex<T> to) const;
-    void save(Complex<T> from, std::int64_t first, std::int64_t lanes, T* y) const;
+    void load(const T* x, std::int64_t first, std::int64_t lanes, Complex<Work> to) const;
+    void save(Complex<Work> from, std::int64_t first, std::int64_t lanes, T* y) const;
 
     bool inverse_, onesided_;
     std::int64_t length_;
@@ -226,7 +226,7 @@ class Fourier final : public Kernel {
     std::int64_t stored_;  // elements of x along the axis
     std::int64_t parts_;  // real, or both
     std::int64_t lanes_;  // columns at a time
-    Transform<T> transform_;
+    Transform<Work> transform_;
 };
 
 // Bytes of columns that are transformed together, and their number.
@@ -235,8 +235,8 @@ constexpr std::int64_t kMostLanes = 16;
 
 }  // namespace
 
-template <typename T>
-Fourier<T>::Fourier(const NodeSpec& node, std::size_t axis, std::int64_t length)
+template <typename T, typename Work>
+Fourier<T, Work>::Fourier(const NodeSpec& node, std::size_t axis, std::int64_t length)
     : Kernel("DFT", node.threads),
       inverse_(node.integer("inverse") != 0),
       onesided_(node.integer("onesided") != 0),
@@ -256,28 +256,28 @@ Fourier<T>::Fourier(const NodeSpec& node, std::size_t axis, std::int64_t length)
     inner_ = parts_ == 0 ? 0 : around.inner / parts_;
     points_ = y.shape[axis];
     taken_ = std::min(stored_, inverse_ && onesided_ ? length / 2 + 1 : length);
-    const std::int64_t bytes = 4 * transform_.rows() * static_cast<std::int64_t>(sizeof(T));
+    const std::int64_t bytes = 4 * transform_.rows() * static_cast<std::int64_t>(sizeof(Work));
     lanes_ = std::clamp<std::int64_t>(std::min(kTogether / bytes, outer_ * inner_), 1, kMostLanes);
 }
 
-template <typename T>
-std::size_t Fourier<T>::scratch_bytes() const {
-    return static_cast<std::size_t>(4 * transform_.rows() * lanes_ * std::max(threads(), 1)) * sizeof(T);
+template <typename T, typename Work>
+std::size_t Fourier<T, Work>::scratch_bytes() const {
+    return static_cast<std::size_t>(4 * transform_.rows() * lanes_ * std::max(threads(), 1)) * sizeof(Work);
 }
 
-template <typename T>
-void Fourier<T>::load(const T* x, std::int64_t first, std::int64_t lanes, Complex<T> to) const {
+template <typename T, typename Work>
+void Fourier<T, Work>::load(const T* x, std::int64_t first, std::int64_t lanes, Complex<Work> to) const {
     for (std::int64_t lane = 0; lane < lanes; ++lane) {
         const std::int64_t column = first + lane;
         const T* from = x + (column / inner_ * stored_ * inner_ + column % inner_) * parts_;
         for (std::int64_t i = 0; i < taken_; ++i, from += inner_ * parts_) {
             to.re[i * lanes + lane] = from[0];
-            to.im[i * lanes + lane] = parts_ == 2 ? from[1] : T{0};
+            to.im[i * lanes + lane] = parts_ == 2 ? Work{from[1]} : Work{0};
         }
     }
     const bool half = inverse_ && onesided_;
-    std::fill(to.re + taken_ * lanes, to.re + length_ * lanes, T{0});
-    std::fill(to.im + taken_ * lanes, to.im + length_ * lanes, T{0});
+    std::fill(to.re + taken_ * lanes, to.re + length_ * lanes, Work{0});
+    std::fill(to.im + taken_ * lanes, to.im + length_ * lanes, Work{0});
     if (!half) {
         return;
     }
@@ -286,30 +286,30 @@ void Fourier<T>::load(const T* x, std::int64_t first, std::int64_t lanes, Comple
         const std::int64_t other = length_ - i;
         for (std::int64_t lane = 0; lane < lanes; ++lane) {
             to.re[other * lanes + lane] = to.re[i * lanes + lane];
-            to.im[other * lanes + lane] = other == i ? T{0} : -to.im[i * lanes + lane];
+            to.im[other * lanes + lane] = other == i ? Work{0} : -to.im[i * lanes + lane];
         }
     }
-    std::fill(to.im, to.im + lanes, T{0});
+    std::fill(to.im, to.im + lanes, Work{0});
 }
 
-template <typename T>
-void Fourier<T>::save(Complex<T> from, std::int64_t first, std::int64_t lanes, T* y) const {
-    const T scale = inverse_ ? T{1} / static_cast<T>(length_) : T{1};
+template <typename T, typename Work>
+void Fourier<T, Work>::save(Complex<Work> from, std::int64_t first, std::int64_t lanes, T* y) const {
+    const Work scale = inverse_ ? Work{1} / static_cast<Work>(length_) : Work{1};
     const std::int64_t parts = inverse_ && onesided_ ? 1 : 2;
     for (std::int64_t lane = 0; lane < lanes; ++lane) {
         const std::int64_t column = first + lane;
         T* to = y + (column / inner_ * points_ * inner_ + column % inner_) * parts;
         for (std::int64_t i = 0; i < points_; ++i, to += inner_ * parts) {
-            to[0] = from.re[i * lanes + lane] * scale;
+            to[0] = static_cast<T>(from.re[i * lanes + lane] * scale);
             if (parts == 2) {
-                to[1] = from.im[i * lanes + lane] * scale;
+                to[1] = static_cast<T>(from.im[i * lanes + lane] * scale);
             }
         }
     }
 }
 
-template <typename T>
-void Fourier<T>::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+template <typename T, typename Work>
+void Fourier<T, Work>::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     const auto* x = static_cast<const T*>(inputs[0]);
     auto* y = static_cast<T*>(outputs[0]);
     const std::int64_t columns = outer_ * inner_;
@@ -317,14 +317,14 @@ void Fourier<T>::run(const void* const* inputs, void* const* outputs, std::byte*
     const double cost = transform_.work() * static_cast<double>(lanes_);
     parallel_for(threads(), groups, cost, [&](std::int64_t begin, std::int64_t end) {
         const std::int64_t room = transform_.rows() * lanes_;
-        T* const own = reinterpret_cast<T*>(scratch) + 4 * room * thread_number();
-        const Complex<T> signal{own, own + room}, spare{own + 2 * room, own + 3 * room};
+        Work* const own = reinterpret_cast<Work*>(scratch) + 4 * room * thread_number();
+        const Complex<Work> signal{own, own + room}, spare{own + 2 * room, own + 3 * room};
         for (std::int64_t group = begin; group < end; ++group) {
             const std::int64_t first = group * lanes_;
             const std::int64_t lanes = std::min(lanes_, columns - first);
             load(x, first, lanes, signal);
             if (inverse_) {  // with both parts exchanged, a transform is its inverse
-                const Complex<T> done = transform_.run({signal.im, signal.re}, {spare.im, spare.re}, lanes);
+                const Complex<Work> done = transform_.run({signal.im, signal.re}, {spare.im, spare.re}, lanes);
                 save({done.im, done.re}, first, lanes, y);
             } else {
                 save(transform_.run(signal, spare, lanes), first, lanes, y);
@@ -345,9 +345,14 @@ GRAPHKIT_KERNEL("", DFT) {
     }
     switch (x.type) {
         case ElementType::f32:
-            return std::make_unique<Fourier<float>>(node, place, length);
+            // A spectrum's small elements lie beside large ones, whose rounding they would have. What a signal is made
+            // of again has no such elements.
+            if (node.integer("inverse") != 0) {
+                return std::make_unique<Fourier<float, float>>(node, place, length);
+            }
+            return std::make_unique<Fourier<float, double>>(node, place, length);
         case ElementType::f64:
-            return std::make_unique<Fourier<double>>(node, place, length);
+            return std::make_unique<Fourier<double, double>>(node, place, length);
         default:
             throw Unsupported(std::string("DFT of ") + name_of(x.type));
     }
