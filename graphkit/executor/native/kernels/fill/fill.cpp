@@ -7,6 +7,7 @@
 
 #include "primitives/elements.h"
 #include "runtime/bindings.h"
+#include "runtime/bytes.h"
 #include "runtime/data_dependent.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"
@@ -277,10 +278,11 @@ void SizedRange::run_integers(const std::vector<Operand>& inputs, RunMemory& mem
     const auto delta = static_cast<__int128>(*inputs[2].as<T>());
     const __int128 distance = delta > 0 ? limit - start : start - limit;
     const __int128 step = delta > 0 ? delta : -delta;
-    if (distance > std::numeric_limits<std::int64_t>::max() / 2) {
-        throw NativeError(describe(inputs) + ": more elements than there are");
+    const __int128 wanted = distance <= 0 ? 0 : (distance + step - 1) / step;
+    if (wanted > std::numeric_limits<std::int64_t>::max()) {
+        throw NoRoom(std::numeric_limits<std::size_t>::max());
     }
-    const auto length = static_cast<std::int64_t>(distance <= 0 ? 0 : (distance + step - 1) / step);
+    const auto length = static_cast<std::int64_t>(wanted);
     void* const y = memory.result(0, {length});
     if (y != nullptr) {
         const Range kernel({inputs[0].shape, inputs[1].shape, inputs[2].shape}, length, outputs()[0], threads());
@@ -297,8 +299,11 @@ void SizedRange::run_floats(const std::vector<Operand>& inputs, RunMemory& memor
     const Wide start = wide(0), delta = wide(2);
     const double length =
         std::ceil((static_cast<double>(wide(1)) - static_cast<double>(start)) / static_cast<double>(delta));
-    if (!(length < 0x1p62)) {  // NaN, too
+    if (!std::isfinite(length)) {
         throw NativeError(describe(inputs) + ": no such number of elements, " + std::to_string(length));
+    }
+    if (length >= 0x1p63) {
+        throw NoRoom(std::numeric_limits<std::size_t>::max());
     }
     const std::int64_t whole = length > 0 ? static_cast<std::int64_t>(length) : 0;
     auto* const y = static_cast<T*>(memory.result(0, {whole}));
