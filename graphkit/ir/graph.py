@@ -150,7 +150,7 @@ def give_name(value: Value, name: str) -> None:
 class Node:
     """One application of an operator. Raises TypeMismatch, naming the node, when the operands do not fit.
 
-    `types` skips inference; a pass uses it when it rebuilds a node whose operand types did not change.
+    `types` skips inference, for those who know what it would say.
     `meta` holds user attributes (string keys) that travel with the node.
     """
 
@@ -210,21 +210,25 @@ class Node:
 
     def rebuilt(self, inputs: Sequence[Value | None], op: Operator | None = None) -> Node:
         """This node on other operands; itself when nothing differs. Types are inferred only when they may change."""
-        same = False
         if op is None:
-            changed = [(a, b) for a, b in zip(inputs, self.inputs, strict=True) if a is not b]
-            if not changed:
+            given = tuple(inputs)
+            # Values are equal to themselves alone.
+            if given == self.inputs:
                 return self
-            same = all(a is not None and b is not None and same_type(a.type, b.type) for a, b in changed)
+            changed = ((a, b) for a, b in zip(given, self.inputs, strict=True) if a is not b)
+            if all(a is not None and b is not None and same_type(a.type, b.type) for a, b in changed):
+                return self._moved(given)
         with context.detached():
-            return Node(
-                op or self.op,
-                inputs,
-                self.name,
-                self.meta,
-                output_names=[v.name for v in self.outputs],
-                types=[v.type for v in self.outputs] if same else None,
-            )
+            names = [v.name for v in self.outputs]
+            return Node(op or self.op, inputs, self.name, self.meta, output_names=names)
+
+    def _moved(self, inputs: tuple[Value | None, ...]) -> Node:
+        """This node on operands of the same types. What __init__ would do, without asking for a name and types."""
+        node = Node.__new__(Node)
+        node.op, node.inputs, node.name, node.meta = self.op, inputs, self.name, self.meta
+        node.serial = next(_serial)
+        node.outputs = tuple([Value(v.type, v.name, node=node, index=v.index) for v in self.outputs])
+        return node
 
     def __str__(self) -> str:
         attributes = ", ".join(f"{k}={v}" for k, v in self.op.attributes().items())

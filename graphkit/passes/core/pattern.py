@@ -43,6 +43,10 @@ class Match:
 
 
 class Pattern(ABC):
+    def possible(self, value: Value | None) -> bool:
+        """Whether `at` may find something, by a look at the operator that makes the value."""
+        return value is not None
+
     @abstractmethod
     def at(self, value: Value, found: Match) -> Iterator[Match]:
         """Each way in which the value is what the pattern says, given what has been found before."""
@@ -68,6 +72,9 @@ class Number(Pattern):
 
     wanted: float | str
 
+    def possible(self, value: Value | None) -> bool:
+        return scalar(value) is not None
+
     def at(self, value: Value, found: Match) -> Iterator[Match]:
         number = scalar(value)
         if number is not None:
@@ -86,27 +93,38 @@ class Op(Pattern):
     def __init__(self, op: str, *operands: Pattern, name: str = "", rest: bool = False):
         self.op, self.operands, self.name, self.rest = op, operands, name, rest
 
+    def possible(self, value: Value | None) -> bool:
+        node = None if value is None else value.node
+        return node is not None and node.op.name == self.op and not node.op.domain
+
     def at(self, value: Value, found: Match) -> Iterator[Match]:
         node = value.node
-        if node is None or node.op.name != self.op or node.op.domain or not self._fits(len(node.inputs)):
+        if not self.possible(value) or node is None or not self._fits(len(node.inputs)):
+            return
+        given = node.inputs[: len(self.operands)]
+        orders = [given, given[::-1]] if self.op in _COMMUTATIVE else [given]
+        orders = [order for order in orders if all(map(_possible, self.operands, order))]
+        if not orders:
             return
         values = {**found.values, self.name: value} if self.name else found.values
         found = replace(found, values=values, inside=(*found.inside, value))
-        given = node.inputs[: len(self.operands)]
-        yield from _all(list(zip(self.operands, given, strict=True)), found)
-        if self.op in _COMMUTATIVE:
-            yield from _all(list(zip(self.operands, reversed(given), strict=True)), found)
+        for order in orders:
+            yield from _all(list(zip(self.operands, order, strict=True)), found)
 
     def _fits(self, count: int) -> bool:
         return count >= len(self.operands) if self.rest else count == len(self.operands)
 
 
 class _WithNumber(Pattern):
-    # (x, s) of a node that is of this kind.
+    # (x, s) of a node that is of this kind, and the operators that may be.
     split: Callable[[Node], tuple[Value, float] | None]
+    operators: tuple[str, ...]
 
     def __init__(self, operand: Pattern, number: Number):
         self.operand, self.number = operand, number
+
+    def possible(self, value: Value | None) -> bool:
+        return value is not None and value.node is not None and value.node.op.name in self.operators
 
     def at(self, value: Value, found: Match) -> Iterator[Match]:
         parts = None if value.node is None else type(self).split(value.node)
@@ -121,16 +139,24 @@ class Scaled(_WithNumber):
     """A tensor times a constant, or divided by the inverse of one, that keeps its shape."""
 
     split = staticmethod(scaled)
+    operators = ("Mul", "Div")
 
 
 class Shifted(_WithNumber):
     """A tensor plus a constant that keeps its shape."""
 
     split = staticmethod(shifted)
+    operators = ("Add",)
+
+
+def _possible(pattern: Pattern, value: Value | None) -> bool:
+    return pattern.possible(value)
 
 
 def match(pattern: Pattern, node: Node, readers: Readers) -> Iterator[Match]:
     """Each way in which the only result of `node` is what the pattern says, and nothing else reads what is inside."""
+    if not pattern.possible(node.outputs[0]):
+        return
     for found in pattern.at(node.outputs[0], Match({}, {})):
         if found.closed(readers):
             yield found

@@ -41,24 +41,23 @@ def rewrite(
     changed). `inputs` replaces graph inputs; `extra_inputs` are appended. Names of outputs stay. A graph in which
     nothing is replaced is returned itself. Linear in nodes. Subgraphs are not entered: see `map_subgraphs`.
     """
-    table: dict[Value, Value] = {v: v for v in graph.inputs}
-    table.update(inputs or {})
-    changed = bool(inputs) or bool(extra_inputs)
+    # What is replaced; most sweeps replace little.
+    table: dict[Value | None, Value] = dict(inputs or {})
     with context.detached():
         for node in graph.nodes:
-            operands = [None if v is None else table[v] for v in node.inputs]
+            operands = [table.get(v, v) for v in node.inputs] if table else list(node.inputs)
             replacement = rule(node, operands)
             if replacement is None:
-                replacement = node.rebuilt(operands).outputs
-            for old, new in zip(node.outputs, replacement, strict=True):
-                table[old] = new
-                changed = changed or new is not old
-    if not changed:
+                replacement = node.rebuilt(operands).outputs if table else node.outputs
+            if replacement is not node.outputs:
+                pairs = zip(node.outputs, replacement, strict=True)
+                table.update({old: new for old, new in pairs if new is not old})
+    if not table and not extra_inputs:
         return graph
     return Graph(
-        [*(table[v] for v in graph.inputs), *extra_inputs],
-        [table[v] for v in graph.outputs],
-        [(table[state], table[new]) for state, new in graph.updates],
+        [*(table.get(v, v) for v in graph.inputs), *extra_inputs],
+        [table.get(v, v) for v in graph.outputs],
+        [(table.get(state, state), table.get(new, new)) for state, new in graph.updates],
         graph.name,
         output_names=graph.output_names,
         meta=graph.meta,
@@ -133,11 +132,14 @@ def use_counts(graph: Graph) -> Counter[Value]:
 class Readers:
     """How often the values of a graph that is being built are read."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[Value] = Counter()
+    def __init__(self, counts: dict[Value, int]) -> None:
+        """`counts`, of the values of the graph that there was, are kept and changed."""
+        self._counts = counts
 
-    def add(self, value: Value, count: int) -> None:
-        self._counts[value] += count
+    def replace(self, old: Value, new: Value) -> None:
+        """Whoever read `old` reads `new`."""
+        count = self._counts.pop(old, 0)
+        self._counts[new] = self._counts.get(new, 0) + count
 
     def count(self, value: Value) -> int:
         """Readers of a value; 1 for one that a rule has just made."""
@@ -145,7 +147,7 @@ class Readers:
 
     def sole(self, value: Value) -> bool:
         """Whether the value has one reader, so that it may disappear into it."""
-        return self.count(value) == 1
+        return self._counts.get(value, 1) == 1
 
 
 FusionRule: TypeAlias = Callable[[Node, Readers], Sequence[Value] | None]
@@ -165,15 +167,18 @@ def fuse(graph: Graph, rule: FusionRule, *, needs: Iterable[str] = (), nested: b
     counts = use_counts(graph)
     if not nested:
         counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
-    readers = Readers()
-    for value in graph.inputs:
-        readers.add(value, counts[value])
+    readers = Readers(counts)
 
     def visit(node: Node, operands: list[Value | None]) -> Sequence[Value]:
-        rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, nested=True))
+        if is_control(node):
+            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, nested=True))
+        else:
+            rebuilt = node.rebuilt(operands)
         results = rule(rebuilt, readers) or rebuilt.outputs
-        for old, new in zip(node.outputs, results, strict=True):
-            readers.add(new, counts[old])
+        if results is not node.outputs:
+            for old, new in zip(node.outputs, results, strict=True):
+                if new is not old:
+                    readers.replace(old, new)
         return results
 
     return rewrite(graph, visit)

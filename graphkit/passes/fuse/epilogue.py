@@ -17,6 +17,7 @@ from graphkit.passes.core.sweep import Readers, fused_node
 # Operators that are an activation without attributes, and those with attributes alpha and beta.
 _PLAIN = (Relu, Sigmoid, Tanh, HardSwish)
 _WITH_ALPHA = (LeakyRelu, Elu, HardSigmoid)
+_ACTIVATIONS = (*_PLAIN, *_WITH_ALPHA, Gelu, Swish, Clip)
 
 Fused = TypeVar("Fused", bound=Epilogue)
 
@@ -86,7 +87,9 @@ def absorb(
     """
     if is_op(node, "Add"):
         return _absorb_sum(node, readers, form, bias_of)
-    operand = node.inputs[0] if node.inputs else None
+    if not isinstance(node.op, _ACTIVATIONS):
+        return None
+    operand = node.inputs[0]
     if operand is None or operand.node is None or not readers.sole(operand):
         return None
     function = activation_of(node)

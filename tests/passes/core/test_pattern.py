@@ -22,9 +22,7 @@ def data(*shape: int, name: str = "x") -> Value:
 def found(pattern: Pattern, result: Value, *others: Value) -> list[Match]:
     """The matches at the node of `result`, in a graph that returns `others` too."""
     inputs = {v: None for r in (result, *others) for v in _inputs(r)}
-    counts, readers = use_counts(Graph(inputs, [result, *others])), Readers()
-    for value, count in counts.items():
-        readers.add(value, count)
+    readers = Readers(use_counts(Graph(inputs, [result, *others])))
     assert result.node is not None
     return list(match(pattern, result.node, readers))
 

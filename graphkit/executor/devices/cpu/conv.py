@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
 from graphkit.executor.devices.kernel import Kernel, KernelContext
@@ -14,15 +14,38 @@ from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConv, 
 from graphkit.ops.nn.conv import Convolution
 
 
-def window_of(geometry: Any) -> native.Window | None:
-    """The native window of a convolution's geometry; None when its number of spatial axes is not covered."""
+def window_of(geometry: Any, order: Sequence[int] | None = None) -> native.Window | None:
+    """The native window of a convolution's geometry, its spatial axes in the given order.
+
+    None when their number is not covered.
+    """
     if not 1 <= len(geometry.strides) <= 3:
         return None
     # Under ConvTranspose fewer than a stride of output rows may lie beyond every window: rounding down covers them.
     if any(-end >= stride for end, stride in zip(geometry.end, geometry.strides, strict=True)):
         return None
     end = [max(e, 0) for e in geometry.end]
-    return native.Window(geometry.strides, geometry.dilations, geometry.begin, end, geometry.group)
+    axes = range(len(end)) if order is None else order
+    strides, dilations, begin, end = (
+        [values[axis] for axis in axes] for values in (geometry.strides, geometry.dilations, geometry.begin, end)
+    )
+    return native.Window(strides, dilations, begin, end, geometry.group)
+
+
+class _Spatial(NamedTuple):
+    """The shapes of data, weights and result, channels first, and the order in which they have their spatial axes."""
+
+    x: tuple[int, ...]
+    w: tuple[int, ...]
+    y: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> _Spatial:
+        """Axes of one element come first: that moves nothing in memory, and lines are as long as they can be."""
+        axes = range(len(x) - 2)
+        order = tuple(sorted(axes, key=lambda axis: not x[2 + axis] == w[2 + axis] == y[2 + axis] == 1))
+        return cls(*((*s[:2], *(s[2 + axis] for axis in order)) for s in (x, w, y)), order)
 
 
 def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, last: bool = False) -> Kernel | None:
@@ -34,7 +57,9 @@ def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, la
     w = shape(node.inputs[1])
     # Of ConvTranspose alone the geometry is another one than that of the class.
     of: Convolution = op.standard() if isinstance(op, ChannelsLast) and kind is native.Deconvolution else op
-    window = window_of(of.geometry(x, w))
+    geometry = of.geometry(x, w)
+    x, w, y, order = _Spatial.of(x, w, y)
+    window = window_of(geometry, order)
     if window is None:
         return None
     packs = 1 in context.constant_inputs
@@ -42,6 +67,8 @@ def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, la
         bias=operand(node, 2) is not None, epilogue=epilogue(node, residual=3), pack_weights=packs
     )
     if kind is native.Convolution and last and dtype == "float32":
+        if native.NarrowConvolution.suits(x, w, y, window):
+            return native.NarrowConvolution(x, w, y, window, threads=context.threads, **options)
         method = native.TiledConvolution.method(x, w, y, window, constant=packs, vary=context.sizes_vary)
         if method is not None:
             return native.TiledConvolution(x, w, y, window, method, threads=context.threads, **options)
@@ -147,7 +174,9 @@ def _grad_input(node: Node, context: KernelContext, last: bool) -> Kernel | None
     depthwise = _depthwise_window(node, dx, w) if last else None
     if depthwise is not None:
         return native.DepthwiseBackwardData(dy, dx, depthwise, context.threads)
-    window = window_of(op.geometry(dx, w))
+    geometry = op.geometry(dx, w)
+    dx, w, dy, order = _Spatial.of(dx, w, dy)
+    window = window_of(geometry, order)
     if window is None:
         return None
     packs = 1 in context.constant_inputs
@@ -179,7 +208,9 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | Non
     depthwise = _depthwise_window(node, x, dw) if last else None
     if depthwise is not None:
         return native.DepthwiseBackwardWeights(x, dy, depthwise, context.threads)
-    window = window_of(op.geometry(x, dw))
+    geometry = op.geometry(x, dw)
+    x, dw, dy, order = _Spatial.of(x, dw, dy)
+    window = window_of(geometry, order)
     if window is None:
         return None
     return native.ConvolutionBackwardWeights(

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/pointwise/epilogue.h"
 #include "onednn/choice.h"
-#include "onednn/epilogue.h"
 #include "onednn/one_thread.h"
 #include "runtime/kernel.h"
 #include "runtime/threads.h"

@@ -54,6 +54,14 @@ const PyArrayObject_fields* fields(nb::handle object, const char* name, bool wri
     return array;
 }
 
+// Whether arrays of two shapes lie in memory alike: axes of one element may stand elsewhere.
+bool lies_like(Dims a, Dims b) {
+    const bool same_rank = a.size() == b.size();
+    std::erase(a, 1);
+    std::erase(b, 1);
+    return same_rank && a == b;
+}
+
 }  // namespace
 
 Array open_array(nb::handle object, const char* name, bool writable) {
@@ -68,8 +76,7 @@ Array open_array(nb::handle object, const char* name, bool writable) {
 void* open_array(nb::handle object, const TensorSpec& spec, const Kernel& kernel, bool writable) {
     const PyArrayObject_fields* array = fields(object, (kernel.describe() + ": " + spec.name).c_str(), writable);
     const PyArray_Descr* descriptor = array->descr;
-    const bool shape_fits = static_cast<std::size_t>(array->nd) == spec.shape.size() &&
-                            std::equal(spec.shape.begin(), spec.shape.end(), array->dimensions);
+    const bool shape_fits = lies_like(Dims(array->dimensions, array->dimensions + array->nd), spec.shape);
     if (!shape_fits || !fits(spec.type, descriptor->kind, descriptor->type, descriptor->elsize)) {
         const Dims shape(array->dimensions, array->dimensions + array->nd);
         const std::string message =

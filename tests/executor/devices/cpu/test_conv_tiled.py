@@ -3,69 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from conv_examples import ACTIVATIONS, Example, check, last, run
 from onnx import helper, numpy_helper
 
 import graphkit as gk
 from graphkit.executor.devices.cpu import native
 from graphkit.executor.memory.packing import aligned_bytes
-from graphkit.ops.nn.conv import Conv, ConvGradInput
+from graphkit.ops.nn.conv import ConvGradInput
 from graphkit.ops.xp import numpy_xp
 
 pytestmark = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
 
 
-def last(x: np.ndarray) -> np.ndarray:
-    """[N, C, H, W] as [N, H, W, C]."""
-    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
-
-
-@dataclass
-class Example:
-    """One convolution of [N, C, H, W] with random operands, none of whose sizes fills vectors or tiles if it can."""
-
-    x_shape: tuple[int, ...]
-    filters: int
-    attributes: dict[str, Any] = field(default_factory=dict)
-    kernel: tuple[int, int] = (3, 3)
-    seed: int = 5
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(self.seed)
-        self.x = rng.standard_normal(self.x_shape, dtype=np.float32)
-        self.w = rng.standard_normal((self.filters, self.x_shape[1], *self.kernel), dtype=np.float32)
-        self.bias = rng.standard_normal(self.filters, dtype=np.float32)
-        g = Conv(**self.attributes).geometry(self.x.shape, self.w.shape)
-        self.window = native.Window(g.strides, g.dilations, g.begin, g.end)
-
-    def product(self) -> np.ndarray:
-        """The result in float64, [N, M, H, W]."""
-        return Conv(**self.attributes).reference(numpy_xp, self.x.astype(np.float64), self.w.astype(np.float64))
-
-    def make(self, y: tuple[int, ...], method: str, **options: Any) -> Any:
-        chosen = getattr(native.TiledMethod, method)
-        return native.TiledConvolution(self.x.shape, self.w.shape, y, self.window, chosen, **options)
-
-
-def run(kernel: Any, shape: tuple[int, ...], x: np.ndarray, w: np.ndarray, *others: np.ndarray | None) -> np.ndarray:
-    """The kernel's result, [N, H, W, M] of such a shape, for x [N, C, H, W] and plain weights."""
-    if kernel.packed_inputs:
-        packed = aligned_bytes(kernel.packed_bytes(1))
-        kernel.pack(1, w, packed)
-        w = packed
-    y = np.full(shape, np.nan, np.float32)
-    kernel([last(x), w, *others], [y])
-    return y
-
-
-def check(got: np.ndarray, expected: np.ndarray, scale: float) -> None:
-    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-6 * scale)
+def make(e: Example, y: tuple[int, ...], method: str, **options: Any) -> Any:
+    chosen = getattr(native.TiledMethod, method)
+    return native.TiledConvolution(e.x.shape, e.w.shape, y, e.window, chosen, **options)
 
 
 def pads(*sizes: int) -> dict[str, Any]:
@@ -92,39 +51,27 @@ DIRECT = [
 ALL = [("winograd", e) for e in WINOGRAD] + [("direct", e) for e in DIRECT]
 
 
-def name(value: Any) -> str:
-    return str((value.x_shape, value.filters, value.attributes)) if isinstance(value, Example) else str(value)
-
-
-ACTIVATIONS: dict[str, tuple[tuple[float, float], Any]] = {
-    "": ((0, 0), lambda v: v),
-    "relu": ((0, 0), lambda v: np.maximum(v, 0)),
-    "clip": ((-1, 2), lambda v: np.clip(v, -1, 2)),
-    "swish": ((1, 0), lambda v: v / (1 + np.exp(-v))),
-}
-
-
-@pytest.mark.parametrize(("method", "e"), ALL, ids=name)
+@pytest.mark.parametrize(("method", "e"), ALL, ids=str)
 def test_results(isa, method, e):
     product = e.product()
     scale = np.abs(product).max()
     plain = last(product + e.bias[:, None, None])
     for threads, packs in itertools.product((1, 2, 5), (False, True)):
-        kernel = e.make(product.shape, method, bias=True, pack_weights=packs, threads=threads)
+        kernel = make(e, product.shape, method, bias=True, pack_weights=packs, threads=threads)
         assert kernel.implementation == f"{method}:{isa}"
         check(run(kernel, plain.shape, e.x, e.w, e.bias), plain, scale)
 
 
 @pytest.mark.parametrize("residual_last", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize(("method", "e"), [("winograd", WINOGRAD[1]), ("direct", DIRECT[3])], ids=name)
+@pytest.mark.parametrize(("method", "e"), [("winograd", WINOGRAD[1]), ("direct", DIRECT[3])], ids=str)
 def test_what_follows(isa, method, e, activation, residual_last):
     product = last(e.product())
     (alpha, beta), function = ACTIVATIONS[activation]
     residual = np.random.default_rng(1).standard_normal(product.shape, dtype=np.float32)
     epilogue = native.Epilogue(activation, alpha, beta, residual=True, residual_last=residual_last)
     y = np.moveaxis(product, -1, 1).shape
-    kernel = e.make(y, method, bias=True, epilogue=epilogue, pack_weights=True, threads=2)
+    kernel = make(e, y, method, bias=True, epilogue=epilogue, pack_weights=True, threads=2)
     expected = function(product + e.bias) + residual if residual_last else function(product + e.bias + residual)
     got = run(kernel, product.shape, e.x, e.w, e.bias, residual)
     check(got, expected, np.abs(product).max())
@@ -138,12 +85,12 @@ def test_what_follows(isa, method, e, activation, residual_last):
 def test_a_slope_below_zero(isa):
     e = WINOGRAD[2]
     product = e.product()
-    kernel = e.make(product.shape, "winograd", epilogue=native.Epilogue("relu", 0.25))
+    kernel = make(e, product.shape, "winograd", epilogue=native.Epilogue("relu", 0.25))
     expected = last(np.where(product < 0, 0.25 * product, product))
     check(run(kernel, expected.shape, e.x, e.w, None), expected, np.abs(product).max())
 
 
-@pytest.mark.parametrize("e", [e for e in WINOGRAD if min(e.attributes.get("pads", (0,))) <= 2], ids=name)
+@pytest.mark.parametrize("e", [e for e in WINOGRAD if min(e.attributes.get("pads", (0,))) <= 2], ids=str)
 def test_gradient_in_x(isa, e):
     y = e.product().shape
     dy = np.random.default_rng(2).standard_normal(y, dtype=np.float32)
@@ -163,28 +110,13 @@ def test_gradient_in_x(isa, e):
 def test_threads_do_not_change_bits(isa, method):
     e = Example((2, 40, 18, 22), 100, pads(1, 1, 1, 1))
     y = (2, 100, 18, 22)
-    kernels = [e.make(y, method, threads=threads) for threads in (1, 2, 3, 7, 64)]
+    kernels = [make(e, y, method, threads=threads) for threads in (1, 2, 3, 7, 64)]
     results = [run(kernel, (2, 18, 22, 100), e.x, e.w, None) for kernel in kernels]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
 
 
 # --- numbers that are not finite, or far apart --------------------------------------------------------
-
-
-def inside_sum(e: Example) -> np.ndarray:
-    """The product in float64, channels last, without terms of padding."""
-    x, w = last(e.x).astype(np.float64), e.w.astype(np.float64)
-    _, filters, height, width = Conv(**e.attributes).reference(numpy_xp, np.zeros(e.x.shape), np.zeros(w.shape)).shape
-    top, left = e.attributes["pads"][:2]
-    stride = e.attributes.get("strides", (1, 1))[0]
-    y = np.zeros((x.shape[0], height, width, filters))
-    for i, j, h, v in itertools.product(range(3), range(3), range(height), range(width)):
-        row, column = h * stride + i - top, v * stride + j - left
-        if 0 <= row < x.shape[1] and 0 <= column < x.shape[2]:
-            with np.errstate(invalid="ignore"):
-                y[:, h, v] += (x[:, row, column, None, :] * w[None, :, :, i, j]).sum(-1)
-    return y
 
 
 def spoiled(seed: int, stride: int) -> Example:
@@ -204,8 +136,8 @@ def spoiled(seed: int, stride: int) -> Example:
 @pytest.mark.parametrize(("method", "stride"), [("winograd", 1), ("direct", 2)])
 def test_not_finite_and_huge(isa, method, stride, seed):
     e = spoiled(seed, stride)
-    expected = inside_sum(e)
-    kernel = e.make(np.moveaxis(expected, -1, 1).shape, method, pack_weights=seed % 2 == 0, threads=2)
+    expected = e.inside_sum()
+    kernel = make(e, np.moveaxis(expected, -1, 1).shape, method, pack_weights=seed % 2 == 0, threads=2)
     got = run(kernel, expected.shape, e.x, e.w, None)
     for kind in (np.isnan, np.isposinf, np.isneginf):
         np.testing.assert_array_equal(kind(got), kind(expected))
@@ -228,7 +160,7 @@ def test_not_finite_and_huge(isa, method, stride, seed):
 def test_neighbours_of_an_element_do_not_see_it(isa, huge):
     e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
     e.x[0, :, 5, 6] = huge
-    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    got = run(make(e, (1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
     e.x[0, :, 5, 6] = 0
     near = np.zeros((12, 12), bool)
     near[4:7, 5:8] = True
@@ -243,8 +175,8 @@ def test_zero_taps_stay_zero(isa, taps):
     for i, j in taps:
         e.w[:, :, i, j] = 0
     e.x[0, 3, 5, 6] = np.inf
-    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
-    expected = inside_sum(e)
+    got = run(make(e, (1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    expected = e.inside_sum()
     for kind in (np.isnan, np.isposinf, np.isneginf):
         np.testing.assert_array_equal(kind(got), kind(expected))
     finite = np.isfinite(expected)
@@ -255,7 +187,7 @@ def test_tiny_taps_meet_infinity(isa):
     e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
     e.w[:, :, 1, 1] = 1e-9
     e.x[0, 3, 5, 6] = np.inf
-    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    got = run(make(e, (1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
     assert (got[0, 5, 6] == np.inf).all()
 
 
@@ -263,7 +195,7 @@ def test_sums_by_the_definition_are_short_too(isa):
     """Beside a sentinel; one chain of all products has an error of 1e-6."""
     e = Example((1, 512, 6, 6), 16, pads(1, 1, 1, 1))
     e.x[0, :, 2, 2] = -9999
-    got = run(e.make((1, 16, 6, 6), "winograd"), (1, 6, 6, 16), e.x, e.w, None)
+    got = run(make(e, (1, 16, 6, 6), "winograd"), (1, 6, 6, 16), e.x, e.w, None)
     far = np.ones((6, 6), bool)
     far[1:4, 1:4] = False
     error = (got - last(e.product()))[0][far]
@@ -272,7 +204,7 @@ def test_sums_by_the_definition_are_short_too(isa):
 
 def test_packed_weights_belong_to_the_instruction_set_of_the_kernel(isa):
     e = WINOGRAD[0]
-    kernel = e.make((1, 16, 8, 8), "winograd", pack_weights=True)
+    kernel = make(e, (1, 16, 8, 8), "winograd", pack_weights=True)
     layout = kernel.packed_layout(1)
     native.use_isa("baseline")
     assert kernel.packed_layout(1) == layout
@@ -284,7 +216,7 @@ def test_nan_among_zeros(isa, place):
     e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
     e.x[:] = 0
     e.x[0, 7][place] = np.nan
-    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    got = run(make(e, (1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
     rows, columns = (np.abs(np.arange(12) - at) <= 1 for at in place)
     reached = rows[:, None] & columns
     assert np.isnan(got[0][reached]).all()
@@ -294,7 +226,7 @@ def test_nan_among_zeros(isa, place):
 def test_windows_of_zeros_give_zero(isa):
     e = Example((1, 32, 12, 12), 32, pads(1, 1, 1, 1))
     e.x[0, :, :, :6] = 0
-    got = run(e.make((1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
+    got = run(make(e, (1, 32, 12, 12), "winograd"), (1, 12, 12, 32), e.x, e.w, None)
     assert (got[0, :, :5] == 0).all()
     np.testing.assert_allclose(got, last(e.product()), rtol=0, atol=1e-4)
 
@@ -328,7 +260,7 @@ def onnx_runtime(e: Example) -> np.ndarray:
         Example((1, 256, 14, 14), 512, dict(strides=(2, 2), pads=(1, 1, 1, 1))),
         Example((1, 128, 17, 17), 128, dict(dilations=(4, 4), pads=(4, 4, 4, 4))),
     ],
-    ids=name,
+    ids=str,
 )
 @pytest.mark.parametrize("positive", [False, True])
 def test_errors_of_sums_are_like_those_of_onnx_runtime(e, positive):
@@ -339,7 +271,7 @@ def test_errors_of_sums_are_like_those_of_onnx_runtime(e, positive):
     truth = e.product()
     method = native.TiledConvolution.method(e.x.shape, e.w.shape, truth.shape, e.window, constant=True)
     assert method is not None
-    got = run(e.make(truth.shape, method.name, pack_weights=True), last(truth).shape, e.x, e.w, None)
+    got = run(make(e, truth.shape, method.name, pack_weights=True), last(truth).shape, e.x, e.w, None)
 
     def error(y: np.ndarray) -> float:
         return float(np.sqrt(((y - truth) ** 2).mean() / (truth**2).mean()))
@@ -400,9 +332,9 @@ def test_what_is_refused():
             y, e.w.shape, (1, 16, 4, 4), native.Window((2, 2), (1, 1), (1, 1), (1, 1)), native.TiledMethod.winograd
         )
     with pytest.raises(native.Error, match="spatial dimension 1 does not fit"):
-        e.make((1, 16, 8, 9), "direct")
+        make(e, (1, 16, 8, 9), "direct")
     with pytest.raises(native.Error, match="batch or channels"):
-        e.make((1, 17, 8, 8), "winograd")
+        make(e, (1, 17, 8, 8), "winograd")
     for window in (native.Window((1,), (1,), (0,), (0,)), native.Window((1, 1), (0, 1), (1, 1), (1, 1))):
         with pytest.raises(native.Unsupported):
             native.TiledConvolution(y, e.w.shape, y, window, native.TiledMethod.winograd)

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/conv/conv_library.h"
+#include "onednn/post_ops.h"
 #include "onednn/watched_product.h"
 #include "primitives/partition.h"
 #include "runtime/bindings.h"
@@ -144,7 +145,7 @@ void Convolution::prepare(const Dims& x, const Dims& w, const Dims& y, const Win
     const Epilogue& epilogue = options.epilogue;
     const bool adds = way.fused && epilogue.residual != 0;
     const ElementType y_type = way.fused ? type : apply_after(epilogue, by_channel(y, last), type);
-    const dnnl::post_ops chain = way.fused ? epilogue.post_ops() : dnnl::post_ops();
+    const dnnl::post_ops chain = way.fused ? post_ops_of(epilogue) : dnnl::post_ops();
     const Dims weights = grouped(w, window.groups);
     memory::desc w_layout = any(weights, type);
     const memory::desc bias = way.fused && epilogue.bias ? plain({w[0]}, type) : memory::desc();
@@ -219,7 +220,7 @@ void Deconvolution::prepare(const Dims& x, const Dims& w, const Dims& y, const W
     const ElementType type = options.type;
     const Epilogue& epilogue = options.epilogue;
     const ElementType y_type = way.fused ? type : apply_after(epilogue, by_channel(y, last), type);
-    const dnnl::post_ops chain = way.fused ? epilogue.post_ops() : dnnl::post_ops();
+    const dnnl::post_ops chain = way.fused ? post_ops_of(epilogue) : dnnl::post_ops();
     const SwappedWeights weights(w, window.groups, type);
     memory::desc w_layout = any(weights.dims, type);
     const memory::desc bias = way.fused && epilogue.bias ? plain({y[1]}, type) : memory::desc();

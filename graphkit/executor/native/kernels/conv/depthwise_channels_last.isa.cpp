@@ -145,8 +145,8 @@ GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_p
 #ifdef GRAPHKIT_ONCE
 #include <algorithm>
 
+#include "kernels/pointwise/epilogue.h"
 #include "kernels/pool/pool.h"
-#include "onednn/epilogue.h"
 #include "runtime/bindings.h"
 #include "runtime/threads.h"
 

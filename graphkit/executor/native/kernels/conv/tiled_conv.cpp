@@ -149,24 +149,8 @@ TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, 
     if (epilogue.residual != 0) {
         inputs_.push_back({"residual", outputs_[0].shape});
     }
-    follow(epilogue);
+    following_ = Following(epilogue, images_ * shape_.out_height * shape_.out_width, shape_.filters, this->threads());
     share_out();
-}
-
-void TiledConvolution::follow(const Epilogue& epilogue) {
-    const std::optional<Limits> limits = limits_of(epilogue.activation);
-    if (!limits) {
-        const std::int64_t results = images_ * shape_.out_height * shape_.out_width;
-        apart_ = epilogue.residual != 0;
-        pass_ = std::make_unique<Pointwise>(
-            epilogue.pass({results, shape_.filters, 1}, ElementType::f32, ElementType::f32), this->threads());
-        return;
-    }
-    epilogue_.weight = epilogue.residual;
-    epilogue_.residual_last = epilogue.residual_last;
-    epilogue_.slope = limits->slope;
-    epilogue_.low = limits->low;
-    epilogue_.high = limits->high;
 }
 
 // Parts of tiles fill the registers. Parts of the blocks make the same tiles ready once each, so that they are for
@@ -202,14 +186,9 @@ std::size_t TiledConvolution::part_bytes() const {
     return aligned(static_cast<std::size_t>(table_.scratch_floats(shape_, most)) * sizeof(float));
 }
 
-std::size_t TiledConvolution::product_bytes() const {
-    return apart_ ? aligned(static_cast<std::size_t>(count(outputs_[0].shape)) * sizeof(float)) : 0;
-}
-
-// Weights, then a part for each thread, then the product, and what the pass works on.
+// Weights, then a part for each thread, then what follows.
 std::size_t TiledConvolution::scratch_bytes() const {
-    return (packed_ ? 0 : weight_bytes()) + workers() * part_bytes() + product_bytes() +
-           (pass_ ? pass_->scratch_bytes() : 0);
+    return (packed_ ? 0 : weight_bytes()) + workers() * part_bytes() + following_.scratch_bytes();
 }
 
 std::vector<int> TiledConvolution::packed_inputs() const {
@@ -270,20 +249,16 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
         weights = scratch;
         scratch += weight_bytes();
     }
-    std::byte* product = scratch + workers() * part_bytes();
+    std::byte* const rest = scratch + workers() * part_bytes();
     TiledPart whole{};
     whole.shape = shape_;
     whole.x = static_cast<const float*>(inputs[0]);
     whole.unsound = reinterpret_cast<const std::uint8_t*>(weights);
     whole.filters = reinterpret_cast<const float*>(weights + flag_bytes());
-    whole.y = apart_ ? reinterpret_cast<float*>(product) : static_cast<float*>(outputs[0]);
+    whole.y = following_.product(outputs[0], rest);
     const void* bias = inputs_.size() > 2 ? inputs[2] : nullptr;
     const void* residual = inputs_.size() > 3 ? inputs[3] : nullptr;
-    if (!pass_) {
-        whole.epilogue = epilogue_;
-        whole.epilogue.bias = static_cast<const float*>(bias);
-        whole.epilogue.residual = static_cast<const float*>(residual);
-    }
+    whole.epilogue = following_.on_the_way(bias, residual);
     const double products =
         static_cast<double>(count(outputs_[0].shape)) * static_cast<double>(shape_.taps() * shape_.channels);
     const double cost = kProductNanoseconds * products / static_cast<double>(std::max<std::int64_t>(parts(), 1));
@@ -300,10 +275,7 @@ void TiledConvolution::run(const void* const* inputs, void* const* outputs, std:
             table_.run(part);
         }
     });
-    if (pass_) {
-        const void* operands[] = {whole.y, bias, residual};
-        pass_->run(operands, outputs, product + product_bytes());
-    }
+    following_.pass(whole.y, bias, residual, outputs[0], rest);
 }
 
 GRAPHKIT_BINDINGS(tiled_conv, "conv", "epilogue") {

@@ -3,16 +3,15 @@
 // spatial dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/conv/following.h"
 #include "kernels/conv/tiled_table.h"
 #include "kernels/conv/window.h"
-#include "kernels/pointwise/pointwise.h"
-#include "onednn/epilogue.h"
+#include "kernels/pointwise/epilogue.h"
 #include "runtime/kernel.h"
 
 namespace graphkit {
@@ -56,7 +55,6 @@ class TiledConvolution final : public Kernel {
     std::string implementation() const override { return implementation_; }
 
   private:
-    void follow(const Epilogue& epilogue);
     void share_out();
     void transform(const float* w, std::byte* to) const;
     std::int64_t blocks() const { return (shape_.filters + table_.block - 1) / table_.block; }
@@ -67,7 +65,6 @@ class TiledConvolution final : public Kernel {
     std::size_t flag_bytes() const;
     std::size_t weight_bytes() const;
     std::size_t part_bytes() const;
-    std::size_t product_bytes() const;
 
     const TiledTable& table_;
     std::string implementation_;  // with the instruction set of the table
@@ -75,9 +72,7 @@ class TiledConvolution final : public Kernel {
     std::int64_t images_;
     bool packed_;
     bool transposed_;
-    TiledEpilogue epilogue_;
-    std::unique_ptr<Kernel> pass_;  // an activation that the table has not
-    bool apart_ = false;  // ... which needs the product in memory of its own
+    Following following_;
     std::int64_t tile_parts_ = 1;  // the work is cut into so many parts of the tiles
     std::int64_t block_parts_ = 1;  // ... times so many parts of the blocks
 };

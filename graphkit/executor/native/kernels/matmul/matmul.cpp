@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "onednn/post_ops.h"
 #include "onednn/product.h"
 #include "onednn/watched_product.h"
 #include "runtime/bindings.h"
@@ -189,7 +190,7 @@ void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y,
     const bool has_bias = fused && epilogue.bias;
     const std::int64_t y_rows = count(y.batch) * y.rows;
     const ElementType y_type = fused ? type : apply_after(epilogue, {y_rows, y.columns, 1}, type);
-    const dnnl::post_ops chain = fused ? epilogue.post_ops() : dnnl::post_ops();
+    const dnnl::post_ops chain = fused ? post_ops_of(epilogue) : dnnl::post_ops();
     const double work = static_cast<double>(y_rows * y.columns) * static_cast<double>(a.columns);
     const bool may_add = type == ElementType::f32 && epilogue.empty();
     const auto pieces = cut_product(a, y, zeros_ == 0 ? pieces_for(work, operand_bytes()) : 1, may_add, options.pack_b);

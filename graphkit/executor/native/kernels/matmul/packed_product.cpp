@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "kernels/conv/tiled_conv.h"
-#include "onednn/epilogue.h"
+#include "kernels/pointwise/epilogue.h"
 #include "runtime/bindings.h"
 
 namespace graphkit {

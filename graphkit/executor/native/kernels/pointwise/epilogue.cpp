@@ -1,4 +1,4 @@
-#include "onednn/epilogue.h"
+#include "kernels/pointwise/epilogue.h"
 
 #include <limits>
 #include <unordered_map>
@@ -7,8 +7,6 @@
 
 namespace graphkit {
 namespace {
-
-using dnnl::algorithm;
 
 // The instructions of a pass, one by one. Values that every pass has come first, whether it reads them or not.
 class Steps {
@@ -50,53 +48,42 @@ class Steps {
     PointwiseSource& source_;
 };
 
-struct Kind {
-    algorithm library;
-    int (*apply)(Steps& steps, const Activation& activation, int x);
-};
+using Apply = int (*)(Steps& steps, const Activation& activation, int x);
 
 template <typename Body>
 constexpr auto of_value(Body) {
     return [](Steps& steps, const Activation&, int x) { return Body{}(steps, x); };
 }
 
-const Kind& kind_of(const Activation& activation) {
+Apply application_of(const Activation& activation) {
     using S = Steps;
-    static const auto& kinds = *new std::unordered_map<std::string, Kind>{
+    static const auto& kinds = *new std::unordered_map<std::string, Apply>{
         // never destroyed: runs make kernels
-        {"relu",
-         {algorithm::eltwise_relu,
-          [](S& s, const Activation& a, int x) {
-              return a.alpha == 0 ? s.at_least(S::kZero, x) : s.add("prelu", {x, S::kAlpha});
-          }}},
-        {"tanh", {algorithm::eltwise_tanh, of_value([](S& s, int x) { return s.add("tanh", {x}); })}},
-        {"sigmoid", {algorithm::eltwise_logistic, of_value([](S& s, int x) { return s.add("sigmoid", {x}); })}},
-        {"gelu", {algorithm::eltwise_gelu_erf, of_value([](S& s, int x) { return s.add("gelu", {x}); })}},
-        {"gelu_tanh", {algorithm::eltwise_gelu_tanh, of_value([](S& s, int x) { return s.add("gelu_tanh", {x}); })}},
-        {"swish", {algorithm::eltwise_swish, of_value([](S& s, int x) { return s.add("swish", {x, S::kAlpha}); })}},
-        {"hard_swish", {algorithm::eltwise_hardswish, of_value([](S& s, int x) {
-                            return s.add("mul",
-                                         {x, s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta}))});
-                        })}},
-        {"hard_sigmoid", {algorithm::eltwise_hardsigmoid, of_value([](S& s, int x) {
-                              return s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta}));
-                          })}},
-        {"elu", {algorithm::eltwise_elu, of_value([](S& s, int x) {
-                     const int negative = s.add("expm1", {s.at_most(S::kZero, x)});
-                     return s.add("mul_add", {S::kAlpha, negative, s.at_least(S::kZero, x)});
-                 })}},
-        {"clip", {algorithm::eltwise_clip, of_value([](S& s, int x) {
-                      return s.at_most(S::kBeta, s.at_least(S::kAlpha, x));
-                  })}},
-        {"softplus", {algorithm::eltwise_soft_relu, of_value([](S& s, int x) {
-                          return s.add("mul", {s.add("softplus", {s.add("mul", {x, S::kAlpha})}), S::kInverse});
-                      })}},
-        {"abs", {algorithm::eltwise_abs, of_value([](S& s, int x) { return s.add("abs", {x}); })}},
-        {"sqrt", {algorithm::eltwise_sqrt, of_value([](S& s, int x) { return s.add("sqrt", {x}); })}},
-        {"exp", {algorithm::eltwise_exp, of_value([](S& s, int x) { return s.add("exp", {x}); })}},
-        {"square", {algorithm::eltwise_square, of_value([](S& s, int x) { return s.add("mul", {x, x}); })}},
-        {"linear",
-         {algorithm::eltwise_linear, of_value([](S& s, int x) { return s.add("mul_add", {x, S::kAlpha, S::kBeta}); })}},
+        {"relu", [](S& s, const Activation& a,
+                    int x) { return a.alpha == 0 ? s.at_least(S::kZero, x) : s.add("prelu", {x, S::kAlpha}); }},
+        {"tanh", of_value([](S& s, int x) { return s.add("tanh", {x}); })},
+        {"sigmoid", of_value([](S& s, int x) { return s.add("sigmoid", {x}); })},
+        {"gelu", of_value([](S& s, int x) { return s.add("gelu", {x}); })},
+        {"gelu_tanh", of_value([](S& s, int x) { return s.add("gelu_tanh", {x}); })},
+        {"swish", of_value([](S& s, int x) { return s.add("swish", {x, S::kAlpha}); })},
+        {"hard_swish", of_value([](S& s, int x) {
+             return s.add("mul", {x, s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta}))});
+         })},
+        {"hard_sigmoid",
+         of_value([](S& s, int x) { return s.between_zero_and_one(s.add("mul_add", {x, S::kAlpha, S::kBeta})); })},
+        {"elu", of_value([](S& s, int x) {
+             const int negative = s.add("expm1", {s.at_most(S::kZero, x)});
+             return s.add("mul_add", {S::kAlpha, negative, s.at_least(S::kZero, x)});
+         })},
+        {"clip", of_value([](S& s, int x) { return s.at_most(S::kBeta, s.at_least(S::kAlpha, x)); })},
+        {"softplus", of_value([](S& s, int x) {
+             return s.add("mul", {s.add("softplus", {s.add("mul", {x, S::kAlpha})}), S::kInverse});
+         })},
+        {"abs", of_value([](S& s, int x) { return s.add("abs", {x}); })},
+        {"sqrt", of_value([](S& s, int x) { return s.add("sqrt", {x}); })},
+        {"exp", of_value([](S& s, int x) { return s.add("exp", {x}); })},
+        {"square", of_value([](S& s, int x) { return s.add("mul", {x, x}); })},
+        {"linear", of_value([](S& s, int x) { return s.add("mul_add", {x, S::kAlpha, S::kBeta}); })},
     };
     const auto found = kinds.find(activation.kind);
     if (found == kinds.end()) {
@@ -126,30 +113,13 @@ std::optional<Limits> limits_of(const std::optional<Activation>& activation) {
     return limits;
 }
 
-dnnl::post_ops Epilogue::post_ops() const {
-    dnnl::post_ops chain;
-    if (alpha != 1) {
-        chain.append_eltwise(algorithm::eltwise_linear, alpha, 0);
-    }
-    if (residual != 0 && !residual_last) {
-        chain.append_sum(residual);
-    }
-    if (activation) {
-        chain.append_eltwise(kind_of(*activation).library, activation->alpha, activation->beta);
-    }
-    if (residual != 0 && residual_last) {
-        chain.append_sum(residual);
-    }
-    return chain;
-}
-
 PointwiseSource Epilogue::pass(const Dims& shape, ElementType product, ElementType type) const {
     using S = Steps;
     PointwiseSource source{"Epilogue", shape, {{shape, product}}, {}, {}, {}, {}};
     source.inputs.push_back({{shape[1], 1}, type, !bias});
     source.inputs.push_back({shape, type, residual == 0});
     Steps steps(*this, source);
-    const auto activate = [&](int x) { return activation ? kind_of(*activation).apply(steps, *activation, x) : x; };
+    const auto activate = [&](int x) { return activation ? application_of(*activation)(steps, *activation, x) : x; };
     int x = S::kProduct;
     if (alpha != 1) {
         x = bias ? steps.add("mul_add", {x, S::kScale, S::kBias}) : steps.add("mul", {x, S::kScale});

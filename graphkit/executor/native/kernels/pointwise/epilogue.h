@@ -1,7 +1,6 @@
 // What follows a product of matrices or a convolution before the result is stored.
 #pragma once
 
-#include <dnnl.hpp>
 #include <limits>
 #include <optional>
 #include <string>
@@ -46,11 +45,9 @@ struct Epilogue {
     Applied applied = Applied::fused;
 
     bool empty() const { return alpha == 1 && !bias && residual == 0 && !activation; }
-    // As operations of the library's primitive, whose destination holds r. The bias is an operand of the product
-    // itself. Throws NativeError for an activation of an unknown kind.
-    dnnl::post_ops post_ops() const;
     // As own code, for a result that lies row-major as [outer, channels, inner]: a kernel of the inputs product (of
-    // type `product`), bias [channels] and r (of `type`), where y may be the memory of the product or of r.
+    // type `product`), bias [channels] and r (of `type`), where y may be the memory of the product or of r. Throws
+    // NativeError for an activation of an unknown kind.
     PointwiseSource pass(const Dims& shape, ElementType product, ElementType type) const;
 };
 
