@@ -135,6 +135,8 @@ def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
         ("steps", len(plan.steps)),
         ("interpreted steps", len(plan.fallbacks)),
     ]
+    if plan.examples is not None:
+        rows.append(("examples at a time", f"{plan.examples[0]} of {plan.examples[1]}"))
     if "run_measured_bytes" in result:
         rows += [
             ("a run, planned", human(result["run_planned_bytes"])),

@@ -35,7 +35,7 @@ def measure(executor: Any, feeds: Mapping[str, Any]) -> Footprint:
     the peak cannot be measured, and for a run that would not fit into the memory that is free.
     """
     plan = executor.specialise({name: array.shape for name, array in feeds.items() if hasattr(array, "shape")})
-    planned = plan.arena_bytes + plan.result_bytes + plan.packed_bytes
+    planned = plan.arenas * plan.arena_bytes + plan.result_bytes + plan.packed_bytes
     free = _kilobytes(_MEMORY, "MemAvailable")
     if planned > free:
         raise UnsupportedError(f"a run takes {planned:,} bytes, and {free:,} are free")

@@ -155,6 +155,15 @@ def with_default(formals: Sequence[Formal]) -> list[bool]:
     return [f.optional and i > last for i, f in enumerate(formals)]
 
 
+def examples_align(inputs: Sequence[TensorType | None], batched: Sequence[bool]) -> bool:
+    """Whether operands that broadcast against each other have their examples at the same axis, and others have none."""
+    rank = max(len(t.known_shape) for t in inputs if t is not None)
+    return all(
+        t is None or (len(t.known_shape) == rank if examples else len(t.known_shape) < rank or t.known_shape[0] == 1)
+        for t, examples in zip(inputs, batched, strict=True)
+    )
+
+
 class Op:
     """An operator with its attribute values. Immutable; equal when class and attributes are equal.
 
@@ -163,6 +172,7 @@ class Op:
     (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
     `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
     `pointwise` (an element of the output depends on the elements at its place of the operands, which broadcast),
+    `per_example` (operands that may have the examples of a batch along their first axis, see `is_batchwise`),
     `substitutes` (the types of results for certain sizes are those for names, with the sizes in their place, under the
     assumptions that `graphkit.ir.dims` records: inference asks no more of a size than `may_equal` and `broadcast`, but
     that none is negative), `widens` (the reference computes half floats in float32), `composite` (the executor runs the
@@ -183,6 +193,7 @@ class Op:
     shape_only: ClassVar[tuple[str, ...]] = ()
     random: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
+    per_example: ClassVar[tuple[str, ...]] = ()
     substitutes: ClassVar[bool] = False
     widens: ClassVar[bool] = True
     composite: ClassVar[bool] = False
@@ -247,6 +258,24 @@ class Op:
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
         """The rank that each operand must have, as far as the operator and the other operands' types tell it."""
         return ()
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        """Whether the examples of a batch stay apart, so that parts of it can be computed one after the other.
+
+        Examples lie along the first axis of the `batched` operands, at least one, and of every result: example i of the
+        results depends on no others of those than example i. `inputs` are types of known rank, None for an absent one.
+        """
+        if self.pointwise:
+            return examples_align(inputs, batched)
+        # Views have the same elements in the same order, and as many examples as before.
+        examples = self.per_example or ("x",) * bool(self.views)
+        return bool(examples) and self._has_examples(examples, inputs, batched)
+
+    def _has_examples(self, names: Sequence[str], inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        """Whether the operands with these names have examples, as far as they are there, and no other one has any."""
+        last = len(self.formals) - 1
+        expected = [self.formals[min(i, last)].name in names for i in range(len(inputs))]
+        return all(t is None or b == e for t, b, e in zip(inputs, batched, expected, strict=True))
 
     # `grad(self, node, *output_gradients)` builds the gradient of each input (None: not differentiable in it);
     # `expand(self, *inputs)` builds the same result from standard operators. Both are optional.

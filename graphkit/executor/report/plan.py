@@ -58,6 +58,10 @@ class Plan(PlanData):
             f"beside it    parameters {human(self.parameter_bytes)} (packed {human(self.packed_bytes)}), "
             f"constants {human(self.constant_bytes)}, results {human(self.result_bytes)}",
         ]
+        if self.examples is not None:
+            lines.append(
+                f"batch        {self.examples[1]} examples, {self.examples[0]} at a time, in {self.arenas} arenas"
+            )
         if self.inner_fallbacks:
             lines.append(f"interpreted inside subgraphs: {', '.join(self.inner_fallbacks)}")
         return "\n".join(lines)

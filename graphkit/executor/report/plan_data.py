@@ -64,7 +64,8 @@ class PlanData:
     The arena holds `blocks`: values, of which `activation_bytes` live at one step at most, and working memory, of at
     most `scratch_bytes` a step. `lower_bound` is the peak of both in the chosen order: no layout of it is smaller.
     `plain_lower_bound` is the peak in the plain topological order, `naive_bytes` what the blocks take side by side.
-    `packed_bytes` is what kernels keep of parameters and constants in layouts of their own.
+    `packed_bytes` is what kernels keep of parameters and constants in layouts of their own. `examples`, of a batch that
+    is computed in parts: how many the plan is for, of how many. `arenas`: how many parts are computed at once.
     """
 
     steps: tuple[PlanStep, ...]
@@ -82,3 +83,5 @@ class PlanData:
     result_bytes: int
     peak_node: str
     inner_fallbacks: tuple[str, ...] = ()  # steps inside subgraphs, see `fallbacks`
+    examples: tuple[int, int] | None = None
+    arenas: int = 1

@@ -1,4 +1,4 @@
-"""What programs of the native engine have in common: instances and arenas that runs take turns on, and results."""
+"""What programs of the native engine have in common: results, and instances and arenas that runs take turns on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from graphkit.errors import NotFinite, OutOfMemory, RuntimeFailure
+from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import out_of_memory, raise_if_out_of_memory
@@ -40,6 +40,10 @@ class Instance(Protocol):
     arena: np.ndarray | None
     native: _native.Instance | None
 
+    def refresh(self) -> None:
+        """Read parameters again where they may have changed, before a run."""
+        ...
+
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
         """See BaseProgram.run."""
         ...
@@ -66,7 +70,6 @@ class BaseProgram(ABC):
         self.interruptible: Callable[[], bool] | None = None
         # Whether a program that takes longer to make, and runs faster, pays.
         self.outgrown = False
-        self._idle: list[Instance] = []
 
     @property
     @abstractmethod
@@ -74,9 +77,6 @@ class BaseProgram(ABC):
         """The graph with its lowerings."""
 
     @abstractmethod
-    def instance(self) -> Instance:
-        """Another instance. Raises MemoryError."""
-
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Run once; return the new values of states, then the outputs, all in memory of their own.
 
@@ -84,45 +84,6 @@ class BaseProgram(ABC):
         by position, where the result is `owned`: that of the old value where `donated` says so, else none that an
         input has. Safe to call from several threads.
         """
-        arenas = self.pools.arenas
-        with out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes"):
-            try:
-                instance = self._idle.pop()
-            except IndexError:
-                instance = self.instance()
-            arena = arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
-        if recorder is None:
-            results = instance.run(inputs, buffers, arena)
-        else:
-            results = recorder.run(self, instance.native, lambda: instance.run(inputs, buffers, arena))
-        # An instance whose run failed is left to the garbage collector, as it may hold somebody's arrays.
-        if len(self._idle) < IDLE:
-            self._idle.append(instance)
-        if instance.arena is None:
-            arenas.give(arena)
-        return results
-
-    def run_native(
-        self,
-        instance: _native.Instance,
-        arrays: list[np.ndarray | None],
-        arena: np.ndarray,
-        call: Callable[[int], None] | None = None,
-    ) -> None:
-        """Run a native instance on inputs and results. Raises NotFinite, OutOfMemory, RuntimeFailure."""
-        native = native_module()
-        if self.state_inputs:
-            self.interruptible = lambda: not instance.committed
-        try:
-            instance.run(arrays, arena, call)
-        except native.NotFinite as error:
-            raise NotFinite(str(error)) from error
-        except native.NoMemory as error:
-            raise OutOfMemory(str(error)) from error
-        except native.Error as error:
-            raise RuntimeFailure(str(error)) from error
-        finally:
-            self.interruptible = None
 
     def results(self, buffers: Mapping[int, np.ndarray]) -> list[Any]:
         """Memory for the results that are written in place; None for the others."""
@@ -151,3 +112,80 @@ class BaseProgram(ABC):
     @cached_property
     def plan(self) -> Plan:
         return describe(self.lowered)
+
+
+class InstancedProgram(BaseProgram):
+    """A program whose runs each have an instance, and an arena, for themselves."""
+
+    def __init__(self, graph: Graph, placement: Placement, pools: Pools):
+        super().__init__(graph, placement, pools)
+        self._idle: list[Instance] = []
+
+    @abstractmethod
+    def instance(self) -> Instance:
+        """Another instance. Raises MemoryError."""
+
+    @property
+    @abstractmethod
+    def threads(self) -> int:
+        """Threads of a run."""
+
+    @property
+    @abstractmethod
+    def calls_python(self) -> bool:
+        """Whether some steps are Python's."""
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        instance, arena = self.take()
+        if recorder is None:
+            results = instance.run(inputs, buffers, arena)
+        else:
+            results = recorder.run(self, instance.native, lambda: instance.run(inputs, buffers, arena))
+        self.give(instance, arena)
+        return results
+
+    def ran(self, times: int) -> None:
+        """Note runs that somebody else has made."""
+
+    def take(self) -> tuple[Instance, np.ndarray]:
+        """An instance and an arena for one run. Raises OutOfMemory."""
+        with out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes"):
+            try:
+                instance = self._idle.pop()
+            except IndexError:
+                instance = self.instance()
+            return instance, self.pools.arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
+
+    def give(self, instance: Instance, arena: np.ndarray) -> None:
+        """Take them back after a run.
+
+        An instance whose run failed is left to the garbage collector, as it may hold somebody's arrays.
+        """
+        if len(self._idle) < IDLE:
+            self._idle.append(instance)
+        if instance.arena is None:
+            self.pools.arenas.give(arena)
+
+    def run_native(
+        self,
+        instance: _native.Instance,
+        arrays: list[np.ndarray | None],
+        arena: np.ndarray,
+        call: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run a native instance on inputs and results. Raises NotFinite, OutOfMemory, RuntimeFailure."""
+        if self.state_inputs:
+            self.interruptible = lambda: not instance.committed
+        try:
+            instance.run(arrays, arena, call)
+        except native_module().Error as error:
+            raise failure_of(error) from error
+        finally:
+            self.interruptible = None
+
+
+def failure_of(error: _native.Error) -> GraphkitError:
+    """What a native run raised, as NotFinite, OutOfMemory or RuntimeFailure."""
+    native = native_module()
+    kinds = {native.NotFinite: NotFinite, native.NoMemory: OutOfMemory}
+    return kinds.get(type(error), RuntimeFailure)(str(error))

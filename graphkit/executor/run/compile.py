@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from graphkit.executor.devices.kernel import VersionedArray
+from graphkit.executor.lower.batch import Batch, batch_of
 from graphkit.executor.lower.lowering import LoweredGraph, NotNative, Settings
 from graphkit.executor.lower.registry import lower_graph
 from graphkit.executor.lower.template import Template
@@ -51,6 +52,12 @@ def compile_graph(
         specialised, misfits = specialise_subgraphs(bound, CLEANUP if settings.optimize else ())
         arrays = {specialised.inputs[position]: array for position, array in fixed.items()}
         return _program(lower_graph(specialised, arrays, settings, misfits), pools)
+
+
+def find_batch(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Batch | None:
+    """The batch of a graph that large ones are computed of in parts; None where all are computed as a whole."""
+    plain = settings.optimize and settings.inplace and settings.share
+    return batch_of(graph, fixed) if settings.native and plain and settings.device == "cpu" else None
 
 
 def make_template(graph: Graph, fixed: Mapping[int, VersionedArray], settings: Settings) -> Template | None:

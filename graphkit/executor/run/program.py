@@ -18,7 +18,7 @@ from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.report.describe import is_shape_arithmetic
-from graphkit.executor.run.base_program import BaseProgram, Instance
+from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import failure_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _STEP_BYTES = 24 << 10
 
 
-class Program(BaseProgram):
+class Program(InstancedProgram):
     """Runs a lowered graph, whose inputs have static types, on memory of `pools`."""
 
     def __init__(self, lowered: LoweredGraph, pools: Pools):
@@ -74,6 +74,14 @@ class Program(BaseProgram):
     def instance(self) -> Instance:
         return _Instance(self)
 
+    @property
+    def threads(self) -> int:
+        return self._lowered.settings.threads
+
+    @property
+    def calls_python(self) -> bool:
+        return bool(self.emitter.calls) or self.native is None
+
 
 class _Calls:
     """Stands for the native program where there is none: every step is a call of Python."""
@@ -109,8 +117,7 @@ class _Instance:
 
     def __init__(self, program: Program):
         lowered = program.lowered
-        bound = bool(program.emitter.calls) or program.native is None
-        self.arena = aligned_bytes(program.arena_bytes) if bound else None
+        self.arena = aligned_bytes(program.arena_bytes) if program.calls_python else None
         self._program = program
         self._readers: dict[Value, list[_Reader]] = {}
         self._position = {index: position for position, index in enumerate(lowered.memory.order)}
@@ -224,9 +231,7 @@ class _Instance:
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
         program = self._program
-        if (stamp := program.pools.stamp()) != self._stamp:
-            self._refresh()
-            self._stamp = stamp
+        self.refresh()
         results = program.results(buffers)
         for position, readers in self._input_readers:
             _fill(readers, inputs[position])
@@ -264,6 +269,11 @@ class _Instance:
 
     def _call(self, index: int) -> None:
         self._calls[index]()
+
+    def refresh(self) -> None:
+        if (stamp := self._program.pools.stamp()) != self._stamp:
+            self._refresh()
+            self._stamp = stamp
 
     def _refresh(self) -> None:
         """Read parameters and constants again; pack those that changed."""

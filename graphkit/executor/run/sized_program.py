@@ -13,7 +13,7 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.template import SizedCode, Template
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.run.base_program import BaseProgram, Instance
+from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Value
 
 # What a step takes with its kernel, as measured on networks.
@@ -23,7 +23,7 @@ _STEP_BYTES = 4 << 10
 _OFTEN = 32
 
 
-class SizedProgram(BaseProgram):
+class SizedProgram(InstancedProgram):
     """Runs what a template says for certain sizes; outgrown when they come often.
 
     `lower` lowers the graph for them on its own, for people.
@@ -39,15 +39,19 @@ class SizedProgram(BaseProgram):
         self.arena_bytes = code.arena_bytes
         self.kept_bytes = _STEP_BYTES * len(template.placement.steps)
         self.owned = [(kind.static_shape, kind.dtype.numpy, kind.nbytes) for kind in code.results]
+        self._settings = template.settings
         self._lower = lower
         self._lowered: LoweredGraph | None = None
         self._runs = 0
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
-        self._runs += 1
-        if self._runs == _OFTEN:
-            self.outgrown = True
+        self.ran(1)
         return super().run(inputs, buffers)
+
+    def ran(self, times: int) -> None:
+        before, self._runs = self._runs, self._runs + times
+        if before < _OFTEN <= self._runs:
+            self.outgrown = True
 
     @property
     def lowered(self) -> LoweredGraph:
@@ -59,6 +63,14 @@ class SizedProgram(BaseProgram):
     def fallbacks(self) -> tuple[str, ...]:
         """None: a template has kernels alone."""
         return ()
+
+    @property
+    def threads(self) -> int:
+        return self._settings.threads
+
+    @property
+    def calls_python(self) -> bool:
+        return False
 
     def instance(self) -> Instance:
         return _SizedInstance(self)
@@ -79,12 +91,15 @@ class _SizedInstance:
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
         program = self._program
-        if (stamp := program.pools.stamp()) != self._stamp:
-            self._refresh()
-            self._stamp = stamp
+        self.refresh()
         results = program.results(buffers)
         program.run_native(self.native, [*inputs, *results], arena)
         return results
+
+    def refresh(self) -> None:
+        if (stamp := self._program.pools.stamp()) != self._stamp:
+            self._refresh()
+            self._stamp = stamp
 
     def _refresh(self) -> None:
         """Read parameters and constants again; pack those that changed."""

@@ -342,6 +342,9 @@ class Resize(Resizing):
     onnx = Onnx("Resize", since=19)
     samples = staticmethod(_resize_samples)
 
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return self._has_examples(("x",), inputs, batched) and not self.reads_roi
+
     def infer(self, x: TensorType, roi: Any = None, scales: Any = None, sizes: Any = None) -> TensorType:
         if self.mode != "nearest" and x.dtype not in NUMERIC:
             raise TypeMismatch(f"{x} cannot be interpolated; mode='nearest' takes any element type")

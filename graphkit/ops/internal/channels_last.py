@@ -92,6 +92,7 @@ class ChannelsLastConv(ChannelsLast, Epilogue, Convolution):
     """FusedConv with x: [N, *spatial, C], residual and result: [N, *positions, M]; w: [M, C / group, *kernel]."""
 
     domain = DOMAIN
+    per_example = ("x", "residual")
     inputs = ("x", "w", "bias?", "residual?")
     moved = ("x", "residual")
     types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
@@ -116,6 +117,7 @@ class ChannelsLastConvTranspose(ChannelsLast, Convolution):
     output_padding: tuple[int, ...] | None = None
     output_shape: tuple[int, ...] | None = None
     domain = DOMAIN
+    per_example = ("x",)
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
     samples = (
@@ -133,6 +135,7 @@ class ChannelsLastMaxPool(ChannelsLast, Pooling):
     """MaxPool of x: [N, *spatial, C] -> [N, *positions, C], without the positions of the maxima."""
 
     domain = DOMAIN
+    per_example = ("x",)
     inputs = ("x",)
     samples = tuple(Sample(_shape_last(shape), **geometry) for shape, geometry in _POOLS)
 
@@ -145,6 +148,7 @@ class ChannelsLastAveragePool(ChannelsLast, AveragePooling):
     """AveragePool of x: [N, *spatial, C] -> [N, *positions, C]."""
 
     domain = DOMAIN
+    per_example = ("x",)
     inputs = ("x",)
     samples = tuple(
         Sample(_shape_last(shape), **geometry, count_include_pad=flag)

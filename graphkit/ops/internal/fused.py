@@ -7,7 +7,7 @@ they are made after differentiation, and expanded again on export.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import BOOLS, FLOATS, DType, TensorType, Type, broadcast_shapes
-from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, op
+from graphkit.ops._base import DOMAIN, F, Op, Sample, apply, examples_align, op
 from graphkit.ops._checks import fits
 from graphkit.ops.control.loop_state import output_types
 from graphkit.ops.evaluate import evaluate
@@ -117,6 +117,7 @@ class FusedConv(Epilogue, Convolution):
     """
 
     domain = DOMAIN
+    per_example = ("x", "residual")
     inputs = ("x", "w", "bias?", "residual?")
     types = {"x": FLOATS, "w": "x", "bias": "x", "residual": "x"}
     substitutes = True
@@ -169,6 +170,10 @@ class FusedMatMul(Epilogue):
         Sample((2, 1, 3, 2), (4, 3, 5), transA=True, alpha=-2.0),
         Sample((0, 3), (3, 4), (4,), activation="Relu"),
     )
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        a, b = (len(t.known_shape) for t in inputs[:2])
+        return self._has_examples(("a", "residual"), inputs, batched) and b == 2 and (a > 2 or not self.transA)
 
     def infer(
         self, a: TensorType, b: TensorType, bias: TensorType | None = None, residual: TensorType | None = None
@@ -342,6 +347,9 @@ class Fused(Op):
     inputs = ("xs*",)
     outputs = ("ys*",)
     samples = staticmethod(_fused_samples)
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return examples_align(inputs, batched)
 
     def infer(self, *xs: Type) -> tuple[Type, ...]:
         for node in self.body.nodes:

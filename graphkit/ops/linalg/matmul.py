@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,10 @@ class MatMul(Op):
         Sample(_LEFT, _LEFT.T.copy()),
         Sample(_LEFT.astype(np.int64), _LEFT.T.astype(np.int64)),
     )
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        a, b = (len(t.known_shape) for t in inputs)
+        return batched[0] and ((not batched[1] and a >= 2 >= b) or (batched[1] and a == b >= 3))
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if a.shape is None or b.shape is None:
@@ -114,6 +119,11 @@ class Gemm(Op):
         # ONNX Runtime has no integer Gemm; onnx's evaluator has.
         Sample(_LEFT, _LEFT, np.ones((1, 2), np.int32), transB=True),
     )
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        c = inputs[2] if len(inputs) > 2 else None
+        row = c is None or len(c.known_shape) < 2 or c.known_shape[0] == 1
+        return not self.transA and row and self._has_examples(("a",), inputs, batched)
 
     def infer(self, a: TensorType, b: TensorType, c: TensorType | None = None) -> TensorType:
         for operand in (a, b):

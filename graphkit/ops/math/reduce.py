@@ -7,7 +7,7 @@ elementwise steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -64,6 +64,11 @@ class Reduction(Op):
     samples = (*_uses(_normal), _EMPTY)
     # The rule for a list of known elements, where shape arithmetic uses the operator.
     known: ClassVar[Any] = None
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        axes = inputs[1].constants if len(inputs) > 1 and inputs[1] is not None else None
+        rank = len(inputs[0].known_shape)
+        return self._has_examples(("x",), inputs, batched) and bool(axes) and all(axis % rank for axis in axes or ())
 
     def infer(self, x: TensorType, axes: TensorType | None = None) -> TensorType:
         count = 0 if axes is None else length_of(axes)

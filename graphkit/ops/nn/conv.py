@@ -229,6 +229,7 @@ class Conv(Convolution):
     x: [N, C, *spatial], w: [M, C / group, *kernel], b: [M] -> [N, M, *positions].
     """
 
+    per_example = ("x",)
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
     substitutes = True
@@ -379,6 +380,7 @@ class ConvTranspose(Convolution):
 
     output_padding: tuple[int, ...] | None = None
     output_shape: tuple[int, ...] | None = None
+    per_example = ("x",)
     inputs = ("x", "w", "b?")
     types = {"x": FLOATS, "w": "x", "b": "x"}
     onnx = Onnx("ConvTranspose", since=22)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
@@ -57,6 +58,9 @@ class BatchNormalization(Op):
         Sample((4, 3, 3), (3,), (3,), (3,), _VARIANCE, training_mode=True, momentum=0.5, epsilon=0.0625),
         Sample((5, 3), (3,), (3,), (3,), _VARIANCE, training_mode=True, momentum=0.25),
     )
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return not self.training_mode and self._has_examples(("x",), inputs, batched)
 
     def infer(self, x: TensorType, scale: TensorType, b: TensorType, mean: TensorType, var: TensorType) -> Any:
         if x.shape is not None:
@@ -220,6 +224,9 @@ class LayerNormalization(NormOfLastAxes):
         Sample((2, 3, 4), (2, 3, 4), (), axis=-3, stash_type=11, onnx=False),
     )
 
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return self._has_examples(("x",), inputs, batched) and self.axis % len(inputs[0].known_shape) != 0
+
     def infer(self, x: TensorType, scale: TensorType, b: TensorType | None = None) -> Any:
         axes = self.checked(x, scale, b)
         shape = None
@@ -323,6 +330,9 @@ class RMSNormalization(NormOfLastAxes):
         Sample((2, 3, 4), (), axis=-3),
         Sample((0, 4), (4,)),
     )
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return self._has_examples(("x",), inputs, batched) and self.axis % len(inputs[0].known_shape) != 0
 
     def infer(self, x: TensorType, scale: TensorType) -> TensorType:
         self.checked(x, scale)

@@ -39,6 +39,7 @@ class InstanceNormalization(Op):
     """(x - mean) / sqrt(var + epsilon) * scale + b over the spatial axes of x: [N, C, *spatial]; scale, b: [C]."""
 
     epsilon: float = 1e-5
+    per_example = ("x",)
     inputs = ("x", "scale", "b")
     types = {"x": FLOATS, "scale": "x", "b": "x"}
     onnx = Onnx("InstanceNormalization", since=22)
@@ -76,6 +77,7 @@ class GroupNormalization(Op):
     epsilon: float = 1e-5
     num_groups: int
     stash_type: int = 1
+    per_example = ("x",)
     inputs = ("x", "scale", "bias")
     types = {"x": FLOATS, "scale": "x", "bias": "x"}
     onnx = Onnx("GroupNormalization", since=21)
@@ -158,6 +160,7 @@ class LRN(Op):
     beta: float = 0.75
     bias: float = 1.0
     size: int
+    per_example = ("x",)
     inputs = ("x",)
     types = {"x": FLOATS}
     onnx = Onnx("LRN", since=13)

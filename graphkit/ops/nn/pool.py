@@ -284,6 +284,7 @@ class AveragePooling(Pooling):
 class AveragePool(AveragePooling):
     """Mean of each window; padding is left out of the mean unless `count_include_pad`."""
 
+    per_example = ("x",)
     inputs = ("x",)
     onnx = Onnx("AveragePool", since=22)
     samples = (*_pool_samples(), *_pool_samples(count_include_pad=True))
@@ -364,6 +365,7 @@ class LpPool(Pooling):
     """(sum |x| ** p) ** (1 / p) of each window; padding adds nothing."""
 
     p: int = 2
+    per_example = ("x",)
     inputs = ("x",)
     onnx = Onnx("LpPool", since=22)
     samples = (*_pool_samples(), *_pool_samples(p=3)[:2])
@@ -396,6 +398,7 @@ def _lp_gradient(p: int, x: Any, y: Any, dy: Any, spread: Any) -> Any:
 class _Global(Op):
     """A reduction of x: [N, C, *spatial] over all spatial axes, which stay with size 1."""
 
+    per_example = ("x",)
     inputs = ("x",)
     types = {"x": FLOATS}
     samples: ClassVar[tuple[Sample, ...]] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,9 @@ class AlongAxis(Op):
         Sample((3, 0)),
         Sample(np.array([[1000.0, 990.0, 980.0], [3.0, 3.0, -np.inf]], np.float32), grad=False),  # infinite
     )
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return batched[0] and self.axis % len(inputs[0].known_shape) != 0
 
     def infer(self, x: TensorType) -> TensorType:
         if x.rank is not None and not -x.rank <= self.axis < x.rank:

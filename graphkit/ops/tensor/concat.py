@@ -45,6 +45,9 @@ class Concat(Op):
         Sample((0,), (0,), axis=-1),
     )
 
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return all(batched) and self.axis % len(inputs[0].known_shape) != 0
+
     def infer(self, *xs: TensorType) -> TensorType:
         if any(x.dtype is not xs[0].dtype for x in xs):
             raise TypeMismatch(f"operands of several dtypes: {', '.join(map(str, xs))}")
@@ -105,6 +108,9 @@ class Split(Op):
         Sample((3, 2), num_outputs=1),
         Sample((2, 0), i64(0, 0), axis=1),
     )
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return self._has_examples(("x",), inputs, batched) and self.axis % len(inputs[0].known_shape) != 0
 
     def infer(self, x: TensorType, split: TensorType | None = None) -> tuple[TensorType, ...]:
         if (split is None) == (self.num_outputs is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,10 @@ class Gather(Op):
     types = {"x": ANY, "indices": INDICES}
     onnx = Onnx("Gather", since=13)
     samples = tuple(Sample(shape, indices, axis=axis) for shape, indices, axis in _SAMPLES)
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        first = self.axis % len(inputs[0].known_shape) == 0
+        return self._has_examples(("indices",) if first else ("x",), inputs, batched)
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
         if x.shape is None or indices.shape is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ class Transpose(Op):
         Sample((2, 0, 3), perm=(2, 0, 1)),
         Sample(()),
     )
+
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        return batched[0] and self.perm is not None and self.perm[:1] == (0,)
 
     def infer(self, x: TensorType) -> TensorType:
         if x.shape is None:
@@ -146,6 +150,7 @@ class DepthToSpace(Op):
 
     blocksize: int
     mode: str = "DCR"
+    per_example = ("x",)
     inputs = ("x",)
     types = {"x": ANY}
     onnx = Onnx("DepthToSpace", since=28)
@@ -186,6 +191,7 @@ class SpaceToDepth(Op):
 
     blocksize: int
     mode: str = "DCR"
+    per_example = ("x",)
     inputs = ("x",)
     types = {"x": ANY}
     onnx = Onnx("SpaceToDepth", since=28)

@@ -111,6 +111,15 @@ class Pad(Op):
     types = {"x": ANY, "pads": INT64, "constant_value": "x", "axes": INDICES}
     onnx = Onnx("Pad", since=25)
 
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        pads, axes = inputs[1].constants, inputs[3] if len(inputs) > 3 else None
+        return (
+            self._has_examples(("x",), inputs, batched)
+            and pads is not None
+            and axes is None
+            and (pads[0] == pads[len(pads) // 2] == 0)
+        )
+
     @staticmethod
     def samples() -> tuple[Sample, ...]:
         made = [Sample(x, pads, None, *axes) for x, pads, *axes in _SAMPLES]

@@ -214,6 +214,10 @@ class Squeeze(Op):
         Sample((2, 3)),
     )
 
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        # Without axes, a single example would lose its own.
+        return self._has_examples(("x",), inputs, batched) and len(inputs) > 1 and inputs[1] is not None
+
     def infer(self, x: TensorType, axes: TensorType | None = None) -> TensorType:
         if x.shape is None:
             return TensorType(x.dtype, None)

@@ -106,6 +106,19 @@ class Slice(Op):
     onnx = Onnx("Slice", since=13)
     samples = tuple(Sample(*operands) for operands in _SAMPLES)
 
+    def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
+        starts, _, axes, steps = (None if t is None else t.constants for t in (*inputs[1:], None, None)[:4])
+        if starts is None or not self._has_examples(("x",), inputs, batched):
+            return False
+        rank = len(inputs[0].known_shape)
+        where = range(len(starts)) if len(inputs) < 4 or inputs[3] is None else axes or ()
+        # As many examples as before, from the first one on.
+        forward = steps or (1,) * len(starts) if len(inputs) < 5 or inputs[4] is None or steps is not None else ()
+        taken = zip(where, starts, forward, strict=False)
+        return len(where) == len(forward) == len(starts) and all(
+            axis % rank or (start, step) == (0, 1) for axis, start, step in taken
+        )
+
     def infer(
         self,
         x: TensorType,

@@ -42,7 +42,7 @@ def rewrite(
     nothing is replaced is returned itself. Linear in nodes. Subgraphs are not entered: see `map_subgraphs`.
     """
     # What is replaced; most sweeps replace little.
-    table: dict[Value | None, Value] = dict(inputs or {})
+    table: dict[Any, Value] = dict(inputs or {})
     with context.detached():
         for node in graph.nodes:
             operands = [table.get(v, v) for v in node.inputs] if table else list(node.inputs)

@@ -126,6 +126,23 @@ model, expected = compiled(2)
 print(np.array_equal(model(array)[0], expected))
 """
 
+INTERRUPT_PARTS = """
+x = h = gk.input("x", ["N", 16, 64, 64])
+for _ in range(40):
+    h = gk.relu(gk.nn.conv2d(h, 16, 3, pad=1))
+exe = gk.Model({"y": h}).compile(threads=2)
+images = np.ones((256, 16, 64, 64), np.float32)
+expected = exe(images[:8])[0]
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for _ in range(2):
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        exe(images)
+    except KeyboardInterrupt:
+        print("interrupted", exe.plan.examples[1])
+print(np.allclose(exe(images[:8])[0], expected))
+"""
+
 LEAK = """
 import gc
 
@@ -175,6 +192,11 @@ def test_the_interpreter_may_end_while_threads_run(threads: int) -> None:
 def test_a_loop_can_be_interrupted() -> None:
     done = run(INTERRUPT)
     assert done.stdout.split() == ["interrupted", "interrupted", "True"], done.stderr
+
+
+def test_a_batch_in_parts_can_be_interrupted() -> None:
+    done = run(INTERRUPT_PARTS)
+    assert done.stdout.split() == ["interrupted", "256"] * 2 + ["True"], done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

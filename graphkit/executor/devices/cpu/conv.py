@@ -45,7 +45,8 @@ class _Spatial(NamedTuple):
         """Axes of one element come first: that moves nothing in memory, and lines are as long as they can be."""
         axes = range(len(x) - 2)
         order = tuple(sorted(axes, key=lambda axis: not x[2 + axis] == w[2 + axis] == y[2 + axis] == 1))
-        return cls(*((*s[:2], *(s[2 + axis] for axis in order)) for s in (x, w, y)), order)
+        x, w, y = ((*shape[:2], *(shape[2 + axis] for axis in order)) for shape in (x, w, y))
+        return cls(x, w, y, order)
 
 
 def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, last: bool = False) -> Kernel | None:

@@ -313,6 +313,10 @@ int thread_number() {
     return current.number;
 }
 
+int exchange_thread_number(int number) {
+    return std::exchange(current.number, number);
+}
+
 bool in_chunk() {
     return current.in_chunk;
 }
@@ -341,7 +345,7 @@ void start_helpers(int helpers) {
 }
 
 void leave_helpers() {
-    if (current.slot != nullptr) {
+    if (current.slot != nullptr && !current.in_chunk) {  // whose loop goes on
         pool().give_slot(*std::exchange(current.slot, nullptr));
     }
 }

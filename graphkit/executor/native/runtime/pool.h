@@ -41,6 +41,9 @@ void leave_helpers();
 // `threads`.
 int thread_number();
 
+// Makes that another number, and returns what it was: a run inside of a chunk is alone on its thread, number 0.
+int exchange_thread_number(int number);
+
 // Whether this thread is inside of a chunk.
 bool in_chunk();
 

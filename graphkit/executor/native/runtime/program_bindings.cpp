@@ -10,6 +10,7 @@
 
 #include "runtime/array.h"
 #include "runtime/bindings.h"
+#include "runtime/parts.h"
 #include "runtime/program.h"
 #include "runtime/threads.h"
 
@@ -356,6 +357,16 @@ std::unique_ptr<BoundProgram> resized(const BoundProgram& program, nb::list kern
     return made;
 }
 
+void check_signals() {
+    if (!in_main_thread()) {  // others handle no signals, and would wait for the lock
+        return;
+    }
+    const WithGil gil;
+    if (PyErr_CheckSignals() != 0) {
+        throw nb::python_error();
+    }
+}
+
 // An instance with the program that it runs.
 struct BoundInstance {
     nb::object program;
@@ -388,12 +399,16 @@ struct BoundInstance {
         return nb::make_tuple(bytes_at(instance.data_of(buffer), static_cast<std::size_t>(count(shape)) * item), shape);
     }
 
-    void run(nb::list arrays, nb::handle arena, const nb::object& call) {
+    void move(nb::handle arena) {
         const Array memory = open_array(arena, "arena", true);
         if (memory.bytes < nb::cast<BoundProgram*>(program)->arena_bytes()) {
             throw nb::value_error("the arena is too small for the program");
         }
         instance.move(static_cast<std::byte*>(memory.data));
+    }
+
+    void run(nb::list arrays, nb::handle arena, const nb::object& call) {
+        move(arena);
         int external = 0;
         for (nb::handle array : arrays) {
             if (!array.is_none()) {
@@ -405,17 +420,8 @@ struct BoundInstance {
             const WithGil gil;
             or_sleep([&] { call(index); });
         };
-        const std::function<void()> poll = [] {
-            if (!in_main_thread()) {  // others handle no signals, and would wait for the lock
-                return;
-            }
-            const WithGil gil;
-            if (PyErr_CheckSignals() != 0) {
-                throw nb::python_error();
-            }
-        };
         const WithoutGil no_gil;
-        instance.run(forward, poll);
+        instance.run(forward, check_signals);
     }
 
     // (name, start, end) of each step, in nanoseconds of the monotonic clock.
@@ -427,6 +433,27 @@ struct BoundInstance {
         return made;
     }
 };
+
+void run_parts_of(nb::list instances, nb::list arenas, nb::list arrays, const std::vector<std::int64_t>& steps,
+                  std::int64_t parts) {
+    std::vector<Instance*> chosen;
+    for (std::size_t i = 0; i < instances.size(); ++i) {
+        auto& bound = *nb::cast<BoundInstance*>(instances[i]);
+        bound.move(arenas[i]);
+        chosen.push_back(&bound.instance);
+    }
+    std::vector<PartArray> given;
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+        if (!arrays[i].is_none()) {
+            const int external = static_cast<int>(i);
+            nb::cast<BoundInstance*>(instances[0])->check(external);
+            given.push_back(
+                {external, static_cast<std::byte*>(open_array(arrays[i], "external", false).data), steps.at(i)});
+        }
+    }
+    const WithoutGil no_gil;
+    run_parts(chosen, given, parts, check_signals);
+}
 
 }  // namespace
 
@@ -488,6 +515,11 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
             "trace", [](BoundInstance& self, bool on) { self.instance.trace(on); }, "on"_a)
         .def("events", &BoundInstance::events, nb::sig("def events(self) -> list[tuple[str, int, int]]"),
              "(name, start, end) of each step since tracing was switched on.");
+    m.def("run_parts", &run_parts_of, "instances"_a, "arenas"_a, "arrays"_a, "steps"_a, "parts"_a,
+          nb::sig("def run_parts(instances: list[Instance], arenas: list[numpy.ndarray], arrays: list[numpy.ndarray | "
+                  "None], steps: list[int], parts: int) -> None"),
+          "Run the program of these instances so many times, on as many threads as there are instances. External "
+          "memory 0, 1, ... (None: as it was) lies `steps` bytes further in each part.");
 }
 
 }  // namespace graphkit

@@ -60,15 +60,17 @@ void share_all_work(bool on) {
     all_shared.store(on, std::memory_order_relaxed);
 }
 
-Team::Team(int threads) : previous_(team), arithmetic_(arithmetic()) {
+Team::Team(int threads) : previous_(team), number_(thread_number()), arithmetic_(arithmetic()) {
     const int wanted = in_chunk() ? 1 : threads > 0 ? threads : default_threads();
     start_helpers(wanted - 1);
     team = wanted;
+    exchange_thread_number(0);
     set_arithmetic(kDefaultArithmetic);
 }
 
 Team::~Team() {
     set_arithmetic(arithmetic_);
+    exchange_thread_number(number_);
     team = previous_;
     if (team <= 1) {
         leave_helpers();

@@ -29,6 +29,7 @@ class Team {
 
   private:
     int previous_;
+    int number_;
     Arithmetic arithmetic_;
 };
 

@@ -1,0 +1,40 @@
+#include "runtime/parts.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "runtime/threads.h"
+
+namespace graphkit {
+
+void run_parts(const std::vector<Instance*>& instances, const std::vector<PartArray>& arrays, std::int64_t parts,
+               const std::function<void()>& poll) {
+    // A part is worth a thread, however short it is.
+    constexpr double kPartNanoseconds = 1e6;
+    constexpr std::int64_t kMostTogether = 1 << 15;  // chunks of a loop
+    const auto threads = static_cast<int>(instances.size());
+    const Team team(threads);
+    std::atomic<bool> failed{false};
+    const auto run_part = [&](std::int64_t part) {
+        if (failed.load(std::memory_order_relaxed)) {
+            return;
+        }
+        try {
+            Instance& instance = *instances[static_cast<std::size_t>(thread_number())];
+            for (const PartArray& array : arrays) {
+                instance.set_external(array.external, array.data + part * array.step);
+            }
+            instance.run({}, poll);
+        } catch (...) {
+            failed.store(true, std::memory_order_relaxed);
+            throw;
+        }
+    };
+    for (std::int64_t first = 0; first < parts; first += kMostTogether) {
+        const std::int64_t some = std::min(parts - first, kMostTogether);
+        for_each_chunk(threads, some, kPartNanoseconds * static_cast<double>(some),
+                       [&](std::int64_t i) { run_part(first + i); });
+    }
+}
+
+}  // namespace graphkit

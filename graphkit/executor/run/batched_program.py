@@ -1,0 +1,127 @@
+"""A program of a batch whose examples stay apart: that of a part of it, run again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.executor.devices.loading import native_module
+from graphkit.executor.lower.lowering import LoweredGraph
+from graphkit.executor.memory.placement import Result
+from graphkit.executor.memory.pools import Pools
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run import base_program
+from graphkit.executor.run.base_program import BaseProgram, InstancedProgram
+from graphkit.ir.graph import Value
+from graphkit.ir.types import TensorType
+
+# What the program itself takes, without those of the parts.
+_BYTES = 4 << 10
+
+
+class Parts(NamedTuple):
+    """So many parts of `size` examples each, and the program for one of them."""
+
+    number: int
+    size: int
+    program: InstancedProgram
+
+
+class BatchedProgram(BaseProgram):
+    """Runs equal parts of a batch, and then the smaller one that is left, if any.
+
+    `examples` are the positions of the inputs that are cut.
+    """
+
+    def __init__(self, parts: Parts, rest: Parts | None, examples: Sequence[int], pools: Pools):
+        first = parts.program
+        whole = parts.number * parts.size + (rest.size if rest else 0)
+        kinds = [r.value.tensor for r in first.placement.results]
+        kinds = [TensorType(k.dtype, (whole, *k.static_shape[1:])) for k in kinds]
+        results = tuple(
+            Result(Value(kind, r.value.name), owned=True)
+            for kind, r in zip(kinds, first.placement.results, strict=True)
+        )
+        super().__init__(first.graph, replace(first.placement, results=results), pools)
+        self._parts, self._rest = parts, rest
+        self._examples = frozenset(examples)
+        self._whole = whole
+        # As many parts at a time as there are threads; what is left has all threads for each.
+        self._threads = first.threads if parts.number >= first.threads else 1
+        in_place = all(spec is not None for spec in first.owned)
+        self._together = parts.number // first.threads * first.threads if in_place else 0
+        self.arena_bytes = first.arena_bytes
+        self.kept_bytes = _BYTES
+        self.owned = [(kind.static_shape, kind.dtype.numpy, kind.nbytes) for kind in kinds]
+
+    @property
+    def _programs(self) -> tuple[InstancedProgram, ...]:
+        return (self._parts.program, *((self._rest.program,) if self._rest else ()))
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether that of a part is."""
+        return any(program.outgrown for program in self._programs)
+
+    @outgrown.setter
+    def outgrown(self, value: bool) -> None:
+        """Whoever looks for the programs of the parts sets theirs."""
+
+    def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
+        results = self.results(buffers)
+        count, size, program = self._parts
+        together = 0 if base_program.recorder is not None else self._together
+        if together:
+            self._run_together(together, inputs, results)
+        for part in range(together, count):
+            self._run_part(program, part * size, (part + 1) * size, inputs, results)
+        if self._rest is not None:
+            self._run_part(self._rest.program, count * size, self._whole, inputs, results)
+        return results
+
+    def _run_part(
+        self, program: InstancedProgram, begin: int, end: int, inputs: Sequence[Any], results: Sequence[np.ndarray]
+    ) -> None:
+        given = [x[begin:end] if i in self._examples else x for i, x in enumerate(inputs)]
+        targets = {i: y[begin:end] for i, y in enumerate(results) if program.owned[i] is not None}
+        for i, made in enumerate(program.run(given, targets)):
+            if i not in targets:
+                results[i][begin:end] = made
+
+    def _run_together(self, parts: int, inputs: Sequence[Any], results: Sequence[np.ndarray]) -> None:
+        """Run so many parts natively, one on each thread at a time."""
+        _, size, program = self._parts
+        taken = [program.take() for _ in range(self._threads)]
+        for instance, _ in taken:
+            instance.refresh()
+        steps = [x[:size].nbytes if i in self._examples else 0 for i, x in enumerate(inputs)]
+        steps += [y[:size].nbytes for y in results]
+        arenas = [arena for _, arena in taken]
+        native = native_module()
+        try:
+            native.run_parts([i.native for i, _ in taken], arenas, [*inputs, *results], steps, parts)
+        except native.Error as error:
+            raise base_program.failure_of(error) from error
+        program.ran(parts)
+        for instance, arena in taken:
+            program.give(instance, arena)
+
+    @property
+    def lowered(self) -> LoweredGraph:
+        """Of a part."""
+        return self._parts.program.lowered
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        return self._parts.program.fallbacks
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Of a part, with what the results of the whole take."""
+        results = sum(spec[2] for spec in self.owned if spec)
+        at_a_time = (self._parts.size, self._whole)
+        return replace(self._parts.program.plan, result_bytes=results, examples=at_a_time, arenas=self._threads)
