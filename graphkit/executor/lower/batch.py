@@ -33,7 +33,7 @@ class Batch:
     def __init__(self, graph: Graph, symbol: str, examples: Collection[Value]):
         self.symbol = symbol
         self.inputs = tuple(i for i, v in enumerate(graph.inputs) if v in examples)
-        self._graph = graph
+        self._given = [(graph.name_of(graph.inputs[i]), graph.inputs[i].tensor) for i in self.inputs]
         kinds = [v.tensor for v in examples]
         names = {name for kind in kinds for d in kind.known_shape if isinstance(d, DimExpr) for name in d.symbols}
         self._table = SizeTable(sorted(names))
@@ -54,8 +54,7 @@ class Batch:
 
         Raises InputError for shapes that contradict each other or the graph.
         """
-        given = [(self._graph.name_of(v), v.tensor) for v in self._graph.inputs if isinstance(v.type, TensorType)]
-        bound = match_shapes([(n, kind, TensorType(kind.dtype, shapes[n])) for n, kind in given if n in shapes])
+        bound = match_shapes([(name, kind, TensorType(kind.dtype, shapes[name])) for name, kind in self._given])
         sizes = {name: size for name, size in bound.items() if isinstance(size, int)}
         whole = sizes[self.symbol]
         if whole < 2 or not sizes.keys() >= set(self._table.symbols):
@@ -135,7 +134,7 @@ def _mentions(value: Value, symbol: str) -> bool:
 def _reads_shapes_alone(node: Node, examples: Collection[Value]) -> bool:
     """Whether nothing of the examples comes into the results but their shapes."""
     shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
-    if not isinstance(node.op, Op):
+    if not isinstance(node.op, Op) or node.op.subgraphs():
         return False
     last = len(node.op.formals) - 1
     names = [node.op.formals[min(i, last)].name for i in range(len(node.inputs))]

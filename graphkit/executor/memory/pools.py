@@ -37,7 +37,9 @@ class Arenas:
     atomic; what is counted may be off by a run or two.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, idle: int = IDLE) -> None:
+        """`idle`: how many wait for runs to come, at most."""
+        self._idle = max(idle, IDLE)
         self._free: list[np.ndarray] = []
         self._largest = 0  # of the runs since arenas were let go
         self._runs = 0
@@ -60,7 +62,7 @@ class Arenas:
 
     def give(self, arena: np.ndarray) -> None:
         """Take an arena back after its run."""
-        if len(self._free) < IDLE:
+        if len(self._free) < self._idle:
             self._free.append(arena)
 
     def _watch(self, size: int) -> None:

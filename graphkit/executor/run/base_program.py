@@ -137,12 +137,18 @@ class InstancedProgram(BaseProgram):
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         instance, arena = self.take()
-        if recorder is None:
-            results = instance.run(inputs, buffers, arena)
-        else:
-            results = recorder.run(self, instance.native, lambda: instance.run(inputs, buffers, arena))
+        instance.refresh()
+        results = self.run_on(instance, arena, inputs, buffers)
         self.give(instance, arena)
         return results
+
+    def run_on(
+        self, instance: Instance, arena: np.ndarray, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]
+    ) -> list[Any]:
+        """Run once as `run` does, on an instance that was refreshed."""
+        if recorder is None:
+            return instance.run(inputs, buffers, arena)
+        return recorder.run(self, instance.native, lambda: instance.run(inputs, buffers, arena))
 
     def ran(self, times: int) -> None:
         """Note runs that somebody else has made."""
@@ -161,7 +167,7 @@ class InstancedProgram(BaseProgram):
 
         An instance whose run failed is left to the garbage collector, as it may hold somebody's arrays.
         """
-        if len(self._idle) < IDLE:
+        if len(self._idle) < max(IDLE, self.threads):
             self._idle.append(instance)
         if instance.arena is None:
             self.pools.arenas.give(arena)

@@ -15,7 +15,7 @@ from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run import base_program
-from graphkit.executor.run.base_program import BaseProgram, InstancedProgram
+from graphkit.executor.run.base_program import BaseProgram, Instance, InstancedProgram
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
 
@@ -24,11 +24,12 @@ _BYTES = 4 << 10
 
 
 class Parts(NamedTuple):
-    """So many parts of `size` examples each, and the program for one of them."""
+    """So many parts of `size` examples each, and the program for one of them, with the key that it is kept under."""
 
     number: int
     size: int
     program: InstancedProgram
+    key: tuple[Any, ...]
 
 
 class BatchedProgram(BaseProgram):
@@ -48,6 +49,7 @@ class BatchedProgram(BaseProgram):
         )
         super().__init__(first.graph, replace(first.placement, results=results), pools)
         self._parts, self._rest = parts, rest
+        self.keys = tuple(p.key for p in (parts, rest) if p)
         self._examples = frozenset(examples)
         self._whole = whole
         # As many parts at a time as there are threads; what is left has all threads for each.
@@ -73,42 +75,62 @@ class BatchedProgram(BaseProgram):
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray]) -> list[Any]:
         results = self.results(buffers)
-        count, size, program = self._parts
+        number, size, program, _ = self._parts
         together = 0 if base_program.recorder is not None else self._together
+        taken = [program.take() for _ in range(self._threads if together else 1)]
+        last = self._rest.program.take() if self._rest else None
+        self._refresh([instance for instance, _ in (*taken, *((last,) if last else ()))])
         if together:
-            self._run_together(together, inputs, results)
-        for part in range(together, count):
-            self._run_part(program, part * size, (part + 1) * size, inputs, results)
-        if self._rest is not None:
-            self._run_part(self._rest.program, count * size, self._whole, inputs, results)
+            self._run_together(together, taken, inputs, results)
+        for part in range(together, number):
+            self._run_part(program, taken[0], (part * size, (part + 1) * size), inputs, results)
+        if self._rest and last:
+            self._run_part(self._rest.program, last, (number * size, self._whole), inputs, results)
+            self._rest.program.give(*last)
+        for instance, arena in taken:
+            program.give(instance, arena)
+        program.ran(number)
         return results
 
+    def _refresh(self, instances: Sequence[Instance]) -> None:
+        """All parts of a run have the parameters that there were at one time."""
+        stamp = None
+        while stamp != (stamp := self.pools.stamp()):
+            for instance in instances:
+                instance.refresh()
+
     def _run_part(
-        self, program: InstancedProgram, begin: int, end: int, inputs: Sequence[Any], results: Sequence[np.ndarray]
+        self,
+        program: InstancedProgram,
+        place: tuple[Instance, np.ndarray],
+        examples: tuple[int, int],
+        inputs: Sequence[Any],
+        results: Sequence[np.ndarray],
     ) -> None:
+        begin, end = examples
         given = [x[begin:end] if i in self._examples else x for i, x in enumerate(inputs)]
         targets = {i: y[begin:end] for i, y in enumerate(results) if program.owned[i] is not None}
-        for i, made in enumerate(program.run(given, targets)):
+        for i, made in enumerate(program.run_on(*place, given, targets)):
             if i not in targets:
                 results[i][begin:end] = made
 
-    def _run_together(self, parts: int, inputs: Sequence[Any], results: Sequence[np.ndarray]) -> None:
+    def _run_together(
+        self,
+        parts: int,
+        taken: Sequence[tuple[Instance, np.ndarray]],
+        inputs: Sequence[Any],
+        results: Sequence[np.ndarray],
+    ) -> None:
         """Run so many parts natively, one on each thread at a time."""
-        _, size, program = self._parts
-        taken = [program.take() for _ in range(self._threads)]
-        for instance, _ in taken:
-            instance.refresh()
-        steps = [x[:size].nbytes if i in self._examples else 0 for i, x in enumerate(inputs)]
-        steps += [y[:size].nbytes for y in results]
-        arenas = [arena for _, arena in taken]
+        size = self._parts.size
+        given = [x if i in self._examples else None for i, x in enumerate(inputs)]
+        steps = [0 if x is None else x[:size].nbytes for x in given] + [y[:size].nbytes for y in results]
+        instances, arenas = ([instance.native for instance, _ in taken], [arena for _, arena in taken])
         native = native_module()
         try:
-            native.run_parts([i.native for i, _ in taken], arenas, [*inputs, *results], steps, parts)
+            native.run_parts(instances, arenas, [*given, *results], steps, parts)
         except native.Error as error:
             raise base_program.failure_of(error) from error
-        program.ran(parts)
-        for instance, arena in taken:
-            program.give(instance, arena)
 
     @property
     def lowered(self) -> LoweredGraph:

@@ -231,7 +231,6 @@ class _Instance:
 
     def run(self, inputs: Sequence[Any], buffers: Mapping[int, np.ndarray], arena: np.ndarray) -> list[Any]:
         program = self._program
-        self.refresh()
         results = program.results(buffers)
         for position, readers in self._input_readers:
             _fill(readers, inputs[position])

@@ -55,6 +55,10 @@ class Programs:
         if program is None:
             return None
         self._kept.move_to_end(key)
+        if isinstance(program, BatchedProgram):
+            for part in program.keys:
+                self._kept.move_to_end(part)
+            return None if program.outgrown else program  # the parts say what comes of it
         if program.outgrown:
             program.outgrown = False
             if self._bytes + _COMPILED * program.kept_bytes <= config.CACHE_MB.get() << 20:
@@ -65,8 +69,9 @@ class Programs:
         self, key: Key, selection: Selection, shapes: Mapping[str, Any], fixed: Mapping[int, VersionedArray]
     ) -> AnyProgram:
         """The program for inputs of these shapes, by name. Raises as `compile_graph`."""
-        before = self._kept.pop(key, None)  # outgrown
-        self._bytes -= 0 if before is None else before.kept_bytes
+        before = self._kept.get(key)  # outgrown
+        if before is not None:
+            self._drop(key)
         program: AnyProgram = self._in_parts(key, selection, shapes, fixed) or self._whole(
             key, selection, shapes, fixed, light=before is None
         )
@@ -74,8 +79,14 @@ class Programs:
         self._bytes += program.kept_bytes
         most = config.CACHE_MB.get() << 20
         while self._bytes > most and len(self._kept) > _LEAST:
-            self._bytes -= self._kept.popitem(last=False)[1].kept_bytes
+            self._drop(next(iter(self._kept)))
         return program
+
+    def _drop(self, key: Key) -> None:
+        """Let go of a program, and of those that it is a part of."""
+        self._bytes -= self._kept.pop(key).kept_bytes
+        for other in [k for k, p in self._kept.items() if isinstance(p, BatchedProgram) and key in p.keys]:
+            self._bytes -= self._kept.pop(other).kept_bytes
 
     def _whole(
         self,
@@ -135,7 +146,7 @@ class Programs:
         program = self.find(part_key) or self.make(part_key, selection, part_shapes, fixed)
         if not isinstance(program, InstancedProgram) or program.calls_python:
             return None
-        return Parts(1, count, program)
+        return Parts(1, count, program, part_key)
 
     def _from_template(
         self, group: Key, selection: Selection, shapes: Mapping[str, Any], fixed: Mapping[int, VersionedArray]

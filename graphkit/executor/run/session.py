@@ -24,7 +24,7 @@ from graphkit.executor.devices.registry import is_fusable, runs_whole
 from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
-from graphkit.executor.memory.pools import Pools
+from graphkit.executor.memory.pools import Arenas, Pools
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.compile import AnyProgram
 from graphkit.executor.run.declared import Declared
@@ -118,7 +118,7 @@ class Executor:
             if _is_stored(value) and name not in params:
                 raise InputError(f"no array for the graph's {value.role} {name!r}{did_you_mean(name, params)}")
         self._parameter_arrays = {name: ParameterArray(params, name) for name in params}
-        self._pools = Pools(lambda: params.stamp)
+        self._pools = Pools(lambda: params.stamp, arenas=Arenas(threads))
         self._prepacked, self._derived = self._prepack() if optimize else (self._graph, {})
         self._selections: dict[tuple[tuple[str, ...] | None, bool], Selection] = {}
         self._programs = Programs(self._settings, self._pools)

@@ -225,7 +225,12 @@ class LayerNormalization(NormOfLastAxes):
     )
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
-        return self._has_examples(("x",), inputs, batched) and self.axis % len(inputs[0].known_shape) != 0
+        rank = len(inputs[0].known_shape)
+        return (
+            self._has_examples(("x",), inputs, batched)
+            and self.axis % rank != 0
+            and all(t is None or len(t.known_shape) < rank or t.known_shape[0] == 1 for t in inputs[1:])
+        )
 
     def infer(self, x: TensorType, scale: TensorType, b: TensorType | None = None) -> Any:
         axes = self.checked(x, scale, b)
@@ -332,7 +337,12 @@ class RMSNormalization(NormOfLastAxes):
     )
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
-        return self._has_examples(("x",), inputs, batched) and self.axis % len(inputs[0].known_shape) != 0
+        rank = len(inputs[0].known_shape)
+        return (
+            self._has_examples(("x",), inputs, batched)
+            and self.axis % rank != 0
+            and all(t is None or len(t.known_shape) < rank or t.known_shape[0] == 1 for t in inputs[1:])
+        )
 
     def infer(self, x: TensorType, scale: TensorType) -> TensorType:
         self.checked(x, scale)

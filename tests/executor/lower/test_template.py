@@ -22,6 +22,12 @@ from graphkit.ops import F
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def batches_as_wholes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that are not those of parts."""
+    monkeypatch.setattr("graphkit.executor.lower.batch._CACHED", 1 << 60)
+
+
 def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape, dtype=np.float32)
 

@@ -12,7 +12,12 @@ import graphkit as gk
 from graphkit.errors import InputError, RuntimeFailure, TypeMismatch
 from graphkit.executor.lower import batch as batches
 from graphkit.executor.run.batched_program import BatchedProgram
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.program import Program
 from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import SequenceType, TensorType
+from graphkit.ops import F
 
 IMAGE = (3, 12, 12)
 
@@ -192,3 +197,81 @@ def test_bits_do_not_depend_on_threads_where_they_must_not() -> None:
     results = [model.compile(threads=n, deterministic=True).run({"x": images(23)})["y"] for n in (1, 2, 3, 5)]
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
+
+
+def test_an_input_that_nothing_reads_and_that_is_no_tensor() -> None:
+    x = gk.input("x", ["N", *IMAGE])
+    unread = Value(SequenceType(TensorType("float32", (2,))), "unread")
+    hidden = F.relu(F.exp(x))
+    exe = Executor(Graph([x, unread], [F.softmax(F.neg(hidden))]), ParamStore({}), threads=2)
+    for count in (20, 20, 1, 2, 3, 20):
+        feeds = {"x": images(count), "unread": [np.ones(2, np.float32)]}
+        (got,) = exe.run(feeds).values()
+        assert got.shape == (count, *IMAGE)
+
+
+def test_all_parts_have_the_parameters_of_one_time() -> None:
+    x = gk.input("x", ["N", 64])
+    h = x * gk.parameter("s", [1], "ones")
+    model = gk.Model({"y": gk.softmax(h) * 0 + h})
+    exe = model.compile(threads=2)
+    ones = np.ones((5003, 64), np.float32)
+    exe.run({"x": ones})
+    assert in_parts(exe)
+    done = threading.Event()
+
+    def write() -> None:
+        number = 1.0
+        while not done.is_set():
+            number += 1
+            exe.params["s"] = np.full(1, number, np.float32)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(30):
+            y = exe.run({"x": ones})["y"]
+            assert (y == y[0, 0]).all()
+    finally:
+        done.set()
+        writer.join()
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch keeps the programs of its parts no longer than they are kept, and keeps them in use."""
+    monkeypatch.setenv("GRAPHKIT_CACHE_MB", "1")
+    x = gk.input("x", ["N", 3, "H", "H"])
+    h = x
+    for _ in range(6):
+        h = gk.relu(gk.nn.conv2d(h, 8, 3, pad=1))
+    exe = gk.Model({"y": h}).compile(threads=1, deterministic=True)
+    for number in range(30):
+        size = 16 + number % 20
+        exe.run({"x": np.ones((9, 3, size, size), np.float32)})
+        kept = exe._programs._kept
+        for program in kept.values():
+            if isinstance(program, BatchedProgram):
+                assert set(program.keys) <= set(kept)
+        assert exe._programs._bytes == sum(p.kept_bytes for p in kept.values())
+    assert exe._programs._bytes < 2 << 20
+
+
+def test_a_part_that_comes_often_is_compiled() -> None:
+    exe = network().compile(threads=1)
+    exe.run({"x": images(1)})
+    exe.run({"x": images(2)})
+    for _ in range(40):
+        exe.run({"x": images(6)})
+    batched = exe._latest
+    assert isinstance(batched, BatchedProgram)
+    assert isinstance(batched._parts.program, Program)
+    assert not batched.outgrown
+
+
+def test_instances_wait_for_the_next_run() -> None:
+    exe = network().compile(threads=6)
+    for _ in range(4):
+        exe.run({"x": images(40)})
+    batched = exe._latest
+    assert isinstance(batched, BatchedProgram)
+    assert len(batched._parts.program._idle) == 6

@@ -116,6 +116,9 @@ def test_which():
     assert not suits((1, 64, 12, 12), 9)
     assert not suits((1, 1, 12, 12), 2)
     assert not suits((1, 3, 12, 12), 2, dilations=(2, 2))
+    # Taps that are far apart: what lies between them would be copied.
+    assert suits((1, 64, 65, 65), 4, dilations=(2, 2), pads=(2, 2, 2, 2))
+    assert not suits((1, 64, 65, 65), 4, dilations=(18, 18), pads=(18, 18, 18, 18))
 
 
 def test_networks_use_it_and_their_axes_of_one_element_come_first():

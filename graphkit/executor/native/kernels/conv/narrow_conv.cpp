@@ -105,7 +105,14 @@ bool NarrowConvolution::suits(const Dims& x, const Dims& w, const Dims& y, const
     if (!covers(x, w, y, window) || w[0] > kMostFilters) {
         return false;
     }
-    return w[1] * (window.dilations.back() == 1 ? w.back() : 1) >= kLeastRun;
+    // Of windows that are far apart, most of what would be copied is not read.
+    const std::size_t last = window.dilations.size() - 1;
+    const std::int64_t lines = last == 0 ? 1 : (w[2] - 1) * window.dilations[0] + 1;
+    const std::int64_t columns =
+        (std::min(y.back(), kPartColumns) - 1) * window.strides[last] + (w.back() - 1) * window.dilations[last] + 1;
+    const bool apart = *std::max_element(window.dilations.begin(), window.dilations.end()) > 1;
+    return (!apart || lines * columns * w[1] <= kPartFloats) &&
+           w[1] * (window.dilations[last] == 1 ? w.back() : 1) >= kLeastRun;
 }
 
 NarrowConvolution::NarrowConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
