@@ -18,6 +18,7 @@ class Unary(Op):
     inputs = ("x",)
     types = {"x": FLOATS}
     pointwise = True
+    substitutes = True
     inplace = ((0, 0),)
     samples: ClassVar[Any] = (Sample((2, 3)), Sample(()), Sample((0, 2)))
 
@@ -28,6 +29,7 @@ class Unary(Op):
 class Binary(Op):
     """y = f(a, b), elementwise with numpy broadcasting. a, b: tensors of one dtype."""
 
+    substitutes = True
     inputs = ("a", "b")
     types = {"a": NUMERIC, "b": "a"}
     pointwise = True

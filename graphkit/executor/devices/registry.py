@@ -7,18 +7,29 @@ says so in the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import TypeAlias
 
 from graphkit.errors import UsageError
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
-from graphkit.ir.graph import Node
+from graphkit.ir.graph import Node, Value
 
 Factory: TypeAlias = Callable[[Node, KernelContext], Kernel | None]
+
+# Shapes of operands or results, None for one that is absent.
+Shapes: TypeAlias = Sequence[tuple[int, ...] | None]
+
+# Makes a kernel for certain shapes of the operands and of the results.
+SizedFactory: TypeAlias = Callable[[Shapes, Shapes], Kernel | None]
+
+# What a kernel has whatever the sizes, of a node whose sizes need not be known; None where no size has a kernel.
+Preparation: TypeAlias = Callable[[Node, KernelContext], SizedFactory | None]
+
 DataDependentFactory: TypeAlias = Callable[[Node, KernelContext], DataDependentKernel | None]
 
 _data_dependent: dict[tuple[str, str, str], DataDependentFactory] = {}
 _factories: dict[tuple[str, str, str], Factory] = {}
+_preparations: dict[tuple[str, str, str], Preparation] = {}
 _fusable: dict[str, Container[str]] = {}
 _whole: dict[tuple[str, str, str], Callable[[Node], bool]] = {}
 
@@ -39,6 +50,28 @@ def register(
         return factory
 
     return install
+
+
+def register_preparation(device: str, domain: str, name: str) -> Callable[[Preparation], Preparation]:
+    """Decorator: `prepare` makes the factories of an operator's kernels, each for all sizes that a node may have.
+
+    Of the node it looks at what does not depend on sizes: element types, attributes, which operands are there.
+    """
+
+    def install(prepare: Preparation) -> Preparation:
+        def factory(node: Node, context: KernelContext) -> Kernel | None:
+            make = prepare(node, context)
+            return None if make is None else make(_static_shapes(node.inputs), _static_shapes(node.outputs))
+
+        register(device, domain, name)(factory)
+        _preparations[device, domain, name] = prepare
+        return prepare
+
+    return install
+
+
+def _static_shapes(values: Sequence[Value | None]) -> Shapes:
+    return [None if v is None else v.tensor.static_shape for v in values]
 
 
 def register_data_dependent(
@@ -72,6 +105,12 @@ def make_kernel(device: str, node: Node, context: KernelContext) -> Kernel | Non
     """The device's own kernel for a node of static types; None when it has none for this case."""
     factory = _factories.get((device, node.op.domain, node.op.name))
     return None if factory is None else factory(node, context)
+
+
+def prepare_kernel(device: str, node: Node, context: KernelContext) -> SizedFactory | None:
+    """What makes the kernels of a node for all of its sizes; None where each size needs a node of its own."""
+    prepare = _preparations.get((device, node.op.domain, node.op.name))
+    return None if prepare is None else prepare(node, context)
 
 
 def runs_whole(device: str, node: Node) -> bool:

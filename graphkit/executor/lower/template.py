@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graphkit.errors import GraphkitError
-from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray, is_native
+from graphkit.executor.devices.kernel import Kernel, KernelContext, NativeKernel, VersionedArray, is_native
 from graphkit.executor.devices.loading import native_module
-from graphkit.executor.devices.registry import make_kernel
+from graphkit.executor.devices.registry import make_kernel, prepare_kernel
 from graphkit.executor.lower.lowering import ABSENT, ARENA, Location, NotNative, Settings
 from graphkit.executor.lower.registry import kernel_context
 from graphkit.executor.memory.placement import Placement, place_values
@@ -95,6 +95,8 @@ class _Step:
         self.substitutes = substitutes  # inference need not be asked again
         self.mentioned = mentioned  # positions of symbols
         self.context = known  # None: no kernel is needed
+        # What makes the kernels, where they need no node of their own; inference would say nothing new then.
+        self.make = prepare_kernel("cpu", node, known) if known is not None and substitutes else None
         self.kernels: OrderedDict[tuple[int, ...], NativeKernel | None] = OrderedDict()
 
 
@@ -133,6 +135,7 @@ class Template:
         symbols = _symbols_of(graph)
         self.placement = _require(graph, place_values(graph, frozenset(symbols)), fixed)
         self._known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
+        self._inputs = {graph.name_of(v): v.tensor for v in graph.inputs}
         self._table = SizeTable(symbols)
         self._symbols = {name: self._table.add(symbol(name)) for name in symbols}
         self._types: dict[Value, _Typed] = {}
@@ -185,8 +188,8 @@ class Template:
 
     def _sizes(self, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
         """What every dimension of the table is."""
-        given = {self.graph.name_of(v): v.tensor for v in self.graph.inputs if self.graph.name_of(v) in shapes}
-        bindings = match_shapes([(name, kind, kind.with_shape(shapes[name])) for name, kind in given.items()])
+        given = [(name, self._inputs[name], shape) for name, shape in shapes.items()]
+        bindings = match_shapes([(name, kind, kind.with_shape(shape)) for name, kind, shape in given])
         try:
             sizes = self._table.values(bindings)  # type: ignore[arg-type]
         except KeyError as name:
@@ -247,17 +250,20 @@ class Template:
         if key in step.kernels:
             return step.kernels[key]
         kernel = None
-        if step.context is not None or not step.substitutes:
+        if step.make is not None:
+            made = step.make(self._shapes(step.node.inputs, sizes), self._shapes(step.node.outputs, sizes))
+            kernel = _native_kernel(made, step.node)
+        elif step.context is not None or not step.substitutes:
             bound = self._bound(step, sizes)
-        if step.context is not None:
-            made = make_kernel("cpu", bound, step.context)
-            if made is None or not is_native(made):
-                raise NotNative(f"no native kernel for {bound.describe()}")
-            kernel = made
+            if step.context is not None:
+                kernel = _native_kernel(make_kernel("cpu", bound, step.context), bound)
         step.kernels[key] = kernel
         if len(step.kernels) > _KEPT:
             step.kernels.popitem(last=False)
         return kernel
+
+    def _shapes(self, values: Sequence[Value | None], sizes: Sequence[int]) -> list[tuple[int, ...] | None]:
+        return [None if v is None else tuple([sizes[p] for p in self._types[v].shape]) for v in values]
 
     def _bound(self, step: _Step, sizes: Sequence[int]) -> Node:
         """The node on operands of these sizes. NotNative when inference finds other types than the template's."""
@@ -364,6 +370,12 @@ class _Writer:
     def _new(self) -> int:
         self.externals += 1
         return self.externals - 1
+
+
+def _native_kernel(kernel: Kernel | None, node: Node) -> NativeKernel:
+    if kernel is None or not is_native(kernel):
+        raise NotNative(f"no native kernel for {node.describe()}")
+    return kernel
 
 
 def _symbols_of(graph: Graph) -> list[str]:

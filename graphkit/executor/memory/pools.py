@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -108,11 +107,11 @@ class RecycledResults:
         return array
 
 
-@dataclass(frozen=True)
 class Pools:
     """What all programs of an executor share. `stamp` tells whether a fixed operand may have another version."""
 
-    stamp: Callable[[], int]
-    packed: PackedArrays = field(default_factory=PackedArrays)
-    arenas: Arenas = field(default_factory=Arenas)
-    results: RecycledResults = field(default_factory=RecycledResults)
+    def __init__(self, stamp: Callable[[], int], arenas: Arenas):
+        self.stamp = stamp
+        self.arenas = arenas
+        self.packed = PackedArrays(stamp)
+        self.results = RecycledResults()

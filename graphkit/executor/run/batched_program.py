@@ -16,6 +16,7 @@ from graphkit.executor.memory.pools import Pools
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run import base_program
 from graphkit.executor.run.base_program import BaseProgram, Instance, InstancedProgram
+from graphkit.executor.run.selection import Key
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
 
@@ -29,7 +30,7 @@ class Parts(NamedTuple):
     number: int
     size: int
     program: InstancedProgram
-    key: tuple[Any, ...]
+    key: Key
 
 
 class BatchedProgram(BaseProgram):

@@ -277,9 +277,10 @@ class _Instance:
     def _refresh(self) -> None:
         """Read parameters and constants again; pack those that changed."""
         program = self._program
+        packed = program.pools.packed
         held = []
         for external, source, kernel, position in program.emitter.sources:
-            array = source.array if kernel is None else program.pools.packed.get(source, kernel, position)
+            array = packed.plain(source) if kernel is None else packed.get(source, kernel, position)
             held.append(array)
             if self.native is not None:
                 self.native.set(external, array)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,19 @@ class RunInput:
     static: bool
 
 
+class Key(NamedTuple):
+    """What a program depends on: the selection, which stored inputs are fed, and the shapes of `Selection.open`."""
+
+    selection: int
+    fed: tuple[int, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+    @property
+    def group(self) -> tuple[int, tuple[int, ...]]:
+        """What programs for other shapes have in common with this one."""
+        return self.selection, self.fed
+
+
 @dataclass(frozen=True)
 class Selection:
     """The graph of some of the outputs, and all updates, with the names that runs need.
@@ -49,14 +62,71 @@ class Selection:
     states: tuple[str, ...]
 
     @cached_property
-    def feedable(self) -> list[str]:
-        """The names of the inputs that a caller may give."""
-        return [spec.name for spec in self.inputs if not spec.derived]
+    def feedable(self) -> dict[str, int]:
+        """The inputs that a caller may give: positions by name."""
+        return {spec.name: i for i, spec in enumerate(self.inputs) if not spec.derived}
+
+    @cached_property
+    def required(self) -> list[str]:
+        """The names of the inputs that every run has to be given."""
+        return [s.name for s in self.inputs if s.needed and not s.stored and not s.derived and s.value.role != "rng"]
+
+    @cached_property
+    def read(self) -> list[int]:
+        """Positions of stored inputs whose arrays a run looks at: programs have the others' from `fixed`."""
+        states = set(self.states)
+        return [
+            i
+            for i, s in enumerate(self.inputs)
+            if s.stored and not s.derived and s.needed and (not s.static or s.name in states)
+        ]
+
+    @cached_property
+    def open(self) -> list[int]:
+        """Positions of the inputs whose shapes a program depends on."""
+        return [i for i, spec in enumerate(self.inputs) if not spec.static]
 
     @cached_property
     def generators(self) -> tuple[int, ...]:
         """Positions of the inputs that are states of a random generator."""
         return tuple(i for i, spec in enumerate(self.inputs) if spec.value.role == "rng")
+
+    @cached_property
+    def is_repeatable(self) -> bool:
+        """Whether feeds say all that a program depends on."""
+        return all(isinstance(s.value.type, TensorType) and (s.static or not s.stored) for s in self.inputs)
+
+    @cached_property
+    def _unwritten(self) -> dict[int, VersionedArray]:
+        # What every run writes is not worth a packed copy.
+        written = set(self.states)
+        return {i: self.fixed[s.name] for i, s in enumerate(self.inputs) if s.stored and s.name not in written}
+
+    def key(self, arrays: Sequence[Any], feeds: Iterable[str]) -> Key:
+        """What the program for these inputs depends on."""
+        at = self.feedable
+        fed = tuple(sorted([at[name] for name in feeds if self.inputs[at[name]].stored]))
+        return Key(id(self), fed, tuple([getattr(arrays[position], "shape", None) for position in self.open]))
+
+    def shapes(self, key: Key) -> dict[str, tuple[int, ...]]:
+        """The shapes that the key says, by the names of the graph's inputs."""
+        found = {}
+        for position, shape in zip(self.open, key.shapes, strict=True):
+            value = self.inputs[position].value
+            if shape is not None and isinstance(value.type, TensorType):
+                found[self.graph.name_of(value)] = shape
+        return found
+
+    def with_shapes(self, key: Key, shapes: Mapping[int, tuple[int, ...]]) -> Key:
+        """The key for other shapes of some inputs, by position."""
+        pairs = zip(self.open, key.shapes, strict=True)
+        return key._replace(shapes=tuple([shapes.get(position, shape) for position, shape in pairs]))
+
+    def unfed(self, key: Key) -> Mapping[int, VersionedArray]:
+        """The arrays of the inputs that only change with a version, by position."""
+        if not key.fed:
+            return self._unwritten
+        return {position: array for position, array in self._unwritten.items() if position not in key.fed}
 
 
 class Repeat:
@@ -64,7 +134,9 @@ class Repeat:
 
     __slots__ = ("program", "selection", "_specs", "_nothing")
 
-    def __init__(self, selection: Selection, program: AnyProgram, specs: Sequence[tuple[str, int, np.dtype, Any]]):
+    def __init__(
+        self, selection: Selection, program: AnyProgram, specs: Sequence[tuple[str, int, np.dtype, Any, bool]]
+    ):
         self.selection = selection
         self.program = program
         self._specs = tuple(specs)
@@ -79,43 +151,46 @@ class Repeat:
         arrays: Sequence[Any],
     ) -> Repeat | None:
         """None unless the run computed all outputs natively, fed arrays for data alone, and stored ones are static."""
-        if selection is not full or program.fallbacks:
+        if selection is not full or program.fallbacks or not selection.is_repeatable:
             return None
-        specs: list[tuple[str, int, np.dtype, Any]] = []
-        for position, spec in enumerate(selection.inputs):
-            if not isinstance(spec.value.type, TensorType) or (spec.stored and not spec.static):
+        specs: list[tuple[str, int, np.dtype, Any, bool]] = []
+        for position in sorted([selection.feedable[name] for name in feeds]):
+            spec = selection.inputs[position]
+            if not isinstance(arrays[position], np.ndarray) or spec.name in selection.states:
                 return None
-            if spec.name in feeds:
-                if not isinstance(arrays[position], np.ndarray) or spec.name in selection.states:
-                    return None
-                specs.append((spec.name, position, arrays[position].dtype, arrays[position].shape))
+            specs.append((spec.name, position, arrays[position].dtype, arrays[position].shape, spec.static))
         return Repeat(selection, program, specs)
 
-    def inputs(self, feeds: Mapping[str, Any]) -> list[Any] | None:
-        """The arrays of the program's inputs, None for what is not fed; None for feeds of another kind."""
+    def inputs(self, feeds: Mapping[str, Any]) -> tuple[list[Any], bool] | None:
+        """The arrays of the program's inputs, None for what is not fed, and whether their shapes are the same again.
+
+        Where they are not, the program is another one, and what was fed fits if there is one. None for feeds of
+        another kind.
+        """
         if len(feeds) != len(self._specs):
             return None
         inputs: list[Any] = self._nothing.copy()
-        for name, position, dtype, shape in self._specs:
+        same = True
+        for name, position, dtype, shape, static in self._specs:
             array = feeds.get(name)
             if type(array) is not np.ndarray:
                 if shape != () or type(array) is not dtype.type:
                     return None
                 array = np.asarray(array)
-            elif array.dtype != dtype or array.shape != shape:
+            elif array.dtype != dtype:
                 return None
+            if array.shape != shape:
+                if static:
+                    return None
+                same = False
             if array.flags.num & _IN_PLACE != _IN_PLACE:
                 return None
             inputs[position] = array
-        return inputs
+        return inputs, same
 
-
-def signature(selection: Selection, arrays: Sequence[Any], feeds: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a program depends on: the selection, which parameters are fed, and the shapes that types leave open."""
-    return (
-        id(selection),
-        *(
-            (spec.name in feeds if spec.stored else None, None if spec.static else getattr(array, "shape", None))
-            for spec, array in zip(selection.inputs, arrays, strict=True)
-        ),
-    )
+    def of_another_size(self, program: AnyProgram, inputs: Sequence[Any]) -> Repeat | None:
+        """The same for a program whose inputs have other shapes; None where it is not native as a whole."""
+        if program.fallbacks:
+            return None
+        specs = [(name, at, dtype, inputs[at].shape, static) for name, at, dtype, _, static in self._specs]
+        return Repeat(self.selection, program, specs)

@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from graphkit.executor.run.feeds import check_finite, convert
 from graphkit.executor.run.interruption import Held
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.programs import Programs
-from graphkit.executor.run.selection import Repeat, RunInput, Selection, signature
+from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
@@ -164,11 +164,12 @@ class Executor:
         """
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
-        if outputs is None and out is None and (repeat := self._repeat) is not None and not repeat.program.outgrown:
-            arrays = repeat.inputs(feeds)
-            if arrays is not None:
+        if outputs is None and out is None and (repeat := self._repeat) is not None:
+            found = self._again(repeat, feeds)
+            if found is not None:
+                program, arrays = found
                 with self._turn if repeat.selection.states else contextlib.nullcontext():
-                    return self._step(repeat.selection, repeat.program, arrays, feeds, {})
+                    return self._step(repeat.selection, program, arrays, feeds, {})
         # Values derived from parameters do not follow a parameter that is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
         if not selection.graph.updates:
@@ -184,9 +185,28 @@ class Executor:
         results = self.run(dict(zip(names, arrays, strict=True)))
         return tuple(results.values())
 
+    def _again(self, repeat: Repeat, feeds: Mapping[str, Any]) -> tuple[AnyProgram, list[Any]] | None:
+        """The program that is there for feeds like those of the latest run, or of other shapes, and its inputs."""
+        found = repeat.inputs(feeds)
+        if found is None:
+            return None
+        arrays, same = found
+        if same:
+            return None if repeat.program.outgrown else (repeat.program, arrays)
+        with self._lock:
+            program = self._programs.find(repeat.selection.key(arrays, feeds))
+            if program is None:
+                return None
+            self._latest = program
+        latest = repeat.of_another_size(program, arrays)
+        if latest is None:
+            return None
+        self._repeat = latest
+        return program, arrays
+
     def _run(self, selection: Selection, feeds: Mapping[str, Any], out: Mapping[str, np.ndarray]) -> dict[str, Any]:
         arrays = self._collect(selection, feeds)
-        program = self._specialise(selection, signature(selection, arrays, feeds), feeds, arrays)
+        program = self._specialise(selection, selection.key(arrays, feeds))
         if config.STRICT.get() and program.fallbacks:
             listed = ", ".join(program.fallbacks)
             raise UnsupportedError(f"GRAPHKIT_STRICT=1, and nodes without a native kernel: {listed}")
@@ -245,36 +265,30 @@ class Executor:
         return named
 
     def _collect(self, selection: Selection, feeds: Mapping[str, Any]) -> list[Any]:
-        """One array per graph input, converted and checked; None for those that nothing needs."""
-        arrays: list[Any] = []
-        found = 0
-        for spec in selection.inputs:
-            if spec.derived:
-                arrays.append(None)
-            elif spec.name in feeds:
-                found += 1
-                array = convert(spec.name, spec.value.type, feeds[spec.name])
-                if self._check_finite:
-                    check_finite(spec.name, array)
-                arrays.append(array)
-            elif spec.stored:
-                arrays.append(self.params[spec.name] if spec.needed else None)
-            elif spec.needed and spec.value.role != "rng":
-                self._missing(selection, feeds)
-            else:
-                arrays.append(None)
-        if found != len(feeds):
-            known = selection.feedable
-            unknown = next(name for name in feeds if name not in known)
-            raise InputError(f"no input {unknown!r}{did_you_mean(unknown, known)}")
+        """One array per graph input, converted and checked; None for those that a program does not take from there."""
+        arrays: list[Any] = [None] * len(selection.inputs)
+        known = selection.feedable
+        if not all(name in feeds for name in selection.required) or not all(name in known for name in feeds):
+            self._refuse(selection, feeds)
+        for name, fed in feeds.items():
+            position = known[name]
+            array = convert(name, selection.inputs[position].value.type, fed)
+            if self._check_finite:
+                check_finite(name, array)
+            arrays[position] = array
+        for position in selection.read:
+            name = selection.inputs[position].name
+            if name not in feeds:
+                arrays[position] = self.params[name]
         return arrays
 
-    def _missing(self, selection: Selection, feeds: Mapping[str, Any]) -> None:
-        known = selection.feedable
+    def _refuse(self, selection: Selection, feeds: Mapping[str, Any]) -> NoReturn:
+        """Say which inputs are unknown or missing."""
         missing = [s for s in selection.inputs if s.needed and s.value.role == "data" and s.name not in feeds]
-        unknown = [name for name in feeds if name not in known]
-        if unknown:
-            raise InputError(f"no input {unknown[0]!r}{did_you_mean(unknown[0], [s.name for s in missing])}")
+        for name in feeds:
+            if name not in selection.feedable:
+                known = [s.name for s in missing] or selection.feedable
+                raise InputError(f"no input {name!r}{did_you_mean(name, known)}")
         listed = ", ".join(f"{s.name!r} ({s.value.type})" for s in missing)
         raise InputError(f"input{'s' if len(missing) > 1 else ''} not given: {listed}")
 
@@ -351,7 +365,7 @@ class Executor:
                 array = np.broadcast_to(np.empty((), kind.dtype.numpy), tuple(shape))
             stand_ins[spec.name] = array
             arrays.append(array)
-        return self._specialise(selection, signature(selection, arrays, stand_ins), stand_ins, arrays).plan
+        return self._specialise(selection, selection.key(arrays, stand_ins)).plan
 
     def _select(self, outputs: Sequence[str] | None, derived: bool = True) -> Selection:
         names = None if outputs is None else (outputs,) if isinstance(outputs, str) else tuple(outputs)
@@ -378,36 +392,16 @@ class Executor:
         made = Selection(graph, fixed, tuple(inputs), graph.output_names, states)
         return self._selections.setdefault(key, made)
 
-    def _specialise(
-        self, selection: Selection, key: tuple[Any, ...], feeds: Mapping[str, Any], arrays: Sequence[Any]
-    ) -> AnyProgram:
+    def _specialise(self, selection: Selection, key: Key) -> AnyProgram:
         with self._lock:
             program = self._programs.find(key)
             if program is None:
-                shapes = {
-                    selection.graph.name_of(spec.value): array.shape
-                    for spec, array in zip(selection.inputs, arrays, strict=True)
-                    if array is not None and isinstance(spec.value.type, TensorType) and not spec.static
-                }
                 with _collector_paused():
-                    program = self._make_program(selection, key, shapes, feeds)
+                    program = self._programs.make(key, selection)
+                if self._declared is not None:
+                    self._declared.before(selection.shapes(key))
             self._latest = program
             return program
-
-    def _make_program(
-        self, selection: Selection, key: tuple[Any, ...], shapes: Mapping[str, Any], feeds: Mapping[str, Any]
-    ) -> AnyProgram:
-        # What every run writes is not worth a packed copy.
-        written = set(selection.states)
-        fixed = {
-            position: selection.fixed[spec.name]
-            for position, spec in enumerate(selection.inputs)
-            if spec.stored and spec.name not in feeds and spec.name not in written
-        }
-        program = self._programs.make(key, selection, shapes, fixed)
-        if self._declared is not None:
-            self._declared.before(shapes)
-        return program
 
 
 def _is_stored(value: Value) -> bool:

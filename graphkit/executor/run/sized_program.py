@@ -105,7 +105,7 @@ class _SizedInstance:
         """Read parameters and constants again; pack those that changed."""
         packed = self._program.pools.packed
         self._held = [
-            array.array if kernel is None else packed.get(array, kernel, position)
+            packed.plain(array) if kernel is None else packed.get(array, kernel, position)
             for _, array, kernel, position in self._program.code.operands
         ]
         for operand, array in zip(self._program.code.operands, self._held, strict=True):

@@ -232,6 +232,7 @@ class FusedAttention(Op):
     domain = DOMAIN
     inputs = ("q", "k", "v", "mask?")
     types = {"q": FLOATS, "k": "q", "v": "q", "mask": FLOATS | BOOLS}
+    substitutes = True
     samples = (
         Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), scale=0.5),
         Sample((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 6, 2), (2, 1, 1, 6), scale=0.5),
@@ -346,6 +347,7 @@ class Fused(Op):
     domain = DOMAIN
     inputs = ("xs*",)
     outputs = ("ys*",)
+    substitutes = True
     samples = staticmethod(_fused_samples)
 
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:

@@ -108,6 +108,7 @@ class Gemm(Op):
     inputs = ("a", "b", "c?")
     types = {"a": _OPERANDS, "b": "a", "c": "a"}
     onnx = Onnx("Gemm", since=13)
+    substitutes = True
     samples = (
         Sample((2, 3), (3, 4)),
         Sample((2, 3), (3, 4), (4,)),

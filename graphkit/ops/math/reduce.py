@@ -61,6 +61,7 @@ class Reduction(Op):
     noop_with_empty_axes: bool = False
     inputs = ("x", "axes?")
     types = {"x": _SUMMABLE, "axes": INT64}
+    substitutes = True
     samples = (*_uses(_normal), _EMPTY)
     # The rule for a list of known elements, where shape arithmetic uses the operator.
     known: ClassVar[Any] = None

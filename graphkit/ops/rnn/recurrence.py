@@ -88,6 +88,8 @@ class Recurrence(Op):
     hidden_size: int | None = None
     layout: int = 0
 
+    substitutes = True
+
     @property
     def directions(self) -> int:
         if self.direction not in ("forward", "reverse", "bidirectional"):

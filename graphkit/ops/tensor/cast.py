@@ -125,6 +125,7 @@ class _Conversion(Op):
 
     saturate: bool = True
     round_mode: str = "up"
+    substitutes = True
 
     def converted(self, x: TensorType, to: DType) -> TensorType:
         if self.round_mode not in _ROUND_MODES:

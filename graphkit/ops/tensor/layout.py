@@ -26,6 +26,7 @@ class Transpose(Op):
     inputs = ("x",)
     types = {"x": ANY}
     onnx = Onnx("Transpose", since=25)
+    substitutes = True
     samples = (
         Sample((2, 3)),
         Sample((2, 3, 4), perm=(1, 2, 0)),

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
-from graphkit.executor.devices.registry import DataDependentFactory, Factory, register, register_data_dependent
+from graphkit.executor.devices.registry import (
+    DataDependentFactory,
+    Factory,
+    Preparation,
+    Shapes,
+    SizedFactory,
+    register,
+    register_data_dependent,
+    register_preparation,
+)
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.internal.fused import Epilogue
@@ -77,6 +86,30 @@ def kernel(
                 raise RuntimeFailure(f"{node.describe()}: {error}") from error
 
         return register("cpu", domain, name, whole)(make) if native.has_onednn() or not onednn else factory
+
+    return install
+
+
+def prepared_kernel(name: str, domain: str = "", *, onednn: bool = False) -> Callable[[Preparation], Preparation]:
+    """Register what prepares the kernels of an operator, as with `kernel`; see `register_preparation`."""
+
+    def install(prepare: Preparation) -> Preparation:
+        def prepared(node: Node, context: KernelContext) -> SizedFactory | None:
+            sized = prepare(node, context)
+            if sized is None:
+                return None
+
+            def make(inputs: Shapes, outputs: Shapes) -> Kernel | None:
+                try:
+                    return sized(inputs, outputs)
+                except native.Unsupported:
+                    return None
+                except native.Error as error:
+                    raise RuntimeFailure(f"{node.describe()}: {error}") from error
+
+            return make
+
+        return register_preparation("cpu", domain, name)(prepared) if native.has_onednn() or not onednn else prepare
 
     return install
 

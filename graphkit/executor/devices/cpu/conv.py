@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from graphkit.executor.devices.cpu._base import epilogue, kernel, library_dtype, library_options, native, operand, shape
+from graphkit.executor.devices.cpu._base import (
+    epilogue,
+    kernel,
+    library_dtype,
+    library_options,
+    native,
+    operand,
+    prepared_kernel,
+    shape,
+)
 from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.registry import Preparation, Shapes, SizedFactory
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType
 from graphkit.ops._base import DOMAIN, operator
-from graphkit.ops.internal.channels_last import ChannelsLast, ChannelsLastConv, to_first
-from graphkit.ops.nn.conv import Convolution
+from graphkit.ops.internal.channels_last import ChannelsLast
+from graphkit.ops.internal.fused import Epilogue
+from graphkit.ops.nn.conv import Convolution, Geometry
 
 
-def window_of(geometry: Any, order: Sequence[int] | None = None) -> native.Window | None:
+@functools.lru_cache(maxsize=1024)
+def window_of(geometry: Geometry, order: tuple[int, ...] | None = None) -> native.Window | None:
     """The native window of a convolution's geometry, its spatial axes in the given order.
 
     None when their number is not covered.
@@ -38,99 +51,110 @@ class _Spatial(NamedTuple):
     x: tuple[int, ...]
     w: tuple[int, ...]
     y: tuple[int, ...]
-    order: tuple[int, ...]
+    order: tuple[int, ...] | None  # as they are
 
     @classmethod
     def of(cls, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> _Spatial:
         """Axes of one element come first: that moves nothing in memory, and lines are as long as they can be."""
+        if 1 not in x[2:]:
+            return cls(x, w, y, None)
         axes = range(len(x) - 2)
         order = tuple(sorted(axes, key=lambda axis: not x[2 + axis] == w[2 + axis] == y[2 + axis] == 1))
         x, w, y = ((*shape[:2], *(shape[2 + axis] for axis in order)) for shape in (x, w, y))
         return cls(x, w, y, order)
 
 
-def _forward(kind: Callable[..., Kernel], node: Node, context: KernelContext, last: bool = False) -> Kernel | None:
-    dtype = library_dtype(node)
-    if dtype is None:
+class _Forward:
+    """Makes the kernels of a convolution, or of a transposed one, for the sizes that it meets."""
+
+    def __init__(self, kind: Callable[..., Kernel], node: Node, context: KernelContext, dtype: str, last: bool):
+        self._kind = kind
+        op = operator(node, Convolution)
+        # Of ConvTranspose alone the geometry is another one than that of the class.
+        self._op: Convolution = op.standard() if isinstance(op, ChannelsLast) and kind is native.Deconvolution else op
+        self._last = last
+        self._vary = context.sizes_vary
+        self._threads = context.threads
+        self._packs = 1 in context.constant_inputs
+        self._epilogue = epilogue(node, residual=3)
+        self._options: dict[str, Any] = dict(
+            bias=operand(node, 2) is not None, epilogue=self._epilogue, pack_weights=self._packs
+        )
+        self._library = dict(channels_last=last, dtype=dtype, **library_options(context))
+        self._tiles = kind is native.Convolution and last and dtype == "float32"
+        self._depthwise = self._tiles and self._is_plain(node)
+        # Padding that depends on sizes, or on a wanted result, is found for each.
+        self._is_same = kind is native.Convolution and not self._op.checked_auto_pad().startswith("SAME")
+        self._found: tuple[tuple[int, ...], Geometry] | None = None  # for weights of a shape
+
+    def _is_plain(self, node: Node) -> bool:
+        """Whether one filter for each channel is computed by our own kernel.
+
+        With packed weights, and what follows the convolution, the library's is as fast once it is made.
+        """
+        if operand(node, 3) is not None or not native.DepthwiseConvolution.follows(self._epilogue):
+            return False
+        activates = isinstance(node.op, Epilogue) and bool(node.op.activation)
+        return self._vary or (len(node.operands) == 2 and not activates and not self._packs)
+
+    def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
+        x, w, y = inputs[0], inputs[1], outputs[0]
+        assert x is not None, "an operand that is there"
+        assert w is not None, "another"
+        assert y is not None, "the result"
+        if self._last:
+            x, y = channels_first(x), channels_first(y)
+        geometry = self._geometry(x, w)
+        if self._depthwise and self._op.group == x[1] == w[0]:
+            pool = depthwise_window(geometry, w[2:])
+            if pool is not None:
+                return native.DepthwiseConvolution(x, y, pool, self._threads, **self._options)
+        x, w, y, order = _Spatial.of(x, w, y)
+        window = window_of(geometry, order)
+        if window is None:
+            return None
+        if self._tiles:
+            if native.NarrowConvolution.suits(x, w, y, window):
+                return native.NarrowConvolution(x, w, y, window, threads=self._threads, **self._options)
+            method = native.TiledConvolution.method(x, w, y, window, constant=self._packs, vary=self._vary)
+            if method is not None:
+                return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
+        return self._kind(x, w, y, window, **self._options, **self._library)
+
+    def _geometry(self, x: tuple[int, ...], w: tuple[int, ...]) -> Geometry:
+        if not self._is_same:
+            return self._op.geometry(x, w)
+        if self._found is None or self._found[0] != w:
+            self._found = (w, self._op.geometry(x, w))
+        return self._found[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def depthwise_window(geometry: Geometry, kernel: tuple[int, ...]) -> native.PoolWindow | None:
+    """The window of a convolution with one filter for each channel; None when it is not covered."""
+    if not 1 <= len(kernel) <= 3 or any(p < 0 for p in (*geometry.begin, *geometry.end)):
         return None
-    op = operator(node, Convolution)
-    x, y = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
-    w = shape(node.inputs[1])
-    # Of ConvTranspose alone the geometry is another one than that of the class.
-    of: Convolution = op.standard() if isinstance(op, ChannelsLast) and kind is native.Deconvolution else op
-    geometry = of.geometry(x, w)
-    x, w, y, order = _Spatial.of(x, w, y)
-    window = window_of(geometry, order)
-    if window is None:
-        return None
-    packs = 1 in context.constant_inputs
-    options: dict[str, Any] = dict(
-        bias=operand(node, 2) is not None, epilogue=epilogue(node, residual=3), pack_weights=packs
-    )
-    if kind is native.Convolution and last and dtype == "float32":
-        if native.NarrowConvolution.suits(x, w, y, window):
-            return native.NarrowConvolution(x, w, y, window, threads=context.threads, **options)
-        method = native.TiledConvolution.method(x, w, y, window, constant=packs, vary=context.sizes_vary)
-        if method is not None:
-            return native.TiledConvolution(x, w, y, window, method, threads=context.threads, **options)
-    return kind(x, w, y, window, channels_last=last, dtype=dtype, **options, **library_options(context))
+    return native.PoolWindow(kernel, geometry.strides, geometry.dilations, geometry.begin, geometry.end)
 
 
-def _standard(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
-    """A shape with the channels at axis 1."""
-    return tuple(shape[i] for i in to_first(len(shape))) if last else shape
+def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape whose channels are last, with the channels at axis 1."""
+    return (shape[0], shape[-1], *shape[1:-1])
 
 
-@kernel("Conv", onednn=True)
-def _conv(node: Node, context: KernelContext) -> Kernel | None:
-    return _forward(native.Convolution, node, context)
+def _forward(kind: Callable[..., Kernel], last: bool = False) -> Preparation:
+    def prepare(node: Node, context: KernelContext) -> SizedFactory | None:
+        dtype = library_dtype(node)
+        return None if dtype is None else _Forward(kind, node, context, dtype, last)
+
+    return prepare
 
 
-@kernel("ConvTranspose", onednn=True)
-def _conv_transpose(node: Node, context: KernelContext) -> Kernel | None:
-    return _forward(native.Deconvolution, node, context)
-
-
-@kernel("FusedConv", DOMAIN, onednn=True)
-def _fused_conv(node: Node, context: KernelContext) -> Kernel | None:
-    return _forward(native.Convolution, node, context)
-
-
-@kernel("ChannelsLastConv", DOMAIN, onednn=True)
-def _channels_last_conv(node: Node, context: KernelContext) -> Kernel | None:
-    op = operator(node, ChannelsLastConv)
-    packs = 1 in context.constant_inputs
-    # With packed weights, and what follows the convolution, the library's is as fast once it is made.
-    if operand(node, 3) is None and (
-        context.sizes_vary or (len(node.operands) == 2 and not op.activation and not packs)
-    ):
-        x, w, y = _standard(shape(node.inputs[0]), True), shape(node.inputs[1]), _standard(shape(node.output), True)
-        window = _depthwise_window(node, x, w)
-        last = epilogue(node, residual=3)
-        if window is not None and native.DepthwiseConvolution.follows(last):
-            return native.DepthwiseConvolution(
-                x, y, window, context.threads, bias=operand(node, 2) is not None, epilogue=last, pack_weights=packs
-            )
-    return _forward(native.Convolution, node, context, last=True)
-
-
-def _depthwise_window(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> native.PoolWindow | None:
-    """The window of a convolution with one filter for each channel; None when it is another, or not covered.
-
-    x: [N, C, *spatial], w: [M, C / group, *kernel].
-    """
-    op = operator(node, Convolution)
-    if not op.group == x[1] == w[0] or not _is_single(node) or not 1 <= len(w) - 2 <= 3:
-        return None
-    geometry = op.geometry(x, w)
-    if any(p < 0 for p in (*geometry.begin, *geometry.end)):
-        return None
-    return native.PoolWindow(w[2:], geometry.strides, geometry.dilations, geometry.begin, geometry.end)
-
-
-@kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)
-def _channels_last_conv_transpose(node: Node, context: KernelContext) -> Kernel | None:
-    return _forward(native.Deconvolution, node, context, last=True)
+prepared_kernel("Conv", onednn=True)(_forward(native.Convolution))
+prepared_kernel("FusedConv", DOMAIN, onednn=True)(_forward(native.Convolution))
+prepared_kernel("ConvTranspose", onednn=True)(_forward(native.Deconvolution))
+prepared_kernel("ChannelsLastConv", DOMAIN, onednn=True)(_forward(native.Convolution, last=True))
+prepared_kernel("ChannelsLastConvTranspose", DOMAIN, onednn=True)(_forward(native.Deconvolution, last=True))
 
 
 @kernel("ConvGradInput", DOMAIN, onednn=True)
@@ -153,7 +177,15 @@ def _channels_last_conv_grad_weight(node: Node, context: KernelContext) -> Kerne
     return _grad_weight(node, context, last=True)
 
 
-def _is_single(node: Node) -> bool:
+def _standard(shape: tuple[int, ...], last: bool) -> tuple[int, ...]:
+    """A shape with the channels at axis 1."""
+    return channels_first(shape) if last else shape
+
+
+def _is_depthwise(node: Node, x: tuple[int, ...], w: tuple[int, ...]) -> bool:
+    """Whether every channel has one filter, all in float32. x: [N, C, *spatial], w: [M, C / group, *kernel]."""
+    if operator(node, Convolution).group != x[1] or x[1] != w[0]:
+        return False
     return all(v is None or v.dtype is DType.FLOAT32 for v in (*node.inputs[:2], *node.outputs))
 
 
@@ -172,10 +204,9 @@ def _grad_input(node: Node, context: KernelContext, last: bool) -> Kernel | None
     op = operator(node, Convolution)
     dy, dx = (_standard(shape(v), last) for v in (node.inputs[0], node.output))
     w = shape(node.inputs[1])
-    depthwise = _depthwise_window(node, dx, w) if last else None
-    if depthwise is not None:
-        return native.DepthwiseBackwardData(dy, dx, depthwise, context.threads)
     geometry = op.geometry(dx, w)
+    if last and _is_depthwise(node, dx, w) and (depthwise := depthwise_window(geometry, w[2:])) is not None:
+        return native.DepthwiseBackwardData(dy, dx, depthwise, context.threads)
     dx, w, dy, order = _Spatial.of(dx, w, dy)
     window = window_of(geometry, order)
     if window is None:
@@ -206,10 +237,9 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | Non
     op = operator(node, Convolution)
     x, dy = (_standard(shape(v), last) for v in node.inputs[:2])
     dw = shape(node.output)
-    depthwise = _depthwise_window(node, x, dw) if last else None
-    if depthwise is not None:
-        return native.DepthwiseBackwardWeights(x, dy, depthwise, context.threads)
     geometry = op.geometry(x, dw)
+    if last and _is_depthwise(node, x, dw) and (depthwise := depthwise_window(geometry, dw[2:])) is not None:
+        return native.DepthwiseBackwardWeights(x, dy, depthwise, context.threads)
     x, dw, dy, order = _Spatial.of(x, dw, dy)
     window = window_of(geometry, order)
     if window is None:

@@ -43,7 +43,7 @@ def test_packed_copies_follow_versions(kind):
     x, w = (Value(TensorType("float32", shape)) for shape in shapes)
     node = getattr(F, kind)(x, w).node
     data, weights = (rng.standard_normal(shape, dtype=np.float32) for shape in shapes)
-    held, packed = Held(weights), PackedArrays()
+    held, packed = Held(weights), PackedArrays(lambda: held.version)
     kernel = make_kernel("cpu", node, KernelContext(threads=2, constant_inputs={1: held}))
     for version in range(3):
         operand = packed.get(held, kernel, 1) if kernel.packed_inputs else held.array
