@@ -18,22 +18,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import workloads
 from engines import TITLES, Model, Runner, load, open_engine, versions
-from processes import HERE, add_choices, add_repetition, log, machine, parse
+from processes import HERE, add_choices, add_repetition, busy, log, machine, parse
 from tables import heading, table
 
 from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
 
 ENGINES = ("onnxruntime", "graphkit")
 ALTERNATION = "alternation"
-COUNT = "while True: pass"
 
 
 # --- the process of one engine, or of both ------------------------------------------------------------
@@ -115,18 +113,6 @@ class Server:
 
     def close(self) -> None:
         self._process.communicate()
-
-
-@contextmanager
-def busy(processes: int) -> Iterator[None]:
-    """So many processes that want a core each."""
-    counting = [subprocess.Popen([sys.executable, "-c", COUNT]) for _ in range(processes)]
-    try:
-        yield
-    finally:
-        for process in counting:
-            process.kill()
-            process.wait()
 
 
 def measure(load_name: str, task: dict[str, Any], rounds: int) -> dict[str, list[list[float]]]:

@@ -9,7 +9,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from graphkit.errors import did_you_mean
 HERE = Path(__file__).parent
 # What runs for longer than this has hung.
 TIMEOUT = 1800
+_COUNT = "while True: pass"
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,6 +62,18 @@ def repeated(
             found = run({**task(name), **common, "seed": restart})
             processes.append(dict.fromkeys(parts, found) if "error" in found else found)
     return measured
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that want a core each."""
+    counting = [subprocess.Popen([sys.executable, "-c", _COUNT]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in counting:
+            process.kill()
+            process.wait()
 
 
 def machine() -> dict[str, Any]:

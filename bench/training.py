@@ -3,6 +3,7 @@
     python bench/training.py                       # everything: about two hours
     python bench/training.py --quick               # few rounds: wide intervals
     python bench/training.py --only mlp,lenet --threads 1,4 --engines graphkit,torch
+    python bench/training.py --busy 1 --name training-busy  # beside a process that keeps a core busy
 
 Writes NAME.json, NAME.md and NAME.svg into bench/results/. Engines that are not installed are left out and named. The
 exit code is 1 when an engine failed, or its first step was another, on a workload that was asked for.
@@ -20,7 +21,7 @@ from typing import Any
 import training_engines as engines
 from chart import Comparison, chart
 from paired import means
-from processes import add_choices, add_output, add_repetition, log, machine, parse, repeated, run
+from processes import add_choices, add_output, add_repetition, busy, log, machine, parse, repeated, run
 from training_report import report
 from training_rows import failures, training_row
 from training_workloads import WORKLOADS, Workload
@@ -61,7 +62,8 @@ def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
     chosen = [WORKLOADS[name] for name in options.only if WORKLOADS[name].available]
     facts = machine()
     task = {"task": "train", "engines": used}
-    times = repeated(options, [w.name for w in chosen], used, lambda _: task) if "time" in options.parts else {}
+    with busy(options.busy):
+        times = repeated(options, [w.name for w in chosen], used, lambda _: task) if "time" in options.parts else {}
     memory = [_memory(w, max(options.threads), used) for w in chosen] if "memory" in options.parts else []
     rows = [training_row(name, threads, measured) for (name, threads), measured in times.items()]
     return {
@@ -70,7 +72,7 @@ def measure(options: argparse.Namespace, used: Sequence[str]) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "took_seconds": round(time.time() - began),
         "machine": facts,
-        "options": {key: getattr(options, key) for key in ("restarts", "rounds", "seconds", "quick")},
+        "options": {key: getattr(options, key) for key in ("restarts", "rounds", "seconds", "quick", "busy")},
         "left_out": [name for name in options.only if not WORKLOADS[name].available],
         "rows": rows,
         "means": list(means(rows)),
@@ -91,6 +93,7 @@ def _options() -> argparse.Namespace:
     add_choices(parser, "--only", "workload", WORKLOADS)
     add_choices(parser, "--engines", "engine", engines.TITLES)
     add_choices(parser, "--parts", "part", PARTS)
+    parser.add_argument("--busy", type=int, default=0, metavar="COUNT", help="processes that keep cores busy")
     add_repetition(parser)
     add_output(parser, "training")
     return parse(parser)

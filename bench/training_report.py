@@ -27,7 +27,7 @@ def report(result: Result) -> str:
     present = [e for e, version in result["engines"].items() if version is not None]
     counts = sorted({row["threads"] for row in result["rows"]})
     parts = [
-        "# Training, float32, SGD with momentum",
+        "# Training, float32, SGD with momentum" + _beside(result["options"].get("busy", 0)),
         about(result, TITLES),
         _left_out(result),
         _TIMES if counts else "",
@@ -38,6 +38,10 @@ def report(result: Result) -> str:
         _fallbacks(result),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _beside(processes: int) -> str:
+    return f", beside {processes} busy process{'es' if processes > 1 else ''}" if processes else ""
 
 
 def _left_out(result: Result) -> str:
