@@ -53,6 +53,9 @@ def _positive(text: str) -> int:
 NUM_THREADS: Knob[int | None] = Knob(
     "GRAPHKIT_NUM_THREADS", _positive, None, "threads of the CPU engine; default: the cores allowed"
 )
+PIN = Knob(
+    "GRAPHKIT_PIN", _flag, False, "1 keeps each helper thread on a core, those of the caller's memory node (NUMA) first"
+)
 STRICT = Knob("GRAPHKIT_STRICT", _flag, False, "1 makes a step without a native kernel an error")
 DEBUG = Knob("GRAPHKIT_DEBUG", _flag, False, "1 logs the effect of every graph pass on stderr")
 CHECK_PASSES = Knob("GRAPHKIT_CHECK_PASSES", _flag, False, "1 proves behind every graph pass what it ensures")

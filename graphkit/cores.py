@@ -23,6 +23,42 @@ def allowed_cores() -> int:
     return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
 
 
+def nearest(system: Path = Path("/sys/devices/system"), running_on: int | None = None) -> list[int]:
+    """The cores that this process may run on, those nearest to the calling thread first.
+
+    Cores of its memory node (NUMA) come before those of others, and within a node one hardware thread of each core
+    before the second ones. Without that knowledge they come by number. `running_on` stands for the core of the thread.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    allowed = sorted(os.sched_getaffinity(0))
+    here = _running_on() if running_on is None else running_on
+    nodes = [_listed(folder / "cpulist") for folder in (system / "node").glob("node[0-9]*")]
+
+    def distance(core: int) -> tuple[bool, int, int, int]:
+        node = next((n for n in nodes if core in n), set())
+        siblings = sorted(_listed(system / f"cpu/cpu{core}/topology/thread_siblings_list") or {core})
+        return here not in node, min(node, default=0), siblings.index(core) if core in siblings else 0, core
+
+    return sorted(allowed, key=distance)
+
+
+def _running_on() -> int | None:
+    """The core of the calling thread at this moment: field 39 of proc(5)'s stat, counted behind the name."""
+    fields = (_text(Path("/proc/thread-self/stat")) or "").rpartition(")")[2].split()
+    return int(fields[36]) if len(fields) > 36 else None
+
+
+def _listed(path: Path) -> set[int]:
+    """The numbers of a list of ranges, "0-3,8"; none where there is no such file."""
+    found: set[int] = set()
+    for part in (_text(path) or "").split(","):
+        first, _, last = part.partition("-")
+        if first:
+            found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
 def cgroup_quota(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> float | None:
     """The least quota, in cores, of the control groups that this process is in, or None where there is none.
 

@@ -71,3 +71,40 @@ def test_a_quota_limits_the_cores_of_the_affinity(monkeypatch, quota, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 5, 7}, raising=False)
     monkeypatch.setattr(cores, "cgroup_quota", lambda: quota)
     assert cores.allowed_cores() == expected
+
+
+def topology(tmp_path: Path, nodes: list[str], siblings: dict[int, str]) -> Path:
+    """/sys/devices/system with these lists of cores."""
+    for number, listed in enumerate(nodes):
+        (tmp_path / f"node/node{number}").mkdir(parents=True)
+        (tmp_path / f"node/node{number}/cpulist").write_text(f"{listed}\n")
+    for core, listed in siblings.items():
+        (tmp_path / f"cpu/cpu{core}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu/cpu{core}/topology/thread_siblings_list").write_text(f"{listed}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("allowed", "running_on", "expected"),
+    [
+        (range(8), 2, [2, 3, 6, 7, 0, 1, 4, 5]),
+        (range(8), 5, [0, 1, 4, 5, 2, 3, 6, 7]),
+        ([7, 6, 1], 7, [6, 7, 1]),
+        ([3], 0, [3]),
+    ],
+)
+def test_nearest_cores_come_first(tmp_path, monkeypatch, allowed, running_on, expected):
+    """Two nodes of two cores with two hardware threads each: 0 and 4 are one core."""
+    system = topology(tmp_path, ["0-1,4-5", "2-3,6-7"], {c: f"{c % 4},{c % 4 + 4}" for c in range(8)})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed), raising=False)
+    assert cores.nearest(system, running_on) == expected
+
+
+def test_cores_of_an_unknown_machine_come_by_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2, 0, 5}, raising=False)
+    assert cores.nearest(tmp_path, 5) == [0, 2, 5]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="affinity is Linux's")
+def test_nearest_cores_of_this_machine():
+    assert set(cores.nearest()) == os.sched_getaffinity(0)

@@ -14,6 +14,8 @@ NB_MODULE(_native, m) {
     m.def("isa", &isa_name, "The instruction set of kernels made from now on.");
     m.def("use_isa", &use_isa, "name"_a, "Choose it: 'baseline', 'avx2' or 'avx512'; '' for the processor's best.");
     m.def("default_threads", &default_threads, "Threads of kernels made with threads=0.");
+    m.def("pin_helpers", &pin_helpers, "cores"_a,
+          "Keep each helper that is started from now on on a core: number n on the n-th, and round again.");
     m.def("share_all_work", &share_all_work, "on"_a, "Share among threads what is not worth it as well, for tests.");
     m.def("set_default_threads", &set_default_threads, "threads"_a, "0: the cores allowed.");
 

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "runtime/arithmetic.h"
 #include "runtime/experience.h"
@@ -20,6 +21,9 @@
 
 #ifdef __unix__
 #include <pthread.h>
+#endif
+#ifdef __linux__
+#include <sched.h>
 #endif
 
 namespace graphkit {
@@ -165,7 +169,8 @@ constexpr int kWakes = 2;
 
 // Never destroyed: helpers sleep in it until the process ends.
 struct Pool {
-    std::mutex mutex;  // of what starts helpers
+    std::mutex mutex;         // of what starts helpers
+    std::vector<int> cores;   // that they stay on
     std::atomic<int> helpers{0};
     alignas(kAlignment) std::atomic<std::uint64_t> active{0};  // the slots that somebody has
     alignas(kAlignment) std::atomic<std::uint64_t> sleepers[(kMostHelpers + 1) / kWordBits]{};
@@ -177,7 +182,7 @@ struct Pool {
     void give_slot(const Slot& slot) { active.fetch_and(~bit_of(slot), std::memory_order_release); }
     std::uint64_t bit_of(const Slot& slot) const { return std::uint64_t{1} << (&slot - slots); }
     bool help_once(int number);
-    [[noreturn]] void help(int number);
+    [[noreturn]] void help(int number, std::optional<int> core);
     void sleep(int number);
     void wake_some();
 };
@@ -227,10 +232,25 @@ bool Pool::help_once(int number) {
     return helped;
 }
 
-void Pool::help(int number) {
+// Where that core is not allowed any more, this thread runs where it may.
+void stay_on(int core) {
+#ifdef __linux__
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(core, &only);
+    pthread_setaffinity_np(pthread_self(), sizeof(only), &only);
+#else
+    static_cast<void>(core);
+#endif
+}
+
+void Pool::help(int number, std::optional<int> core) {
 #ifdef __linux__
     pthread_setname_np(pthread_self(), "graphkit-helper");
 #endif
+    if (core) {
+        stay_on(*core);
+    }
     current.number = number;
     current.in_chunk = true;
     set_arithmetic(kDefaultArithmetic);  // not that of the thread which happened to need a helper
@@ -334,7 +354,11 @@ void start_helpers(int helpers) {
     const std::lock_guard lock(here.mutex);
     for (int there = here.helpers.load(std::memory_order_relaxed); there < helpers; ++there) {
         try {
-            std::thread([&here, number = there + 1] { here.help(number); }).detach();
+            const int number = there + 1;
+            const std::size_t cores = here.cores.size();
+            const std::optional<int> core =
+                cores == 0 ? std::nullopt : std::optional<int>(here.cores[static_cast<std::size_t>(number) % cores]);
+            std::thread([&here, number, core] { here.help(number, core); }).detach();
         } catch (const std::system_error& error) {
             throw NativeError("the system gives no more than " + std::to_string(there + 1) + " of " +
                               std::to_string(helpers + 1) + " threads (" + error.what() +
@@ -342,6 +366,20 @@ void start_helpers(int helpers) {
         }
         here.helpers.store(there + 1, std::memory_order_release);
     }
+}
+
+void pin_helpers(std::vector<int> cores) {
+#ifdef __linux__
+    for (const int core : cores) {
+        if (core < 0 || core >= CPU_SETSIZE) {
+            throw NativeError("core " + std::to_string(core) + ": a number from 0 to " +
+                              std::to_string(CPU_SETSIZE - 1) + " was expected");
+        }
+    }
+#endif
+    Pool& here = pool();
+    const std::lock_guard lock(here.mutex);
+    here.cores = std::move(cores);
 }
 
 void leave_helpers() {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace graphkit {
 
@@ -33,6 +34,10 @@ void run_shared(const SharedLoop& loop);
 
 // Starts helpers until there are so many. Throws NativeError where the system gives fewer.
 void start_helpers(int helpers);
+
+// Helpers that are started from now on stay on one of these cores each: helper number n on core n, counted from 0 and
+// round again, so that the first is left to who runs loops. None: where the system puts them.
+void pin_helpers(std::vector<int> cores);
 
 // This thread will share no loop for a while: others may have the helpers.
 void leave_helpers();

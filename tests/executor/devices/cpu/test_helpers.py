@@ -237,3 +237,33 @@ def test_loops_inside_of_chunks_are_computed_where_they_are():
     one, several = (net.compile(threads=n).run(data) for n in (1, 3))
     for name in one:
         np.testing.assert_allclose(several[name], one[name], rtol=1e-5, atol=1e-5)
+
+
+@linux
+@pytest.mark.parametrize("pinned", [True, False])
+def test_helpers_stay_on_a_core_each(monkeypatch, pinned):
+    monkeypatch.setenv("GRAPHKIT_PIN", "1" if pinned else "0")
+    printed = python(
+        """
+        import os, pathlib, time
+        import graphkit as gk, numpy as np
+        model = gk.Model({"y": gk.mat_mul(gk.input("a", [256, 256]), gk.input("b", [256, 256]))})
+        a = np.eye(256, dtype=np.float32)
+        assert (model.compile(threads=4).run({"a": a, "b": a})["y"] == a).all()
+        def named(task): return (task / "comm").read_text() == "graphkit-helper\\n"
+        while len(found := [t for t in pathlib.Path("/proc/self/task").iterdir() if named(t)]) < 3:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        print(*sorted(len(os.sched_getaffinity(int(t.name))) for t in found))
+        print(len(os.sched_getaffinity(0)))
+        """
+    )
+    of_helpers, own = printed.splitlines()
+    cores = len(os.sched_getaffinity(0))
+    assert int(own) == cores  # the caller stays where it was
+    assert of_helpers == ("1 1 1" if pinned else f"{cores} {cores} {cores}")
+
+
+def test_a_core_that_cannot_be_is_refused():
+    with pytest.raises(native.Error, match="core -1"):
+        native.pin_helpers([-1])
