@@ -8,7 +8,7 @@ than necessary: a node that mentions no other sizes than before keeps its kernel
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,13 +90,25 @@ class _Typed:
 class _Step:
     """Nodes that are alike, with what was found for the sizes that they mention."""
 
-    def __init__(self, node: Node, mentioned: tuple[int, ...], known: KernelContext | None, substitutes: bool):
+    __slots__ = ("node", "substitutes", "mentioned", "context", "make", "inputs", "outputs", "kernels")
+
+    def __init__(
+        self,
+        node: Node,
+        mentioned: tuple[int, ...],
+        known: KernelContext | None,
+        substitutes: bool,
+        shape_of: Callable[[Value], tuple[int, ...]],
+    ):
         self.node = node  # one of them
         self.substitutes = substitutes  # inference need not be asked again
         self.mentioned = mentioned  # positions of symbols
         self.context = known  # None: no kernel is needed
         # What makes the kernels, where they need no node of their own; inference would say nothing new then.
         self.make = prepare_kernel("cpu", node, known) if known is not None and substitutes else None
+        # Positions of the sizes of operands and results.
+        self.inputs = [None if v is None else shape_of(v) for v in node.inputs]
+        self.outputs = [shape_of(v) for v in node.outputs]
         self.kernels: OrderedDict[tuple[int, ...], NativeKernel | None] = OrderedDict()
 
 
@@ -221,7 +233,9 @@ class Template:
         if key not in alike:
             constants = {i: small.get(i, _UNREAD) for i in known.constant_inputs}
             context = replace(known, constant_inputs=constants) if computed else None
-            alike[key] = _Step(node, self._mentioned(node), context, self._substitutes(node))
+            alike[key] = _Step(
+                node, self._mentioned(node), context, self._substitutes(node), lambda v: self._types[v].shape
+            )
         return alike[key]
 
     def _substitutes(self, node: Node) -> bool:
@@ -251,7 +265,7 @@ class Template:
             return step.kernels[key]
         kernel = None
         if step.make is not None:
-            made = step.make(self._shapes(step.node.inputs, sizes), self._shapes(step.node.outputs, sizes))
+            made = step.make(_shapes(step.inputs, sizes), _shapes(step.outputs, sizes))
             kernel = _native_kernel(made, step.node)
         elif step.context is not None or not step.substitutes:
             bound = self._bound(step, sizes)
@@ -261,9 +275,6 @@ class Template:
         if len(step.kernels) > _KEPT:
             step.kernels.popitem(last=False)
         return kernel
-
-    def _shapes(self, values: Sequence[Value | None], sizes: Sequence[int]) -> list[tuple[int, ...] | None]:
-        return [None if v is None else tuple([sizes[p] for p in self._types[v].shape]) for v in values]
 
     def _bound(self, step: _Step, sizes: Sequence[int]) -> Node:
         """The node on operands of these sizes. NotNative when inference finds other types than the template's."""
@@ -370,6 +381,10 @@ class _Writer:
     def _new(self) -> int:
         self.externals += 1
         return self.externals - 1
+
+
+def _shapes(positions: Sequence[tuple[int, ...] | None], sizes: Sequence[int]) -> list[tuple[int, ...] | None]:
+    return [None if at is None else tuple([sizes[p] for p in at]) for at in positions]
 
 
 def _native_kernel(kernel: Kernel | None, node: Node) -> NativeKernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +25,6 @@ from graphkit.ops.internal.fused import Epilogue
 from graphkit.ops.nn.conv import Convolution, Geometry
 
 
-@functools.lru_cache(maxsize=1024)
 def window_of(geometry: Geometry, order: tuple[int, ...] | None = None) -> native.Window | None:
     """The native window of a convolution's geometry, its spatial axes in the given order.
 
@@ -45,23 +43,33 @@ def window_of(geometry: Geometry, order: tuple[int, ...] | None = None) -> nativ
     return native.Window(strides, dilations, begin, end, geometry.group)
 
 
-class _Spatial(NamedTuple):
-    """The shapes of data, weights and result, channels first, and the order in which they have their spatial axes."""
+def depthwise_window(geometry: Geometry, kernel: tuple[int, ...]) -> native.PoolWindow | None:
+    """The window of a convolution with one filter for each channel; None when it is not covered."""
+    if not 1 <= len(kernel) <= 3 or any(p < 0 for p in (*geometry.begin, *geometry.end)):
+        return None
+    return native.PoolWindow(kernel, geometry.strides, geometry.dilations, geometry.begin, geometry.end)
 
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    y: tuple[int, ...]
-    order: tuple[int, ...] | None  # as they are
 
-    @classmethod
-    def of(cls, x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> _Spatial:
-        """Axes of one element come first: that moves nothing in memory, and lines are as long as they can be."""
-        if 1 not in x[2:]:
-            return cls(x, w, y, None)
-        axes = range(len(x) - 2)
-        order = tuple(sorted(axes, key=lambda axis: not x[2 + axis] == w[2 + axis] == y[2 + axis] == 1))
-        x, w, y = ((*shape[:2], *(shape[2 + axis] for axis in order)) for shape in (x, w, y))
-        return cls(x, w, y, order)
+class _Windows(NamedTuple):
+    """Of a convolution with weights of a shape; `depthwise` where our own kernel has one filter per channel."""
+
+    weights: tuple[int, ...]
+    geometry: Geometry
+    window: native.Window | None
+    depthwise: native.PoolWindow | None
+
+
+def _with_units_first(
+    x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The shapes of data, weights and result, channels first, and the order in which they have their spatial axes.
+
+    Axes of one element come first: that moves nothing in memory, and lines are as long as they can be.
+    """
+    axes = range(len(x) - 2)
+    order = tuple(sorted(axes, key=lambda axis: not x[2 + axis] == w[2 + axis] == y[2 + axis] == 1))
+    x, w, y = ((*shape[:2], *(shape[2 + axis] for axis in order)) for shape in (x, w, y))
+    return x, w, y, order
 
 
 class _Forward:
@@ -85,7 +93,7 @@ class _Forward:
         self._depthwise = self._tiles and self._is_plain(node)
         # Padding that depends on sizes, or on a wanted result, is found for each.
         self._is_same = kind is native.Convolution and not self._op.checked_auto_pad().startswith("SAME")
-        self._found: tuple[tuple[int, ...], Geometry] | None = None  # for weights of a shape
+        self._found: _Windows | None = None
 
     def _is_plain(self, node: Node) -> bool:
         """Whether one filter for each channel is computed by our own kernel.
@@ -104,13 +112,13 @@ class _Forward:
         assert y is not None, "the result"
         if self._last:
             x, y = channels_first(x), channels_first(y)
-        geometry = self._geometry(x, w)
-        if self._depthwise and self._op.group == x[1] == w[0]:
-            pool = depthwise_window(geometry, w[2:])
-            if pool is not None:
-                return native.DepthwiseConvolution(x, y, pool, self._threads, **self._options)
-        x, w, y, order = _Spatial.of(x, w, y)
-        window = window_of(geometry, order)
+        windows = self._windows(x, w)
+        if windows.depthwise is not None:
+            return native.DepthwiseConvolution(x, y, windows.depthwise, self._threads, **self._options)
+        window = windows.window
+        if 1 in x[2:]:
+            x, w, y, order = _with_units_first(x, w, y)
+            window = window_of(windows.geometry, order)
         if window is None:
             return None
         if self._tiles:
@@ -121,20 +129,14 @@ class _Forward:
                 return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
         return self._kind(x, w, y, window, **self._options, **self._library)
 
-    def _geometry(self, x: tuple[int, ...], w: tuple[int, ...]) -> Geometry:
-        if not self._is_same:
-            return self._op.geometry(x, w)
-        if self._found is None or self._found[0] != w:
-            self._found = (w, self._op.geometry(x, w))
-        return self._found[1]
-
-
-@functools.lru_cache(maxsize=1024)
-def depthwise_window(geometry: Geometry, kernel: tuple[int, ...]) -> native.PoolWindow | None:
-    """The window of a convolution with one filter for each channel; None when it is not covered."""
-    if not 1 <= len(kernel) <= 3 or any(p < 0 for p in (*geometry.begin, *geometry.end)):
-        return None
-    return native.PoolWindow(kernel, geometry.strides, geometry.dilations, geometry.begin, geometry.end)
+    def _windows(self, x: tuple[int, ...], w: tuple[int, ...]) -> _Windows:
+        """Those for these sizes; for the weights alone where padding does not depend on the data's."""
+        if self._found is None or not self._is_same or self._found.weights != w:
+            geometry = self._op.geometry(x, w)
+            is_depthwise = self._depthwise and self._op.group == x[1] == w[0]
+            depthwise = depthwise_window(geometry, w[2:]) if is_depthwise else None
+            self._found = _Windows(w, geometry, window_of(geometry), depthwise)
+        return self._found
 
 
 def channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -207,7 +209,7 @@ def _grad_input(node: Node, context: KernelContext, last: bool) -> Kernel | None
     geometry = op.geometry(dx, w)
     if last and _is_depthwise(node, dx, w) and (depthwise := depthwise_window(geometry, w[2:])) is not None:
         return native.DepthwiseBackwardData(dy, dx, depthwise, context.threads)
-    dx, w, dy, order = _Spatial.of(dx, w, dy)
+    dx, w, dy, order = _with_units_first(dx, w, dy)
     window = window_of(geometry, order)
     if window is None:
         return None
@@ -240,7 +242,7 @@ def _grad_weight(node: Node, context: KernelContext, last: bool) -> Kernel | Non
     geometry = op.geometry(x, dw)
     if last and _is_depthwise(node, x, dw) and (depthwise := depthwise_window(geometry, dw[2:])) is not None:
         return native.DepthwiseBackwardWeights(x, dy, depthwise, context.threads)
-    x, dw, dy, order = _Spatial.of(x, dw, dy)
+    x, dw, dy, order = _with_units_first(x, dw, dy)
     window = window_of(geometry, order)
     if window is None:
         return None
