@@ -19,11 +19,12 @@ NB_MODULE(_native, m) {
     m.def("share_all_work", &share_all_work, "on"_a, "Share among threads what is not worth it as well, for tests.");
     m.def("set_default_threads", &set_default_threads, "threads"_a, "0: the cores allowed.");
 
-    Py_AtExit([] {
-        if (WithoutGil::threads() > 0) {
+    // Threads that the interpreter ends hold what they hold: that is no leak.
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
+        if (PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) != nullptr) {
             nb::set_leak_warnings(false);
         }
-    });
+    }));
 
     const nb::exception<NativeError> error(m, "Error", PyExc_RuntimeError);
     nb::exception<NotFinite>(m, "NotFinite", error);

@@ -65,6 +65,20 @@ time.sleep(0.2)
 print("leaving")
 """
 
+# A thread that is not in a run, and holds a model.
+LEAVE_IDLE = """
+ready = threading.Event()
+
+def work():
+    exe, _ = compiled(THREADS)
+    ready.set()
+    time.sleep(1000)
+
+threading.Thread(target=work, daemon=True).start()
+if ready.wait(60):
+    print("leaving")
+"""
+
 # A run that goes on for as long as the process takes to end.
 LEAVE_IN_A_RUN = """
 x = h = gk.input("x", ["N", 64])
@@ -184,7 +198,7 @@ def test_children_of_a_fork_run_models() -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_the_interpreter_may_end_while_threads_run(threads: int) -> None:
-    for script in (LEAVE, LEAVE_IN_A_RUN, LEAVE_LOOPS):
+    for script in (LEAVE, LEAVE_IDLE, LEAVE_IN_A_RUN, LEAVE_LOOPS):
         done = run(script.replace("THREADS", str(threads)))
         assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
 

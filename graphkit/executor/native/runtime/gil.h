@@ -3,8 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <atomic>
-
 #ifdef __GLIBCXX__
 #include <cxxabi.h>
 #endif
@@ -37,18 +35,14 @@ void or_sleep(Body&& body) {
 // Without the GIL as long as it lives. To be made before what other threads may wait for, which is then let go first.
 class WithoutGil {
   public:
-    WithoutGil() : state_(PyEval_SaveThread()) { ++threads_; }
+    WithoutGil() : state_(PyEval_SaveThread()) {}
     ~WithoutGil() {
         or_sleep([this] { PyEval_RestoreThread(state_); });
-        --threads_;
     }
-    // How many threads are without it; when the interpreter has ended, those will never drop their references.
-    static int threads() { return threads_.load(); }
     WithoutGil(const WithoutGil&) = delete;
     WithoutGil& operator=(const WithoutGil&) = delete;
 
   private:
-    static inline std::atomic<int> threads_{0};
     PyThreadState* state_;
 };
 
