@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -164,6 +165,9 @@ def examples_align(inputs: Sequence[TensorType | None], batched: Sequence[bool])
     )
 
 
+_NO_GRAPHS: Mapping[str, Graph] = MappingProxyType({})
+
+
 class Op:
     """An operator with its attribute values. Immutable; equal when class and attributes are equal.
 
@@ -199,6 +203,8 @@ class Op:
     composite: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()
+    # The fields that hold subgraphs.
+    _graphs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **attrs: Any):
         values = self.__dict__
@@ -239,7 +245,10 @@ class Op:
         return {k: v for k, v in self.__dict__.items() if v is not None}
 
     def subgraphs(self) -> Mapping[str, Graph]:
-        return {k: v for k, v in self.__dict__.items() if isinstance(v, Graph)}
+        if not self._graphs:
+            return _NO_GRAPHS
+        values = self.__dict__
+        return {key: values[key] for key in self._graphs if values[key] is not None}
 
     def replace(self, **changes: Any) -> Self:
         """The same operator with some attributes changed."""
@@ -436,6 +445,7 @@ def op(cls: type[OpT]) -> type[OpT]:
     cls.fields = fields
     cls.name = cls.__dict__.get("name") or cls.__name__
     cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
+    cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
     registry.add(cls)
     return cls
 
