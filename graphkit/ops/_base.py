@@ -300,35 +300,35 @@ class Op:
         return result if isinstance(result, tuple) else (result,)
 
     def _check_operands(self, inputs: Sequence[Type | None]) -> None:
-        formals = self.formals
-        variadic = bool(formals) and formals[-1].variadic
-        if len(inputs) > len(formals) and not variadic:
-            raise TypeMismatch(f"takes at most {len(formals)} operands, {len(inputs)} given")
+        formals, given = self.formals, len(inputs)
+        if given > len(formals) and not (formals and formals[-1].variadic):
+            raise TypeMismatch(f"takes at most {len(formals)} operands, {given} given")
         seen: dict[str, DType] = {}
-        for position, formal in enumerate(formals):
-            operands = inputs[position:] if formal.variadic else inputs[position : position + 1]
-            if not formal.optional and not formal.variadic and (not operands or operands[0] is None):
-                raise TypeMismatch(f"operand {formal.name!r} is missing")
-            allowed = self.types.get(formal.name)
+        for position, (name, optional, variadic) in enumerate(formals):
+            if not optional and not variadic and (position >= given or inputs[position] is None):
+                raise TypeMismatch(f"operand {name!r} is missing")
+            allowed = self.types.get(name)
             if allowed is None:
                 continue
-            for operand in operands:
+            for operand in inputs[position:] if variadic else inputs[position : position + 1]:
                 if operand is None:
                     continue
                 if not isinstance(operand, TensorType):
-                    raise TypeMismatch(f"operand {formal.name!r} must be a tensor, not {operand}")
-                same_as = seen.get(allowed) if isinstance(allowed, str) else None
+                    raise TypeMismatch(f"operand {name!r} must be a tensor, not {operand}")
+                dtype = operand.dtype
                 if isinstance(allowed, str):
-                    fits = same_as is None or operand.dtype is same_as
-                    seen.setdefault(allowed, operand.dtype)
+                    same_as = seen.setdefault(allowed, dtype)
+                    fits = dtype is same_as
                 else:
-                    fits = operand.dtype in allowed
+                    fits = dtype in allowed
                 if not fits:
                     wanted = (
-                        f"{same_as}, as {allowed!r}" if same_as else "one of " + ", ".join(sorted(map(str, allowed)))
+                        f"{same_as}, as {allowed!r}"
+                        if isinstance(allowed, str)
+                        else "one of " + ", ".join(sorted(map(str, allowed)))
                     )
-                    raise TypeMismatch(f"operand {formal.name!r} is {operand.dtype}; expected {wanted}")
-                seen.setdefault(formal.name, operand.dtype)
+                    raise TypeMismatch(f"operand {name!r} is {dtype}; expected {wanted}")
+                seen.setdefault(name, dtype)
 
     def named_inputs(self, operands: Sequence[Any]) -> dict[str, Any]:
         """Operands by declared name; a variadic one is a tuple, an absent one None."""
