@@ -364,7 +364,7 @@ class Registry:
     def add(self, cls: type[Op]) -> None:
         key = (cls.domain, cls.name)
         function = function_name(cls)
-        self._replace(cls)
+        self._replace(cls, function)
         if key in self._by_key:
             raise UsageError(f"operator {cls.domain or 'ai.onnx'}.{cls.name} is registered already")
         if function in self._functions:
@@ -373,9 +373,9 @@ class Registry:
         self._former.update(((cls.domain, name), cls) for name in cls.__dict__.get("former_names", ()))
         self._functions[function] = OpFunction(cls, function)
 
-    def _replace(self, cls: type[Op]) -> None:
+    def _replace(self, cls: type[Op], function: str) -> None:
         """Take back what `cls` defines again: in a notebook, or in a module that is loaded once more."""
-        same_name = self._functions.get(function_name(cls))
+        same_name = self._functions.get(function)
         found = {self._by_key.get((cls.domain, cls.name)), None if same_name is None else same_name.op}
         for old in [other for other in found if other is not None]:
             again = (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
@@ -432,7 +432,8 @@ registry = Registry()
 def op(cls: type[OpT]) -> type[OpT]:
     """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
     fields: dict[str, Field] = {}
-    for base in reversed(cls.__mro__):
+    # What Op itself annotates are class attributes.
+    for base in [b for b in reversed(cls.__mro__) if b is not Op]:
         for key, annotation in inspect.get_annotations(base).items():
             text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
             if text.startswith("ClassVar"):
