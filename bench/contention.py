@@ -64,14 +64,19 @@ def _turn(calls: dict[str, Callable[[], object]], seconds: float) -> dict[str, l
 
 
 def runner(engine: str, task: dict[str, Any]) -> Runner:
+    model, feeds = source(task)
+    return open_engine(engine, model, task["threads"], feeds)
+
+
+def source(task: dict[str, Any]) -> tuple[Model, dict[str, np.ndarray]]:
+    """The file of a row, and arrays for its inputs."""
     if task["row"] in workloads.WORKLOADS:
         workload = workloads.WORKLOADS[task["row"]]
         file = workloads.model_file(workload, Path(task["models"]))
-        model = Model(file.path, workload.network, workload.options)
-        return open_engine(engine, model, task["threads"], file.arrays(workload.batch))
+        return Model(file.path, workload.network, workload.options), file.arrays(workload.batch)
     path = Path(task["files"]) / f"{task['row']}.onnx"
     with np.load(path.with_suffix(".npz")) as arrays:
-        return open_engine(engine, Model(str(path), "", {}), task["threads"], dict(arrays))
+        return Model(str(path), "", {}), dict(arrays)
 
 
 # --- turns --------------------------------------------------------------------------------------------
@@ -82,10 +87,17 @@ def further_rows(folder: Path | None) -> list[str]:
     return [] if folder is None else sorted(path.stem for path in folder.glob("*.onnx"))
 
 
+def add_rows(parser: argparse.ArgumentParser) -> None:
+    """Which rows, and where their files are."""
+    add_choices(parser, "--only", "row", workloads.WORKLOADS)
+    parser.add_argument("--files", type=Path, help="folder with further rows: NAME.onnx, NAME.npz")
+    parser.add_argument("--models", type=Path, default=HERE / "models", help="folder for the ONNX files, about 1.5 GB")
+
+
 def task_of(row: str, threads: int, options: argparse.Namespace) -> dict[str, Any]:
     """What a process has to know of a row."""
     return {
-        "row": row, "threads": threads, "seconds": options.seconds,
+        "row": row, "threads": threads,
         "models": str(options.models.resolve()), "files": str((options.files or HERE).resolve()),
     }  # fmt: skip
 
@@ -158,10 +170,8 @@ def main() -> int:
         "--busy", type=lambda text: text.split(","), default=loads, metavar="COUNTS",
         help=f"processes beside, or {ALTERNATION} (default: {','.join(loads)})",
     )  # fmt: skip
-    add_choices(parser, "--only", "row", workloads.WORKLOADS)
-    parser.add_argument("--files", type=Path, help="folder with further rows: NAME.onnx, NAME.npz")
+    add_rows(parser)
     add_repetition(parser)
-    parser.add_argument("--models", type=Path, default=HERE / "models", help="folder for the ONNX files, about 1.5 GB")
     options = parse(parser)
     facts, engines = machine(), versions()
     print(
@@ -177,7 +187,7 @@ def main() -> int:
             body, all_groups = [], []
             for row in [*options.only, *further_rows(options.files)]:
                 log(f"{load_name}: {row}, {threads} threads")
-                task = task_of(row, threads, options)
+                task = task_of(row, threads, options) | {"seconds": options.seconds}
                 processes = [measure(load_name, task, options.rounds) for _ in range(options.restarts)]
                 cells, groups = row_cells(processes)
                 body.append([row, *cells])

@@ -60,6 +60,30 @@ def open_engine(name: str, model: Model, threads: int, feeds: Mapping[str, np.nd
     return _OPEN[name](model, threads, feeds)
 
 
+def open_session(name: str, path: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], object]:
+    """From a file to what runs feeds of any size, in as few steps as a user of the engine would take."""
+    return _SESSIONS[name](path, threads)
+
+
+def _graphkit_session(path: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], object]:
+    import graphkit as gk
+
+    return gk.load(path).compile(threads=threads).run
+
+
+def _onnxruntime_session(path: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], object]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda feeds: session.run(None, dict(feeds))
+
+
+_SESSIONS = {"graphkit": _graphkit_session, "onnxruntime": _onnxruntime_session}
+
+
 def _graphkit(model: Model, threads: int, feeds: Mapping[str, np.ndarray]) -> Runner:
     import graphkit as gk
 

@@ -111,8 +111,8 @@ def add_choices(parser: argparse.ArgumentParser, option: str, kind: str, known: 
     )
 
 
-def add_repetition(parser: argparse.ArgumentParser) -> None:
-    """How long to measure, with how many threads."""
+def add_restarts(parser: argparse.ArgumentParser) -> None:
+    """How many processes to measure in, with how many threads."""
     parser.add_argument("--quick", action="store_true", help="2 restarts of 3 short rounds, without intervals to trust")
     parser.add_argument(
         "--threads",
@@ -122,6 +122,11 @@ def add_repetition(parser: argparse.ArgumentParser) -> None:
         help="after commas (default: 1 and all cores)",
     )
     parser.add_argument("--restarts", type=int, help="processes per workload and number of threads (default: 5)")
+
+
+def add_repetition(parser: argparse.ArgumentParser) -> None:
+    """How long to measure, with how many threads."""
+    add_restarts(parser)
     parser.add_argument("--rounds", type=int, help="rounds per process (default: 9)")
     parser.add_argument("--seconds", type=float, help="of an engine's turn in a round, at least one run (default: 0.1)")
 
@@ -132,13 +137,15 @@ def add_output(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options, with what `add_repetition` leaves open."""
+    """The options, with what `add_restarts` and `add_repetition` leave open."""
     options = parser.parse_args()
     options.threads = options.threads or sorted({1, num_threads()})
     defaults = {"restarts": 2, "rounds": 3, "seconds": 0.03} if options.quick else {
         "restarts": 5, "rounds": 9, "seconds": 0.1
     }  # fmt: skip
     for key, value in defaults.items():
+        if key not in options:
+            continue
         if getattr(options, key) is None:
             setattr(options, key, value)
         if getattr(options, key) <= 0:

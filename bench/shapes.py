@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import onnx
 from contention import ENGINES, Server
-from engines import TITLES, load, versions
+from engines import TITLES, load, open_session, versions
 from measurement import resident_bytes, return_freed_memory
 from networks import mobilenetv2
 from processes import add_choices, add_repetition, log, machine, parse
@@ -94,7 +94,7 @@ def serve(task: dict[str, Any]) -> int:
     """A line for every line on stdin: times of requests of its sizes (`again`: three of each), and resident bytes."""
     (engine,) = task["engines"]
     load(engine)
-    session = _SESSIONS[engine](task["path"], task["threads"])
+    session = open_session(engine, task["path"], task["threads"])
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -111,23 +111,6 @@ def _timed(session: Callable[[Mapping[str, np.ndarray]], object], feeds: Mapping
     start = time.perf_counter()
     session(feeds)
     return time.perf_counter() - start
-
-
-def _graphkit(path: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], object]:
-    return gk.load(path).compile(threads=threads).run
-
-
-def _onnxruntime(path: str, threads: int) -> Callable[[Mapping[str, np.ndarray]], object]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda feeds: session.run(None, dict(feeds))
-
-
-_SESSIONS = {"graphkit": _graphkit, "onnxruntime": _onnxruntime}
 
 
 def _inputs(path: str) -> dict[str, tuple[str, list[int | str]]]:

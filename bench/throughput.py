@@ -15,13 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import contention
-import workloads
 from engines import TITLES, load, versions
-from processes import HERE, add_choices, add_repetition, log, machine, parse
+from processes import add_repetition, log, machine, parse
 from tables import heading, table
 
 from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
@@ -88,10 +86,8 @@ def row_cells(processes: Sequence[dict[str, list[float]]]) -> tuple[list[str], G
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--callers", type=lambda text: [int(n) for n in text.split(",")], default=[1, 2, 8])
-    add_choices(parser, "--only", "row", workloads.WORKLOADS)
-    parser.add_argument("--files", type=Path, help="folder with further rows: NAME.onnx, NAME.npz")
+    contention.add_rows(parser)
     add_repetition(parser)
-    parser.add_argument("--models", type=Path, default=HERE / "models", help="folder for the ONNX files, about 1.5 GB")
     options = parse(parser)
     facts, engines = machine(), versions()
     names = ", ".join(f"{TITLES[engine]} {engines[engine]}" for engine in ENGINES)
@@ -103,7 +99,8 @@ def main() -> int:
             body, all_groups = [], []
             for row in [*options.only, *contention.further_rows(options.files)]:
                 log(f"{callers} callers: {row}, {threads} threads")
-                task = contention.task_of(row, threads, options) | {"callers": callers}
+                task = contention.task_of(row, threads, options)
+                task |= {"callers": callers, "seconds": options.seconds}
                 cells, groups = row_cells([measure(task, options.rounds) for _ in range(options.restarts)])
                 body.append([row, *cells])
                 all_groups.append(groups)

@@ -13,28 +13,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphkit import config
-from graphkit.autodiff.reverse_mode import gradient, reached
 from graphkit.errors import InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
-from graphkit.frontend.initializers import initialize
 from graphkit.ir import printing
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.pickling import Packed, pack, unpack
 from graphkit.ir.subgraph import inline
 from graphkit.ir.types import TensorType, Type
-from graphkit.passes.control.block_loops import Block
-from graphkit.passes.control.block_loops import block_loops as blocked
 from graphkit.passes.control.merge import merge_control
 from graphkit.passes.control.prune import prune_control
 from graphkit.passes.training.randomness import bind_nested
 from graphkit.passes.training.separate_roles import separate_roles
-from graphkit.passes.training.straight_through import pass_through_rounding
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from graphkit.executor.run.session import Executor
+    from graphkit.passes.control.block_loops import Block
 
 # Which model holds the array of a parameter Value: composing models shares parameters through this.
 _owners: weakref.WeakKeyDictionary[Value, tuple[ParamStore, str]] = weakref.WeakKeyDictionary()
@@ -117,13 +113,7 @@ class Model:
                 owner, held = _owners[value]
                 self.params[key] = owner[held]
             elif "init" in value.attrs:
-                try:
-                    self.params.commit(key, initialize(value.tensor, value.attrs["init"], seed, key))
-                except (MemoryError, OverflowError, ValueError) as error:
-                    raise OutOfMemory(
-                        f"model {graph.name!r}: no memory for parameter {key!r}, {value.tensor}, {value.tensor.nbytes} "
-                        f"bytes: {error}"
-                    ) from error
+                self.params.commit(key, _initial(graph, key, value, seed))
             else:
                 raise InvalidModel(f"model {graph.name!r}: parameter {key!r} has neither a value nor an initialiser")
             _owners.setdefault(value, (self.params, key))
@@ -391,6 +381,19 @@ def load(source: Any, *, external_root: str | Path | None = None) -> Model:
     )
 
 
+def _initial(graph: Graph, key: str, value: Value, seed: int) -> np.ndarray:
+    """The first array of a parameter, by its initialiser."""
+    from graphkit.frontend.initializers import initialize
+
+    try:
+        return initialize(value.tensor, value.attrs["init"], seed, key)
+    except (MemoryError, OverflowError, ValueError) as error:
+        raise OutOfMemory(
+            f"model {graph.name!r}: no memory for parameter {key!r}, {value.tensor}, {value.tensor.nbytes} bytes: "
+            f"{error}"
+        ) from error
+
+
 def grad(
     model: Model,
     of: str | Sequence[str] | None = None,
@@ -408,6 +411,9 @@ def grad(
     Raises MissingGradient,
     UsageError.
     """
+    from graphkit.autodiff.reverse_mode import gradient, reached
+    from graphkit.passes.training.straight_through import pass_through_rounding
+
     if straight_through:
         model = Model.from_graph(pass_through_rounding(model.graph), dict(model.params))
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
@@ -439,4 +445,6 @@ def block_loops(model: Model, block: Block = "sqrt") -> Model:
     block, or "sqrt" for loops of known length. Applies to Scan and to Loop without scan outputs, imported ones
     included; parameters are copied. Raises UsageError for "sqrt" where the number of iterations is not known.
     """
+    from graphkit.passes.control.block_loops import block_loops as blocked
+
     return Model.from_graph(blocked(model.graph, block), dict(model.params))

@@ -77,7 +77,7 @@ class DimExpr:
         return _scale(self, -1)
 
     def __mul__(self, other: Dim) -> Dim:
-        return _product(self, other)
+        return _product(self, other) if isinstance(other, DimExpr) else _scale(self, int(other))
 
     __rmul__ = __mul__
 
@@ -153,7 +153,11 @@ def _combine(a: Dim, b: Dim, sign: int) -> Dim:
 
 
 def _scale(a: Dim, factor: int) -> Dim:
-    return _from_terms({m: c * factor for m, c in _terms(a)})
+    if not isinstance(a, DimExpr):
+        return a * factor
+    if factor in (0, 1):
+        return a if factor else 0
+    return _bounded(DimExpr(tuple([(m, c * factor) for m, c in a.terms])))
 
 
 def _product(a: Dim, b: Dim) -> Dim:
@@ -295,6 +299,8 @@ def broadcast(*dims: Dim) -> Dim:
 
     An integer above 1 decides for the symbols beside it; whether they fit is checked when they are bound.
     """
+    if dims and dims.count(dims[0]) == len(dims):
+        return dims[0]
     operands: set[DimExpr] = set()
     constant = 1
     for dim in dims:

@@ -47,9 +47,9 @@ class Value:
         self,
         type: Type,
         name: str = "",
-        *,
         node: Node | None = None,
         index: int = 0,
+        *,
         role: str = "data",
         attrs: Mapping[str, Any] | None = None,
     ):
@@ -177,8 +177,9 @@ class Node:
                 types = op.infer_types([None if v is None else v.type for v in self.inputs])
             except GraphkitError as error:
                 raise type(error)(f"{self.describe()}: {error}") from None
+        named = len(output_names)
         self.outputs: tuple[Value, ...] = tuple(
-            Value(t, output_names[i] if i < len(output_names) else "", node=self, index=i) for i, t in enumerate(types)
+            [Value(t, output_names[i] if i < named else "", self, i) for i, t in enumerate(types)]
         )
 
     @property
@@ -215,8 +216,7 @@ class Node:
             # Values are equal to themselves alone.
             if given == self.inputs:
                 return self
-            changed = ((a, b) for a, b in zip(given, self.inputs, strict=True) if a is not b)
-            if all(a is not None and b is not None and same_type(a.type, b.type) for a, b in changed):
+            if _same_types(given, self.inputs):
                 return self._moved(given)
         with context.detached():
             names = [v.name for v in self.outputs]
@@ -227,7 +227,7 @@ class Node:
         node = Node.__new__(Node)
         node.op, node.inputs, node.name, node.meta = self.op, inputs, self.name, self.meta
         node.serial = next(_serial)
-        node.outputs = tuple([Value(v.type, v.name, node=node, index=v.index) for v in self.outputs])
+        node.outputs = tuple([Value(v.type, v.name, node, v.index) for v in self.outputs])
         return node
 
     def __str__(self) -> str:
@@ -240,7 +240,24 @@ class Node:
 
 def same_type(a: Type, b: Type) -> bool:
     """Equality that also compares known values, as inference may depend on them."""
-    return a is b or (a == b and all(getattr(a, key, None) == getattr(b, key, None) for key in ("value", "floats")))
+    if a is b:
+        return True
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return a == b and a.value == b.value and a.floats == b.floats
+    return a == b
+
+
+def _same_types(given: Sequence[Value | None], before: Sequence[Value | None]) -> bool:
+    """Whether operands have the types of those before."""
+    for new, old in zip(given, before, strict=True):
+        if new is not old and (new is None or old is None or not same_type(new.type, old.type)):
+            return False
+    return True
+
+
+def next_serial() -> int:
+    """A number above those of all nodes and values that there are, and below those that are made from now on."""
+    return next(_serial)
 
 
 @uncollected
@@ -282,7 +299,18 @@ class Graph:
     that `inputs` lacks, when an input occurs twice, or when an update does not fit its input's type.
     """
 
-    __slots__ = ("inputs", "outputs", "updates", "name", "meta", "nodes", "_output_names", "_names", "_node_names")
+    __slots__ = (
+        "inputs",
+        "outputs",
+        "updates",
+        "name",
+        "meta",
+        "nodes",
+        "_operators",
+        "_output_names",
+        "_names",
+        "_node_names",
+    )
 
     def __init__(
         self,
@@ -300,6 +328,7 @@ class Graph:
         self.name = name
         self.meta: Mapping[str, str] = dict(meta or {})
         self.nodes: tuple[Node, ...] = tuple(topological([*self.outputs, *(new for _, new in self.updates)]))
+        self._operators: frozenset[str] | None = None
         self._output_names = None if output_names is None else tuple(output_names)
         self._names: dict[Value, str] | None = None
         self._node_names: dict[Node, str] | None = None
@@ -333,6 +362,13 @@ class Graph:
     def values(self) -> Iterator[Value]:
         """Every value: inputs, then node outputs in topological order."""
         return itertools.chain(self.inputs, (v for node in self.nodes for v in node.outputs))
+
+    @property
+    def operators(self) -> frozenset[str]:
+        """The names of the operators that its nodes apply, whatever their domains; without those of subgraphs."""
+        if self._operators is None:
+            self._operators = frozenset([node.op.name for node in self.nodes])
+        return self._operators
 
     def __copy__(self) -> Graph:
         return self
@@ -401,6 +437,8 @@ class Graph:
 
     def replace(self, **changes: Any) -> Graph:
         """A graph that differs in the given fields (inputs, outputs, updates, name, output_names, meta)."""
+        if not changes.keys() - {"name", "meta"}:
+            return self._relabelled(**changes)
         fields: dict[str, Any] = {
             "inputs": self.inputs,
             "outputs": self.outputs,
@@ -417,6 +455,17 @@ class Graph:
             output_names=fields["output_names"],
             meta=fields["meta"],
         )
+
+    def _relabelled(self, *, name: str | None = None, meta: Mapping[str, str] | None = None) -> Graph:
+        """This graph under another name, or with other metadata. What is known of its nodes holds of it as well."""
+        graph = Graph.__new__(Graph)
+        for slot in Graph.__slots__:
+            setattr(graph, slot, getattr(self, slot))
+        if name is not None:
+            graph.name = name
+        if meta is not None:
+            graph.meta = dict(meta)
+        return graph
 
     def __str__(self) -> str:
         return to_text(self)

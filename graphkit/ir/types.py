@@ -139,10 +139,14 @@ def dtype_of(spec: Any) -> DType:
 
 def _dims(shape: Iterable[Any]) -> tuple[Dim, ...]:
     """A shape with every dimension read; a tuple of dimensions is kept, so that nodes share it."""
-    if type(shape) is not tuple or not all(type(d) is int or type(d) is DimExpr for d in shape):
-        shape = tuple(d if type(d) is int or isinstance(d, DimExpr) else dims.parse(d) for d in shape)
-    if any(type(d) is int and d > _MAX_SIZE for d in shape):
-        raise TypeMismatch("a dimension is above 2^63 - 1")
+    if type(shape) is not tuple:
+        shape = tuple(shape)
+    for dim in shape:
+        if type(dim) is int:
+            if dim > _MAX_SIZE:
+                raise TypeMismatch("a dimension is above 2^63 - 1")
+        elif not isinstance(dim, DimExpr):
+            return _dims(tuple([d if isinstance(d, DimExpr) else dims.parse(d) for d in shape]))
     return shape
 
 
@@ -185,7 +189,7 @@ class TensorType:
     @property
     def is_static(self) -> bool:
         """Whether every dimension is an integer."""
-        return self.shape is not None and not any(isinstance(d, DimExpr) for d in self.shape)
+        return self.shape is not None and DimExpr not in map(type, self.shape)
 
     @property
     def size(self) -> Dim:
@@ -317,17 +321,18 @@ def type_of_array(array: np.ndarray) -> TensorType:
 
 def broadcast_shapes(shapes: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...] | None:
     """Numpy's broadcasting on symbolic shapes; None when a rank is unknown. Raises TypeMismatch."""
-    if any(s is None for s in shapes):
+    known = [s for s in shapes if s is not None]
+    if len(known) < len(shapes):
         return None
-    first = shapes[0]
-    if all(s == first for s in shapes):
+    first = known[0]
+    if known.count(first) == len(known):
         return first
-    rank = max(len(s) for s in shapes if s is not None)
-    padded = [(1,) * (rank - len(s)) + s for s in shapes if s is not None]
+    rank = max(map(len, known))
+    padded = [(1,) * (rank - len(s)) + s for s in known]
     try:
         return tuple(dims.broadcast(*column) for column in zip(*padded, strict=True))
     except TypeMismatch:
-        listed = " and ".join("[" + ", ".join(map(str, s)) + "]" for s in shapes if s is not None)
+        listed = " and ".join("[" + ", ".join(map(str, s)) + "]" for s in known)
         raise TypeMismatch(f"shapes {listed} do not broadcast") from None
 
 

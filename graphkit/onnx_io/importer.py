@@ -21,10 +21,11 @@ from onnx import AttributeProto, ModelProto, TypeProto
 
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context
+from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
-from graphkit.ir.graph import Graph, Node, Value, give_name, unique_names
+from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial, unique_names
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ir.types import TensorType, Type
 from graphkit.onnx_io import control, functions, initializers, upgrade, validate
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
@@ -51,6 +52,7 @@ class Imported(NamedTuple):
     declared: Declarations
 
 
+@uncollected
 def import_model(
     source: str | os.PathLike[str] | bytes | ModelProto, *, external_root: str | os.PathLike[str] | None = None
 ) -> Imported:
@@ -216,15 +218,20 @@ class Builder:
         """Raises UnsupportedOperator listing every operator that nothing here implements, with its nodes."""
         missing: dict[str, list[str]] = {}
         seen: set[int] = set()
+        known: set[tuple[str, str, int]] = set()
         pending: list[tuple[Region, Setting]] = [(self.top, self.setting)]
         while pending:
             region, setting = pending.pop()
             for _, raw in region.walk():
-                function = self.library.find(raw)
                 version = setting.version(raw.domain)
-                target, built = upgrade.destination(raw.domain, raw.op_type, version)
-                if built or registry.find(raw.domain, target) is not None:
+                key = (raw.domain, raw.op_type, version)
+                if key in known:
                     continue
+                target, built = upgrade.destination(*key)
+                if built or registry.find(raw.domain, target) is not None:
+                    known.add(key)
+                    continue
+                function = self.library.find(raw)
                 if function is not None:
                     if id(function.region) not in seen:
                         seen.add(id(function.region))
@@ -299,7 +306,7 @@ class Builder:
         attrs = {name: self.attribute(proto, f"{where}: attribute {name!r}") for name, proto in protos.items()}
         version = setting.version(raw.domain)
         view = upgrade.NodeView(raw.op_type, raw.domain, inputs, attrs, raw.outputs, version, where)
-        mark = Value(TensorType(DType.BOOL, ())).serial
+        mark = next_serial()
         built = upgrade.run(view)
         if built is not None:
             return _named(built, raw, mark)

@@ -6,6 +6,7 @@ Linear in nodes and edges; nesting and size are bounded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -26,8 +27,9 @@ class RawNode:
     __slots__ = ("attributes", "domain", "inputs", "name", "op_type", "outputs", "overload", "proto", "regions")
 
     def __init__(self, proto: NodeProto, regions: Mapping[str, Region], attributes: Mapping[str, AttributeProto]):
+        domain = proto.domain
         self.op_type = proto.op_type
-        self.domain = "" if proto.domain == "ai.onnx" else proto.domain
+        self.domain = "" if domain == "ai.onnx" else domain
         self.overload = proto.overload
         self.name = proto.name
         self.inputs = tuple(proto.input)
@@ -39,15 +41,15 @@ class RawNode:
     @property
     def meta(self) -> dict[str, str]:
         texts = {p.key: p.value for p in self.proto.metadata_props}
-        require_text(f"{self}: metadata", *texts, *texts.values())
+        if texts:
+            require_text(f"{self}: metadata", *texts, *texts.values())
         return texts
 
     @property
     def needs(self) -> Iterator[str]:
         """Names that must exist before the node runs: its inputs, and what its subgraphs use from outside."""
-        yield from filter(None, self.inputs)
-        for region in self.regions.values():
-            yield from region.free
+        given = filter(None, self.inputs)
+        return itertools.chain(given, *(r.free for r in self.regions.values())) if self.regions else given
 
     def __str__(self) -> str:
         operator = f"{self.domain}.{self.op_type}" if self.domain else self.op_type
@@ -185,23 +187,24 @@ class Reader:
                 region.free.setdefault(name, None)
 
     def _node(self, proto: NodeProto, where: str, depth: int) -> RawNode:
-        names = (proto.name, proto.op_type, proto.domain, proto.overload, *proto.input, *proto.output)
-        require_text(f"{where}: node", *names)
         attributes: dict[str, AttributeProto] = {}
         regions: dict[str, Region] = {}
+        node = RawNode(proto, regions, attributes)
+        require_text(f"{where}: node", node.name, node.op_type, node.domain, node.overload, *node.inputs, *node.outputs)
         for attribute in proto.attribute:
-            require_text(f"{where}: node {proto.name!r}: attribute", attribute.name, attribute.ref_attr_name)
-            if attribute.name in attributes or attribute.name in regions:
-                raise InvalidModel(f"{where}: node {proto.name!r}: attribute {attribute.name!r} is given twice")
-            if attribute.type == AttributeProto.GRAPH or (not attribute.type and attribute.HasField("g")):
+            name, kind = attribute.name, attribute.type
+            require_text(f"{where}: node {node.name!r}: attribute", name, attribute.ref_attr_name)
+            if name in attributes or name in regions:
+                raise InvalidModel(f"{where}: node {node.name!r}: attribute {name!r} is given twice")
+            if kind == AttributeProto.GRAPH or (not kind and attribute.HasField("g")):
                 if attribute.ref_attr_name:
-                    raise InvalidModel(f"{where}: node {proto.name!r}: a graph attribute cannot be a reference")
-                regions[attribute.name] = self.graph(attribute.g, depth + 1)
+                    raise InvalidModel(f"{where}: node {node.name!r}: a graph attribute cannot be a reference")
+                regions[name] = self.graph(attribute.g, depth + 1)
             else:
-                attributes[attribute.name] = attribute
-        if not proto.op_type:
-            raise InvalidModel(f"{where}: node {proto.name!r} has no operator type")
-        return RawNode(proto, regions, attributes)
+                attributes[name] = attribute
+        if not node.op_type:
+            raise InvalidModel(f"{where}: node {node.name!r} has no operator type")
+        return node
 
 
 def _is_constant(node: RawNode) -> bool:

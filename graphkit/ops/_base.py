@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -164,6 +165,9 @@ def examples_align(inputs: Sequence[TensorType | None], batched: Sequence[bool])
     )
 
 
+_NO_GRAPHS: Mapping[str, Graph] = MappingProxyType({})
+
+
 class Op:
     """An operator with its attribute values. Immutable; equal when class and attributes are equal.
 
@@ -199,6 +203,8 @@ class Op:
     composite: ClassVar[bool] = False
     samples: ClassVar[Any] = ()
     formals: ClassVar[tuple[Formal, ...]] = ()
+    # The fields that hold subgraphs.
+    _graphs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, **attrs: Any):
         values = self.__dict__
@@ -239,7 +245,10 @@ class Op:
         return {k: v for k, v in self.__dict__.items() if v is not None}
 
     def subgraphs(self) -> Mapping[str, Graph]:
-        return {k: v for k, v in self.__dict__.items() if isinstance(v, Graph)}
+        if not self._graphs:
+            return _NO_GRAPHS
+        values = self.__dict__
+        return {key: values[key] for key in self._graphs if values[key] is not None}
 
     def replace(self, **changes: Any) -> Self:
         """The same operator with some attributes changed."""
@@ -291,35 +300,35 @@ class Op:
         return result if isinstance(result, tuple) else (result,)
 
     def _check_operands(self, inputs: Sequence[Type | None]) -> None:
-        formals = self.formals
-        variadic = bool(formals) and formals[-1].variadic
-        if len(inputs) > len(formals) and not variadic:
-            raise TypeMismatch(f"takes at most {len(formals)} operands, {len(inputs)} given")
+        formals, given = self.formals, len(inputs)
+        if given > len(formals) and not (formals and formals[-1].variadic):
+            raise TypeMismatch(f"takes at most {len(formals)} operands, {given} given")
         seen: dict[str, DType] = {}
-        for position, formal in enumerate(formals):
-            operands = inputs[position:] if formal.variadic else inputs[position : position + 1]
-            if not formal.optional and not formal.variadic and (not operands or operands[0] is None):
-                raise TypeMismatch(f"operand {formal.name!r} is missing")
-            allowed = self.types.get(formal.name)
+        for position, (name, optional, variadic) in enumerate(formals):
+            if not optional and not variadic and (position >= given or inputs[position] is None):
+                raise TypeMismatch(f"operand {name!r} is missing")
+            allowed = self.types.get(name)
             if allowed is None:
                 continue
-            for operand in operands:
+            for operand in inputs[position:] if variadic else inputs[position : position + 1]:
                 if operand is None:
                     continue
                 if not isinstance(operand, TensorType):
-                    raise TypeMismatch(f"operand {formal.name!r} must be a tensor, not {operand}")
-                same_as = seen.get(allowed) if isinstance(allowed, str) else None
+                    raise TypeMismatch(f"operand {name!r} must be a tensor, not {operand}")
+                dtype = operand.dtype
                 if isinstance(allowed, str):
-                    fits = same_as is None or operand.dtype is same_as
-                    seen.setdefault(allowed, operand.dtype)
+                    same_as = seen.setdefault(allowed, dtype)
+                    fits = dtype is same_as
                 else:
-                    fits = operand.dtype in allowed
+                    fits = dtype in allowed
                 if not fits:
                     wanted = (
-                        f"{same_as}, as {allowed!r}" if same_as else "one of " + ", ".join(sorted(map(str, allowed)))
+                        f"{same_as}, as {allowed!r}"
+                        if isinstance(allowed, str)
+                        else "one of " + ", ".join(sorted(map(str, allowed)))
                     )
-                    raise TypeMismatch(f"operand {formal.name!r} is {operand.dtype}; expected {wanted}")
-                seen.setdefault(formal.name, operand.dtype)
+                    raise TypeMismatch(f"operand {name!r} is {dtype}; expected {wanted}")
+                seen.setdefault(name, dtype)
 
     def named_inputs(self, operands: Sequence[Any]) -> dict[str, Any]:
         """Operands by declared name; a variadic one is a tuple, an absent one None."""
@@ -355,7 +364,7 @@ class Registry:
     def add(self, cls: type[Op]) -> None:
         key = (cls.domain, cls.name)
         function = function_name(cls)
-        self._replace(cls)
+        self._replace(cls, function)
         if key in self._by_key:
             raise UsageError(f"operator {cls.domain or 'ai.onnx'}.{cls.name} is registered already")
         if function in self._functions:
@@ -364,9 +373,9 @@ class Registry:
         self._former.update(((cls.domain, name), cls) for name in cls.__dict__.get("former_names", ()))
         self._functions[function] = OpFunction(cls, function)
 
-    def _replace(self, cls: type[Op]) -> None:
+    def _replace(self, cls: type[Op], function: str) -> None:
         """Take back what `cls` defines again: in a notebook, or in a module that is loaded once more."""
-        same_name = self._functions.get(function_name(cls))
+        same_name = self._functions.get(function)
         found = {self._by_key.get((cls.domain, cls.name)), None if same_name is None else same_name.op}
         for old in [other for other in found if other is not None]:
             again = (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
@@ -423,7 +432,8 @@ registry = Registry()
 def op(cls: type[OpT]) -> type[OpT]:
     """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
     fields: dict[str, Field] = {}
-    for base in reversed(cls.__mro__):
+    # What Op itself annotates are class attributes.
+    for base in [b for b in reversed(cls.__mro__) if b is not Op]:
         for key, annotation in inspect.get_annotations(base).items():
             text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
             if text.startswith("ClassVar"):
@@ -436,6 +446,7 @@ def op(cls: type[OpT]) -> type[OpT]:
     cls.fields = fields
     cls.name = cls.__dict__.get("name") or cls.__name__
     cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
+    cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
     registry.add(cls)
     return cls
 

@@ -147,11 +147,10 @@ class LoweredGraph:
     def interpreted(self, prefix: str = "") -> Iterator[tuple[str, Node, str]]:
         """Name, node and reason of every step that is interpreted, also inside subgraphs."""
         for node, lowering in self.steps:
-            name = prefix + self.graph.node_name(node)
             if lowering.kind == "interpreted":
-                yield name, node, lowering.reason
+                yield prefix + self.graph.node_name(node), node, lowering.reason
             for part, inner in lowering.subgraphs.items():
-                yield from inner.interpreted(f"{name}/{part}/")
+                yield from inner.interpreted(f"{prefix}{self.graph.node_name(node)}/{part}/")
 
 
 # Lowers a subgraph; the arrays are by the position of its input. Raises NotNative.

@@ -10,7 +10,6 @@ from graphkit.executor.memory.planner import aligned
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.report.plan_data import Block, Operand, PlanStep
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops.tensor.constants import Constant
 
 
@@ -173,14 +172,3 @@ def _packed(lowered: LoweredGraph) -> dict[tuple[int, str], int]:
 
 def _bytes(value: Value) -> int:
     return aligned(value.tensor.nbytes) if has_fixed_size(value) else 0
-
-
-def is_shape_arithmetic(node: Node) -> bool:
-    """Whether all results are small integer tensors: work that follows shapes, not data."""
-    return all(
-        isinstance(v.type, TensorType)
-        and (v.type.dtype.is_integer or v.type.dtype is DType.BOOL)
-        and v.type.is_static
-        and v.type.nbytes <= MAX_KNOWN_ELEMENTS * v.type.dtype.itemsize
-        for v in node.outputs
-    )

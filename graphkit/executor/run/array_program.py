@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from graphkit.executor.devices.kernel import Kernel, VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.lower.python_step import PythonKernel
 from graphkit.executor.memory.pools import IDLE, Pools
-from graphkit.executor.report.describe import describe
-from graphkit.executor.report.plan import Plan
 from graphkit.executor.run import base_program as programs
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.evaluate import run_node
+
+if TYPE_CHECKING:
+    from graphkit.executor.report.plan import Plan
 
 # What a step takes with its node and its part of the plan.
 _STEP_BYTES = 24 << 10
@@ -76,6 +77,8 @@ class ArrayProgram:
 
     @cached_property
     def plan(self) -> Plan:
+        from graphkit.executor.report.describe import describe
+
         return describe(self.lowered)
 
 

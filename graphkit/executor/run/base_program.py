@@ -15,12 +15,11 @@ from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.errors import out_of_memory, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
-from graphkit.executor.report.describe import describe
-from graphkit.executor.report.plan import Plan
 from graphkit.ir.graph import Graph
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
+    from graphkit.executor.report.plan import Plan
 
 
 class Recorder(Protocol):
@@ -111,6 +110,8 @@ class BaseProgram(ABC):
 
     @cached_property
     def plan(self) -> Plan:
+        from graphkit.executor.report.describe import describe
+
         return describe(self.lowered)
 
 

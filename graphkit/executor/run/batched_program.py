@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,12 +13,14 @@ from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.lowering import LoweredGraph
 from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.report.plan import Plan
 from graphkit.executor.run import base_program
 from graphkit.executor.run.base_program import BaseProgram, Instance, InstancedProgram
 from graphkit.executor.run.selection import Key
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType
+
+if TYPE_CHECKING:
+    from graphkit.executor.report.plan import Plan
 
 # What the program itself takes, without those of the parts.
 _BYTES = 4 << 10

@@ -21,6 +21,7 @@ from graphkit.executor.run.array_program import ArrayProgram
 from graphkit.executor.run.base_program import BaseProgram
 from graphkit.executor.run.program import Program
 from graphkit.executor.run.sized_program import SizedProgram
+from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.control.prune import prune_control
@@ -32,6 +33,7 @@ from graphkit.passes.pipeline import BOUND
 AnyProgram: TypeAlias = BaseProgram | ArrayProgram
 
 
+@uncollected
 def compile_graph(
     graph: Graph,
     shapes: Mapping[str, Any],

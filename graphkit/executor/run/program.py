@@ -17,10 +17,9 @@ from graphkit.executor.lower.python_step import ArrayFunction, PythonFunction, P
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
-from graphkit.executor.report.describe import is_shape_arithmetic
 from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import TensorType
+from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
 from graphkit.ops.evaluate import failure_of
 
 if TYPE_CHECKING:
@@ -64,11 +63,11 @@ class Program(InstancedProgram):
 
     @cached_property
     def fallbacks(self) -> tuple[str, ...]:
-        once = {node for node in self.placement.steps if is_shape_arithmetic(node)}
+        steps = set(self.placement.steps)
         return tuple(
             f"{name} ({node.op.name}{reason and f': {reason}'})"
             for name, node, reason in self._lowered.interpreted()
-            if node not in once
+            if node not in steps or not _is_shape_arithmetic(node)
         )
 
     def instance(self) -> Instance:
@@ -316,3 +315,14 @@ def _copied(result: Any) -> Any:
     if isinstance(result, np.ndarray):
         return result.copy()
     return [_copied(item) for item in result] if isinstance(result, (list, tuple)) else result
+
+
+def _is_shape_arithmetic(node: Node) -> bool:
+    """Whether all results are small integer tensors: work that follows shapes, not data."""
+    return all(
+        isinstance(v.type, TensorType)
+        and (v.type.dtype.is_integer or v.type.dtype is DType.BOOL)
+        and v.type.is_static
+        and v.type.nbytes <= MAX_KNOWN_ELEMENTS * v.type.dtype.itemsize
+        for v in node.outputs
+    )

@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from graphkit.executor.lower.lowering import Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
-from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.compile import AnyProgram
 from graphkit.executor.run.declared import Declared
 from graphkit.executor.run.feeds import check_finite, convert
@@ -41,6 +40,9 @@ from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import inference_passes
 from graphkit.passes.training.randomness import bind_rng
+
+if TYPE_CHECKING:
+    from graphkit.executor.report.plan import Plan
 
 
 class ParameterArray:

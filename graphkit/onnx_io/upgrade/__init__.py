@@ -115,7 +115,10 @@ def upgrade(*operators: str, below: int, becomes: str | None = None, domain: str
 
 def next_rule(domain: str, operator: str, version: int) -> Rule | None:
     """The oldest rule that still applies to a node at `version`."""
-    return next((rule for rule in _rules.get((domain, operator), ()) if version < rule.below), None)
+    for rule in _rules.get((domain, operator), ()):
+        if version < rule.below:
+            return rule
+    return None
 
 
 def destination(domain: str, operator: str, version: int) -> tuple[str, bool]:

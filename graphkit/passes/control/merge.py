@@ -15,14 +15,14 @@ from graphkit.ir.subgraph import inline
 from graphkit.ops.control.operators import Scan
 from graphkit.ops.control.views import IfView, LoopView, is_if, repeating
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import is_control, rewrite
+from graphkit.passes.core.sweep import CONTROL, is_control, rewrite
 from graphkit.passes.simplify.cse import cse
 
 
 @graph_pass(ensures=[Property.CONTROL_MERGED])
 def merge_control(graph: Graph) -> Graph:
     """Merge nodes of control flow, with CSE before and after; a graph with less than two is returned as it is."""
-    if sum(is_control(node) for node in graph.nodes) < 2:
+    if graph.operators.isdisjoint(CONTROL) or sum(is_control(node) for node in graph.nodes) < 2:
         return graph
     graph, changed = cse(graph), True
     while changed:
@@ -63,7 +63,7 @@ def _merge_once(graph: Graph) -> tuple[Graph, bool]:
             made[joint] = joint.rebuilt(operands)
         return [made[joint].outputs[i] for i in positions]
 
-    return rewrite(graph, rule), True
+    return rewrite(graph, rule, at=CONTROL), True
 
 
 def _joint(a: Graph, b: Graph) -> tuple[list[Value], list[Value]]:

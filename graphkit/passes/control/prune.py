@@ -11,7 +11,7 @@ from typing import Any
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ops.control.views import IfView, LoopView, is_if, repeating
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import is_control, rewrite, use_counts
+from graphkit.passes.core.sweep import CONTROL, is_control, rewrite, use_counts
 
 
 @graph_pass(requires=[Property.CONTROL_MERGED])
@@ -20,7 +20,7 @@ def prune_control(graph: Graph) -> Graph:
 
     The condition of a Loop stays, and one scan input of a Scan, for they decide how often the body runs.
     """
-    if not any(is_control(node) for node in graph.nodes):
+    if graph.operators.isdisjoint(CONTROL):
         return graph
     counts = use_counts(graph)
 
@@ -33,7 +33,7 @@ def prune_control(graph: Graph) -> Graph:
         # Any value serves for a result that nothing reads.
         return [results.get(i, old) for i, old in enumerate(node.outputs)]
 
-    return rewrite(graph, rule)
+    return rewrite(graph, rule, at=CONTROL)
 
 
 def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:

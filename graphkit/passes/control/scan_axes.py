@@ -9,7 +9,7 @@ from graphkit.ops import F, operator
 from graphkit.ops.control.operators import Scan
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.sweep import all_nodes, map_bodies, rewrite
+from graphkit.passes.core.sweep import CONTROL, all_nodes, map_bodies, rewrite
 
 
 def _axes_to_move(view: LoopView) -> tuple[list[int], list[int]] | None:
@@ -47,7 +47,7 @@ def scan_axes(graph: Graph) -> Graph:
         rebuilt = map_bodies(node, operands, scan_axes)
         return (_along_first_axis(rebuilt) if _is_scan(rebuilt) else None) or rebuilt.outputs
 
-    return rewrite(graph, rule)
+    return rewrite(graph, rule, at=CONTROL)
 
 
 def _along_first_axis(node: Node) -> Sequence[Value] | None:

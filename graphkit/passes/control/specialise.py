@@ -13,7 +13,7 @@ from graphkit.ops.control.loop_state import output_types, stable_types, without_
 from graphkit.ops.control.views import LoopView
 from graphkit.passes.core.bind import rebind
 from graphkit.passes.core.declare import Step
-from graphkit.passes.core.sweep import is_control, rewrite, run_passes
+from graphkit.passes.core.sweep import CONTROL, is_control, rewrite, run_passes
 
 # Why a subgraph (node, attribute) could not be specialised.
 Misfits: TypeAlias = Mapping[tuple[Node, str], str]
@@ -30,7 +30,7 @@ def specialise_subgraphs(graph: Graph, passes: Sequence[Step] = ()) -> tuple[Gra
 
 
 def _specialised(graph: Graph, passes: Sequence[Step], misfits: dict[tuple[Node, str], str]) -> Graph:
-    if not any(is_control(node) for node in graph.nodes):
+    if graph.operators.isdisjoint(CONTROL):
         return graph
 
     def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
@@ -56,7 +56,7 @@ def _specialised(graph: Graph, passes: Sequence[Step], misfits: dict[tuple[Node,
         misfits.update(((made, attribute), why) for attribute, why in refused.items())
         return made.outputs
 
-    return rewrite(graph, rule)
+    return rewrite(graph, rule, at=CONTROL)
 
 
 def _typed(node: Node, subgraph: Graph) -> Graph:

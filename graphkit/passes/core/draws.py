@@ -13,7 +13,8 @@ def is_random(op: Operator) -> bool:
     """Whether the operator, or a node of one of its subgraphs, draws random numbers."""
     if getattr(op, "random", False):
         return True
-    return any(is_random(node.op) for graph in op.subgraphs().values() for node in graph.nodes)
+    subgraphs = op.subgraphs()
+    return bool(subgraphs) and any(is_random(node.op) for graph in subgraphs.values() for node in graph.nodes)
 
 
 def is_unbound(node: Node) -> bool:
@@ -24,7 +25,10 @@ def is_unbound(node: Node) -> bool:
 
 def is_undetermined(node: Node) -> bool:
     """Whether the node, or one in its subgraphs, draws without a state: computed again, it gives other numbers."""
-    return draws_anew(node) or any(draws_anew(n) for g in node.op.subgraphs().values() for n in all_nodes(g))
+    if draws_anew(node):
+        return True
+    subgraphs = node.op.subgraphs()
+    return bool(subgraphs) and any(draws_anew(n) for g in subgraphs.values() for n in all_nodes(g))
 
 
 def draws_anew(node: Node) -> bool:

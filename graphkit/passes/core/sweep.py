@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from graphkit import config
@@ -19,12 +20,13 @@ from graphkit.passes.core.declare import Pass, Rewrite, Step
 
 Rule: TypeAlias = Callable[[Node, list[Value | None]], Sequence[Value] | None]
 
-_CONTROL = frozenset({"If", "Loop", "Scan"})
+# The operators of control flow.
+CONTROL = frozenset({"If", "Loop", "Scan"})
 
 
 def is_control(node: Node) -> bool:
     """Whether the node is an If, a Loop or a Scan."""
-    return node.op.domain == "" and node.op.name in _CONTROL
+    return node.op.domain == "" and node.op.name in CONTROL
 
 
 @uncollected
@@ -32,26 +34,43 @@ def rewrite(
     graph: Graph,
     rule: Rule,
     *,
+    at: Collection[str] | None = None,
     inputs: Mapping[Value, Value] | None = None,
     extra_inputs: Sequence[Value] = (),
+    replaced: Callable[[Value, Value], None] | None = None,
 ) -> Graph:
     """One topological sweep. `rule(node, operands)` returns one value per output, or None to keep the node.
 
     `operands` are the node's inputs in the new graph; a kept node is rebuilt on them (itself when nothing
-    changed). `inputs` replaces graph inputs; `extra_inputs` are appended. Names of outputs stay. A graph in which
-    nothing is replaced is returned itself. Linear in nodes. Subgraphs are not entered: see `map_subgraphs`.
+    changed). The rule is asked about nodes of the operators called one of `at`, by default about all; the others are
+    kept. `inputs` replaces graph inputs; `extra_inputs` are appended; `replaced(old, new)` hears of each result that
+    another value stands for. Names of outputs stay. A graph in which nothing is replaced is returned itself. Linear in
+    nodes. Subgraphs are not entered: see `map_subgraphs`.
     """
     # What is replaced; most sweeps replace little.
     table: dict[Any, Value] = dict(inputs or {})
+    if not table and not extra_inputs and at is not None and graph.operators.isdisjoint(at):
+        return graph
+    changed, current = table.keys(), table.get
     with context.detached():
         for node in graph.nodes:
-            operands = [table.get(v, v) for v in node.inputs] if table else list(node.inputs)
-            replacement = rule(node, operands)
-            if replacement is None:
-                replacement = node.rebuilt(operands).outputs if table else node.outputs
-            if replacement is not node.outputs:
-                pairs = zip(node.outputs, replacement, strict=True)
-                table.update({old: new for old, new in pairs if new is not old})
+            given, results = node.inputs, node.outputs
+            touched = not changed.isdisjoint(given)
+            if at is None or node.op.name in at:
+                operands = [current(v, v) for v in given] if touched else list(given)
+                replacement = rule(node, operands)
+                if replacement is None:
+                    replacement = node.rebuilt(operands).outputs if touched else results
+            elif touched:
+                replacement = node.rebuilt([current(v, v) for v in given]).outputs
+            else:
+                continue
+            if replacement is not results:
+                for old, new in zip(results, replacement, strict=True):
+                    if new is not old:
+                        table[old] = new
+                        if replaced is not None:
+                            replaced(old, new)
     if not table and not extra_inputs:
         return graph
     return Graph(
@@ -123,7 +142,8 @@ def elements_read(node: Node) -> list[Value]:
 
 def use_counts(graph: Graph) -> Counter[Value]:
     """How many times each value is read: by nodes, as an output, as an update."""
-    counts: Counter[Value] = Counter(v for node in graph.nodes for v in node.inputs if v is not None)
+    counts: Counter[Any] = Counter(itertools.chain.from_iterable([node.inputs for node in graph.nodes]))
+    del counts[None]  # operands that are absent
     counts.update(graph.outputs)
     counts.update(new for _, new in graph.updates)
     return counts
@@ -153,17 +173,26 @@ class Readers:
 FusionRule: TypeAlias = Callable[[Node, Readers], Sequence[Value] | None]
 
 
-def fuse(graph: Graph, rule: FusionRule, *, needs: Iterable[str] = (), nested: bool = False) -> Graph:
+def fuse(
+    graph: Graph,
+    rule: FusionRule,
+    *,
+    needs: Collection[str] | None = None,
+    at: Collection[str] | None = None,
+    nested: bool = False,
+) -> Graph:
     """One sweep of a local rule, subgraphs included (see `map_bodies`).
 
     `rule` gets each node on its operands in the new graph, and how often values there are read; it returns one
     value per output, or None to keep the node. What it replaced before is what later nodes see, so that a chain is
     absorbed link by link. Who reads only the shape of a value does not count where binding the inputs' dimensions
-    makes that shape a constant. A graph without any operator called one of `needs` is returned as it is. Linear in
-    nodes for a rule that looks a bounded number of nodes back.
+    makes that shape a constant. The rule is asked about nodes of the operators called one of `at`, by default about
+    all. A graph without any operator called one of `needs`, nor one of `at`, is returned as it is. Linear in nodes for
+    a rule that looks a bounded number of nodes back.
     """
-    if needs and {*needs, *_CONTROL}.isdisjoint(node.op.name for node in graph.nodes):
-        return graph
+    for names in (needs, at):
+        if names is not None and graph.operators.isdisjoint(names) and graph.operators.isdisjoint(CONTROL):
+            return graph
     counts = use_counts(graph)
     if not nested:
         counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
@@ -171,17 +200,12 @@ def fuse(graph: Graph, rule: FusionRule, *, needs: Iterable[str] = (), nested: b
 
     def visit(node: Node, operands: list[Value | None]) -> Sequence[Value]:
         if is_control(node):
-            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, nested=True))
+            rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, at=at, nested=True))
         else:
             rebuilt = node.rebuilt(operands)
-        results = rule(rebuilt, readers) or rebuilt.outputs
-        if results is not node.outputs:
-            for old, new in zip(node.outputs, results, strict=True):
-                if new is not old:
-                    readers.replace(old, new)
-        return results
+        return rule(rebuilt, readers) or rebuilt.outputs
 
-    return rewrite(graph, visit)
+    return rewrite(graph, visit, at=None if at is None else {*at, *CONTROL}, replaced=readers.replace)
 
 
 def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]:
@@ -196,6 +220,8 @@ def readers_of(graph: Graph, *, nested: bool = False) -> dict[Value, list[Node]]
 
 def _shape_readers(graph: Graph) -> Iterator[Node]:
     """Nodes whose result is constant as soon as the dimensions of the graph's inputs are bound."""
+    if graph.operators.isdisjoint(("Shape", "Size")):
+        return
     known = {s for v in graph.inputs for d in open_dims(v) for s in d.symbols}
     for node in graph.nodes:
         if node.op.domain == "" and node.op.name in ("Shape", "Size"):

@@ -63,7 +63,7 @@ def fuse_activation(graph: Graph) -> Graph:
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return (_formula(node, readers) if is_op(node, "Mul", "Div") else None) or _bound(node, readers) or _relu(node)
 
-    return fuse(graph, rule)
+    return fuse(graph, rule, at=("Mul", "Div", "Max", "Min", "Clip"))
 
 
 def _formula(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -46,7 +46,7 @@ def fuse_attention(graph: Graph) -> Graph:
     factor; the mask is a term, or the condition of a Where. A transposition of all three operands, or of the result,
     becomes a layout; a constant lower-triangular mask becomes `causal`. Linear.
     """
-    return fuse(graph, _rule, needs=("Softmax", "FusedAttention"))
+    return fuse(graph, _rule, needs=("Softmax", "FusedAttention"), at=("MatMul", "Transpose", "FusedAttention"))
 
 
 def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:

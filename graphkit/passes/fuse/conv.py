@@ -11,7 +11,7 @@ from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints, producer, vector_of
 from graphkit.passes.core.sweep import Readers, fuse
-from graphkit.passes.fuse.epilogue import Product, absorb, is_single
+from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
 
 
 @graph_pass(
@@ -35,7 +35,7 @@ def fuse_conv(graph: Graph) -> Graph:
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return absorb(node, readers, _form, _bias)
 
-    return fuse(graph, rule, needs=("Conv", "FusedConv"))
+    return fuse(graph, rule, needs=("Conv", "FusedConv"), at=ABSORBED)
 
 
 def _form(value: Value) -> Product[FusedConv] | None:

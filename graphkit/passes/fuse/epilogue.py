@@ -19,6 +19,9 @@ _PLAIN = (Relu, Sigmoid, Tanh, HardSwish)
 _WITH_ALPHA = (LeakyRelu, Elu, HardSigmoid)
 _ACTIVATIONS = (*_PLAIN, *_WITH_ALPHA, Gelu, Swish, Clip)
 
+# The operators that `absorb` may find a product in front of.
+ABSORBED = frozenset({"Add", *(op.name for op in _ACTIVATIONS)})
+
 Fused = TypeVar("Fused", bound=Epilogue)
 
 

@@ -45,7 +45,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
             return _factor(node, readers, fixed)
         return None
 
-    return fuse(graph, rule, needs=("BatchNormalization", "Mul"))
+    return fuse(graph, rule, at=("BatchNormalization", "Mul"))
 
 
 class _Product(NamedTuple):

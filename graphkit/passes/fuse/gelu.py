@@ -38,7 +38,7 @@ def fuse_gelu(graph: Graph) -> Graph:
                     return (fused_node(op, (x,), (curve, node)),)
         return None
 
-    return fuse(graph, rule, needs=("Erf", "Tanh"))
+    return fuse(graph, rule, needs=("Erf", "Tanh"), at=("Mul", "Div"))
 
 
 def _curves(root: Node) -> Iterator[Node]:

@@ -29,7 +29,7 @@ def fuse_layer_norm(graph: Graph) -> Graph:
     def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
         return _standardised(node, readers) or _factor(node, readers) or _term(node, readers)
 
-    return fuse(graph, rule, needs=("ReduceMean", "LayerNormalization"))
+    return fuse(graph, rule, needs=("ReduceMean", "LayerNormalization"), at=("Div", "Mul", "Add"))
 
 
 def _standardised(node: Node, readers: Readers) -> Sequence[Value] | None:

@@ -13,7 +13,10 @@ from graphkit.ops.linalg.matmul import Gemm
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import first, ints, is_op, permutation, producer, same_type, scaled, vector_of
 from graphkit.passes.core.sweep import Readers, fuse, fused_node
-from graphkit.passes.fuse.epilogue import Product, absorb, is_single
+from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
+
+# Products, and what may become part of one.
+_OPERATORS = ABSORBED | {"MatMul", "Gemm", "Reshape", "Transpose", "Mul", "Div"}
 
 
 @graph_pass(
@@ -36,7 +39,7 @@ def fuse_matmul(graph: Graph) -> Graph:
     result's shape. A product of rows that were flattened before and are unflattened behind takes them as they were.
     Linear.
     """
-    return fuse(graph, _rule, needs=("MatMul", "Gemm", "FusedMatMul"))
+    return fuse(graph, _rule, needs=("MatMul", "Gemm", "FusedMatMul"), at=_OPERATORS)
 
 
 def _rule(node: Node, readers: Readers) -> Sequence[Value] | None:

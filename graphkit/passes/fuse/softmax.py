@@ -39,7 +39,7 @@ def fuse_softmax(graph: Graph) -> Graph:
                 return (fused_node(Softmax(axis=last), (found.values["x"],), (found.node("difference"), node)),)
         return None
 
-    return fuse(graph, rule, needs=("ReduceMax", "Softmax"))
+    return fuse(graph, rule, needs=("ReduceMax", "Softmax"), at=("Log", "Div"))
 
 
 def _axis(found: Match, node: Node) -> int | None:

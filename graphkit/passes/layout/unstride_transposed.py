@@ -11,7 +11,7 @@ from graphkit.ops import F, operator
 from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.passes.core.declare import Property, graph_pass
 from graphkit.passes.core.match import ints
-from graphkit.passes.core.sweep import map_bodies, rewrite
+from graphkit.passes.core.sweep import CONTROL, map_bodies, rewrite
 
 _ALL_THE_WAY = np.iinfo(np.int64).min
 
@@ -29,7 +29,7 @@ def unstride_transposed(graph: Graph) -> Graph:
             return rebuilt.outputs
         return _as_convolution(rebuilt) or rebuilt.outputs
 
-    return rewrite(graph, rule)
+    return rewrite(graph, rule, at=CONTROL | {"ConvTranspose"})
 
 
 def _as_convolution(node: Node) -> Sequence[Value] | None:

@@ -38,10 +38,12 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
         node = map_branches(node, operands, lambda inner: fold(inner, size_limit))
         if is_if(node) and (branch := IfView.of(node).chosen) is not None:
             return inline(branch, IfView.of(node).captures)
-        if isinstance(node.op, Constant) or is_random(node.op):
-            return node.outputs
         known = [_known_array(v) for v in node.outputs]
-        if any(a is None for a in known) and _foldable(node, size_limit):
+        missing = [a is None for a in known]
+        computable = any(missing) and _on_constants(node)
+        if (all(missing) and not computable) or isinstance(node.op, Constant) or is_random(node.op):
+            return node.outputs
+        if computable and _foldable(node, size_limit):
             try:
                 known = list(run_node(node, [None if v is None else array_of(v) for v in node.inputs]))
             except GraphkitError:
@@ -70,7 +72,7 @@ def map_branches(node: Node, operands: Sequence[Value | None], transform: Rewrit
 def _known_array(value: Value) -> np.ndarray | None:
     """The elements that inference knows, when all of them are integers."""
     kind = value.type
-    if not isinstance(kind, TensorType) or not kind.is_static or kind.constants is None:
+    if not isinstance(kind, TensorType) or kind.value is None or not kind.is_static or kind.constants is None:
         return None
     return np.array(kind.constants, dtype=kind.dtype.numpy).reshape(kind.static_shape)
 
@@ -79,8 +81,14 @@ def _bound(node: Node, size_limit: int) -> int:
     return max(size_limit, sum(a.nbytes for v in node.inputs if v is not None and (a := array_of(v)) is not None))
 
 
+def _on_constants(node: Node) -> bool:
+    """Whether every operand is a constant."""
+    return all(v is None or array_of(v) is not None for v in node.inputs)
+
+
 def _foldable(node: Node, size_limit: int) -> bool:
-    if node.op.subgraphs() or any(v is not None and array_of(v) is None for v in node.inputs):
+    """Whether a node on constants has results that may be constants."""
+    if node.op.subgraphs():
         return False
     if not all(isinstance(v.type, TensorType) for v in node.outputs):
         return False

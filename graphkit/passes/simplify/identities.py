@@ -37,6 +37,8 @@ _WIDER = {
 _CHAIN = 8
 
 _rules: dict[tuple[str, str], Simplification] = {}
+# The names of operators that have a rule, or branches.
+_operators = {"If"}
 
 
 def _identity_left(graph: Graph) -> Node | None:
@@ -53,12 +55,13 @@ def simplify(graph: Graph) -> Graph:
         found = _rules.get((rebuilt.op.domain, rebuilt.op.name))
         return (found(rebuilt) if found else None) or rebuilt.outputs
 
-    return rewrite(graph, rule)
+    return rewrite(graph, rule, at=_operators)
 
 
 def _rule(*names: str, domain: str = "") -> Callable[[Simplification], Simplification]:
     def install(function: Simplification) -> Simplification:
         _rules.update({(domain, name): function for name in names})
+        _operators.update(names)
         return function
 
     return install

@@ -45,7 +45,7 @@ def eliminate_reshape(graph: Graph) -> Graph:
         # Inference may know less of a dimension that the operand's size decides.
         return made.outputs if same_type(made.output, node.output) else None
 
-    return fuse(graph, rule, needs=("Transpose", *_RESHAPES))
+    return fuse(graph, rule, at=("Transpose", *_RESHAPES))
 
 
 def _keeps_order(node: Node) -> bool:

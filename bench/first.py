@@ -1,0 +1,135 @@
+"""From an ONNX file to its first result, and the memory of a process then, beside ONNX Runtime.
+
+    python bench/first.py [--only mlp-1,bert-1] [--files FOLDER] [--threads 1] [--restarts 5]
+
+Rows are those of the inference benchmark and the files of a folder (`exported.py` makes some): NAME.onnx with NAME.npz,
+an array for each input. Each engine opens each row in processes of its own, `--restarts` of them, by turns; the file is
+in the page cache. *Session*: from the file until inputs can be given. *First result*: from the file until the first run
+has ended. *Memory*: the resident size then, less that before the file was opened. Importing the engine is over by then:
+how long it took is told above. The table is Markdown, on stdout: medians, ONNX Runtime's over graphkit's, paired by
+restart: above 1, graphkit is faster, or smaller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contention import ENGINES, add_rows, further_rows, source, task_of
+from engines import TITLES, load, open_session, versions
+from measurement import resident_bytes, return_freed_memory
+from processes import HERE, TIMEOUT, add_restarts, log, machine, parse
+from tables import heading, table
+
+from graphkit.checks.timing import Groups, geometric_mean, paired_ratio
+
+# What is measured: a title, and what a number is divided by for the table.
+PARTS = {"session": ("session, ms", 1e-3), "first": ("first result, ms", 1e-3), "memory": ("memory, MB", 1e6)}
+# numpy is imported before: both engines need it.
+_IMPORT = "import engines, time; start = time.perf_counter(); engines.load({!r}); print(time.perf_counter() - start)"
+
+Measured = dict[str, float]
+
+
+def measure(task: dict[str, Any]) -> Measured:
+    """In this process: seconds to a session, and on to the first result, of one engine; bytes that it took."""
+    model, feeds = source(task)
+    Path(model.path).read_bytes()  # not the file's first reader
+    load(task["engine"])
+    return_freed_memory()
+    before = resident_bytes()
+    start = time.perf_counter()
+    run = open_session(task["engine"], model.path, task["threads"])
+    session = time.perf_counter() - start
+    result = run(feeds)
+    first = time.perf_counter() - start
+    del result
+    return_freed_memory()
+    return {"session": session, "first": first, "memory": float(resident_bytes() - before)}
+
+
+def _in_process(*arguments: str) -> Any:
+    """What a new process prints, as JSON."""
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd=HERE
+    )
+    if done.returncode:
+        raise SystemExit(f"a process ended with {done.returncode}: {arguments}\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_row(task: dict[str, Any], restarts: int) -> dict[str, list[Measured]]:
+    """By engine: what each of its processes measured."""
+    found: dict[str, list[Measured]] = {engine: [] for engine in ENGINES}
+    for number in range(restarts):
+        for engine in ENGINES if number % 2 == 0 else ENGINES[::-1]:
+            found[engine].append(
+                _in_process(str(HERE / "first.py"), "--measure", json.dumps(task | {"engine": engine}))
+            )
+    return found
+
+
+def import_seconds(restarts: int) -> dict[str, float]:
+    """By engine: the median time of its import."""
+    return {e: float(np.median([_in_process("-c", _IMPORT.format(e)) for _ in range(restarts)])) for e in ENGINES}
+
+
+def row_cells(found: dict[str, list[Measured]]) -> tuple[list[str], dict[str, Groups]]:
+    """What the table says of one row, and the quotients of paired processes, by part."""
+    cells: list[str] = []
+    quotients: dict[str, Groups] = {}
+    for part, (_, unit) in PARTS.items():
+        peer, ours = ([m[part] for m in found[engine]] for engine in ENGINES)
+        quotients[part] = [[a / b] for a, b in zip(peer, ours, strict=True)]
+        cells += [f"{np.median(of) / unit:.3g}" for of in (peer, ours)]
+        cells.append(str(paired_ratio(quotients[part])))
+    return cells, quotients
+
+
+def last_rows(quotients: Sequence[dict[str, Groups]]) -> list[list[str]]:
+    """The geometric mean and the median over rows."""
+    means, medians = ["**geometric mean**"], ["**median**"]
+    for part in PARTS:
+        groups = [row[part] for row in quotients]
+        means += ["", "", f"**{geometric_mean(groups)}**"]
+        medians += ["", "", f"**{np.median([paired_ratio(g).median for g in groups]):.2f}**"]
+    return [means, medians]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_rows(parser)
+    add_restarts(parser)
+    options = parse(parser)
+    facts, engines, imports = machine(), versions(), import_seconds(options.restarts)
+    names = ", ".join(f"{TITLES[e]} {engines[e]} (imported in {imports[e]:.2f} s)" for e in ENGINES)
+    print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}; {names}; {options.restarts} processes")
+    head = [
+        "row",
+        *(cell for title, _ in PARTS.values() for cell in (*(f"{title}, {TITLES[e]}" for e in ENGINES), "ratio")),
+    ]
+    for threads in options.threads:
+        body, quotients = [], []
+        for row in [*options.only, *further_rows(options.files)]:
+            log(f"{row}, {threads} threads")
+            task = task_of(row, threads, options)
+            source(task)  # makes the file where it is missing
+            cells, of_row = row_cells(measure_row(task, options.restarts))
+            body.append([row, *cells])
+            quotients.append(of_row)
+        print("\n".join(["", heading(threads), "", table(head, [*body, *last_rows(quotients)])]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(json.loads(sys.argv[2]))))
+        raise SystemExit(0)
+    raise SystemExit(main())
