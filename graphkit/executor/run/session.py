@@ -258,7 +258,8 @@ class Executor:
                     check_finite(spec.name, array)
                 arrays.append(array)
             elif spec.stored:
-                arrays.append(self.params[spec.name] if spec.needed else None)
+                # A program has its own way to arrays whose size is known.
+                arrays.append(self.params[spec.name] if spec.needed and not spec.static else None)
             elif spec.needed and spec.value.role != "rng":
                 self._missing(selection, feeds)
             else:
