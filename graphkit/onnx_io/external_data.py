@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ _KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 
 
 class ExternalData:
-    """Finds external tensors of one model. Files are opened once and shared by all their tensors.
+    """Finds external tensors of one model. Tensors share a file that one of them holds open.
 
     A file must lie, with symbolic links resolved, inside the model's folder or inside `external_root`;
     anything else raises UnsafeModel. `folder` is None for a model that was given as bytes: then locations are
@@ -34,7 +35,8 @@ class ExternalData:
         roots = [p for p in (folder, external_root) if p is not None]
         self._base = roots[0] if roots else None
         self._roots = [Path(os.path.realpath(p)) for p in roots]
-        self._files: dict[Path, StoredFile] = {}
+        self._files: weakref.WeakValueDictionary[Path, StoredFile] = weakref.WeakValueDictionary()
+        self._latest: StoredFile | None = None
 
     def place(self, proto: TensorProto, nbytes: int) -> Place:
         """Where the `nbytes` bytes of the tensor's data are; raises InvalidModel or UnsafeModel."""
@@ -64,15 +66,17 @@ class ExternalData:
                 f"{where}: external data {location!r} lie outside the model's folder; "
                 "pass external_root (--allow-external-root) to allow the folder they are in"
             )
-        if path not in self._files:
+        file = self._files.get(path)
+        if file is None:
             if not path.is_file():
                 raise InvalidModel(f"{where}: external data file {location!r} is missing or is not a regular file")
             try:
-                self._files[path] = StoredFile(path)
+                file = self._files[path] = StoredFile(path)
             except OSError as error:
                 reason = error.strerror or error
                 raise InvalidModel(f"{where}: external data file {location!r} cannot be read: {reason}") from None
-        return self._files[path]
+        self._latest = file
+        return file
 
 
 def _number(text: str, key: str, where: str) -> int:
