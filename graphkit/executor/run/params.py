@@ -164,7 +164,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return name in self._types
 
     def __repr__(self) -> str:
-        size = sum(a.nbytes for a in (*self._arrays.values(), *self._stored.values()))
+        size = sum(kind.nbytes for kind in (self._arrays | self._stored).values())
         return f"<ParamStore: {len(self)} arrays, {size} bytes>"
 
 
