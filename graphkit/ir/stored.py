@@ -106,5 +106,12 @@ class StoredArray:
             self._held = weakref.ref(data)
         return data.view(self.dtype).reshape(self.shape)
 
+    def viewed(self, dtype: np.dtype, shape: tuple[int, ...]) -> StoredArray:
+        """The same bytes, of another dtype and shape. Raises ValueError when these take more or fewer."""
+        other = StoredArray(self._file, self._offset, dtype, shape)
+        if other.nbytes != self.nbytes:
+            raise ValueError(f"{self.nbytes} bytes for {dtype}{list(shape)}")
+        return other
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.array, dtype, copy=copy)

@@ -1,4 +1,4 @@
-"""Weights of imported files: read when they are packed or asked for, from the file that was loaded or not at all."""
+"""Weights of files: read when they are packed or asked for, from the file that was loaded or not at all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -45,14 +46,25 @@ def network() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-@pytest.fixture(params=["inside", "one file", "many files"])
+STORAGES: dict[str, dict[str, Any]] = {
+    "inside": {},
+    "one file": {"save_as_external_data": True, "location": "net.data", "size_threshold": 0},
+    "many files": {"save_as_external_data": True, "all_tensors_to_one_file": False, "size_threshold": 0},
+}
+
+
+@pytest.fixture(params=[*STORAGES, "json"])
 def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    external = {"all_tensors_to_one_file": request.param == "one file", "size_threshold": 0}
-    options = {} if request.param == "inside" else {"save_as_external_data": True, "location": "net.data", **external}
-    if request.param == "many files":
-        del options["location"]
-    onnx.save(network(), tmp_path / "net.onnx", **options)
+    if request.param == "json":
+        gk.load(network()).save(tmp_path / "net.json")
+    else:
+        onnx.save(network(), tmp_path / "net.onnx", **STORAGES[request.param])
     return tmp_path
+
+
+def model_in(folder: Path) -> Path:
+    (found,) = [p for p in folder.iterdir() if p.stem == "net" and p.suffix in (".json", ".onnx")]
+    return found
 
 
 def files(folder: Path) -> list[Path]:
@@ -74,7 +86,7 @@ def equal(params: gk.Model) -> None:
 
 
 def test_runs_and_arrays(folder: Path) -> None:
-    net = gk.load(folder / "net.onnx")
+    net = gk.load(model_in(folder))
     close(net.run(FEEDS))
     equal(net)
     close(net.compile(optimize=False).run(FEEDS))
@@ -82,17 +94,17 @@ def test_runs_and_arrays(folder: Path) -> None:
 
 
 def test_a_parameter_that_is_fed_or_assigned(folder: Path) -> None:
-    net = gk.load(folder / "net.onnx")
+    net = gk.load(model_in(folder))
     exe = net.compile()
     doubled = exe.run({**FEEDS, "w": 2 * WEIGHT})["y"] - BIAS
     np.testing.assert_allclose(doubled, 2 * (exe.run(FEEDS)["y"] - BIAS), rtol=1e-4, atol=1e-4)
     net.params["w"] = -WEIGHT
     np.testing.assert_allclose(exe.run(FEEDS)["y"], -TABLE[IDS] @ WEIGHT + BIAS, rtol=1e-4, atol=1e-4)
-    equal(gk.load(folder / "net.onnx"))
+    equal(gk.load(model_in(folder)))
 
 
 def test_copies_and_files_made_of_it(folder: Path, tmp_path: Path) -> None:
-    net = gk.load(folder / "net.onnx")
+    net = gk.load(model_in(folder))
     x = gk.input("tokens", ["M"], dtype="int64")
     composed = gk.Model(dict(zip(("y", "z"), net(x), strict=True)))
     made = [copy.copy(net), copy.deepcopy(net), pickle.loads(pickle.dumps(net)), net.select("y", "z"), composed]
@@ -106,7 +118,7 @@ def test_copies_and_files_made_of_it(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_is_saved_over_its_own_file(folder: Path) -> None:
-    path = folder / "net.onnx"
+    path = model_in(folder)
     net = gk.load(path)
     net.save(path)
     close(net.run(FEEDS))
@@ -115,7 +127,7 @@ def test_a_model_is_saved_over_its_own_file(folder: Path) -> None:
 
 
 def test_training_leaves_the_file_alone(folder: Path) -> None:
-    whole = gk.load(folder / "net.onnx")
+    whole = gk.load(model_in(folder))
     net = whole.select("y")
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in files(folder)}
     trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1, momentum=0.9))
@@ -125,7 +137,7 @@ def test_training_leaves_the_file_alone(folder: Path) -> None:
     assert not any(np.array_equal(array, WEIGHTS[name]) for name, array in net.params.items())
     equal(whole)
     assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in files(folder)} == before
-    equal(gk.load(folder / "net.onnx"))
+    equal(gk.load(model_in(folder)))
 
 
 def truncated(path: Path) -> None:
@@ -140,7 +152,7 @@ def changed(path: Path) -> None:
 
 @pytest.mark.parametrize("write", [truncated, changed])
 def test_files_that_are_written_in_place(folder: Path, write: Callable[[Path], None]) -> None:
-    net = gk.load(folder / "net.onnx")
+    net = gk.load(model_in(folder))
     compiled = net.compile()
     first = compiled.run(FEEDS)
     for path in files(folder):
@@ -155,7 +167,7 @@ def test_files_that_are_written_in_place(folder: Path, write: Callable[[Path], N
 
 
 def test_files_that_are_replaced_or_removed(folder: Path) -> None:
-    net, later = gk.load(folder / "net.onnx"), gk.load(folder / "net.onnx")
+    net, later = gk.load(model_in(folder)), gk.load(model_in(folder))
     for path in files(folder):
         new = path.with_suffix(".new")
         new.write_bytes(bytes(path.stat().st_size))
@@ -177,7 +189,7 @@ def test_files_are_closed_with_the_last_model(folder: Path) -> None:
     def exists(descriptor: str) -> bool:
         return os.path.lexists(f"/proc/self/fd/{descriptor}")
 
-    net = gk.load(folder / "net.onnx")
+    net = gk.load(model_in(folder))
     executor = net.compile()
     executor.run(FEEDS)
     count = opened()
@@ -236,8 +248,8 @@ print(loaded, resident("RssAnon") - before, resident("VmHWM") - resident("VmRSS"
 """
 
 
-@pytest.mark.parametrize("external", [False, True])
-def test_what_is_packed_is_not_resident_besides(tmp_path: Path, external: bool) -> None:
+@pytest.mark.parametrize("storage", ["inside", "external", "json"])
+def test_what_is_packed_is_not_resident_besides(tmp_path: Path, storage: str) -> None:
     weights = 6 * 2048 * 2048 * 4
     for name, layers, width in (("small", 1, 16), ("large", 6, 2048)):
         nodes, tensors = [], []
@@ -251,8 +263,12 @@ def test_what_is_packed_is_not_resident_besides(tmp_path: Path, external: bool) 
         graph.input[0].name = graph.node[0].input[0] = "x"
         proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
         (tmp_path / name).mkdir()
-        onnx.save(proto, tmp_path / name / "net.onnx", save_as_external_data=external)
-    paths = [str(tmp_path / name / "net.onnx") for name in ("small", "large")]
+        path = tmp_path / name / "net.onnx"
+        onnx.save(proto, path, save_as_external_data=storage == "external")
+        if storage == "json":
+            gk.load(path).save(path.with_suffix(".json"))
+    suffix = "json" if storage == "json" else "onnx"
+    paths = [str(tmp_path / name / f"net.{suffix}") for name in ("small", "large")]
     done = subprocess.run([sys.executable, "-c", _MEMORY, *paths], check=True, timeout=120, capture_output=True)
     loaded, ran, above = map(int, done.stdout.split())
     assert loaded < 0.05 * weights
