@@ -25,7 +25,7 @@ TABLE = rng.standard_normal((900, 160)).astype(np.float32)
 HALF = rng.standard_normal((160, 250)).astype(np.float16)
 WEIGHT = (rng.standard_normal((160, 200)) / 12).astype(np.float32)
 BIAS = rng.standard_normal(200).astype(np.float32)
-WEIGHTS = {"table": TABLE, "half": HALF, "w": WEIGHT, "b": BIAS}
+WEIGHTS: dict[str, np.ndarray] = {"table": TABLE, "half": HALF, "w": WEIGHT, "b": BIAS}
 IDS = np.array([3, 899, 0, 3, 41])
 FEEDS = {"ids": IDS}
 

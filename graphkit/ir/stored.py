@@ -6,6 +6,7 @@ weights when it is written over. A read comes after the fact that the file is wh
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -39,8 +40,9 @@ class StoredFile:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY)
         self._close = weakref.finalize(self, os.close, self._descriptor)
-        age = time.time_ns() - os.fstat(self._descriptor).st_mtime_ns
-        if 0 <= age < _TICK_NS:
+        size, modified = self._look()
+        age = time.time_ns() - modified
+        if size >= LARGE and 0 <= age < _TICK_NS:
             time.sleep((_TICK_NS - age) * 1e-9)
         self._facts = self._look()
         self.size = self._facts[0]
@@ -48,10 +50,11 @@ class StoredFile:
     @property
     def may_stay_open(self) -> bool:
         """Whether descriptors are left for others: half of those that the process may have."""
-        return self._descriptor < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return limit == resource.RLIM_INFINITY or self._descriptor < limit // 2
 
     def read(self, offset: int, size: int) -> np.ndarray:
-        """Bytes (uint8, read-only) that nobody else has. Raises FileChanged, RuntimeFailure."""
+        """Bytes (uint8, read-only) that nobody else has. Raises FileChanged, RuntimeFailure, MemoryError."""
         made = memoryview(_pages(size) if size >= LARGE else bytearray(size))
         rest = made
         try:
@@ -77,9 +80,13 @@ class StoredFile:
 
 def _pages(size: int) -> mmap.mmap:
     """Memory that goes back to the system as soon as nobody refers to it; freed blocks of the heap may not."""
-    made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error.strerror}") from error
     if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        made.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a system without large pages
+            made.madvise(mmap.MADV_HUGEPAGE)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -199,3 +200,14 @@ def test_half_of_the_descriptors_are_for_others(path: Path, monkeypatch: pytest.
     assert file.may_stay_open
     monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
     assert not file.may_stay_open
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert file.may_stay_open
+
+
+def test_more_than_there_is_memory_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr("mmap.mmap", full)
+    with pytest.raises(MemoryError, match="140000 bytes: Cannot allocate"):
+        _ = stored(path).array
