@@ -84,6 +84,10 @@ class OutOfMemory(RuntimeFailure, MemoryError):
     """Memory that is not there, or more than can be counted; the message names who asked, and for how much."""
 
 
+class FileChanged(RuntimeFailure):
+    """A file whose weights are read when they are needed was written meanwhile; the message names it."""
+
+
 class Cancelled(RuntimeFailure):
     """An operation was taken back before it ran."""
 

@@ -111,7 +111,7 @@ class Model:
                 self.params[key] = params[key]
             elif value in _owners:
                 owner, held = _owners[value]
-                self.params[key] = owner[held]
+                self.params[key] = owner.entry(held)
             elif "init" in value.attrs:
                 self.params.commit(key, _initial(graph, key, value, seed))
             else:
@@ -131,7 +131,7 @@ class Model:
         graph, origins = separate_roles(self.graph)
         if graph is not self.graph:
             before = self.params
-            self._adopt(graph, {**before, **{copy: before[name] for copy, name in origins.items()}}, 0)
+            self._adopt(graph, {**before.entries(), **{copy: before.entry(name) for copy, name in origins.items()}}, 0)
             for value in graph.inputs:
                 if value.role in _STORED_ROLES and _owners[value][0] is before:
                     _owners[value] = (self.params, graph.name_of(value))
@@ -415,7 +415,7 @@ def grad(
     from graphkit.passes.training.straight_through import pass_through_rounding
 
     if straight_through:
-        model = Model.from_graph(pass_through_rounding(model.graph), dict(model.params))
+        model = Model.from_graph(pass_through_rounding(model.graph), model.params.entries())
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
     source = bind_nested(model.graph)
     values = [source.find(n) for n in targets]
@@ -434,7 +434,7 @@ def grad(
     outputs = dict(zip(model.outputs, source.outputs, strict=True)) if with_outputs else {}
     outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
     graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)
-    return Model.from_graph(prune_control(merge_control(graph)), dict(model.params))
+    return Model.from_graph(prune_control(merge_control(graph)), model.params.entries())
 
 
 def block_loops(model: Model, block: Block = "sqrt") -> Model:
@@ -447,4 +447,4 @@ def block_loops(model: Model, block: Block = "sqrt") -> Model:
     """
     from graphkit.passes.control.block_loops import block_loops as blocked
 
-    return Model.from_graph(blocked(model.graph, block), dict(model.params))
+    return Model.from_graph(blocked(model.graph, block), model.params.entries())

@@ -20,7 +20,7 @@ def described(model: Model, data: Dataset) -> Model:
         meta[VOCABULARY] = data.vocabulary.to_json()
     if data.classes is not None and _gives(model, len(data.classes)):
         meta[CLASSES] = json.dumps(data.classes, ensure_ascii=False)
-    return model if meta == model.meta else Model.from_graph(model.graph, dict(model.params), meta=meta)
+    return model if meta == model.meta else Model.from_graph(model.graph, model.params.entries(), meta=meta)
 
 
 def _gives(model: Model, count: int) -> bool:

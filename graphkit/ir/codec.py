@@ -21,6 +21,7 @@ from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Names, Node, Value
+from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import BOOLS, INTEGERS, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
 from graphkit.ir.weights import CODES, Stored, restored, stored
@@ -185,11 +186,11 @@ class Encoder:
         return record
 
 
-def _check_parameter(name: str, type_: Type, array: np.ndarray) -> None:
+def _check_parameter(name: str, type_: Type, array: np.ndarray | StoredArray) -> None:
     """Raises InvalidModel unless an array may stand for an input of this type."""
     fits = isinstance(type_, TensorType) and dtype_of(array.dtype) is type_.dtype
     if fits and isinstance(type_, TensorType) and type_.shape is not None:
-        fits = len(type_.shape) == array.ndim
+        fits = len(type_.shape) == len(array.shape)
         fits = fits and all(dims.may_equal(d, n) for d, n in zip(type_.shape, array.shape, strict=True))
     if not fits:
         raise InvalidModel(f"parameter {name!r} is {type_}; its array is {dtype_of(array.dtype)}{list(array.shape)}")
@@ -209,12 +210,12 @@ def _float_text(value: float) -> str:
 class Decoder:
     """JSON data to Graph. `arrays` are the weights file's tensors as bytes; `params` collects those of inputs."""
 
-    def __init__(self, resolve: Resolve, arrays: Mapping[str, np.ndarray]):
+    def __init__(self, resolve: Resolve, arrays: Mapping[str, np.ndarray | StoredArray]):
         self._resolve = resolve
-        self._arrays = arrays
+        self._tensors = arrays
         self._classes: dict[tuple[str, str], Any] = {}
         self._anonymous: dict[str, Dim] = {}
-        self.params: dict[str, np.ndarray] = {}
+        self.params: dict[str, np.ndarray | StoredArray] = {}
 
     def check_operators(self, record: Any) -> None:
         """Resolve the operators of the graph and its subgraphs; raises UnsupportedOperator listing all unknown ones."""
@@ -276,7 +277,7 @@ class Decoder:
             raise InvalidModel(f"{where}: role {role!r} is none of {', '.join(_ROLES)}")
         attrs = {k: self._attribute(v, where) for k, v in field(item, "attrs", dict, where, {}).items()}
         if top and "tensor" in item:
-            array = self._tensor(item["tensor"], where)
+            array = self._tensor(item["tensor"], where, stays=True)
             _check_parameter(name, type_, array)
             self.params[name] = array
         return Value(type_, name, role=role, attrs=attrs)
@@ -360,18 +361,22 @@ class Decoder:
         if list(item) == ["float"]:
             return _float_from_text(field(item, "float", str, where), where)
         if list(item) == ["tensor"]:
-            return Tensor(self._tensor(item["tensor"], where))
+            return Tensor(np.asarray(self._tensor(item["tensor"], where)))
         if list(item) == ["object"]:
             item = field(item, "object", dict, where)
         return {k: self._attribute(v, where) for k, v in item.items()}
 
-    def _tensor(self, record: Any, where: str) -> np.ndarray:
+    def _tensor(self, record: Any, where: str, *, stays: bool = False) -> np.ndarray | StoredArray:
+        """The array of a record; where it `stays` in its file, if it can."""
         name, dtype, shape = _tensor_header(record, where)
         try:
             if name:
-                if name not in self._arrays:
+                if name not in self._tensors:
                     raise InvalidModel(f"{where}: tensor {name!r} is in no weights file")
-                return restored(self._arrays[name], dtype, shape)
+                data = self._tensors[name]
+                if stays and isinstance(data, StoredArray) and dtype in CODES and dtype is not DType.BOOL:
+                    return data.viewed(dtype.numpy, shape)
+                return restored(np.asarray(data), dtype, shape)
             if "values" in record:
                 return _array_of_values(field(record, "values", list, where), dtype, shape)
             return restored(base64.b64decode(field(record, "bytes", str, where), validate=True), dtype, shape)

@@ -31,7 +31,7 @@ def pack(graph: Graph, params: Mapping[str, np.ndarray]) -> Packed:
 
 
 @uncollected
-def unpack(packed: Packed) -> tuple[Graph, dict[str, np.ndarray]]:
+def unpack(packed: Packed) -> tuple[Graph, Mapping[str, Any]]:
     """New values and nodes, and the arrays that `pack` was given, read-only."""
     classes = {(cls.domain, cls.name): cls for cls in packed.operators}
 

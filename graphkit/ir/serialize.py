@@ -20,6 +20,7 @@ from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph
+from graphkit.ir.stored import StoredArray
 from graphkit.ir.weights import read_weights, write_weights
 
 __all__ = ["FORMAT", "VERSION", "from_dict", "load", "save", "to_dict"]
@@ -81,8 +82,8 @@ def save(
 
 
 @uncollected
-def load(path: str | Path, resolve: Resolve) -> tuple[Graph, dict[str, np.ndarray], dict[str, str]]:
-    """Read what `save` wrote: the graph, arrays by input name, metadata.
+def load(path: str | Path, resolve: Resolve) -> tuple[Graph, dict[str, np.ndarray | StoredArray], dict[str, str]]:
+    """Read what `save` wrote: the graph, arrays by input name, large ones left in their file, metadata.
 
     `resolve(domain, name)` gives the class of an operator. Raises UsageError when there is no such file,
     UnsupportedOperator listing all operators that `resolve` does not know, UnsafeModel when the weights lie outside
@@ -152,7 +153,7 @@ def _check_version(document: Mapping[str, Any]) -> None:
         )
 
 
-def _read_arrays(path: Path, weights: Any, body: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path, weights: Any, body: Mapping[str, Any]) -> dict[str, np.ndarray | StoredArray]:
     """The weights file's tensors as bytes, checked against every reference in the graph."""
     expected = stored_tensors(body)
     if weights is None:

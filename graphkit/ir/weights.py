@@ -18,6 +18,7 @@ import safetensors
 
 from graphkit.errors import InvalidModel
 from graphkit.ir.atomic import PendingFile
+from graphkit.ir.stored import LARGE, StoredArray, StoredFile
 from graphkit.ir.types import DType
 
 # Types whose bytes in memory are the bytes that safetensors defines.
@@ -38,7 +39,12 @@ CODES = {
     DType.FLOAT8E4M3FN: "F8_E4M3",
     DType.FLOAT8E5M2: "F8_E5M2",
 }
-_NAMES = {code: dtype.value for dtype, code in CODES.items()}
+_DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+# As much as other readers of the format take.
+_MAX_HEADER = 100_000_000
+
+_BLOCK = 1 << 20
 
 
 class Stored(NamedTuple):
@@ -101,7 +107,7 @@ def _serialized(tensors: Mapping[str, Stored]) -> bytes:
     vectors = {name: np.frombuffer(tensor.data, np.uint8) for name, tensor in tensors.items()}
     specs = {
         name: safetensors.TensorSpec(
-            dtype=_NAMES[code], shape=shape, data_ptr=vectors[name].ctypes.data, data_len=data.nbytes
+            dtype=_DTYPES[code].value, shape=shape, data_ptr=vectors[name].ctypes.data, data_len=data.nbytes
         )
         for name, (code, shape, data) in tensors.items()
     }
@@ -110,36 +116,96 @@ def _serialized(tensors: Mapping[str, Stored]) -> bytes:
 
 def read_weights(
     path: Path, sha256: str, expected: Mapping[str, tuple[str, tuple[int, ...] | None]]
-) -> dict[str, np.ndarray]:
-    """Read the tensors of a weights file as byte arrays (uint8 vectors), verifying the file's SHA-256.
+) -> dict[str, np.ndarray | StoredArray]:
+    """The tensors of a weights file as byte arrays (uint8 vectors), the large ones left in the file; it has `sha256`.
 
     `expected` gives type code and shape of each tensor that must be there (a shape of None is not compared).
-    Raises InvalidModel naming the file and the tensor: missing, truncated, mismatched or changed. The library checks
-    header, sizes and offsets against the bytes that are there. Peak memory is twice the size of the file.
+    Raises InvalidModel naming the file and the tensor: missing, truncated, mismatched or changed. Sizes and offsets are
+    held against the bytes that are there.
     """
     where = f"weights file {path.name!r}"
     try:
-        data = path.read_bytes()
+        file = StoredFile(path)
     except OSError as error:
         raise InvalidModel(f"{where}, which holds {_listed(expected)}, cannot be read: {error.strerror}") from None
     try:
-        found = dict(safetensors.deserialize(data))
-    except safetensors.SafetensorError as error:
+        start, found = _header(file)
+    except ValueError as error:
         held = _listed(expected)
         raise InvalidModel(f"{where}, which should hold {held}, is truncated or damaged: {error}") from None
     for name, (code, shape) in expected.items():
         if name not in found:
             raise InvalidModel(f"{where} lacks tensor {name!r}")
-        actual = found[name]["dtype"], tuple(found[name]["shape"])
-        if actual[0] != code or (shape is not None and actual[1] != shape):
+        actual = found[name]
+        if actual.code != code or (shape is not None and actual.shape != shape):
             wanted = code + ("" if shape is None else str(list(shape)))
-            raise InvalidModel(f"{where}: tensor {name!r} is {actual[0]}{list(actual[1])}, the graph says {wanted}")
-    if hashlib.sha256(data).hexdigest() != sha256:
+            raise InvalidModel(
+                f"{where}: tensor {name!r} is {actual.code}{list(actual.shape)}, the graph says {wanted}"
+            )
+    if _sha256(file) != sha256:
         raise InvalidModel(f"{where} is not the one that the graph was saved with: its SHA-256 differs")
-    arrays = {name: np.frombuffer(entry["data"], np.uint8) for name, entry in found.items()}
-    for array in arrays.values():
-        array.flags.writeable = False
+    arrays: dict[str, np.ndarray | StoredArray] = {}
+    for name, entry in found.items():
+        size = entry.end - entry.begin
+        stays = size >= LARGE and file.may_stay_open
+        stored = StoredArray(file, start + entry.begin, np.dtype(np.uint8), (size,))
+        arrays[name] = stored if stays else stored.array
     return arrays
+
+
+class _Entry(NamedTuple):
+    """A tensor in the header of a weights file: type code, shape, and its bytes among those after the header."""
+
+    code: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def _header(file: StoredFile) -> tuple[int, dict[str, _Entry]]:
+    """Where the tensors' bytes begin, and the tensors by name; raises ValueError when these do not fill the file."""
+    length = int.from_bytes(file.read(0, 8).tobytes(), "little") if file.size >= 8 else -1
+    start = 8 + length
+    if not 0 <= length <= min(_MAX_HEADER, file.size - 8):
+        raise ValueError("its header is cut off")
+    try:
+        header = json.loads(file.read(8, length).tobytes())
+    except RecursionError:
+        raise ValueError("its header is nested too deeply") from None
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    header.pop("__metadata__", None)
+    found = {name: _entry(name, record) for name, record in header.items()}
+    end = 0
+    for name, entry in sorted(found.items(), key=lambda item: item[1][2:]):
+        if entry.begin != end or entry.end < entry.begin:
+            raise ValueError(f"the place of tensor {name!r} is wrong")
+        end = entry.end
+    if start + end != file.size:
+        raise ValueError(f"its tensors take {end} bytes, and it has {file.size - start}")
+    return start, found
+
+
+def _entry(name: str, record: Any) -> _Entry:
+    try:
+        code, shape, (begin, end) = str(record["dtype"]), tuple(record["shape"]), record["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"tensor {name!r} is not described") from None
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise ValueError(f"a size of tensor {name!r} is not a number")
+    if code not in _DTYPES:
+        raise ValueError(f"tensor {name!r} is of type {code!r}")
+    wanted = math.prod(shape) * _DTYPES[code].itemsize
+    if wanted != end - begin:
+        raise ValueError(f"tensor {name!r} takes {wanted} bytes and has {end - begin}")
+    return _Entry(code, shape, begin, end)
+
+
+def _sha256(file: StoredFile) -> str:
+    state = hashlib.sha256()
+    for position in range(0, file.size, _BLOCK):
+        state.update(file.read(position, min(_BLOCK, file.size - position)).data)
+    return state.hexdigest()
 
 
 def _listed(names: Iterable[str]) -> str:

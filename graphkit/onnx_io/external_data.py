@@ -1,28 +1,30 @@
-"""Tensors stored outside the model file: memory-mapped on load, one aligned file beside the model on save."""
+"""Tensors stored outside the model file: read from there on load, one aligned file beside the model on save."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import Message
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
 
 from graphkit.errors import InvalidModel, UnsafeModel
+from graphkit.ir.stored import StoredFile
 from graphkit.onnx_io.validate import require_text
+from graphkit.onnx_io.wire import Place
 
-# Pages of mapped files begin at multiples of this; tensors smaller than it stay in the model.
+# Pages of files, which others map, begin at multiples of this; tensors smaller than it stay in the model.
 ALIGNMENT = 4096
 _KEYS = frozenset({"location", "offset", "length", "checksum", "basepath"})
 
 
 class ExternalData:
-    """Reads external tensors of one model. Files are mapped once and shared by all their tensors.
+    """Finds external tensors of one model. Tensors share a file that one of them holds open.
 
     A file must lie, with symbolic links resolved, inside the model's folder or inside `external_root`;
     anything else raises UnsafeModel. `folder` is None for a model that was given as bytes: then locations are
@@ -33,10 +35,11 @@ class ExternalData:
         roots = [p for p in (folder, external_root) if p is not None]
         self._base = roots[0] if roots else None
         self._roots = [Path(os.path.realpath(p)) for p in roots]
-        self._files: dict[Path, np.ndarray] = {}
+        self._files: weakref.WeakValueDictionary[Path, StoredFile] = weakref.WeakValueDictionary()
+        self._latest: StoredFile | None = None
 
-    def read(self, proto: TensorProto, nbytes: int) -> np.ndarray:
-        """`nbytes` bytes (uint8, read-only) of the tensor's data; raises InvalidModel or UnsafeModel."""
+    def place(self, proto: TensorProto, nbytes: int) -> Place:
+        """Where the `nbytes` bytes of the tensor's data are; raises InvalidModel or UnsafeModel."""
         where = f"tensor {proto.name!r}"
         require_text(where, proto.name, *(text for e in proto.external_data for text in (e.key, e.value)))
         entries = {entry.key: entry.value for entry in proto.external_data}
@@ -47,12 +50,12 @@ class ExternalData:
         length = _number(entries["length"], "length", where) if "length" in entries else nbytes
         if length != nbytes:
             raise InvalidModel(f"{where}: its type takes {nbytes} bytes, the external data announce {length}")
-        data = self._open(location, where)
-        if offset + length > data.size:
-            raise InvalidModel(f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {data.size}")
-        return data[offset : offset + length]
+        file = self._open(location, where)
+        if offset + length > file.size:
+            raise InvalidModel(f"{where}: bytes {offset} to {offset + length} of {location!r}, which has {file.size}")
+        return Place(file, offset, length)
 
-    def _open(self, location: str, where: str) -> np.ndarray:
+    def _open(self, location: str, where: str) -> StoredFile:
         if self._base is None:
             raise InvalidModel(f"{where}: data are in {location!r}, and the model was given without a folder")
         if "\0" in location:
@@ -63,12 +66,17 @@ class ExternalData:
                 f"{where}: external data {location!r} lie outside the model's folder; "
                 "pass external_root (--allow-external-root) to allow the folder they are in"
             )
-        if path not in self._files:
+        file = self._files.get(path)
+        if file is None:
             if not path.is_file():
                 raise InvalidModel(f"{where}: external data file {location!r} is missing or is not a regular file")
-            empty = path.stat().st_size == 0
-            self._files[path] = np.zeros(0, np.uint8) if empty else np.memmap(path, np.uint8, mode="r")
-        return self._files[path]
+            try:
+                file = self._files[path] = StoredFile(path)
+            except OSError as error:
+                reason = error.strerror or error
+                raise InvalidModel(f"{where}: external data file {location!r} cannot be read: {reason}") from None
+        self._latest = file
+        return file
 
 
 def _number(text: str, key: str, where: str) -> int:

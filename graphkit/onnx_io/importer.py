@@ -24,14 +24,23 @@ from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial, unique_names
+from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType, Type
 from graphkit.onnx_io import control, functions, initializers, upgrade, validate
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
-from graphkit.onnx_io.tensors import claims, densify, dtype_of_code, to_array, type_from_proto, type_to_proto
+from graphkit.onnx_io.tensors import (
+    claims,
+    densify,
+    dtype_of_code,
+    left_in_file,
+    to_array,
+    type_from_proto,
+    type_to_proto,
+)
 from graphkit.onnx_io.validate import require_text
-from graphkit.onnx_io.wire import LargeTensors
+from graphkit.onnx_io.wire import Place
 from graphkit.ops import Op, registry
 from graphkit.passes.training.randomness import bind_rng
 
@@ -40,13 +49,14 @@ MAX_BUILT_NODES = 20_000_000
 
 
 class Imported(NamedTuple):
-    """`params` has one array per graph input of role parameter or state, by its name in `graph`.
+    """`params` has one array per graph input of role parameter or state, by its name in `graph`; large ones stay in
+    the file.
 
     `declared` has the shapes in the file that inference could not decide.
     """
 
     graph: Graph
-    params: dict[str, np.ndarray]
+    params: dict[str, np.ndarray | StoredArray]
     name: str
     meta: dict[str, str]
     declared: Declarations
@@ -69,8 +79,6 @@ def import_model(
             return Builder(parsed.model, parsed.label, external, parsed.large).build()
     except RecursionError:
         raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
-    finally:
-        parsed.close()
 
 
 def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Counter[tuple[str, str]]:
@@ -79,7 +87,6 @@ def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Count
     Operators that graphkit does not know are listed as well. Raises InvalidModel, UnsafeModel.
     """
     parsed = validate.read_model(source)
-    parsed.close()
     builder = Builder(parsed.model, parsed.label, ExternalData(parsed.folder, None))
     counts: Counter[tuple[str, str]] = Counter()
     for _, raw in builder.top.walk():
@@ -128,8 +135,8 @@ class Setting(NamedTuple):
 class Builder:
     """Builds the graph of one model; lowering uses it to build the standard definition of one operator."""
 
-    def __init__(self, model: ModelProto, label: str, external: ExternalData, large: LargeTensors | None = None):
-        self.large = large
+    def __init__(self, model: ModelProto, label: str, external: ExternalData, large: Mapping[str, Place] | None = None):
+        self.large = large or {}
         self.model = model
         self.label = label
         self.external = external
@@ -148,12 +155,12 @@ class Builder:
         self.check_operators()
         plan = initializers.classify(self.model, self.top)
         attributes = initializers.attributes(self.model)
-        arrays: dict[Value, np.ndarray] = {}
+        arrays: dict[Value, np.ndarray | StoredArray] = {}
         for region, name, role in plan.entries:
-            array = self.initial_array(region, name)
             if role == "constant":
-                self.initial_values[id(region), name] = self.constant(Tensor(array), name)
+                self.initial_values[id(region), name] = self.constant(Tensor(self.initial_array(region, name)), name)
             else:
+                array = self.parameter_array(region, name)
                 attrs = attributes.get(name) if region is self.top else None
                 value = Value(TensorType(array.dtype, array.shape), name, role=role, attrs=attrs)
                 self.initial_values[id(region), name] = value
@@ -182,8 +189,17 @@ class Builder:
         where = f"{self.label}: initializer {name!r}"
         if name in region.sparse:
             return densify(region.sparse[name], where, self.external)
-        raw = self.large.read(name) if self.large is not None and region is self.top and name in self.large else None
-        return to_array(region.initializers[name], where, self.external, raw)
+        place = self.large.get(name) if region is self.top else None
+        return to_array(region.initializers[name], where, self.external, place)
+
+    def parameter_array(self, region: Region, name: str) -> np.ndarray | StoredArray:
+        """The array, which stays in the file if it is large: whoever wants it may want it packed, or not at all."""
+        stored = None
+        if name in region.initializers:
+            place = self.large.get(name) if region is self.top else None
+            where = f"{self.label}: initializer {name!r}"
+            stored = left_in_file(region.initializers[name], where, self.external, place)
+        return self.initial_array(region, name) if stored is None else stored
 
     def metadata(self, graph: Graph, output_names: Sequence[str]) -> dict[str, str]:
         """The file's metadata, who made it, and the names that had to change because others had them already."""

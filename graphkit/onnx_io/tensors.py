@@ -16,8 +16,10 @@ from onnx import SparseTensorProto, TensorProto, TypeProto
 from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.stored import LARGE, StoredArray
 from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, dtype_of
 from graphkit.onnx_io.validate import require_text
+from graphkit.onnx_io.wire import Place
 
 CODES: dict[DType, int] = {
     DType.FLOAT32: TensorProto.FLOAT,
@@ -70,10 +72,10 @@ MAX_DENSE_BYTES = 1 << 30
 _MAX_DIM_TEXT = 64
 
 
-class ExternalReader(Protocol):
-    """Where the bytes of tensors stored outside the model come from."""
+class ExternalPlaces(Protocol):
+    """Where the bytes of tensors are that are stored outside the model."""
 
-    def read(self, proto: TensorProto, nbytes: int) -> np.ndarray: ...
+    def place(self, proto: TensorProto, nbytes: int) -> Place: ...
 
 
 def dtype_of_code(code: int, where: str = "") -> DType:
@@ -101,12 +103,12 @@ def packed_nbytes(dtype: DType, count: int) -> int:
 
 
 def to_array(
-    proto: TensorProto, where: str, external: ExternalReader | None = None, raw: np.ndarray | None = None
+    proto: TensorProto, where: str, external: ExternalPlaces | None = None, place: Place | None = None
 ) -> np.ndarray:
     """The tensor as an array (strings as objects). `where` begins every error.
 
-    `raw` is its raw data when they are not in `proto`. Raises InvalidModel when type, dims and data do not fit
-    together; external data need an `external` reader.
+    `place` is where its raw data are when they are not in `proto`. Raises InvalidModel when type, dims and data do not
+    fit together, FileChanged; external data need `external`.
     """
     dtype = dtype_of_code(proto.data_type, where)
     shape = checked_shape(proto.dims, where)
@@ -116,17 +118,39 @@ def to_array(
             raise InvalidModel(f"{where}: strings cannot be stored as external data")
         if external is None:
             raise InvalidModel(f"{where}: data are external, and the model has no folder to look in")
-        return from_bytes(external.read(proto, packed_nbytes(dtype, count)), dtype, shape)
-    if raw is None and proto.HasField("raw_data"):
-        raw = np.frombuffer(proto.raw_data, np.uint8)
-    if raw is not None:
+        return from_bytes(external.place(proto, packed_nbytes(dtype, count)).read(), dtype, shape)
+    if place is not None or proto.HasField("raw_data"):
         if dtype is DType.STRING:
             raise InvalidModel(f"{where}: strings cannot be stored as raw data")
         wanted = packed_nbytes(dtype, count)
-        if raw.size != wanted:
-            raise InvalidModel(f"{where}: {dtype}{list(shape)} takes {wanted} bytes, {raw.size} are stored")
+        size = len(proto.raw_data) if place is None else place.size
+        if size != wanted:
+            raise InvalidModel(f"{where}: {dtype}{list(shape)} takes {wanted} bytes, {size} are stored")
+        raw = np.frombuffer(proto.raw_data, np.uint8) if place is None else place.read()
         return from_bytes(raw, dtype, shape)
     return _from_field(proto, dtype, shape, count, where)
+
+
+def left_in_file(
+    proto: TensorProto, where: str, external: ExternalPlaces, place: Place | None = None
+) -> StoredArray | None:
+    """The tensor as an array that stays in its file; else None, and it is for `to_array`.
+
+    That is so for small ones, for bytes that mean something else than they would in memory, and where the process has
+    few descriptors left. `place` and errors are those of `to_array`.
+    """
+    dtype = dtype_of_code(proto.data_type, where)
+    if dtype in _PACKED_BITS or dtype in (DType.BOOL, DType.STRING):
+        return None
+    shape = checked_shape(proto.dims, where)
+    wanted = packed_nbytes(dtype, math.prod(shape))
+    if wanted < LARGE:
+        return None
+    if proto.data_location == TensorProto.EXTERNAL:
+        place = external.place(proto, wanted)
+    if place is None or place.size != wanted or not place.file.may_stay_open:
+        return None
+    return StoredArray(place.file, place.offset, dtype.numpy, shape)
 
 
 def from_bytes(raw: np.ndarray, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -177,7 +201,7 @@ def _from_field(proto: TensorProto, dtype: DType, shape: tuple[int, ...], count:
     return numbers.astype(np.uint16 if dtype.itemsize == 2 else np.uint8).view(dtype.numpy).reshape(shape)
 
 
-def densify(proto: SparseTensorProto, where: str, external: ExternalReader | None = None) -> np.ndarray:
+def densify(proto: SparseTensorProto, where: str, external: ExternalPlaces | None = None) -> np.ndarray:
     """The dense array of a sparse tensor; raises InvalidModel for bad indices or a dense size above 1 GiB."""
     values = to_array(proto.values, f"{where} (values)", external)
     indices = to_array(proto.indices, f"{where} (indices)", external)

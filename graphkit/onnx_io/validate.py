@@ -7,7 +7,9 @@ The rest of validation is done where the data are looked at: names and cycles in
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import onnx
@@ -15,7 +17,8 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from graphkit.errors import InvalidModel, UnsupportedError, UsageError
-from graphkit.onnx_io.wire import LARGE, LargeTensors, cut_out
+from graphkit.ir.stored import LARGE
+from graphkit.onnx_io.wire import Place, cut_out
 
 OLDEST_OPSET = 1
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
@@ -39,18 +42,13 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
 class Source(NamedTuple):
     """A parsed model, what to call it in messages, and the folder that its external data are relative to.
 
-    `large` holds the data of initialisers that are not in `model`; `close` ends access to them.
+    `large` says where the data of initialisers are that are not in `model`.
     """
 
     model: ModelProto
     label: str
     folder: Path | None
-    large: LargeTensors | None = None
-
-    def close(self) -> None:
-        """Close the file that `large` reads from."""
-        if self.large is not None:
-            self.large.close()
+    large: Mapping[str, Place] = MappingProxyType({})
 
 
 def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
@@ -70,8 +68,8 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> Source:
     return found
 
 
-def _read_file(path: Path) -> tuple[bytes, LargeTensors | None]:
-    """The bytes to parse, and the large tensors that are not among them."""
+def _read_file(path: Path) -> tuple[bytes, Mapping[str, Place]]:
+    """The bytes to parse, and where the large tensors are that are not among them."""
     if not path.exists():
         raise UsageError(f"{path}: no such file")
     if path.is_dir():
@@ -83,7 +81,7 @@ def _read_file(path: Path) -> tuple[bytes, LargeTensors | None]:
         raise InvalidModel(f"{path}: {size} bytes; a model file holds at most 2 GiB (larger weights are external data)")
     try:
         parts = cut_out(path) if size > 2 * LARGE else None
-        return parts or (path.read_bytes(), None)
+        return parts or (path.read_bytes(), {})
     except OSError as error:
         raise InvalidModel(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -198,5 +196,4 @@ def opsets_of(imports: object, label: str) -> dict[str, int]:
 def opset_version(source: str | os.PathLike[str] | bytes | ModelProto) -> int:
     """The version of the standard operator set that a model imports."""
     parsed = read_model(source)
-    parsed.close()
     return opsets_of(parsed.model.opset_import, parsed.label)[""]

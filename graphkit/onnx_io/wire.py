@@ -1,23 +1,18 @@
 """The wire format of a model file, read as far as it takes to find the large tensors in it.
 
 The protobuf library copies a file's bytes and copies every tensor out of that copy. Here large initialisers are cut out
-before it sees the file, and are read from there straight into arrays when somebody asks for them. The format is that of
+before it sees the file, and stay there until somebody asks for them. The format is that of
 protobuf.dev/programming-guides/encoding; the field numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from graphkit.errors import InvalidModel
-
-# Initialisers of at least so many bytes are cut out.
-LARGE = 1 << 16
+from graphkit.ir.stored import LARGE, StoredFile
 
 _MODEL_GRAPH: Final = 7
 _GRAPH_INITIALIZER: Final = 5
@@ -25,6 +20,8 @@ _TENSOR_NAME: Final = 8
 _TENSOR_RAW_DATA: Final = 9
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+_WINDOW = 1 << 15
 
 
 class _Unclear(Exception):
@@ -39,59 +36,54 @@ class _Field(NamedTuple):
     end: int
 
 
-class LargeTensors:
-    """Data of initialisers, by name, in a file that stays open until `close`."""
+class Place(NamedTuple):
+    """Bytes of a file."""
 
-    def __init__(self, path: Path, descriptor: int, places: dict[str, tuple[int, int]]):
-        self._path = path
-        self._descriptor = descriptor
-        self._places = places
+    file: StoredFile
+    offset: int
+    size: int
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def read(self, name: str) -> np.ndarray:
-        """The bytes (uint8, read-only) of an initialiser; raises InvalidModel when they are gone."""
-        offset, size = self._places[name]
-        made = np.empty(size, np.uint8)
-        rest = made.data
-        while rest:
-            count = os.preadv(self._descriptor, [rest], offset)
-            if count == 0:
-                raise InvalidModel(f"{self._path}: initializer {name!r}: the file became shorter while it was read")
-            rest, offset = rest[count:], offset + count
-        made.flags.writeable = False
-        return made
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+    def read(self) -> np.ndarray:
+        """The bytes (uint8, read-only). Raises FileChanged, RuntimeFailure."""
+        return self.file.read(self.offset, self.size)
 
 
-def cut_out(path: Path) -> tuple[bytes, LargeTensors] | None:
-    """The file's bytes without the raw data of its large initialisers, and these.
+def cut_out(path: Path) -> tuple[bytes, dict[str, Place]] | None:
+    """The file's bytes without the raw data of its large initialisers, and where these are, by name.
 
     None when there are none, or when the file is not laid out like a model: then it is for the parser to read it whole.
     Raises OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    file = StoredFile(path)
     try:
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
-            pieces, places = _scan(data)
-            if places:
-                kept = LargeTensors(path, descriptor, places)
-                descriptor = -1
-                return b"".join(pieces), kept
-    except (_Unclear, ValueError):  # an empty file cannot be mapped
-        pass
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-    return None
+        pieces, places = _scan(_Window(file))
+    except _Unclear:
+        return None
+    return (b"".join(pieces), {name: Place(file, *place) for name, place in places.items()}) if places else None
 
 
-def _scan(data: mmap.mmap) -> tuple[list[bytes], dict[str, tuple[int, int]]]:
+class _Window:
+    """The bytes of a file, those around the latest position in memory."""
+
+    def __init__(self, file: StoredFile):
+        self._file = file
+        self._start = 0
+        self._bytes = b""
+
+    def __len__(self) -> int:
+        return self._file.size
+
+    def __getitem__(self, span: slice) -> bytes:
+        """The bytes from one position of the file to another."""
+        if span.stop - span.start > _WINDOW:
+            return self._file.read(span.start, span.stop - span.start).tobytes()
+        if span.start < self._start or span.stop > self._start + len(self._bytes):
+            self._start = span.start
+            self._bytes = self._file.read(span.start, min(_WINDOW, len(self) - span.start)).tobytes()
+        return self._bytes[span.start - self._start : span.stop - self._start]
+
+
+def _scan(data: _Window) -> tuple[list[bytes], dict[str, tuple[int, int]]]:
     pieces: list[bytes] = []
     places: dict[str, tuple[int, int]] = {}
     for field in _fields(data, 0, len(data)):
@@ -103,7 +95,7 @@ def _scan(data: mmap.mmap) -> tuple[list[bytes], dict[str, tuple[int, int]]]:
     return pieces, places
 
 
-def _without_large(data: mmap.mmap, graph: _Field, places: dict[str, tuple[int, int]]) -> list[bytes]:
+def _without_large(data: _Window, graph: _Field, places: dict[str, tuple[int, int]]) -> list[bytes]:
     pieces: list[bytes] = []
     copied = graph.body  # everything before has been taken over
     for field in _fields(data, graph.body, graph.end):
@@ -128,7 +120,7 @@ def _without_large(data: mmap.mmap, graph: _Field, places: dict[str, tuple[int, 
     return pieces
 
 
-def _fields(data: mmap.mmap, position: int, end: int) -> list[_Field]:
+def _fields(data: _Window, position: int, end: int) -> list[_Field]:
     """The fields of the message between two positions. Raises _Unclear where it does not end where it should."""
     found: list[_Field] = []
     while position < end:
@@ -151,15 +143,12 @@ def _fields(data: mmap.mmap, position: int, end: int) -> list[_Field]:
     return found
 
 
-def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < end and shift < 70:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
+def _varint(data: _Window, position: int, end: int) -> tuple[int, int]:
+    value = 0
+    for count, byte in enumerate(data[position : min(position + 10, end)]):
+        value |= (byte & 0x7F) << 7 * count
         if byte < 0x80:
-            return value, position
-        shift += 7
+            return value, position + count + 1
     raise _Unclear
 
 

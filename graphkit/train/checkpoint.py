@@ -128,7 +128,7 @@ def load(folder: str | Path) -> Checkpoint:
         if Path(reference["file"]).name != reference["file"]:
             raise InvalidModel(f"{path}: the weights file {reference['file']!r} is outside the folder")
         raw = read_weights(folder / reference["file"], reference["sha256"], _expected(types))
-        arrays = {n: restored(raw[n], *types[n]) for n in types}
+        arrays = {n: restored(np.asarray(raw[n]), *types[n]) for n in types}
         if manifest["version"] == 1:
             return _first_version(manifest, arrays)
         parts = [{name: arrays.pop(_key(rank, name)) for name in names} for rank, names in enumerate(manifest["parts"])]

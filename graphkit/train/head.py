@@ -222,7 +222,9 @@ def _with_outputs(
     inputs = [*kept, *sorted(new, key=lambda v: v.serial)]
     names = {**{v: graph.name_of(v) for v in kept}}
     replaced = Graph(inputs, list(outputs.values()), name=graph.name, output_names=list(outputs), meta=meta)
-    params = {names[v]: model.params[names[v]] for v in kept if v.role in ("parameter", "state") and v not in made}
+    params = {
+        names[v]: model.params.entry(names[v]) for v in kept if v.role in ("parameter", "state") and v not in made
+    }
     return Model.from_graph(replaced, params, seed=seed)
 
 

@@ -70,7 +70,7 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
         for label, old, new in zip(graph.output_names, graph.outputs, freed.outputs, strict=True):
             if parse(name) not in (new.tensor.shape or ()):
                 raise UsageError(f"with {name} its output {label!r} is {new.tensor}, after {old.tensor}")
-        result = Model.from_graph(freed, dict(model.params))
+        result = Model.from_graph(freed, model.params.entries())
         _check_samples_are_separate(model, result, {graph.name_of(v): axis for v, axis in places.items()}, name)
     except GraphkitError as error:
         raise UsageError(f"model {graph.name!r} works for a batch of 1 alone: {error}") from None
@@ -146,7 +146,7 @@ def constants_to_parameters(model: Model) -> Model:
     }
     opened = _with_inputs(graph, stored)
     arrays = {opened.name_of(new): _array(old) for old, new in stored.items()}
-    return Model.from_graph(opened, {**model.params, **arrays})
+    return Model.from_graph(opened, {**model.params.entries(), **arrays})
 
 
 def _weight_roles(graph: Graph) -> dict[Value, str]:

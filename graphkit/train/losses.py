@@ -234,4 +234,4 @@ def with_loss(
 
     targets, output: as a Trainer takes them.
     """
-    return Model.from_graph(attach(model.graph, loss, targets, output), dict(model.params))
+    return Model.from_graph(attach(model.graph, loss, targets, output), model.params.entries())

@@ -57,7 +57,7 @@ def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarra
     with model_then_checkpoint(folder) as before:
         with trainer.averaged() as net:
             if trainer._inference_graph is not net.graph:
-                net = Model.from_graph(trainer._inference_graph, dict(net.params))
+                net = Model.from_graph(trainer._inference_graph, net.params.entries())
             net.save(folder / MODEL, before=before)
         checkpoints.save(folder, _checkpoint(trainer, parts))
 

@@ -52,7 +52,7 @@ def load(folder, proto, **options):
 def test_reading_at_an_offset(folder):
     found = load(folder, external_model("w.bin", 16, W.nbytes))
     np.testing.assert_array_equal(found.params["w"], W)
-    assert not found.params["w"].flags.writeable  # mapped, not copied
+    assert not found.params["w"].flags.writeable
 
 
 @pytest.mark.parametrize(

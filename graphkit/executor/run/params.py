@@ -2,6 +2,8 @@
 
 An array is the store's own when it was made for it: by a run, or as a copy of what a caller assigned. Callers see an
 own array through a read-only view, and while such a view, or a view of it, is alive, the memory is not written.
+
+Large arrays of an imported file stay there until they are written: who reads one gets an array of his own.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 
 from graphkit.errors import InputError, did_you_mean
 from graphkit.executor.memory.shared import SharedMemory
+from graphkit.ir.stored import StoredArray
 from graphkit.ir.types import TensorType, dtype_of
 
 
@@ -25,6 +28,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def __init__(self, types: Mapping[str, TensorType], arrays: Mapping[str, Any] | None = None):
         self._types = dict(types)
         self._arrays: dict[str, np.ndarray] = {}
+        self._stored: dict[str, StoredArray] = {}
         self._own: set[str] = set()
         # Through what own arrays were handed out.
         self._views: dict[str, SharedMemory] = {}
@@ -49,6 +53,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.type_of(name)
+        if name in self._stored:
+            return self._stored[name].array
         if name not in self._arrays:
             raise InputError(f"parameter {name!r} has no value yet")
         array = self._arrays[name]
@@ -59,18 +65,36 @@ class ParamStore(MutableMapping[str, np.ndarray]):
             memory = self._views[name] = SharedMemory(array)
         return memory.array(array.shape, array.dtype, writable=False)
 
+    def entry(self, name: str) -> np.ndarray | StoredArray:
+        """What another store of the same array is given: the array, or where it is stored."""
+        return self._stored[name] if name in self._stored else self[name]
+
+    def entries(self) -> dict[str, np.ndarray | StoredArray]:
+        """Every `entry` by name."""
+        return {name: self.entry(name) for name in self}
+
     def __setitem__(self, name: str, array: Any) -> None:
-        self.commit(name, self.fitting(name, array))
+        if isinstance(array, StoredArray):
+            self._check(name, array)
+            self._arrays.pop(name, None)
+            self._own.discard(name)
+            self._stored[name] = array
+            self._written(name)
+        else:
+            self.commit(name, self.fitting(name, array))
 
     def fitting(self, name: str, array: Any) -> np.ndarray:
         """The array as `commit` takes it, a copy if others may write to it; raises InputError when it does not fit."""
-        wanted = self.type_of(name)
         given = np.asarray(array)
+        self._check(name, given)
+        return given.copy() if given.flags.writeable or not given.flags.c_contiguous else given
+
+    def _check(self, name: str, given: np.ndarray | StoredArray) -> None:
+        wanted = self.type_of(name)
         if dtype_of(given.dtype) is not wanted.dtype:
             raise InputError(f"parameter {name!r} is {wanted}; the array given is {given.dtype}")
         if wanted.shape is not None and wanted.is_static and given.shape != wanted.shape:
             raise InputError(f"parameter {name!r} is {wanted}; the array given has shape {list(given.shape)}")
-        return given.copy() if given.flags.writeable or not given.flags.c_contiguous else given
 
     def commit(self, name: str, array: np.ndarray) -> np.ndarray | None:
         """Make an array of the right type the value of `name`, without a copy or a check.
@@ -86,11 +110,15 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         else:
             self._own.discard(name)
             array.flags.writeable = False
+        self._stored.pop(name, None)
         self._arrays[name] = array
+        self._written(name)
+        return free
+
+    def _written(self, name: str) -> None:
         self._views.pop(name, None)
         self._versions[name] += 1
         self._stamp += 1
-        return free
 
     def donate(self, name: str) -> np.ndarray | None:
         """The array, to be written over when it is the store's own and nobody sees it, else None; see `commit`."""
@@ -104,12 +132,13 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._own.clear()
         other: ParamStore = object.__new__(type(self))
         other.__dict__ |= self.__dict__
-        other._arrays, other._versions = self._arrays.copy(), self._versions.copy()
+        other._arrays, other._stored, other._versions = self._arrays.copy(), self._stored.copy(), self._versions.copy()
         other._own, other._views = set(), {}
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_views": {}}
+        read = {name: stored.array for name, stored in self._stored.items()}
+        return self.__dict__ | {"_views": {}, "_stored": {}, "_arrays": self._arrays | read}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a deep copy, which owns its arrays."""
@@ -135,7 +164,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         return name in self._types
 
     def __repr__(self) -> str:
-        return f"<ParamStore: {len(self)} arrays, {sum(a.nbytes for a in self._arrays.values())} bytes>"
+        size = sum(kind.nbytes for kind in (self._arrays | self._stored).values())
+        return f"<ParamStore: {len(self)} arrays, {size} bytes>"
 
 
 class JointStore(ParamStore):
@@ -162,6 +192,9 @@ class JointStore(ParamStore):
     def __getitem__(self, name: str) -> np.ndarray:
         self.type_of(name)
         return self._owner[name][name]
+
+    def entry(self, name: str) -> np.ndarray | StoredArray:
+        return self._owner[name].entry(name)
 
     def __setitem__(self, name: str, array: Any) -> None:
         self.type_of(name)

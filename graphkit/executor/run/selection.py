@@ -73,13 +73,8 @@ class Selection:
 
     @cached_property
     def read(self) -> list[int]:
-        """Positions of stored inputs whose arrays a run looks at: programs have the others' from `fixed`."""
-        states = set(self.states)
-        return [
-            i
-            for i, s in enumerate(self.inputs)
-            if s.stored and not s.derived and s.needed and (not s.static or s.name in states)
-        ]
+        """Positions of stored inputs whose shapes the arrays say; programs have their own way to the others' arrays."""
+        return [i for i, s in enumerate(self.inputs) if s.stored and not s.derived and s.needed and not s.static]
 
     @cached_property
     def open(self) -> list[int]:

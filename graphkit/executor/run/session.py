@@ -7,7 +7,6 @@ kernels, orders the steps and lays out memory; the programs that it makes are ke
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import threading
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -33,10 +32,12 @@ from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.programs import Programs
 from graphkit.executor.run.selection import Key, Repeat, RunInput, Selection
 from graphkit.executor.run.states import States
+from graphkit.ir.collector import uncollected
 from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import HALVES, DType, TensorType
 from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.core.declare import Step
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.pipeline import inference_passes
 from graphkit.passes.training.randomness import bind_rng
@@ -107,13 +108,11 @@ class Executor:
         self._settings = Settings(device, native, threads, deterministic, inplace, share, optimize, declared)
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
-        with _collector_paused():
-            self._graph = run_passes(graph, [("bind_rng", bind_rng), *(CLEANUP if optimize else ())])
-            if optimize and native:  # fused operators are made for native kernels
-                whole, fusable = partial(runs_whole, device), partial(is_fusable, device)
-                self._graph = run_passes(
-                    self._graph, inference_passes(precision, whole, _computed_in_float32(), fusable)
-                )
+        passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]
+        if optimize and native:  # fused operators are made for native kernels
+            whole, fusable = partial(runs_whole, device), partial(is_fusable, device)
+            passes += inference_passes(precision, whole, _computed_in_float32(), fusable)
+        self._graph = uncollected(run_passes)(graph, passes)
         # The names by which inputs are known are those of the graph as it was given.
         self._input_names = (*graph.input_names, *self._graph.input_names[len(graph.inputs) :])
         for name, value in zip(self._input_names, self._graph.inputs, strict=True):
@@ -398,8 +397,7 @@ class Executor:
         with self._lock:
             program = self._programs.find(key)
             if program is None:
-                with _collector_paused():
-                    program = self._programs.make(key, selection)
+                program = uncollected(self._programs.make)(key, selection)
                 if self._declared is not None:
                     self._declared.before(selection.shapes(key))
             self._latest = program
@@ -429,18 +427,6 @@ def _check_precision(precision: str, optimize: bool, device: str) -> None:
     native = native_module()
     if native is None or not native.has_bfloat16():
         raise UnsupportedError("precision 'bf16': this processor does not multiply matrices of bfloat16; use 'f32'")
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Without the cyclic collector: it would walk the many new, living nodes again and again, and find nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _checked_out(name: str, value: Value, target: Any) -> np.ndarray:

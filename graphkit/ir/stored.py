@@ -1,0 +1,124 @@
+"""Arrays that stay in a file until somebody asks for them, and the file, which must stay as it is.
+
+They are read, not mapped: a kernel on mapped memory ends the process when the file is cut off, and computes with other
+weights when it is written over. A read comes after the fact that the file is what it was, or says that it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import resource
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import FileChanged, RuntimeFailure
+
+# Arrays below so many bytes are not worth a read of their own.
+LARGE = 1 << 16
+
+# From so many bytes on, large pages are worth their rounding, as numpy finds.
+_HUGE = 1 << 22
+
+# Two writes within one tick of the file system's clock leave the same time of modification.
+_TICK_NS = 20_000_000
+
+
+class StoredFile:
+    """A regular file, open as long as anybody refers to it. Raises OSError when it cannot be opened.
+
+    Replaced by renaming or removed, it can be read on; once it was written in place, `read` raises FileChanged.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        size, modified = self._look()
+        age = time.time_ns() - modified
+        if size >= LARGE and 0 <= age < _TICK_NS:
+            time.sleep((_TICK_NS - age) * 1e-9)
+        self._facts = self._look()
+        self.size = self._facts[0]
+
+    @property
+    def may_stay_open(self) -> bool:
+        """Whether descriptors are left for others: half of those that the process may have."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return limit == resource.RLIM_INFINITY or self._descriptor < limit // 2
+
+    def read(self, offset: int, size: int) -> np.ndarray:
+        """Bytes (uint8, read-only) that nobody else has. Raises FileChanged, RuntimeFailure, MemoryError."""
+        made = memoryview(_pages(size) if size >= LARGE else bytearray(size))
+        rest = made
+        try:
+            while rest:
+                count = os.preadv(self._descriptor, [rest], offset)
+                if count == 0:
+                    break
+                rest, offset = rest[count:], offset + count
+        except OSError as error:
+            raise RuntimeFailure(f"{self._path} cannot be read: {error.strerror or error}") from error
+        # The time of modification changes before the content does.
+        if rest or self._look() != self._facts:
+            raise FileChanged(
+                f"{self._path} was written while its weights were in use, and they are lost: load the model again "
+                "(whoever replaces a model writes another file and renames it)"
+            )
+        return np.frombuffer(made.toreadonly(), np.uint8)
+
+    def _look(self) -> tuple[int, int]:
+        found = os.fstat(self._descriptor)
+        return found.st_size, found.st_mtime_ns
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Memory that goes back to the system as soon as nobody refers to it; freed blocks of the heap may not."""
+    try:
+        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error.strerror}") from error
+    if size >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without large pages
+            made.madvise(mmap.MADV_HUGEPAGE)
+    return made
+
+
+class StoredArray:
+    """A C-contiguous array at a place in a file. `array` is read-only, and read again when nobody holds it any more."""
+
+    __slots__ = ("shape", "dtype", "nbytes", "_file", "_offset", "_held")
+
+    def __init__(self, file: StoredFile, offset: int, dtype: np.dtype, shape: tuple[int, ...]):
+        self.shape = shape
+        self.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self._file = file
+        self._offset = offset
+        # What views of the array refer to as well.
+        self._held: weakref.ref[np.ndarray] | None = None
+
+    @property
+    def array(self) -> np.ndarray:
+        """Raises FileChanged when the file was written since it was opened, RuntimeFailure when it cannot be read."""
+        data = None if self._held is None else self._held()
+        if data is None:
+            data = self._file.read(self._offset, self.nbytes)
+            self._held = weakref.ref(data)
+        return data.view(self.dtype).reshape(self.shape)
+
+    def viewed(self, dtype: np.dtype, shape: tuple[int, ...]) -> StoredArray:
+        """The same bytes, of another dtype and shape. Raises ValueError when these take more or fewer."""
+        other = StoredArray(self._file, self._offset, dtype, shape)
+        if other.nbytes != self.nbytes:
+            raise ValueError(f"{self.nbytes} bytes for {dtype}{list(shape)}")
+        return other
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.array, dtype, copy=copy)
