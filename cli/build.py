@@ -113,10 +113,10 @@ def with_weights(model: Model, source: Model) -> Model:
     if not shared:
         raise UsageError(f"{source.name} has no parameter of {model.name}: {', '.join(list(model.params)[:5])}, ...")
     for name in shared:
-        model.params[name] = source.params[name]
+        model.params[name] = source.params.entry(name)
     if missing := [name for name in model.params if name not in source.params]:
         log(f"parameters that keep their initial values: {', '.join(missing)}")
-    return Model.from_graph(model.graph, dict(model.params), meta={**source.meta, **model.meta})
+    return Model.from_graph(model.graph, model.params.entries(), meta={**source.meta, **model.meta})
 
 
 def _function(path: str, attribute: str) -> Any:

@@ -52,7 +52,7 @@ def command(
         raise UsageError(f"{output}: the file to export to ends in .onnx")
     net = read_model(model, external_root)
     if purpose == "inference":
-        net = Model.from_graph(to_inference(net.graph), dict(net.params))
+        net = Model.from_graph(to_inference(net.graph), net.params.entries())
     net.save(Path(output), opset=opset)
     log(f"wrote {output}: {net!r}")
     if check:

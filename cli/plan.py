@@ -79,7 +79,7 @@ def command(
     what = f"{net.name}, a training step" if training else net.name
     title = f"{what}: " + ", ".join(f"{n}{list(s)}" for n, s in bound.items())
     result = plan.to_dict() | {"model": net.name, "inputs": {n: list(s) for n, s in bound.items()}}
-    result["parameter_bytes"] = sum(net.params[n].nbytes for n in net.params)
+    result["parameter_bytes"] = sum(net.params.entry(n).nbytes for n in net.params)
     if html is not None:
         write_whole(Path(html), [plan.to_html(title).encode()])
         log(f"wrote {html}")

@@ -359,7 +359,9 @@ def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> 
 def load(source: Any, *, external_root: str | Path | None = None) -> Model:
     """Read a model: a `.json` or `.onnx` path, a folder that `Trainer.save` wrote, ONNX bytes, or a ModelProto.
 
-    Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it.
+    Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it. Large
+    parameters of a file on disk stay there until they are needed; it must not be written in place meanwhile (reading
+    them then raises FileChanged), and may be replaced or removed.
     Raises UsageError without such a file, else InvalidModel, UnsafeModel or UnsupportedOperator, naming file and node.
     """
     if isinstance(source, (str, Path)):

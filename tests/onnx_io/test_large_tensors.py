@@ -12,8 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from graphkit.errors import FileChanged, GraphkitError, InvalidModel
 from graphkit.ir.stored import StoredArray
+from graphkit.ir.types import FLOATS, DType
 from graphkit.onnx_io import wire
 from graphkit.onnx_io.importer import import_model, list_operators
+from graphkit.onnx_io.tensors import CODES, to_proto
 from graphkit.onnx_io.validate import read_model
 
 rng = np.random.default_rng(0)
@@ -126,3 +128,41 @@ def test_damaged_bytes_are_judged_as_when_read_whole(path: Path) -> None:
                 outcomes.append(type(error))
         assert outcomes[0] == outcomes[1], position
         data[position] = old
+
+
+@pytest.mark.parametrize("default", [False, True], ids=["initializer", "default of an input"])
+@pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
+@pytest.mark.parametrize("dtype", [d for d in CODES if d is not DType.STRING], ids=str)
+def test_every_element_type(tmp_path: Path, dtype: DType, external: bool, default: bool) -> None:
+    """Parameters or constants, at places that are no multiple of an element's size, are those of the bytes."""
+    limit = {DType.INT4: 16, DType.UINT4: 16, DType.INT2: 4, DType.UINT2: 4, DType.FLOAT4E2M1: 16, DType.BOOL: 2}
+    raw = rng.integers(0, limit.get(dtype, 256), 300_002 * dtype.itemsize).astype(np.uint8)
+    array = raw.view(dtype.numpy).reshape(2, -1)
+    if dtype in (DType.INT4, DType.INT2):
+        array = (raw.astype(np.int8) - limit[dtype] // 2).astype(dtype.numpy).reshape(2, -1)
+    weight = to_proto(array, "w")
+    inputs = [helper.make_tensor_value_info("w", weight.data_type, array.shape)] if default else []
+    outputs = [helper.make_tensor_value_info("y", weight.data_type, array.shape)]
+    graph = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "g", inputs, outputs, [weight])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=12)
+    path = tmp_path / "net.onnx"
+    found = []
+    if external:
+        (tmp_path / "w.data").write_bytes(b"abc" + weight.raw_data)
+        weight = proto.graph.initializer[0]
+        weight.ClearField("raw_data")
+        weight.data_location = TensorProto.EXTERNAL
+        for key, text in (("location", "w.data"), ("offset", "3")):
+            weight.external_data.add(key=key, value=text)
+    else:
+        found.append(import_model(proto.SerializeToString()))
+    path.write_bytes(proto.SerializeToString())
+    found.append(import_model(path))
+    for imported in found:
+        held = imported.params.get("w")
+        kept = np.asarray(held if held is not None else imported.graph.outputs[0].node.inputs[0].node.op.value.array)
+        assert kept.dtype == array.dtype
+        assert kept.tobytes() == array.tobytes()
+        assert (held is None) == (dtype not in FLOATS and not default)
+    stays = bool(found[-1].params) and dtype not in limit
+    assert isinstance(found[-1].params.get("w"), StoredArray) == stays

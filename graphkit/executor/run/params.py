@@ -53,8 +53,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         self.type_of(name)
-        if name in self._stored:
-            return self._stored[name].array
+        if (stored := self._stored.get(name)) is not None:
+            return stored.array
         if name not in self._arrays:
             raise InputError(f"parameter {name!r} has no value yet")
         array = self._arrays[name]
@@ -67,7 +67,7 @@ class ParamStore(MutableMapping[str, np.ndarray]):
 
     def entry(self, name: str) -> np.ndarray | StoredArray:
         """What another store of the same array is given: the array, or where it is stored."""
-        return self._stored[name] if name in self._stored else self[name]
+        return self._stored.get(name) or self[name]
 
     def entries(self) -> dict[str, np.ndarray | StoredArray]:
         """Every `entry` by name."""
@@ -76,9 +76,9 @@ class ParamStore(MutableMapping[str, np.ndarray]):
     def __setitem__(self, name: str, array: Any) -> None:
         if isinstance(array, StoredArray):
             self._check(name, array)
-            self._arrays.pop(name, None)
-            self._own.discard(name)
             self._stored[name] = array
+            self._own.discard(name)
+            self._arrays.pop(name, None)
             self._written(name)
         else:
             self.commit(name, self.fitting(name, array))
@@ -110,8 +110,9 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         else:
             self._own.discard(name)
             array.flags.writeable = False
-        self._stored.pop(name, None)
+        # At every moment the name has a value, for readers in other threads.
         self._arrays[name] = array
+        self._stored.pop(name, None)
         self._written(name)
         return free
 
