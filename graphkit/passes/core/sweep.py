@@ -85,7 +85,10 @@ def rewrite(
 
 def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
     """The node with `transform` applied to each Graph-valued attribute (which must keep its signature)."""
-    changed = {k: new for k, g in node.op.subgraphs().items() if (new := transform(g)) is not g}
+    subgraphs = node.op.subgraphs()
+    if not subgraphs:
+        return node.rebuilt(operands)
+    changed = {k: new for k, g in subgraphs.items() if (new := transform(g)) is not g}
     operator = node.op.replace(**changed) if changed and isinstance(node.op, Op) else None
     return node.rebuilt(operands, operator)
 
