@@ -113,12 +113,24 @@ class Model:
                 owner, held = _owners[value]
                 self.params[key] = owner.entry(held)
             elif "init" in value.attrs:
-                self.params.commit(key, _initial(graph, key, value, seed))
+                self._initialise(key, value, seed)
             else:
                 raise InvalidModel(f"model {graph.name!r}: parameter {key!r} has neither a value nor an initialiser")
             _owners.setdefault(value, (self.params, key))
         self._executor: Executor | None = None
         self._declared: Declarations | None = None
+
+    def _initialise(self, key: str, value: Value, seed: int) -> None:
+        """Give a parameter the first array that its initialiser makes. Raises OutOfMemory."""
+        from graphkit.frontend.initializers import initialize
+
+        try:
+            self.params.commit(key, initialize(value.tensor, value.attrs["init"], seed, key))
+        except (MemoryError, OverflowError, ValueError) as error:
+            raise OutOfMemory(
+                f"model {self.graph.name!r}: no memory for parameter {key!r}, {value.tensor}, {value.tensor.nbytes} "
+                f"bytes: {error}"
+            ) from error
 
     def separate_roles(self) -> dict[str, str]:
         """Give each stored tensor that training has to tell apart a copy for each of its roles, in place.
@@ -381,19 +393,6 @@ def load(source: Any, *, external_root: str | Path | None = None) -> Model:
     return Model.from_graph(
         imported.graph, imported.params, name=imported.name, meta=imported.meta, declared=imported.declared
     )
-
-
-def _initial(graph: Graph, key: str, value: Value, seed: int) -> np.ndarray:
-    """The first array of a parameter, by its initialiser."""
-    from graphkit.frontend.initializers import initialize
-
-    try:
-        return initialize(value.tensor, value.attrs["init"], seed, key)
-    except (MemoryError, OverflowError, ValueError) as error:
-        raise OutOfMemory(
-            f"model {graph.name!r}: no memory for parameter {key!r}, {value.tensor}, {value.tensor.nbytes} bytes: "
-            f"{error}"
-        ) from error
 
 
 def grad(

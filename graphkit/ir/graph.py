@@ -191,7 +191,8 @@ class Node:
     @property
     def operands(self) -> tuple[Value, ...]:
         """The inputs that are present."""
-        return tuple(v for v in self.inputs if v is not None)
+        given = self.inputs
+        return tuple([v for v in given if v is not None]) if None in given else given  # type: ignore[return-value]
 
     def __copy__(self) -> Node:
         return self
@@ -214,7 +215,7 @@ class Node:
         if op is None:
             given = tuple(inputs)
             # Values are equal to themselves alone.
-            if given == self.inputs:
+            if given is self.inputs or given == self.inputs:
                 return self
             if _same_types(given, self.inputs):
                 return self._moved(given)
@@ -338,10 +339,8 @@ class Graph:
         known = set(self.inputs)
         if len(known) != len(self.inputs):
             raise InvalidModel(f"graph {self.name!r}: an input is listed twice")
-        used = itertools.chain(
-            self.outputs, (new for _, new in self.updates), (v for n in self.nodes for v in n.inputs if v is not None)
-        )
-        missing = {v: None for v in used if v.node is None and v not in known}
+        read = itertools.chain(self.outputs, [new for _, new in self.updates], *[n.inputs for n in self.nodes])
+        missing = {v: None for v in read if v is not None and v.node is None and v not in known}
         if missing:
             listed = ", ".join(str(v) for v in missing)
             raise InvalidModel(f"graph {self.name!r} depends on values that are not among its inputs: {listed}")

@@ -35,7 +35,7 @@ def lower(graph: Graph, target: int) -> Graph:
     Raises UnsupportedError naming the node, its operator and the target for what cannot be expressed.
     """
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         return _lowered(node, operands, target, 0)
 
     return rewrite(_without_rng(graph), rule)
@@ -44,7 +44,7 @@ def lower(graph: Graph, target: int) -> Graph:
 def _without_rng(graph: Graph) -> Graph:
     """Random nodes without their state: a file has none, and what only derives states is left out with it."""
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         op = operator(node, Op)
         if not op.random or op.onnx is None or "rng" not in op.onnx.hidden:
             return None
@@ -54,7 +54,7 @@ def _without_rng(graph: Graph) -> Graph:
     return rewrite(graph, rule)
 
 
-def _lowered(node: Node, operands: list[Value | None], target: int, depth: int) -> Sequence[Value] | None:
+def _lowered(node: Node, operands: Sequence[Value | None], target: int, depth: int) -> Sequence[Value] | None:
     """Results in place of `node`, themselves lowered; None when the node stays as it is."""
     if depth > _MAX_DEPTH:
         raise UnsupportedError(f"{node.describe()}: its expansion does not end")
@@ -72,7 +72,7 @@ def _lowered(node: Node, operands: list[Value | None], target: int, depth: int) 
     return [table.get(v, v) for v in results]
 
 
-def _replacement(node: Node, operands: list[Value | None], target: int) -> Sequence[Value] | None:
+def _replacement(node: Node, operands: Sequence[Value | None], target: int) -> Sequence[Value] | None:
     op = operator(node, Op)
     if op.domain == DOMAIN or op.onnx is None:
         if op.expand is None:

@@ -97,7 +97,12 @@ class Field(NamedTuple):
         return self.default is REQUIRED
 
 
+_INT = frozenset({int})
+
+
 def _ints(value: Any) -> tuple[int, ...]:
+    if type(value) is tuple and _INT.issuperset(map(type, value)):
+        return value
     if isinstance(value, (int, np.integer)):
         raise ValueError("one number for each axis is expected, such as [2, 2]")
     return tuple(int(v) for v in value)
@@ -208,25 +213,30 @@ class Op:
 
     def __init__(self, **attrs: Any):
         values = self.__dict__
-        for key, spec in self.fields.items():
+        for key, (_, default) in self.fields.items():
             if key in attrs:
-                given = attrs.pop(key)
-                if given is None and spec.default is None:
-                    values[key] = None
-                    continue
-                try:
-                    values[key] = COERCE[spec.kind](given)
-                except (TypeError, ValueError) as error:
-                    raise UsageError(
-                        f"{self.name}: attribute {key}={given!r} does not fit {spec.kind}: {error}"
-                    ) from None
-            elif spec.default is REQUIRED:
+                values[key] = self._coerced(key, attrs.pop(key))
+            elif default is REQUIRED:
                 raise UsageError(f"{self.name}: attribute {key!r} is required")
             else:
-                values[key] = spec.default
+                values[key] = default
         if attrs:
-            unknown = next(iter(attrs))
-            raise UsageError(f"{self.name} has no attribute {unknown!r}{did_you_mean(unknown, self.fields)}")
+            raise self._unknown(next(iter(attrs)))
+
+    @classmethod
+    def _coerced(cls, key: str, given: Any) -> Any:
+        """The value of an attribute as its field has it."""
+        kind, default = cls.fields[key]
+        if given is None and default is None:
+            return None
+        try:
+            return COERCE[kind](given)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{cls.name}: attribute {key}={given!r} does not fit {kind}: {error}") from None
+
+    @classmethod
+    def _unknown(cls, key: str) -> UsageError:
+        return UsageError(f"{cls.name} has no attribute {key!r}{did_you_mean(key, cls.fields)}")
 
     def __setattr__(self, key: str, value: Any) -> None:
         raise AttributeError(f"{self.name} is immutable")
@@ -252,7 +262,14 @@ class Op:
 
     def replace(self, **changes: Any) -> Self:
         """The same operator with some attributes changed."""
-        return type(self)(**{**self.__dict__, **changes})
+        made = object.__new__(type(self))
+        values = made.__dict__
+        values.update(self.__dict__)
+        for key, given in changes.items():
+            if key not in self.fields:
+                raise self._unknown(key)
+            values[key] = self._coerced(key, given)
+        return made
 
     # --- what a family file defines ---------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def free_batch(model: Model, name: str = "N", axes: Mapping[str, int | None] | N
         shape[axis] = parse(name)
         table[value] = value.like(type=TensorType(value.dtype, shape), name=graph.name_of(value))
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         return _freed_reshape(node, operands, parse(name)) if node.op.name == "Reshape" and not node.op.domain else None
 
     try:
@@ -181,7 +181,7 @@ def _constants_behind(value: Value | None) -> Iterator[Value]:
 def _with_inputs(graph: Graph, inputs: Mapping[Value, Value]) -> Graph:
     """The graph with `inputs` at its end, in place of the constants that are their keys; its subgraphs capture them."""
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if len(node.outputs) == 1 and node.output in inputs:
             return [inputs[node.output]]
         if not is_control(node):

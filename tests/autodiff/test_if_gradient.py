@@ -124,7 +124,7 @@ def test_in_a_scan(check: Check, rows: Any) -> None:
 
     last, ys = gk.scan(step, h, x)
     arrays = draw(5, 2, 3)
-    assert len({bool(a.sum() > 0) for a in arrays}) == 2, "both branches are taken"
+    arrays[1], arrays[3] = np.abs(arrays[1]), -np.abs(arrays[3])  # both branches are taken
     check([x, h, w], [last, ys], [arrays, draw(2, 3), draw(3)])
 
 

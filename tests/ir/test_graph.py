@@ -211,6 +211,22 @@ def test_indexing() -> None:
         np.testing.assert_array_equal(result, array[key])
 
 
+def test_another_name_or_metadata_leave_the_graph_as_it_was() -> None:
+    graph = small_graph()
+    given = {"producer": "a test"}
+    renamed = graph.replace(name="other", meta=given)
+    given["producer"] = "changed"
+    assert (renamed.name, renamed.meta) == ("other", {"producer": "a test"})
+    assert (graph.name, graph.meta) == ("small", {})
+    assert renamed.nodes == graph.nodes
+    assert [renamed.name_of(v) for v in renamed.values] == [graph.name_of(v) for v in graph.values]
+    assert renamed.output_names == graph.output_names
+
+
+def test_the_operators_of_a_graph() -> None:
+    assert small_graph().operators == {"Mul", "Relu", "Add", "Neg", "Constant"}
+
+
 def test_graph_replace_and_node_types_skip_inference() -> None:
     graph = small_graph()
     renamed = graph.replace(name="other")

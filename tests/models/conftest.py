@@ -15,4 +15,6 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 @pytest.fixture
 def unset_parameters(monkeypatch):
     """Parameters are zeros: the counts and types of large networks need no random numbers."""
-    monkeypatch.setattr("graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy))
+    monkeypatch.setattr(
+        "graphkit.frontend.initializers.initialize", lambda kind, *_: np.zeros(kind.static_shape, kind.dtype.numpy)
+    )

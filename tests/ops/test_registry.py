@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 import graphkit as gk
 from graphkit.checks.samples import samples_of
+from graphkit.errors import UsageError
 from graphkit.ir.graph import snake_case
 from graphkit.ops import DOMAIN, Op, registry
 from graphkit.ops._base import function_name
+from graphkit.ops.nn.conv import Conv
 
 OPSET = 28
 OPERATORS = list(registry)
@@ -151,3 +154,16 @@ def test_operand_declarations(cls: type[Op]) -> None:
     for first, second in (*cls.inplace, *cls.views):
         assert first < len(names)
         assert second < len(outputs) or cls.outputs[-1].endswith("*")
+
+
+def test_changed_attributes_are_checked_and_the_others_kept() -> None:
+    conv = Conv(pads=[1, 1], strides=(2,))
+    changed = conv.replace(strides=[3])
+    assert (changed.pads, changed.strides, conv.strides) == ((1, 1), (3,), (2,))
+    assert changed == Conv(pads=(1, 1), strides=(3,))
+    assert hash(changed) == hash(Conv(pads=(1, 1), strides=(3,)))
+    with pytest.raises(UsageError, match="Conv has no attribute 'stride'; did you mean 'strides'"):
+        conv.replace(stride=(1,))
+    with pytest.raises(UsageError, match=r"Conv: attribute strides=1 does not fit"):
+        conv.replace(strides=1)
+    assert all(type(n) is int for n in conv.replace(strides=np.array([True, 2])).strides)

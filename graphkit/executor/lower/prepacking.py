@@ -97,7 +97,7 @@ def prepack(graph: Graph, parameters: Mapping[Value, VersionedArray]) -> tuple[G
             replaced[value] = Value(value.type, name, role="parameter")
             arrays[name] = DerivedArray(group, index)
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         return [replaced.get(v, v) for v in node.outputs] if node in prepacked else None
 
     return rewrite(graph, rule, extra_inputs=list(replaced.values())), arrays

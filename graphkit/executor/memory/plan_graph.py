@@ -94,8 +94,8 @@ class _Planning:
         behind = awaited(placement, self.donated)
         self.tasks = [
             Task(
-                self._buffers(placement.root[v] for v in elements_read(node)),
-                self._buffers(v for v in node.outputs if v in placement.used),
+                self._buffers([placement.root[v] for v in elements_read(node)]),
+                self._buffers([v for v in node.outputs if v in placement.used]),
                 self._buffers((*before, *behind.get(node, ()))),
                 self._in_arena(pairs) if inplace else (),
                 aligned(need.scratch_bytes),
@@ -135,7 +135,8 @@ class _Planning:
         return found
 
     def _buffers(self, values: Iterable[Value]) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(self._buffer_of[v] for v in values if v in self._buffer_of))
+        number = self._buffer_of
+        return tuple(dict.fromkeys([number[v] for v in values if v in number]))
 
     def _in_arena(self, pairs: Sequence[tuple[Value, Value]]) -> tuple[tuple[int, int], ...]:
         place, number = self._placement.place, self._buffer_of

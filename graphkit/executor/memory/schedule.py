@@ -45,12 +45,17 @@ def schedule(tasks: Sequence[Task], sizes: Sequence[int]) -> Schedule:
     plain = plain_order(tasks)
     best = plain_peak = peak_bytes(tasks, sizes, plain)
     chosen = plain
-    if best > _least(tasks, sizes):
-        for eager, patient in itertools.product((False, True), repeat=2):
-            order = _greedy(tasks, sizes, eager, patient)
+    least = _least(tasks, sizes)
+    if best > least:
+        lasting = _lasting(tasks, sizes)
+        counted = [lasting, sizes] if lasting != list(sizes) else [sizes]
+        for eager, weights in itertools.product((False, True), counted):
+            order = _greedy(tasks, sizes, eager, weights)
             peak = peak_bytes(tasks, sizes, order)
             if peak < best:
                 best, chosen = peak, order
+            if best == least:
+                break
     return Schedule(chosen, best, plain_peak)
 
 
@@ -140,19 +145,26 @@ def peak_bytes(tasks: Sequence[Task], sizes: Sequence[int], order: Sequence[int]
     return peak
 
 
-def _greedy(tasks: Sequence[Task], sizes: Sequence[int], eager: bool, patient: bool) -> tuple[int, ...]:
-    waiting, followers = _dependencies(tasks)
-    written = {buffer for task in tasks for buffer in task.writes}
+def _readers(tasks: Sequence[Task]) -> dict[int, set[int]]:
     readers: dict[int, set[int]] = {}
     for index, task in enumerate(tasks):
         for buffer in task.reads:
             readers.setdefault(buffer, set()).add(index)
+    return readers
 
-    # What is read by tasks alone that write nothing into the arena (updates) can be gone at once.
-    writes_nothing = [not any(sizes[b] for b in task.writes) for task in tasks]
-    lasting = [
-        size if patient or any(not writes_nothing[i] for i in readers.get(b, ())) else 0 for b, size in enumerate(sizes)
-    ]
+
+def _lasting(tasks: Sequence[Task], sizes: Sequence[int]) -> list[int]:
+    """The sizes without what is read by tasks alone that write nothing into the arena (updates): it can be gone at
+    once."""
+    kept = {buffer for task in tasks if any(sizes[b] for b in task.writes) for buffer in task.reads}
+    return [size if buffer in kept else 0 for buffer, size in enumerate(sizes)]
+
+
+def _greedy(tasks: Sequence[Task], sizes: Sequence[int], eager: bool, lasting: Sequence[int]) -> tuple[int, ...]:
+    """List scheduling; `lasting` are the bytes of buffers as far as they count when they are written."""
+    waiting, followers = _dependencies(tasks)
+    written = {buffer for task in tasks for buffer in task.writes}
+    readers = _readers(tasks)
 
     def rank(index: int) -> int:
         task = tasks[index]

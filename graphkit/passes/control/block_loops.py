@@ -37,7 +37,7 @@ def block_loops(graph: Graph, block: Block) -> Graph:
     UsageError, naming the node, for "sqrt" where T is not known.
     """
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if not isinstance(node.op, (Loop, Scan)) or node.op.recompute:
             return None
         rebuilt = node.rebuilt(operands)

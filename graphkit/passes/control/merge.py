@@ -55,7 +55,7 @@ def _merge_once(graph: Graph) -> tuple[Graph, bool]:
         return graph, False
     made: dict[Node, Node] = {}
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if node not in merged:
             return None
         joint, positions = merged[node]

@@ -27,7 +27,7 @@ def merge_recurrences(graph: Graph) -> Graph:
     # By the recurrence that takes over: it is made where the first of its readers stands.
     made: dict[Node, Node] = {}
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         layer = node.op.forward if isinstance(node.op, SavingRecurrence) else node.op
         recurrence = recurrences.get((layer, _operands(node))) if isinstance(layer, Recurrence) else None
         if recurrence is None:

@@ -24,7 +24,7 @@ def prune_control(graph: Graph) -> Graph:
         return graph
     counts = use_counts(graph)
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if not is_control(node):
             return None
         read = [i for i, v in enumerate(node.outputs) if counts[v]]
@@ -36,7 +36,7 @@ def prune_control(graph: Graph) -> Graph:
     return rewrite(graph, rule, at=CONTROL)
 
 
-def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
+def _pruned_if(node: Node, operands: Sequence[Value | None], read: list[int]) -> tuple[Node, list[int]]:
     view = IfView.of(node, operands)
     read = read or [0]
     then, other = (prune_control(_with_outputs(g, read)) for g in view.branches)
@@ -49,7 +49,7 @@ def _pruned_if(node: Node, operands: list[Value | None], read: list[int]) -> tup
     return _made(node, view.with_branches(then, other), given, read), read
 
 
-def _pruned_loop(node: Node, operands: list[Value | None], read: list[int]) -> tuple[Node, list[int]]:
+def _pruned_loop(node: Node, operands: Sequence[Value | None], read: list[int]) -> tuple[Node, list[int]]:
     op = repeating(node)
     view = LoopView.of(node, operands)
     lead, first, count = view.lead, view.flag, view.state_count

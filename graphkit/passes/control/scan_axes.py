@@ -43,7 +43,7 @@ def scan_axes(graph: Graph) -> Graph:
     if not any(_is_scan(node) for node in all_nodes(graph)):
         return graph
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         rebuilt = map_bodies(node, operands, scan_axes)
         return (_along_first_axis(rebuilt) if _is_scan(rebuilt) else None) or rebuilt.outputs
 

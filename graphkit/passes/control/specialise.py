@@ -33,7 +33,7 @@ def _specialised(graph: Graph, passes: Sequence[Step], misfits: dict[tuple[Node,
     if graph.operators.isdisjoint(CONTROL):
         return graph
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if not is_control(node) or not isinstance(node.op, Op):
             return None
         changed: dict[str, Graph] = {}

@@ -116,9 +116,9 @@ def held_after(passes: Sequence[Pass[...]], given: Iterable[Property] = INITIAL)
     """What holds behind the passes. Raises PassOrderError as `pipeline` does."""
     held = frozenset(given)
     for place, step in enumerate(passes):
-        for wanted in Property:
-            if wanted in step.requires - held:
-                raise PassOrderError(f"pass {step.name} requires {_listed([wanted])}: {_reason(wanted, passes, place)}")
+        if missing := step.requires - held:
+            wanted = next(p for p in Property if p in missing)
+            raise PassOrderError(f"pass {step.name} requires {_listed([wanted])}: {_reason(wanted, passes, place)}")
         held = held - step.breaks | step.ensures
     return held
 

@@ -33,6 +33,8 @@ def is_undetermined(node: Node) -> bool:
 
 def draws_anew(node: Node) -> bool:
     """Whether the node draws, and has no state. A Dropout does in training only."""
+    if rng_position(node) is None:
+        return False
     if node.op.name == "Dropout" and not node.op.domain:
         mode = node.inputs[2] if len(node.inputs) > 2 else None
         if mode is None or mode.tensor.constants == (0,):

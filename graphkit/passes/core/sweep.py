@@ -18,7 +18,7 @@ from graphkit.ops import Op
 from graphkit.ops.control.views import LoopView, is_if
 from graphkit.passes.core.declare import Pass, Rewrite, Step
 
-Rule: TypeAlias = Callable[[Node, list[Value | None]], Sequence[Value] | None]
+Rule: TypeAlias = Callable[[Node, Sequence[Value | None]], Sequence[Value] | None]
 
 # The operators of control flow.
 CONTROL = frozenset({"If", "Loop", "Scan"})
@@ -57,7 +57,7 @@ def rewrite(
             given, results = node.inputs, node.outputs
             touched = not changed.isdisjoint(given)
             if at is None or node.op.name in at:
-                operands = [current(v, v) for v in given] if touched else list(given)
+                operands = tuple([current(v, v) for v in given]) if touched else given
                 replacement = rule(node, operands)
                 if replacement is None:
                     replacement = node.rebuilt(operands).outputs if touched else results
@@ -85,7 +85,10 @@ def rewrite(
 
 def map_subgraphs(node: Node, operands: Sequence[Value | None], transform: Rewrite) -> Node:
     """The node with `transform` applied to each Graph-valued attribute (which must keep its signature)."""
-    changed = {k: new for k, g in node.op.subgraphs().items() if (new := transform(g)) is not g}
+    subgraphs = node.op.subgraphs()
+    if not subgraphs:
+        return node.rebuilt(operands)
+    changed = {k: new for k, g in subgraphs.items() if (new := transform(g)) is not g}
     operator = node.op.replace(**changed) if changed and isinstance(node.op, Op) else None
     return node.rebuilt(operands, operator)
 
@@ -127,16 +130,17 @@ def _holds(declared: Type, given: Type, names: dict[Any, Any]) -> bool:
 
 def read_positions(node: Node) -> Sequence[int]:
     """Positions of the operands whose elements are read; of the others only the shape matters."""
-    shape_only = node.op.shape_only if isinstance(node.op, Op) else ()
     positions = [i for i, v in enumerate(node.inputs) if v is not None]
-    if not shape_only or not isinstance(node.op, Op):
+    if not isinstance(node.op, Op) or not node.op.shape_only:
         return positions
-    formals = node.op.formals
+    formals, shape_only = node.op.formals, node.op.shape_only
     return [i for i in positions if formals[min(i, len(formals) - 1)].name not in shape_only]
 
 
-def elements_read(node: Node) -> list[Value]:
+def elements_read(node: Node) -> Sequence[Value]:
     """The operands whose elements are read."""
+    if not isinstance(node.op, Op) or not node.op.shape_only:
+        return node.operands
     return [v for i in read_positions(node) if (v := node.inputs[i]) is not None]
 
 
@@ -198,7 +202,7 @@ def fuse(
         counts.subtract(v for node in _shape_readers(graph) for v in node.operands)
     readers = Readers(counts)
 
-    def visit(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+    def visit(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         if is_control(node):
             rebuilt = map_bodies(node, operands, lambda inner: fuse(inner, rule, needs=needs, at=at, nested=True))
         else:
@@ -224,9 +228,9 @@ def _shape_readers(graph: Graph) -> Iterator[Node]:
         return
     known = {s for v in graph.inputs for d in open_dims(v) for s in d.symbols}
     for node in graph.nodes:
-        if node.op.domain == "" and node.op.name in ("Shape", "Size"):
+        if node.op.name in ("Shape", "Size") and not node.op.domain:
             (value,) = node.operands
-            if value.rank is not None and all(s in known for d in open_dims(value) for s in d.symbols):
+            if value.rank is not None and all(d.symbols <= known for d in open_dims(value)):
                 yield node
 
 

@@ -187,12 +187,12 @@ class _Plan:
     def result(self) -> Graph:
         return rewrite(self._graph, self._rule)
 
-    def _rule(self, node: Node, operands: list[Value | None]) -> Sequence[Value]:
+    def _rule(self, node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         results = self._replaced(node, operands)
         self._built.update(zip(node.outputs, results, strict=True))
         return results
 
-    def _replaced(self, node: Node, operands: list[Value | None]) -> Sequence[Value]:
+    def _replaced(self, node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         if node in self._fusions:
             return self._fused(self._fusions[node])
         if node in self._ends:

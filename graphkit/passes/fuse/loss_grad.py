@@ -28,7 +28,7 @@ def fuse_loss_grad(graph: Graph) -> Graph:
                 gradients[loss] = node
     made: dict[Node, Value] = {}  # dscores, by the node of the gradient
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if node in made:
             return (made[node],)
         gradient = gradients.get(node)

@@ -44,7 +44,7 @@ def fuse_pointwise(graph: Graph, *, nested: bool = False, fusable: Callable[[Nod
     regions = _regions(graph, nested, fusable)
     built: dict[Value, Value] = {}
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         built.update(zip(node.operands, _present(operands), strict=True))
         region = regions.get(node)
         if region is not None and region.root is node and len(region.members) > 1:

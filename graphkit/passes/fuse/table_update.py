@@ -23,7 +23,7 @@ def fuse_table_update(graph: Graph) -> Graph:
     """Make TableUpdate of each elementwise update with a GatherGrad along axis 0 that nobody else reads. Linear."""
     counts = use_counts(graph)
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if not isinstance(node.op, Update) or not node.op.elementwise:
             return None
         gradient = node.inputs[_GRADIENT]

@@ -44,7 +44,7 @@ def to_bfloat16(graph: Graph) -> Graph:
     convolutions over an odd number of channels, gradients in the input among them. Linear.
     """
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if (node.op.domain, node.op.name) not in _PRODUCTS:
             return map_bodies(node, operands, to_bfloat16).outputs
         if any(v is not None and v.dtype is not DType.FLOAT32 for v in operands) or _is_bare_depthwise(node):

@@ -53,7 +53,7 @@ def widen_halves(graph: Graph, halves: Collection[DType] = HALVES) -> Graph:
             wide[value] = F.cast(value, to=DType.FLOAT32)
         return wide[value]
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if is_control(node):
             return map_bodies(node, operands, lambda inner: widen_halves(inner, halves)).outputs
         if not any(is_half(v) for v in operands) or not _computes(node, operands, wide):

@@ -23,7 +23,7 @@ def unstride_transposed(graph: Graph) -> Graph:
     The reversed weights depend on the weights alone: an executor computes them once.
     """
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         rebuilt = map_bodies(node, operands, unstride_transposed)
         if rebuilt.op.domain or rebuilt.op.name != "ConvTranspose":
             return rebuilt.outputs

@@ -35,7 +35,7 @@ def expand_composites(graph: Graph, whole: Predicate = lambda node: False) -> Gr
     def is_composite(node: Node) -> bool:
         return bool(getattr(node.op, "composite", False)) and not whole(node)
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         rebuilt = map_bodies(node, operands, lambda body: expand_composites(body, whole))
         return _expanded(rebuilt, is_composite) if is_composite(rebuilt) else rebuilt.outputs
 

@@ -29,7 +29,7 @@ def cse(graph: Graph) -> Graph:
     """
     seen: dict[tuple[Any, ...], Node] = {}
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         rebuilt = map_subgraphs(node, operands, cse)
         if is_undetermined(rebuilt):
             return rebuilt.outputs

@@ -34,16 +34,19 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
     node whose evaluation fails stays as well: it fails when it runs, if it ever does. Linear.
     """
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
-        node = map_branches(node, operands, lambda inner: fold(inner, size_limit))
-        if is_if(node) and (branch := IfView.of(node).chosen) is not None:
-            return inline(branch, IfView.of(node).captures)
-        known = [_known_array(v) for v in node.outputs]
-        missing = [a is None for a in known]
-        computable = any(missing) and _on_constants(node)
-        if (all(missing) and not computable) or isinstance(node.op, Constant) or is_random(node.op):
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
+        if is_if(node):
+            node = map_branches(node, operands, lambda inner: fold(inner, size_limit))
+            if (branch := IfView.of(node).chosen) is not None:
+                return inline(branch, IfView.of(node).captures)
+        else:
+            node = node.rebuilt(operands)
+        computable = _on_constants(node)
+        told = any(isinstance(v.type, TensorType) and v.type.value is not None for v in node.outputs)
+        if not (computable or told) or isinstance(node.op, Constant) or is_random(node.op):
             return node.outputs
-        if computable and _foldable(node, size_limit):
+        known = [_known_array(v) for v in node.outputs]
+        if computable and any(a is None for a in known) and _foldable(node, size_limit):
             try:
                 known = list(run_node(node, [None if v is None else array_of(v) for v in node.inputs]))
             except GraphkitError:

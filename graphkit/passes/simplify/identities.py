@@ -50,7 +50,7 @@ def _identity_left(graph: Graph) -> Node | None:
 def simplify(graph: Graph) -> Graph:
     """Apply every rule in one sweep, in the branches of an If as well. Linear."""
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value]:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value]:
         rebuilt = map_branches(node, operands, simplify)
         found = _rules.get((rebuilt.op.domain, rebuilt.op.name))
         return (found(rebuilt) if found else None) or rebuilt.outputs

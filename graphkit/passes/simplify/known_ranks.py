@@ -31,7 +31,7 @@ def known_ranks(graph: Graph) -> Graph:
             made[value, rank] = ranked(value, rank)
         return made[value, rank]
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         inner = map_subgraphs(node, operands, known_ranks)
         missing = _missing(inner)
         if not missing:

@@ -60,13 +60,13 @@ def _bound_streams(graph: Graph) -> Iterator[int]:
 def _bind(graph: Graph, state: Value, streams: Iterator[int], extra: Sequence[Value]) -> Graph:
     """Connect the random nodes to `state`; `extra` inputs are appended."""
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if is_unbound(node):
             position = rng_position(node)
             assert position is not None
-            operands = [*operands, *[None] * (position + 1 - len(operands))]
-            operands[position] = state
-            return _again(node, operator(node, Op).replace(stream=next(streams)), operands)
+            filled = [*operands, *[None] * (position + 1 - len(operands))]
+            filled[position] = state
+            return _again(node, operator(node, Op).replace(stream=next(streams)), filled)
         if any(_has_unbound(inner) for inner in node.op.subgraphs().values()):
             binder = _BINDERS.get((node.op.domain, node.op.name))
             if binder is None:
@@ -86,7 +86,7 @@ def _capture() -> Value:
     return Value(RNG_TYPE, "rng")
 
 
-def _bind_if(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
+def _bind_if(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
     op = operator(node, If)
     branches = {}
     for key, branch in op.subgraphs().items():
@@ -95,7 +95,7 @@ def _bind_if(node: Node, operands: list[Value | None], state: Value, streams: It
     return _again(node, op.replace(**branches), [*operands, state])
 
 
-def _bind_loop(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
+def _bind_loop(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
     op = operator(node, Loop)
     inner = _capture()
     derived = F.rng_fold_in(inner, op.body.inputs[0])
@@ -104,7 +104,7 @@ def _bind_loop(node: Node, operands: list[Value | None], state: Value, streams: 
     return _again(node, op.replace(body=body, captures=op.captures + 1), [*given, state])
 
 
-def _bind_scan(node: Node, operands: list[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
+def _bind_scan(node: Node, operands: Sequence[Value | None], state: Value, streams: Iterator[int]) -> Sequence[Value]:
     # A Scan's body does not see the iteration: the state carries a counter, after what it carried before.
     op = operator(node, Scan)
     body = op.body

@@ -152,7 +152,7 @@ def _separated(
         # A statistic is updated: what is read is the stored tensor itself, not what an Identity gives.
         return copies.get((table[old], role), here[table[old]] if isinstance(role, tuple) else new)
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if _is_identity(node) and node.inputs[0] in table:
             table[node.output] = table[node.inputs[0]]
             return None
@@ -166,7 +166,7 @@ def _separated(
 
 def _in_bodies(
     node: Node,
-    operands: list[Value | None],
+    operands: Sequence[Value | None],
     table: Mapping[Value, Value],
     copies: Mapping[tuple[Value, Hashable], Value],
 ) -> Sequence[Value]:

@@ -19,7 +19,7 @@ def pass_through_rounding(graph: Graph) -> Graph:
     A rounding is Round, Floor, Ceil, Sign, or a Cast of a float tensor to integers that is cast back. Linear.
     """
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if node.op.subgraphs():
             return map_subgraphs(node, operands, pass_through_rounding).outputs
         source = _rounded(node, operands)

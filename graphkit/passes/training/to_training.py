@@ -37,7 +37,7 @@ def _in_training(graph: Graph, stored: Collection[Value], frozen: Collection[Val
             if state not in known:
                 updates[state] = new
 
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if is_batch_norm(node):
             op = operator(node, BatchNormalization)
             scale, offset, mean, var = node.inputs[1:5]
@@ -79,7 +79,7 @@ def to_inference(graph: Graph) -> Graph:
 
 
 def _in_inference(graph: Graph) -> Graph:
-    def rule(node: Node, operands: list[Value | None]) -> Sequence[Value] | None:
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
         if isinstance(node.op, BatchNormalization) and node.op.training_mode:
             return _inference_norm(node, node.op, operands)
         if is_dropout(node):
@@ -120,13 +120,13 @@ def _may_be_true(mode: Value | None) -> bool:
     return mode is not None and mode.tensor.constants != (0,)
 
 
-def _inference_norm(node: Node, op: BatchNormalization, operands: list[Value | None]) -> Sequence[Value]:
+def _inference_norm(node: Node, op: BatchNormalization, operands: Sequence[Value | None]) -> Sequence[Value]:
     inference = op.replace(training_mode=False)
     y = Node(inference, operands, node.name, node.meta, output_names=[node.outputs[0].name]).output
     return [y, *(v for v in operands[3:5] if v is not None)]
 
 
-def _dropout(node: Node, operands: list[Value | None], training: bool) -> Sequence[Value]:
+def _dropout(node: Node, operands: Sequence[Value | None], training: bool) -> Sequence[Value]:
     data, ratio, _, *rng = [*operands, None, None][: max(3, len(operands))]
     mode = F.constant(value=np.asarray(training))
     names = [v.name for v in node.outputs]
