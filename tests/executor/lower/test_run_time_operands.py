@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled_graph import Native, body, value
+from compiled_graph import Native, body, draw, value
 
 import graphkit as gk
 from graphkit.checks.samples import Case, all_cases
@@ -394,3 +394,17 @@ def test_kernels_made_in_a_run_are_made_for_sizes_that_vary(monkeypatch: pytest.
         np.testing.assert_allclose(got, np.einsum("clk,ock->ol", windows, w)[None], rtol=0, atol=1e-5)
     assert len(contexts) >= 4
     assert all(context.sizes_vary for context in contexts)
+
+
+def test_a_sum_of_sizes_beside_a_size_of_its_own() -> None:
+    x, keep, other = value("x", 6, 2), value("keep", 6, dtype="bool"), value("other", 6, dtype="bool")
+    some = F.compress(x, keep, axis=0)
+    both = F.concat([some, F.compress(x, F.not_(keep), axis=0)], axis=0)
+    graph = Graph([x, keep, other], [F.concat([both, F.compress(x, other, axis=0)], axis=1)])
+    executor = Executor(graph, ParamStore({}), threads=1)
+    array, every = draw(np.random.default_rng(0), 6, 2), np.ones(6, bool)
+    for chosen in (np.arange(6) < 2, every, ~every):
+        (got,) = executor(array, chosen, every)
+        np.testing.assert_array_equal(got, np.hstack([np.vstack([array[chosen], array[~chosen]]), array]))
+    with pytest.raises(RuntimeFailure, match="Concat"):
+        executor(array, every, ~every)
