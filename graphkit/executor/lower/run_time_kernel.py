@@ -10,6 +10,7 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -145,7 +146,8 @@ class RunTimeKernel(_AtRunTime):
 
 def run_time_kernel(site: Site) -> RunTimeKernel | None:
     """None when the node has no native kernel for shapes that are known, or results whose sizes its data decides."""
-    node, context, declared = site.node, site.without_constants, site.settings.declared
+    node, declared = site.node, site.settings.declared
+    context = replace(site.without_constants, sizes_vary=True)
     if not isinstance(node.op, Op) or not all(is_numeric(v) for v in (*node.operands, *node.outputs)):
         return None
     undecided = deciding_operands(node)

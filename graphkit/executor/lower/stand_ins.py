@@ -139,7 +139,8 @@ def _stand_in(node: Node, position: int, kind: TensorType, sizes: dict[str, Dim]
 def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
     """What to take unknown sizes for: the same all, or what other operands have at the same axis from the end.
 
-    An axis of one element that others are spread along says nothing, but where all else fails.
+    An axis of one element that others are spread along says nothing, but where all else fails. Sums of unknown sizes
+    may have to be what one unknown size is elsewhere: then one of them is taken for all of the sum.
     """
     shapes = [v.tensor.shape or () for v in node.operands if isinstance(v.type, TensorType)]
     mentioned = [d for v in node.operands for d in (*(v.tensor.shape or ()), *(v.tensor.value or ()))]
@@ -155,6 +156,9 @@ def assumed_sizes(node: Node) -> Iterator[dict[str, Dim]]:
                     aligned.update((symbol, size) for symbol in d.symbols)  # type: ignore[misc]
         if aligned:
             yield same | aligned
+    rest = [name for d in mentioned if isinstance(d, DimExpr) for name in sorted(d.symbols)[1:]]
+    if rest:
+        yield same | dict.fromkeys(rest, 0)
 
 
 def _channels(node: Node) -> dict[str, Dim]:

@@ -67,6 +67,20 @@ def test_what_has_no_kernel_is_interpreted_and_says_why() -> None:
     ]
 
 
+def test_a_scaled_product_with_a_bias_and_a_residual_is_native() -> None:
+    """As an export has it where dropout's scale lies between two layers."""
+    rng = np.random.default_rng(1)
+    a, w, row, rest = (rng.standard_normal(s).astype(np.float32) for s in ((1, 8, 6), (6, 4), (4,), (1, 8, 4)))
+    x = value("x", 1, 8, 6)
+    y = F.add(F.add(F.mat_mul(F.mul(x, np.float32(2)), w), row), rest)
+    graph = lowered([x], [y], a)
+    assert [node.op.alpha for node, _ in graph.steps if node.op.name == "FusedMatMul"] == [2]
+    assert list(graph.interpreted()) == []
+    (got,) = Executor(Graph([x], [y]), ParamStore({}))(a)
+    expected = 2 * a.astype(np.float64) @ w + row + rest
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+
+
 def test_a_pointwise_operator_without_a_rule_leaves_its_neighbours_native() -> None:
     with unknown_operator(lambda xp, x: 3 * x, elementwise=True) as tripled:
         x = value("x", 3)

@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled_graph import Native, body, value
+from compiled_graph import Native, body, draw, value
 
 import graphkit as gk
 from graphkit.checks.samples import Case, all_cases
 from graphkit.errors import OutOfMemory, RuntimeFailure, TypeMismatch, UnsupportedError
+from graphkit.executor.devices.kernel import Kernel, KernelContext
+from graphkit.executor.devices.registry import make_kernel
+from graphkit.executor.lower import run_time_kernel
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F, Op, registry
 from graphkit.ops.evaluate import evaluate
@@ -366,3 +369,42 @@ def test_operands_of_unknown_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GRAPHKIT_STRICT")
     for got, wanted in zip(executor.run(feeds).values(), evaluate(graph, arrays), strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+# --- kernels made in a run --------------------------------------------------------------------------
+
+
+def test_kernels_made_in_a_run_are_made_for_sizes_that_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run may bring another size, so that what it takes to make a kernel counts."""
+    contexts = []
+
+    def spy(device: str, node: Node, context: KernelContext) -> Kernel | None:
+        contexts.append(context)
+        return make_kernel(device, node, context)
+
+    monkeypatch.setattr(run_time_kernel, "make_kernel", spy)
+    x, keep = value("x", 1, 3, 12), value("keep", 12, dtype="bool")
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((5, 3, 3)).astype(np.float32)
+    executor = Executor(Graph([x, keep], [F.conv(F.compress(x, keep, axis=2), w)]), ParamStore({}), threads=1)
+    for kept in (12, 7, 3, 9):
+        array, chosen = rng.standard_normal((1, 3, 12)).astype(np.float32), np.arange(12) < kept
+        (got,) = executor(array, chosen)
+        windows = np.lib.stride_tricks.sliding_window_view(array[0, :, :kept].astype(np.float64), 3, axis=1)
+        np.testing.assert_allclose(got, np.einsum("clk,ock->ol", windows, w)[None], rtol=0, atol=1e-5)
+    assert len(contexts) >= 4
+    assert all(context.sizes_vary for context in contexts)
+
+
+def test_a_sum_of_sizes_beside_a_size_of_its_own() -> None:
+    x, keep, other = value("x", 6, 2), value("keep", 6, dtype="bool"), value("other", 6, dtype="bool")
+    some = F.compress(x, keep, axis=0)
+    both = F.concat([some, F.compress(x, F.not_(keep), axis=0)], axis=0)
+    graph = Graph([x, keep, other], [F.concat([both, F.compress(x, other, axis=0)], axis=1)])
+    executor = Executor(graph, ParamStore({}), threads=1)
+    array, every = draw(np.random.default_rng(0), 6, 2), np.ones(6, bool)
+    for chosen in (np.arange(6) < 2, every, ~every):
+        (got,) = executor(array, chosen, every)
+        np.testing.assert_array_equal(got, np.hstack([np.vstack([array[chosen], array[~chosen]]), array]))
+    with pytest.raises(RuntimeFailure, match="Concat"):
+        executor(array, every, ~every)

@@ -160,9 +160,37 @@ def test_residual(last):
     np.testing.assert_allclose(y, expected, atol=1e-5)
 
 
-def test_residual_beside_a_bias_that_is_a_matrix():
-    with pytest.raises(native.Unsupported, match="a residual and a bias that is not one row"):
-        native.MatMul((2, 3), (3, 4), bias=(2, 4), epilogue=native.Epilogue(residual=True))
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", ["", "tanh"])
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape", "bias_shape", "alpha"),
+    [
+        ((6, 3, 4), (4, 5), (5,), 0.5),
+        ((7, 4), (4, 5), (7, 5), 1),
+        ((7, 4), (4, 5), (7, 1), -2),
+        ((2, 0), (0, 4), (4,), 2),
+        ((0, 3), (3, 4), (4,), 2),
+    ],
+)
+def test_residual_beside_a_bias_that_the_library_does_not_add(a_shape, b_shape, bias_shape, alpha, kind, threads):
+    y_shape = (*a_shape[:-1], b_shape[-1])
+    a, b, bias, residual = operands(np.random.default_rng(6), a_shape, b_shape, bias_shape, y_shape)
+    epilogue = native.Epilogue(kind, residual=True) if kind else native.Epilogue(residual=True)
+    kernel = native.MatMul(a_shape, b_shape, bias=bias_shape, alpha=alpha, epilogue=epilogue, threads=threads)
+    expected = alpha * np.matmul(*wide(a, b)) + bias + residual
+    check(kernel, [a, b, bias, residual], np.tanh(expected) if kind else expected)
+    if residual.size:
+        residual.flat[0], residual.flat[-1] = np.nan, np.inf
+        y = np.empty(y_shape, np.float32)
+        kernel([a, b, bias, residual], [y])
+        assert np.isnan(y).sum() == 1
+        assert np.isnan(y.flat[0])
+        assert y.flat[-1] == (1 if kind else np.inf)
+
+
+def test_residual_after_the_activation_beside_a_bias_that_is_a_matrix_is_left_to_others():
+    with pytest.raises(native.Unsupported, match="a residual, and a bias that the library does not add"):
+        native.MatMul((2, 3), (3, 4), bias=(2, 4), epilogue=native.Epilogue("tanh", residual=True, residual_last=True))
 
 
 def test_layouts_that_agree_share_a_packed_copy():

@@ -39,10 +39,11 @@ class MatMul final : public LibraryKernel {
     // With the epilogue fused, else in a pass of its own.
     void as_product(const Matrices& a, const Matrices& b, const Matrices& y, const MatMulOptions& options,
                     const Epilogue& epilogue, bool fused);
-    void spread_bias(const float* bias, float* y) const;
+    void spread_bias(const float* bias, const float* residual, float* y) const;
 
     std::size_t zeros_ = 0;  // elements that stand for a and b when they have none but the result has
     bool prefill_ = false;   // the bias is written into y first and the product added to it
+    float residual_scale_ = 0;  // of a residual that is written into y with that bias
     std::int64_t rows_ = 0;  // of the bias as a matrix: its broadcast extent and steps
     std::int64_t columns_ = 0;
     std::int64_t row_step_ = 0;
@@ -131,11 +132,14 @@ MatMul::MatMul(Dims a_shape, Dims b_shape, const MatMulOptions& options, int thr
     simplify(a, b, y);
     const bool library_bias = options.bias && take_bias(options, y, b_shape.size() > 1, shapes);
     if (options.epilogue.residual != 0) {
-        if (prefill_) {
-            throw Unsupported(shapes + ": a residual and a bias that is not one row");
-        }
         inputs_.resize(3, {"bias", {y.columns}, type, true});
-        accumulate(3);
+        if (!prefill_) {
+            accumulate(3);
+        } else if (options.epilogue.residual_last || options.beta != 1) {
+            throw Unsupported(shapes + ": a residual, and a bias that the library does not add");
+        } else {
+            residual_scale_ = options.epilogue.residual;
+        }
         inputs_.push_back({"residual", y_shape, type});
     }
     empty_ = count(y_shape) == 0;
@@ -238,10 +242,12 @@ void MatMul::as_product(const Matrices& a, const Matrices& b, const Matrices& y,
     }
 }
 
-void MatMul::spread_bias(const float* bias, float* y) const {
+void MatMul::spread_bias(const float* bias, const float* residual, float* y) const {
     for (std::int64_t i = 0; i < rows_; ++i) {
         for (std::int64_t j = 0; j < columns_; ++j) {
-            y[i * columns_ + j] = bias[i * row_step_ + j * column_step_];
+            const std::int64_t at = i * columns_ + j;
+            const float value = bias[i * row_step_ + j * column_step_];
+            y[at] = residual == nullptr ? value : value + residual_scale_ * residual[at];
         }
     }
 }
@@ -252,7 +258,8 @@ std::size_t MatMul::scratch_bytes() const {
 
 void MatMul::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
     if (!empty_ && prefill_) {
-        spread_bias(static_cast<const float*>(inputs[2]), static_cast<float*>(outputs[0]));
+        const auto* residual = residual_scale_ == 0 ? nullptr : static_cast<const float*>(inputs[3]);
+        spread_bias(static_cast<const float*>(inputs[2]), residual, static_cast<float*>(outputs[0]));
     }
     if (empty_ || zeros_ == 0) {
         LibraryKernel::run(inputs, outputs, scratch);
