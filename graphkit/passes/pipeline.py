@@ -33,6 +33,7 @@ from graphkit.passes.simplify.composites import expand_composites
 from graphkit.passes.simplify.expand import eliminate_expand
 from graphkit.passes.simplify.identities import simplify
 from graphkit.passes.simplify.known_ranks import known_ranks
+from graphkit.passes.simplify.outer_taps import drop_outer_taps
 from graphkit.passes.simplify.reshape import eliminate_reshape
 from graphkit.passes.simplify.transpose import eliminate_transpose
 
@@ -54,6 +55,7 @@ _PRODUCTS_AND_LAYOUTS = (
         fuse_attention,
         eliminate_reshape,
         unstride_transposed,
+        drop_outer_taps,
         # As late as it may be, because the nodes that make new weights are many.
         fold_batch_norm,
         fuse_matmul,

@@ -33,6 +33,7 @@ class Property(Enum):
     ATTENTION_FUSED = "attention is one operator"
     RESHAPES_MERGED = "no chains of reshapes"
     TRANSPOSED_CONVOLUTIONS_CONVERTED = "transposed convolutions without strides are convolutions"
+    TAPS_MEET_DATA = "convolutions of known sizes have no outer taps that meet padding alone"
     BATCH_NORMS_FOLDED = "batch normalisation at inference is in the weights before it"
     MATMULS_FUSED = "matrix products have taken in what is around them"
     CONVOLUTIONS_FUSED = "convolutions have taken in what is behind them"

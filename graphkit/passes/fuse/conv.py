@@ -20,6 +20,7 @@ from graphkit.passes.fuse.epilogue import ABSORBED, Product, absorb, is_single
         Property.GELUS_FUSED,
         Property.ACTIVATIONS_FUSED,
         Property.TRANSPOSED_CONVOLUTIONS_CONVERTED,
+        Property.TAPS_MEET_DATA,
         Property.BATCH_NORMS_FOLDED,
         Property.POINTWISE_APART,
     ],

@@ -1,0 +1,93 @@
+"""Convolutions without the outer taps of their kernels that meet nothing but padding, at any position.
+
+Kernels that are dilated far, over images that became small, have many of them: of 3 x 3 with a dilation of 36 over
+33 x 33 only the one in the middle is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ops import F, operator
+from graphkit.ops.nn.conv import Conv
+from graphkit.passes.core.declare import Property, graph_pass
+from graphkit.passes.core.match import ints
+from graphkit.passes.core.sweep import CONTROL, map_bodies, rewrite
+
+
+class _Axis(NamedTuple):
+    """A spatial axis: elements, positions, taps, and the geometry of the window."""
+
+    size: int
+    positions: int
+    taps: int
+    stride: int
+    dilation: int
+    begin: int
+    end: int
+
+    def idle(self) -> tuple[int, int]:
+        """How many taps to leave out before, and behind the others: each of them with padding of its own."""
+        useful = [t for t in range(self.taps) if self._meets_data(t)]
+        if not useful:
+            return 0, 0
+        before = min(useful[0], self.begin // self.dilation)
+        behind = min(self.taps - 1 - useful[-1], self.end // self.dilation)
+        return before, behind
+
+    def _meets_data(self, tap: int) -> bool:
+        """Whether the tap reads an element at one of the positions, i * stride - begin + tap * dilation."""
+        first = tap * self.dilation - self.begin
+        nearest = max(0, -(first // self.stride))  # the first position at or behind the beginning
+        return nearest < self.positions and first + nearest * self.stride < self.size
+
+
+@graph_pass(
+    requires=[Property.RANKS_KNOWN, Property.TRANSPOSED_CONVOLUTIONS_CONVERTED], ensures=[Property.TAPS_MEET_DATA]
+)
+def drop_outer_taps(graph: Graph) -> Graph:
+    """Cut the weights of each Conv whose image and kernel have known sizes. Linear.
+
+    Padding counts as nothing, also beside a weight that is infinite or NaN.
+    """
+
+    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
+        rebuilt = map_bodies(node, operands, drop_outer_taps)
+        if rebuilt.op.domain or rebuilt.op.name != "Conv":
+            return rebuilt.outputs
+        return _cut(rebuilt) or rebuilt.outputs
+
+    return rewrite(graph, rule, at=CONTROL | {"Conv"})
+
+
+def _cut(node: Node) -> Sequence[Value] | None:
+    x, w, *bias = node.inputs
+    assert x is not None
+    assert w is not None
+    sizes, kernel = x.tensor.known_shape[2:], w.tensor.known_shape[2:]
+    positions = node.output.tensor.known_shape[2:]
+    if not kernel or not all(isinstance(d, int) for d in (*sizes, *kernel, *positions)):
+        return None
+    op = operator(node, Conv)
+    geometry = op.geometry(x.tensor.known_shape, w.tensor.known_shape)
+    axes = [_Axis(*of) for of in zip(sizes, positions, kernel, *geometry[:4], strict=True)]
+    idle = [axis.idle() for axis in axes]
+    if not any(before or behind for before, behind in idle):
+        return None
+    left = [axis.taps - before - behind for axis, (before, behind) in zip(axes, idle, strict=True)]
+    pairs = list(zip(axes, idle, strict=True))
+    begin = [axis.begin - before * axis.dilation for axis, (before, _) in pairs]
+    end = [axis.end - behind * axis.dilation for axis, (_, behind) in pairs]
+    made = Conv(
+        group=op.group,
+        strides=geometry.strides,
+        dilations=[axis.dilation if taps > 1 else 1 for axis, taps in zip(axes, left, strict=True)],
+        pads=[*begin, *end],
+    )
+    starts = [before for before, _ in idle]
+    ends = [start + taps for start, taps in zip(starts, left, strict=True)]
+    weights = F.slice(w, ints(*starts), ints(*ends), ints(*range(2, 2 + len(kernel))))
+    names = [v.name for v in node.outputs]
+    return Node(made, [x, weights, *bias], node.name, node.meta, output_names=names).outputs
