@@ -19,12 +19,9 @@ NB_MODULE(_native, m) {
     m.def("share_all_work", &share_all_work, "on"_a, "Share among threads what is not worth it as well, for tests.");
     m.def("set_default_threads", &set_default_threads, "threads"_a, "0: the cores allowed.");
 
-    // Threads that the interpreter ends hold what they hold: that is no leak.
-    nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
-        if (PyThreadState_Next(PyInterpreterState_ThreadHead(PyInterpreterState_Get())) != nullptr) {
-            nb::set_leak_warnings(false);
-        }
-    }));
+    // What is there when the interpreter ends is no leak: threads that it ends hold theirs, and a command lets the
+    // system take back what it has.
+    nb::set_leak_warnings(false);
 
     const nb::exception<NativeError> error(m, "Error", PyExc_RuntimeError);
     nb::exception<NotFinite>(m, "NotFinite", error);

@@ -255,15 +255,12 @@ nb::object wait_all(BoundEngine& self) {
 }
 
 bool close(BoundEngine& self, double patience) {
-    bool ended = false;
+    bool ended = false;  // else a worker that is left behind keeps what its operation refers to
     {
         const WithoutGil no_gil;
         ended = self.engine.close(std::chrono::milliseconds(static_cast<std::int64_t>(patience * 1e3)), poll_signals);
     }
     orphans().drop();
-    if (!ended) {  // a worker that is left behind keeps what its operation refers to
-        nb::set_leak_warnings(false);
-    }
     return ended;
 }
 
