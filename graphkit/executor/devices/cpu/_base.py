@@ -11,7 +11,7 @@ import importlib.metadata
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphkit.errors import MissingDependency, RuntimeFailure
 from graphkit.executor.devices.kernel import DataDependentKernel, Kernel, KernelContext
@@ -19,7 +19,6 @@ from graphkit.executor.devices.registry import (
     DataDependentFactory,
     Factory,
     Preparation,
-    Shapes,
     SizedFactory,
     register,
     register_data_dependent,
@@ -28,6 +27,8 @@ from graphkit.executor.devices.registry import (
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops.internal.fused import Epilogue
+
+T = TypeVar("T")
 
 _ONEDNN_DISTRIBUTION = "onednn-cpu-gomp"
 _ONEDNN_LIBRARY = "libdnnl.so.3"
@@ -78,12 +79,7 @@ def kernel(
 
     def install(factory: Factory) -> Factory:
         def make(node: Node, context: KernelContext) -> Kernel | None:
-            try:
-                return factory(node, context)
-            except native.Unsupported:
-                return None
-            except native.Error as error:
-                raise RuntimeFailure(f"{node.describe()}: {error}") from error
+            return _or_none(node, lambda: factory(node, context))
 
         return register("cpu", domain, name, whole)(make) if native.has_onednn() or not onednn else factory
 
@@ -95,19 +91,10 @@ def prepared_kernel(name: str, domain: str = "", *, onednn: bool = False) -> Cal
 
     def install(prepare: Preparation) -> Preparation:
         def prepared(node: Node, context: KernelContext) -> SizedFactory | None:
-            sized = prepare(node, context)
+            sized = _or_none(node, lambda: prepare(node, context))
             if sized is None:
                 return None
-
-            def make(inputs: Shapes, outputs: Shapes) -> Kernel | None:
-                try:
-                    return sized(inputs, outputs)
-                except native.Unsupported:
-                    return None
-                except native.Error as error:
-                    raise RuntimeFailure(f"{node.describe()}: {error}") from error
-
-            return make
+            return lambda inputs, outputs: _or_none(node, lambda: sized(inputs, outputs))
 
         return register_preparation("cpu", domain, name)(prepared) if native.has_onednn() or not onednn else prepare
 
@@ -122,14 +109,21 @@ def data_dependent(name: str, domain: str = "") -> Callable[[DataDependentFactor
 
     def install(factory: DataDependentFactory) -> DataDependentFactory:
         def make(node: Node, context: KernelContext) -> DataDependentKernel | None:
-            try:
-                return factory(node, context)
-            except native.Unsupported:
-                return None
+            return _or_none(node, lambda: factory(node, context))
 
         return register_data_dependent("cpu", domain, name)(make)
 
     return install
+
+
+def _or_none(node: Node, make: Callable[[], T | None]) -> T | None:
+    """What `make` makes for the node; None for a case that the extension does not cover. Raises RuntimeFailure."""
+    try:
+        return make()
+    except native.Unsupported:
+        return None
+    except native.Error as error:
+        raise RuntimeFailure(f"{node.describe()}: {error}") from error
 
 
 def operand(node: Node, position: int) -> Value | None:
@@ -141,6 +135,12 @@ def shape(value: Value | None) -> tuple[int, ...]:
     """The static shape of an operand that is there."""
     assert value is not None
     return value.tensor.static_shape
+
+
+def there(shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The shape, given to a SizedFactory, of an operand that its node has."""
+    assert shape is not None
+    return shape
 
 
 def dtype(node: Node, position: int = 0) -> str:

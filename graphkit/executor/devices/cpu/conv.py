@@ -14,6 +14,7 @@ from graphkit.executor.devices.cpu._base import (
     operand,
     prepared_kernel,
     shape,
+    there,
 )
 from graphkit.executor.devices.kernel import Kernel, KernelContext
 from graphkit.executor.devices.registry import Preparation, Shapes, SizedFactory
@@ -106,10 +107,7 @@ class _Forward:
         return self._vary or (len(node.operands) == 2 and not activates and not self._packs)
 
     def __call__(self, inputs: Shapes, outputs: Shapes) -> Kernel | None:
-        x, w, y = inputs[0], inputs[1], outputs[0]
-        assert x is not None, "an operand that is there"
-        assert w is not None, "another"
-        assert y is not None, "the result"
+        x, w, y = there(inputs[0]), there(inputs[1]), there(outputs[0])
         if self._last:
             x, y = channels_first(x), channels_first(y)
         windows = self._windows(x, w)
