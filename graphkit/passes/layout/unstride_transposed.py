@@ -10,8 +10,8 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
 from graphkit.ops.nn.conv import Conv, ConvTranspose
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import ints
-from graphkit.passes.core.sweep import CONTROL, map_bodies, rewrite
+from graphkit.passes.core.match import ints, is_op
+from graphkit.passes.core.sweep import Readers, fuse
 
 _ALL_THE_WAY = np.iinfo(np.int64).min
 
@@ -23,13 +23,10 @@ def unstride_transposed(graph: Graph) -> Graph:
     The reversed weights depend on the weights alone: an executor computes them once.
     """
 
-    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        rebuilt = map_bodies(node, operands, unstride_transposed)
-        if rebuilt.op.domain or rebuilt.op.name != "ConvTranspose":
-            return rebuilt.outputs
-        return _as_convolution(rebuilt) or rebuilt.outputs
+    def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+        return _as_convolution(node) if is_op(node, "ConvTranspose") else None
 
-    return rewrite(graph, rule, at=CONTROL | {"ConvTranspose"})
+    return fuse(graph, rule, at=["ConvTranspose"])
 
 
 def _as_convolution(node: Node) -> Sequence[Value] | None:

@@ -13,8 +13,8 @@ from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
 from graphkit.ops.nn.conv import Conv
 from graphkit.passes.core.declare import Property, graph_pass
-from graphkit.passes.core.match import ints
-from graphkit.passes.core.sweep import CONTROL, map_bodies, rewrite
+from graphkit.passes.core.match import ints, is_op
+from graphkit.passes.core.sweep import Readers, fuse
 
 
 class _Axis(NamedTuple):
@@ -53,13 +53,10 @@ def drop_outer_taps(graph: Graph) -> Graph:
     Padding counts as nothing, also beside a weight that is infinite or NaN.
     """
 
-    def rule(node: Node, operands: Sequence[Value | None]) -> Sequence[Value] | None:
-        rebuilt = map_bodies(node, operands, drop_outer_taps)
-        if rebuilt.op.domain or rebuilt.op.name != "Conv":
-            return rebuilt.outputs
-        return _cut(rebuilt) or rebuilt.outputs
+    def rule(node: Node, readers: Readers) -> Sequence[Value] | None:
+        return _cut(node) if is_op(node, "Conv") else None
 
-    return rewrite(graph, rule, at=CONTROL | {"Conv"})
+    return fuse(graph, rule, at=["Conv"])
 
 
 def _cut(node: Node) -> Sequence[Value] | None:

@@ -89,6 +89,13 @@ def test_others_stay(shape: Any) -> None:
     assert drop_outer_taps(graph) is graph
 
 
+@pytest.mark.parametrize("weight", [np.nan, np.inf])
+def test_a_tap_beside_padding_counts_as_nothing_whatever_its_weight(weight: float) -> None:
+    graph, (x, w) = built((1, 1, 3), (1, 1, 3), dilations=(4,), pads=(4, 4))
+    w[0, 0, [0, 2]] = weight
+    np.testing.assert_array_equal(evaluate(drop_outer_taps(graph), [x, w])[0], x * w[0, 0, 1])
+
+
 def test_subgraphs_are_entered() -> None:
     x, w = Value(TensorType("float64", (1, 2, 4)), "x"), Value(TensorType("float64", (2, 2, 3)), "w")
     p = Value(TensorType("bool", ()), "p")
