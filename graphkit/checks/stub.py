@@ -14,8 +14,9 @@ from typing import Any
 
 import graphkit
 from graphkit.ir.types import DType
-from graphkit.ops._base import REQUIRED, Op, registry
+from graphkit.ops._base import Op, registry
 from graphkit.ops._calls import function_name
+from graphkit.ops._fields import REQUIRED
 
 _ROOT = Path(graphkit.__file__).parent
 _WIDTH = 120

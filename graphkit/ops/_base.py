@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -17,9 +17,10 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedOperator, UsageError, did_you_mean
 from graphkit.ir.graph import Graph, Node, Value, snake_case
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, TensorType, Type, dtype_of
+from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops import _calls
 from graphkit.ops._calls import function_name
+from graphkit.ops._fields import COERCE, REQUIRED, Field
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     Operand: TypeAlias = Value | Tensor | ArrayLike
 
 DOMAIN = "ai.graphkit"
-REQUIRED: Any = inspect.Parameter.empty
 
 
 class Onnx(NamedTuple):
@@ -84,63 +84,6 @@ class Sample:
     def __repr__(self) -> str:
         shown = [str(i.shape) if hasattr(i, "shape") else str(i) for i in self.inputs]
         return f"Sample({', '.join(shown + [f'{k}={v}' for k, v in self.attrs.items()])})"
-
-
-class Field(NamedTuple):
-    """One attribute: how values are coerced, and the default (REQUIRED when there is none)."""
-
-    kind: str
-    default: Any
-
-    @property
-    def required(self) -> bool:
-        return self.default is REQUIRED
-
-
-_INT = frozenset({int})
-
-
-def _ints(value: Any) -> tuple[int, ...]:
-    if type(value) is tuple and _INT.issuperset(map(type, value)):
-        return value
-    if isinstance(value, (int, np.integer)):
-        raise ValueError("one number for each axis is expected, such as [2, 2]")
-    return tuple(int(v) for v in value)
-
-
-def _floats(value: Any) -> tuple[float, ...]:
-    return tuple(float(v) for v in value)
-
-
-def _strings(value: Any) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
-
-
-def _integer(value: Any) -> int:
-    result = int(value)
-    if result != value:
-        raise ValueError(f"{value!r} is not an integer")
-    return result
-
-
-def _graph(value: Any) -> Graph:
-    if not isinstance(value, Graph):
-        raise ValueError("a Graph is expected")
-    return value
-
-
-COERCE: dict[str, Callable[[Any], Any]] = {
-    "int": _integer,
-    "float": float,
-    "bool": bool,
-    "str": str,
-    "DType": dtype_of,
-    "Tensor": lambda v: v if isinstance(v, Tensor) else Tensor(v),
-    "Graph": _graph,
-    "tuple[int, ...]": _ints,
-    "tuple[float, ...]": _floats,
-    "tuple[str, ...]": _strings,
-}
 
 
 class Formal(NamedTuple):

@@ -1,0 +1,72 @@
+"""The attributes of operators: of which kind each is, and how what a caller gives becomes a value of that kind."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.ir.graph import Graph
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import dtype_of
+
+REQUIRED: Any = inspect.Parameter.empty
+
+
+class Field(NamedTuple):
+    """One attribute: how values are coerced, and the default (REQUIRED when there is none)."""
+
+    kind: str
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+
+_INT = frozenset({int})
+
+
+def _ints(value: Any) -> tuple[int, ...]:
+    if type(value) is tuple and _INT.issuperset(map(type, value)):
+        return value
+    if isinstance(value, (int, np.integer)):
+        raise ValueError("one number for each axis is expected, such as [2, 2]")
+    return tuple(int(v) for v in value)
+
+
+def _floats(value: Any) -> tuple[float, ...]:
+    return tuple(float(v) for v in value)
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+
+
+def _integer(value: Any) -> int:
+    result = int(value)
+    if result != value:
+        raise ValueError(f"{value!r} is not an integer")
+    return result
+
+
+def _graph(value: Any) -> Graph:
+    if not isinstance(value, Graph):
+        raise ValueError("a Graph is expected")
+    return value
+
+
+COERCE: dict[str, Callable[[Any], Any]] = {
+    "int": _integer,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "DType": dtype_of,
+    "Tensor": lambda v: v if isinstance(v, Tensor) else Tensor(v),
+    "Graph": _graph,
+    "tuple[int, ...]": _ints,
+    "tuple[float, ...]": _floats,
+    "tuple[str, ...]": _strings,
+}
