@@ -48,6 +48,11 @@ class StoredFile:
         self.size = self._facts[0]
 
     @property
+    def same(self) -> str:
+        """A path by which this very file can be opened again, whatever lies under its old one."""
+        return f"/dev/fd/{self._descriptor}"
+
+    @property
     def may_stay_open(self) -> bool:
         """Whether descriptors are left for others: half of those that the process may have."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

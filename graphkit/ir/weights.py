@@ -41,9 +41,6 @@ CODES = {
 }
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 
-# As much as other readers of the format take.
-_MAX_HEADER = 100_000_000
-
 _BLOCK = 1 << 20
 
 
@@ -129,8 +126,8 @@ def read_weights(
     except OSError as error:
         raise InvalidModel(f"{where}, which holds {_listed(expected)}, cannot be read: {error.strerror}") from None
     try:
-        start, found = _header(file)
-    except ValueError as error:
+        found = _entries(file)
+    except (safetensors.SafetensorError, ValueError) as error:
         held = _listed(expected)
         raise InvalidModel(f"{where}, which should hold {held}, is truncated or damaged: {error}") from None
     for name, (code, shape) in expected.items():
@@ -148,13 +145,13 @@ def read_weights(
     for name, entry in found.items():
         size = entry.end - entry.begin
         stays = size >= LARGE and file.may_stay_open
-        stored = StoredArray(file, start + entry.begin, np.dtype(np.uint8), (size,))
+        stored = StoredArray(file, entry.begin, np.dtype(np.uint8), (size,))
         arrays[name] = stored if stays else stored.array
     return arrays
 
 
 class _Entry(NamedTuple):
-    """A tensor in the header of a weights file: type code, shape, and its bytes among those after the header."""
+    """A tensor of a weights file: type code, shape, and where its bytes begin and end."""
 
     code: str
     shape: tuple[int, ...]
@@ -162,43 +159,23 @@ class _Entry(NamedTuple):
     end: int
 
 
-def _header(file: StoredFile) -> tuple[int, dict[str, _Entry]]:
-    """Where the tensors' bytes begin, and the tensors by name; raises ValueError when these do not fill the file."""
-    length = int.from_bytes(file.read(0, 8).tobytes(), "little") if file.size >= 8 else -1
-    start = 8 + length
-    if not 0 <= length <= min(_MAX_HEADER, file.size - 8):
-        raise ValueError("its header is cut off")
-    try:
-        header = json.loads(file.read(8, length).tobytes())
-    except RecursionError:
-        raise ValueError("its header is nested too deeply") from None
-    if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
-    header.pop("__metadata__", None)
-    found = {name: _entry(name, record) for name, record in header.items()}
+def _entries(file: StoredFile) -> dict[str, _Entry]:
+    """The tensors by name. The library holds the header against the file: tensors fill it, one behind the other.
+
+    Raises SafetensorError; ValueError for a type whose bytes are not those in memory.
+    """
+    found = {}
     end = 0
-    for name, entry in sorted(found.items(), key=lambda item: item[1][2:]):
-        if entry.begin != end or entry.end < entry.begin:
-            raise ValueError(f"the place of tensor {name!r} is wrong")
-        end = entry.end
-    if start + end != file.size:
-        raise ValueError(f"its tensors take {end} bytes, and it has {file.size - start}")
-    return start, found
-
-
-def _entry(name: str, record: Any) -> _Entry:
-    try:
-        code, shape, (begin, end) = str(record["dtype"]), tuple(record["shape"]), record["data_offsets"]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"tensor {name!r} is not described") from None
-    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-        raise ValueError(f"a size of tensor {name!r} is not a number")
-    if code not in _DTYPES:
-        raise ValueError(f"tensor {name!r} is of type {code!r}")
-    wanted = math.prod(shape) * _DTYPES[code].itemsize
-    if wanted != end - begin:
-        raise ValueError(f"tensor {name!r} takes {wanted} bytes and has {end - begin}")
-    return _Entry(code, shape, begin, end)
+    with safetensors.safe_open(file.same, framework="numpy") as opened:
+        for name in opened.offset_keys():
+            described = opened.get_slice(name)
+            code, shape = described.get_dtype(), tuple(described.get_shape())
+            if code not in _DTYPES:
+                raise ValueError(f"tensor {name!r} is of type {code!r}")
+            begin, end = end, end + math.prod(shape) * _DTYPES[code].itemsize
+            found[name] = _Entry(code, shape, begin, end)
+    start = file.size - end
+    return {name: entry._replace(begin=start + entry.begin, end=start + entry.end) for name, entry in found.items()}
 
 
 def _sha256(file: StoredFile) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import struct
@@ -21,7 +20,6 @@ from graphkit.ir.codec import INLINE_BYTES
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, SequenceType, TensorType
-from graphkit.ir.weights import read_weights
 from graphkit.ops import F, Op, op, registry
 
 resolve = registry.get
@@ -383,55 +381,6 @@ def test_hostile_weights_headers(saved: Path, content: bytes) -> None:
     weights_of(saved).write_bytes(content)
     with pytest.raises(InvalidModel, match="weights file"):
         serialize.load(saved, resolve)
-
-
-PLACES: dict[str, tuple[Any, int]] = {
-    "nothing": ({}, 0),
-    "one tensor": ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 8),
-    "metadata": ({"__metadata__": {"a": "b"}, "w": {"dtype": "I8", "shape": [], "data_offsets": [0, 1]}}, 1),
-    "in another order": (
-        {
-            "b": {"dtype": "U8", "shape": [3], "data_offsets": [4, 7]},
-            "empty": {"dtype": "F64", "shape": [0, 9], "data_offsets": [4, 4]},
-            "a": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]},
-        },
-        7,
-    ),
-    "too few bytes": ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 7),
-    "too many bytes": ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 9),
-    "another size": ({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, 8),
-    "a negative shape": ({"w": {"dtype": "U8", "shape": [-2, -4], "data_offsets": [0, 8]}}, 8),
-    "a fraction": ({"w": {"dtype": "U8", "shape": [8.0], "data_offsets": [0, 8]}}, 8),
-    "backwards": ({"w": {"dtype": "U8", "shape": [0], "data_offsets": [8, 0]}}, 8),
-    "a hole": ({"w": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}, 8),
-    "overlap": (
-        {n: {"dtype": "U8", "shape": [4], "data_offsets": [b, b + 4]} for n, b in (("a", 0), ("b", 2), ("c", 4))},
-        8,
-    ),
-    "twice the same": ({n: {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} for n in "ab"}, 4),
-    "an unknown type": ({"w": {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}}, 8),
-    "a list for a type": ({"w": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}}, 8),
-    "three offsets": ({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 4, 8]}}, 8),
-    "no object": ([], 0),
-    "no tensor": ({"w": 5}, 0),
-}
-
-
-@pytest.mark.parametrize("case", PLACES)
-def test_weights_files_are_those_that_safetensors_reads(tmp_path: Path, case: str) -> None:
-    entries, size = PLACES[case]
-    content = header(entries) + bytes(range(size))
-    path = tmp_path / "w.safetensors"
-    path.write_bytes(content)
-    sha256 = hashlib.sha256(content).hexdigest()
-    try:
-        wanted = {name: (entry["dtype"], bytes(entry["data"])) for name, entry in safetensors.deserialize(content)}
-    except safetensors.SafetensorError:
-        with pytest.raises(InvalidModel, match="is truncated or damaged"):
-            read_weights(path, sha256, {})
-        return
-    found = read_weights(path, sha256, {name: (code, None) for name, (code, _) in wanted.items()})
-    assert {name: np.asarray(a).tobytes() for name, a in found.items()} == {n: data for n, (_, data) in wanted.items()}
 
 
 def test_random_damage_never_escapes(saved: Path) -> None:

@@ -1,0 +1,85 @@
+"""Weights files beside the library of their format: which are read, and what of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+
+from graphkit.errors import InvalidModel
+from graphkit.ir.stored import LARGE, StoredArray, StoredFile
+from graphkit.ir.weights import read_weights
+
+# A header, and how many bytes lie behind it.
+FILES: dict[str, tuple[Any, int]] = {
+    "nothing": ({}, 0),
+    "one tensor": ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 8),
+    "metadata": ({"__metadata__": {"a": "b"}, "w": {"dtype": "I8", "shape": [], "data_offsets": [0, 1]}}, 1),
+    "in another order": (
+        {
+            "b": {"dtype": "U8", "shape": [3], "data_offsets": [4, 7]},
+            "empty": {"dtype": "F64", "shape": [0, 9], "data_offsets": [4, 4]},
+            "a": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]},
+        },
+        7,
+    ),
+    "a large one": (
+        {
+            "small": {"dtype": "U8", "shape": [5], "data_offsets": [LARGE, LARGE + 5]},
+            "large": {"dtype": "BF16", "shape": [LARGE // 2], "data_offsets": [0, LARGE]},
+        },
+        LARGE + 5,
+    ),
+    "too few bytes": ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 7),
+    "too many bytes": ({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, 9),
+    "a hole": ({"w": {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}}, 8),
+    "an unknown type": ({"w": {"dtype": "F33", "shape": [2], "data_offsets": [0, 8]}}, 8),
+}
+
+
+def written(path: Path, entries: Any, size: int) -> str:
+    """Writes such a file; returns its SHA-256."""
+    text = json.dumps(entries).encode()
+    content = struct.pack("<Q", len(text)) + text + np.arange(size).astype(np.uint8).tobytes()
+    path.write_bytes(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_files_are_those_that_safetensors_reads(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "w.safetensors"
+    sha256 = written(path, *FILES[case])
+    try:
+        read = safetensors.deserialize(path.read_bytes())
+    except safetensors.SafetensorError:
+        with pytest.raises(InvalidModel, match=r"'w.safetensors'.* is truncated or damaged"):
+            read_weights(path, sha256, {})
+        return
+    wanted = {name: (entry["dtype"], bytes(entry["data"])) for name, entry in read}
+    found = read_weights(path, sha256, {name: (code, None) for name, (code, _) in wanted.items()})
+    assert {name: np.asarray(a).tobytes() for name, a in found.items()} == {n: data for n, (_, data) in wanted.items()}
+    assert {n for n, a in found.items() if isinstance(a, StoredArray)} == ({"large"} if "large" in found else set())
+
+
+def test_a_type_that_arrays_do_not_have_is_named(tmp_path: Path) -> None:
+    """Of the library's types some take less than a byte an element."""
+    path = tmp_path / "w.safetensors"
+    sha256 = written(path, {"w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, 2)
+    with pytest.raises(InvalidModel, match="'w' is of type 'F4'"):
+        read_weights(path, sha256, {})
+
+
+def test_the_header_is_that_of_the_file_that_is_open(tmp_path: Path) -> None:
+    path, other = tmp_path / "w", tmp_path / "other"
+    path.write_bytes(b"one")
+    other.write_bytes(b"another")
+    file = StoredFile(path)
+    os.replace(other, path)
+    assert Path(file.same).read_bytes() == b"one"
