@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -24,7 +25,7 @@ from processes import add_choices, add_repetition, log, machine, parse
 from tables import heading, table
 
 import graphkit as gk
-from graphkit.checks.timing import Groups, paired_ratio
+from graphkit.checks.timing import paired_ratio
 
 NETWORKS: dict[str, Callable[[], gk.Model]] = {
     "mobilenetv2": lambda: gk.models.build("mobilenetv2"),
@@ -65,7 +66,15 @@ def timed(call: Call, seconds: float) -> float:
     return (time.perf_counter() - start) / count
 
 
-def measure(path: Path, batch: int, threads: int, options: argparse.Namespace) -> tuple[list[str], Groups, Groups]:
+class Measured(NamedTuple):
+    """A row of one process: the cells before the ratios, and the quotients of its rounds."""
+
+    cells: list[str]
+    whole_over_parts: list[float]
+    peer_over_parts: list[float]
+
+
+def measure(path: Path, batch: int, threads: int, options: argparse.Namespace) -> Measured:
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(str(path), session_options, providers=["CPUExecutionProvider"])
@@ -84,16 +93,16 @@ def measure(path: Path, batch: int, threads: int, options: argparse.Namespace) -
     found, other = parts.plan, whole.plan
     at_a_time = f"{found.examples[0]} x {found.arenas}" if found.examples else "all"
     arenas = [f"{plan.arena_bytes / 2**20:.1f}" for plan in (found, other)]
-    ratios = [[r[i] / r[0] for r in rounds] for i in (1, 2)]
-    return [at_a_time, *per_image, *arenas], [ratios[0]], [ratios[1]]
+    over_parts = [[r[i] / r[0] for r in rounds] for i in (1, 2)]
+    return Measured([at_a_time, *per_image, *arenas], *over_parts)
 
 
-def row_cells(found: Sequence[tuple[list[str], Groups, Groups]]) -> list[str]:
-    cells = found[0][0]
-    for at in (1, 2):
-        ratio = paired_ratio([group for one in found for group in one[at]])  # type: ignore[misc]
-        cells = [*cells, f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"]
-    return cells
+def row_cells(found: Sequence[Measured]) -> list[str]:
+    ratios = [
+        paired_ratio([one.whole_over_parts for one in found]),
+        paired_ratio([one.peer_over_parts for one in found]),
+    ]
+    return [*found[0].cells, *(f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" for ratio in ratios)]
 
 
 def main() -> int:
