@@ -90,7 +90,9 @@ class _Forward:
             bias=operand(node, 2) is not None, epilogue=self._epilogue, pack_weights=self._packs
         )
         self._library = dict(channels_last=last, dtype=dtype, **library_options(context))
-        self._tiles = kind is native.Convolution and last and dtype == "float32"
+        ours = last and dtype == "float32"
+        self._tiles = ours and kind is native.Convolution
+        self._transposes = ours and kind is native.Deconvolution
         self._depthwise = self._tiles and self._is_plain(node)
         # Padding that depends on sizes, or on a wanted result, is found for each.
         self._is_same = kind is native.Convolution and not self._op.checked_auto_pad().startswith("SAME")
@@ -125,6 +127,9 @@ class _Forward:
             method = native.TiledConvolution.method(x, w, y, window, constant=self._packs, vary=self._vary)
             if method is not None:
                 return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
+        if self._transposes and native.TransposedConvolution.covers(x, w, y, window):
+            options = dict(bias=self._options["bias"], pack_weights=self._packs)
+            return native.TransposedConvolution(x, w, y, window, **options, threads=self._threads)
         return self._kind(x, w, y, window, **self._options, **self._library)
 
     def _windows(self, x: tuple[int, ...], w: tuple[int, ...]) -> _Windows:

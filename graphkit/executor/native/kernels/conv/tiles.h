@@ -30,22 +30,23 @@ constexpr std::int64_t row_floats(std::int64_t elements) {
     return (elements + 15) / 16 * 16 + 16;
 }
 
-// rows [Rows, elements], `step` apart, times filters [elements, kBlock]: one chain of sums for each result. They are
-// added to `to`, [Rows, kBlock], or take its place.
-template <int Rows>
+// rows [Rows, elements], `step` apart, times filters [elements, Vectors * kWide]: one chain of sums for each result.
+// They are added to `to`, as many with rows `to_step` apart, or take its place.
+template <int Rows, int Vectors>
 __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t step, const float* filters,
-                                             std::int64_t elements, float* to, bool adds) {
-    Lanes sums[Rows][kVectors] = {};
+                                             std::int64_t elements, float* to, std::int64_t to_step, bool adds) {
+    constexpr std::int64_t kColumns = Vectors * kWide;
+    Lanes sums[Rows][Vectors] = {};
     for (std::int64_t e = 0; e < elements; ++e) {
-        const float* filter = filters + e * kBlock;
-        Lanes factors[kVectors];
-        for (int v = 0; v < kVectors; ++v) {
+        const float* filter = filters + e * kColumns;
+        Lanes factors[Vectors];
+        for (int v = 0; v < Vectors; ++v) {
             factors[v] = load<float>(filter + v * kWide);
-            __builtin_prefetch(filter + kAhead * kBlock + v * kWide);
+            __builtin_prefetch(filter + kAhead * kColumns + v * kWide);
         }
         for (int r = 0; r < Rows; ++r) {
             const Lanes element = splat(rows[r * step + e]);
-            for (int v = 0; v < kVectors; ++v) {
+            for (int v = 0; v < Vectors; ++v) {
                 sums[r][v] += element * factors[v];
             }
         }
@@ -54,38 +55,40 @@ __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t ste
     if (adds) {
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < kVectors; ++v) {
-                sums[r][v] += load<float>(to + r * kBlock + v * kWide);
+            for (int v = 0; v < Vectors; ++v) {
+                sums[r][v] += load<float>(to + r * to_step + v * kWide);
             }
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-        for (int v = 0; v < kVectors; ++v) {
-            store(to + r * kBlock + v * kWide, sums[r][v]);
+        for (int v = 0; v < Vectors; ++v) {
+            store(to + r * to_step + v * kWide, sums[r][v]);
         }
     }
 }
 
-using MultiplyRows = void (*)(const float*, std::int64_t, const float*, std::int64_t, float*, bool);
+using MultiplyRows = void (*)(const float*, std::int64_t, const float*, std::int64_t, float*, std::int64_t, bool);
 
-template <int... Less>
+template <int Vectors, int... Less>
 constexpr MultiplyRows multiply_some(std::int64_t rows, std::integer_sequence<int, Less...>) {
-    constexpr MultiplyRows all[] = {multiply_rows<Less + 1>...};
+    constexpr MultiplyRows all[] = {multiply_rows<Less + 1, Vectors>...};
     return all[rows - 1];
 }
 
 // The same for any number of rows, in chains of `chain` elements.
+template <int Vectors = kVectors>
 inline void multiply(std::int64_t count, const float* rows, std::int64_t step, const float* filters,
-                     std::int64_t elements, std::int64_t chain, float* to, bool adds = false) {
+                     std::int64_t elements, std::int64_t chain, float* to, bool adds = false,
+                     std::int64_t to_step = Vectors * kWide) {
     const std::int64_t parts = (count + kRegisterRows - 1) / kRegisterRows;
     std::int64_t begin = 0;
     for (std::int64_t part = 0; part < parts; ++part) {
         const std::int64_t some = (count - begin + parts - part - 1) / (parts - part);
-        const MultiplyRows run = multiply_some(some, std::make_integer_sequence<int, kRegisterRows>());
+        const MultiplyRows run = multiply_some<Vectors>(some, std::make_integer_sequence<int, kRegisterRows>());
         for (std::int64_t first = 0; first < elements; first += chain) {
-            run(rows + begin * step + first, step, filters + first * kBlock, std::min(chain, elements - first),
-                to + begin * kBlock, adds || first > 0);
+            run(rows + begin * step + first, step, filters + first * Vectors * kWide, std::min(chain, elements - first),
+                to + begin * to_step, to_step, adds || first > 0);
         }
         begin += some;
     }

@@ -1,0 +1,457 @@
+// Transposed convolution by our own code, of data with the channels last: float32, one or two spatial dimensions, one
+// group. Each element of x is multiplied with all taps of some filters, and the result is added up from products that
+// lie in the second cache. There is nothing to be made for sizes, and padding is no term of a sum. Results do not
+// depend on the number of threads.
+#include <algorithm>
+#include <vector>
+
+#include "kernels/conv/transposed_table.h"
+#include "kernels/conv/window.h"
+#include "runtime/bindings.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// Floats of products that are kept at a time, where a line of x has no more.
+constexpr std::int64_t kKeptFloats = 1 << 16;
+constexpr std::int64_t kUnitsPerThread = 4;
+// Where lines are divided among units, those at the border are multiplied in both of them.
+constexpr std::int64_t kLinesPerBorder = 4;
+constexpr double kProductNanoseconds = 0.02;
+constexpr double kSumNanoseconds = 0.1;
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) {
+    return (a + b - 1) / b;
+}
+
+// A spatial axis: tap k of element i goes to position i * stride + k * dilation - begin.
+struct Axis {
+    std::int64_t size = 1, positions = 1, taps = 1, stride = 1, dilation = 1, begin = 0;
+
+    std::int64_t reach() const { return (taps - 1) * dilation; }
+    // Elements that a position may take up, at most.
+    std::int64_t span() const { return reach() / stride + 1; }
+    // The elements that meet a position lie from `first` up to, and with, `last`.
+    std::int64_t first(std::int64_t position) const {
+        return std::max<std::int64_t>(0, divide_up(std::max<std::int64_t>(0, position + begin - reach()), stride));
+    }
+    std::int64_t last(std::int64_t position) const { return std::min(size - 1, (position + begin) / stride); }
+
+    // Positions before this one need no element from `there` on.
+    std::int64_t complete(std::int64_t there) const { return there < size ? there * stride - begin : positions; }
+
+    // Calls body(element, tap) for the terms of a position, by rising taps.
+    template <typename Body>
+    void for_each_term(std::int64_t position, Body&& body) const {
+        if (dilation == 1) {
+            std::int64_t element = (position + begin) / stride;
+            for (std::int64_t tap = (position + begin) % stride; tap < taps && element >= 0; tap += stride, --element) {
+                if (element < size) {
+                    body(element, tap);
+                }
+            }
+            return;
+        }
+        for (std::int64_t tap = 0; tap < taps; ++tap) {
+            const std::int64_t at = position + begin - tap * dilation;
+            if (at >= 0 && at % stride == 0 && at / stride < size) {
+                body(at / stride, tap);
+            }
+        }
+    }
+};
+
+// Neighbours along the last axis as filters of one position: they lie side by side in memory, as filters do, and fill
+// the lanes that few filters leave empty. Position o takes up tap t * stride + r of element (o + begin) / stride - t,
+// where r = (o + begin) % stride: as taps are a multiple of the stride, [taps, filters] lie as they did.
+struct Folded {
+    std::int64_t together = 1;  // positions
+    std::int64_t left_out = 0;  // positions before the first
+
+    Folded() = default;
+    explicit Folded(Axis& axis) : together(axis.stride), left_out(axis.begin % axis.stride) {
+        axis.positions = divide_up(axis.positions + left_out, together);
+        axis.begin /= together;
+        axis.taps /= together;
+        axis.stride = 1;
+    }
+    // Taps that are not there would be terms, 0 times an element that may be NaN.
+    static bool covers(const Axis& axis) { return axis.dilation == 1 && axis.taps % axis.stride == 0; }
+};
+
+// y = conv_transpose(x, w) + bias. Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [C, M, kernel]
+// lies as it is; constant weights may come packed.
+class TransposedConvolution final : public Kernel {
+  public:
+    // Throws Unsupported for what `covers` does not, NativeError for shapes that do not fit.
+    TransposedConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool bias,
+                          bool pack_weights, int threads);
+
+    static bool covers(const Dims& x, const Dims& w, const Dims& y, const Window& window);
+
+    std::size_t scratch_bytes() const override;
+    void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
+    std::vector<int> packed_inputs() const override { return packed_ ? std::vector{1} : std::vector<int>{}; }
+    std::size_t packed_bytes(int input) const override;
+    std::string packed_layout(int input) const override;
+    void pack(int input, const void* plain, void* packed) const override;
+    std::string implementation() const override { return "transposed:" + isa_; }
+
+  private:
+    // Filters that are computed together: as many as a block has, but those of the last group.
+    struct Group {
+        std::int64_t first, filters;
+        std::int64_t floats;  // of their taps, a multiple of half a block
+    };
+
+    // Where the terms of each column of a line lie, from the products of the first element of x's line on.
+    struct Columns {
+        std::vector<std::int64_t> offsets;
+        std::vector<std::int64_t> begins;
+    };
+
+    // Those of a unit, whose memory is used again.
+    struct Terms {
+        std::vector<const float*> rows;
+        Columns columns;
+    };
+
+    // A group of filters at some positions along the outer axis of one image.
+    struct Unit {
+        std::int64_t group;
+        std::int64_t begin, end;
+        const float* image;
+        const float* bias;  // of the group; null: none
+        float* y;  // of the image
+    };
+
+    Group group(std::int64_t number) const;
+    Columns columns(const Group& group) const;
+    void fold();
+    std::int64_t taps() const { return outer_.taps * inner_.taps; }
+    std::int64_t groups() const { return divide_up(filters_, table_.block); }
+    std::int64_t units() const { return images_ * line_parts_ * groups(); }
+    std::size_t workers() const { return static_cast<std::size_t>(std::min<std::int64_t>(threads(), units())); }
+    std::size_t weight_bytes() const;
+    std::size_t kept_bytes() const;
+    std::size_t bias_bytes() const {
+        return folded_.together == 1 ? 0 : aligned(static_cast<std::size_t>(filters_) * sizeof(float));
+    }
+    void arrange(const float* w, float* to) const;
+    void multiply(const float* image, const Group& group, const float* taps, std::int64_t begin, std::int64_t end,
+                  float* kept) const;
+    void compute(const Unit& unit, const float* taps, float* kept, Terms& terms) const;
+    TransposedLine line_of(const Unit& unit) const;
+    void add_up_lines(const Unit& unit, std::int64_t begin, std::int64_t end, const float* kept, Terms& terms) const;
+    void add_up_columns(const Unit& unit, std::int64_t begin, std::int64_t end, const float* kept, Terms& terms) const;
+
+    const TransposedTable& table_;
+    std::string isa_;
+    bool packed_;
+    std::int64_t images_, channels_;
+    std::int64_t filters_;  // of a position, folded
+    Axis outer_, inner_;
+    bool single_ = false;  // one spatial axis, the outer one: each of its positions is a line of one column
+    std::int64_t line_floats_ = 0;  // of a line of the result; of all positions of the one axis
+    Folded folded_;
+    Columns whole_, rest_;  // of a group with all filters, and of the last one
+    std::int64_t lines_ = 1;  // of x whose products are kept
+    std::int64_t line_parts_ = 1;
+};
+
+}  // namespace
+
+bool TransposedConvolution::covers(const Dims& x, const Dims& w, const Dims& y, const Window& window) {
+    const std::size_t axes = window.strides.size();
+    const auto at_least = [&](const Dims& values, std::int64_t least) {
+        return values.size() == axes && std::all_of(values.begin(), values.end(), [&](auto v) { return v >= least; });
+    };
+    return axes >= 1 && axes <= 2 && x.size() == axes + 2 && w.size() == axes + 2 && y.size() == axes + 2 &&
+           count(w) != 0 && window.groups == 1 && at_least(window.strides, 1) && at_least(window.dilations, 1) &&
+           at_least(window.pads_begin, 0) && at_least(window.pads_end, 0);
+}
+
+TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
+                                             bool bias, bool pack_weights, int threads)
+    : Kernel("TransposedConvolution", threads > 0 ? threads : default_threads()),
+      table_(transposed_table()),
+      isa_(isa_name()),
+      packed_(pack_weights) {
+    inputs_ = {{"x", x}, {"w", w}};
+    outputs_ = {{"y", y}};
+    if (!covers(x, w, y, window)) {
+        throw Unsupported(describe() + ": not by the method transposed");
+    }
+    images_ = x[0];
+    channels_ = x[1];
+    filters_ = w[1];
+    Axis* const axes[] = {&outer_, &inner_};
+    for (std::size_t i = 0; i < window.strides.size(); ++i) {
+        Axis& axis = *axes[i];
+        axis = {x[2 + i], y[2 + i], w[2 + i], window.strides[i], window.dilations[i], window.pads_begin[i]};
+        const std::int64_t room = axis.positions + axis.begin + window.pads_end[i] - axis.reach() - 1;
+        if (axis.size > 0 && (room < 0 || room / axis.stride + 1 != axis.size)) {
+            throw NativeError(describe() + ": spatial dimension " + std::to_string(i) + " does not fit");
+        }
+    }
+    if (x[0] != y[0] || x[1] != w[0] || y[1] != w[1]) {
+        throw NativeError(describe() + ": batch or channels do not fit");
+    }
+    const auto is_unit = [](const Axis& axis) { return axis.size == 1 && axis.positions == 1 && axis.taps == 1; };
+    if (is_unit(outer_)) {
+        std::swap(outer_, inner_);
+    }
+    single_ = is_unit(inner_);
+    inputs_.push_back({"bias", {filters_}, ElementType::f32, !bias});
+    line_floats_ = (single_ ? outer_ : inner_).positions * filters_;
+    fold();
+    for (TensorSpec* spec : {&inputs_[0], &outputs_[0]}) {
+        std::rotate(spec->shape.begin() + 1, spec->shape.begin() + 2, spec->shape.end());
+    }
+    whole_ = columns(group(0));
+    rest_ = columns(group(groups() - 1));
+    const std::int64_t width = std::max<std::int64_t>(inner_.size, 1);
+    const std::int64_t line_floats = width * group(0).floats;
+    const std::int64_t fill = divide_up(table_.count, width);
+    lines_ = outer_.span() + std::max(kKeptFloats / line_floats - outer_.span(), fill);
+    lines_ = std::clamp<std::int64_t>(lines_, 1, std::max<std::int64_t>(outer_.size, 1));
+    if (this->threads() > 1 && images_ > 0) {
+        const std::int64_t most = outer_.size / std::max(fill, kLinesPerBorder * outer_.span());
+        const std::int64_t wanted = divide_up(kUnitsPerThread * this->threads(), images_ * groups());
+        line_parts_ = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(most, 1));
+    }
+}
+
+void TransposedConvolution::fold() {
+    Axis& last = single_ ? outer_ : inner_;
+    if (Folded::covers(last) && last.stride * filters_ <= table_.block) {
+        folded_ = Folded(last);
+        filters_ *= folded_.together;
+    }
+}
+
+TransposedConvolution::Group TransposedConvolution::group(std::int64_t number) const {
+    const std::int64_t first = number * table_.block;
+    const std::int64_t filters = std::min(table_.block, filters_ - first);
+    return {first, filters, divide_up(2 * taps() * filters, table_.block) * (table_.block / 2)};
+}
+
+TransposedConvolution::Columns TransposedConvolution::columns(const Group& group) const {
+    Columns made;
+    for (std::int64_t position = 0; position < inner_.positions; ++position) {
+        made.begins.push_back(static_cast<std::int64_t>(made.offsets.size()));
+        inner_.for_each_term(position, [&](std::int64_t element, std::int64_t tap) {
+            made.offsets.push_back(element * group.floats + tap * group.filters);
+        });
+    }
+    made.begins.push_back(static_cast<std::int64_t>(made.offsets.size()));
+    return made;
+}
+
+std::size_t TransposedConvolution::weight_bytes() const {
+    const std::int64_t floats = (groups() - 1) * group(0).floats + group(groups() - 1).floats;
+    return aligned(static_cast<std::size_t>(channels_ * floats) * sizeof(float));
+}
+
+std::size_t TransposedConvolution::kept_bytes() const {
+    return aligned(static_cast<std::size_t>(lines_ * inner_.size * group(0).floats) * sizeof(float));
+}
+
+// Weights, then the bias of a position, then products for each thread.
+std::size_t TransposedConvolution::scratch_bytes() const {
+    return (packed_ ? 0 : weight_bytes()) + bias_bytes() + workers() * kept_bytes();
+}
+
+std::size_t TransposedConvolution::packed_bytes(int input) const {
+    require_packed(input);
+    return weight_bytes();
+}
+
+std::string TransposedConvolution::packed_layout(int input) const {
+    require_packed(input);
+    return implementation() + " " + to_string(inputs_[1].shape);
+}
+
+void TransposedConvolution::pack(int input, const void* plain, void* packed) const {
+    require_packed(input);
+    arrange(static_cast<const float*>(plain), static_cast<float*>(packed));
+}
+
+// w [C, M, taps] -> for each group [taps, filters] in blocks, [C, block], with half a one at the end where the rest
+// fits.
+void TransposedConvolution::arrange(const float* w, float* to) const {
+    const std::int64_t taps = outer_.taps * inner_.taps * folded_.together;
+    std::vector<std::int64_t> from;  // of each element of [taps, filters] its place in [M, taps]
+    for (std::int64_t number = 0; number < groups(); ++number) {
+        const Group g = group(number);
+        from.clear();
+        for (std::int64_t tap = 0; tap < taps; ++tap) {
+            for (std::int64_t filter = 0; filter < g.filters / folded_.together; ++filter) {
+                from.push_back((g.first + filter) * taps + tap);
+            }
+        }
+        from.resize(static_cast<std::size_t>(g.floats), -1);
+        for (std::int64_t begin = 0; begin < g.floats; begin += table_.block) {
+            const std::int64_t wide = std::min(table_.block, g.floats - begin);
+            const std::int64_t* place = from.data() + begin;
+            for (std::int64_t c = 0; c < channels_; ++c, to += wide) {
+                const float* filters = w + c * (count(inputs_[1].shape) / channels_);
+                for (std::int64_t i = 0; i < wide; ++i) {
+                    to[i] = place[i] < 0 ? 0.0F : filters[place[i]];
+                }
+            }
+        }
+    }
+}
+
+// The products of lines of x, each of which is kept at its number modulo `lines_`.
+void TransposedConvolution::multiply(const float* image, const Group& group, const float* taps, std::int64_t begin,
+                                     std::int64_t end, float* kept) const {
+    const std::int64_t line = inner_.size * channels_;
+    while (begin < end) {
+        const std::int64_t place = begin % lines_;
+        const std::int64_t some = std::min(end - begin, lines_ - place);
+        table_.multiply({image + begin * line, some * inner_.size, channels_, taps, group.floats,
+                         kept + place * inner_.size * group.floats});
+        begin += some;
+    }
+}
+
+void TransposedConvolution::compute(const Unit& unit, const float* taps, float* kept, Terms& terms) const {
+    const Group here = group(unit.group);
+    std::int64_t position = unit.begin;
+    std::int64_t there = 0;  // lines of x before it have been multiplied
+    while (position < unit.end) {
+        if (outer_.last(position) >= there) {
+            const std::int64_t first = outer_.first(position);
+            const std::int64_t upto = std::min(first + lines_, outer_.last(unit.end - 1) + 1);
+            multiply(unit.image, here, taps, std::max(there, first), upto, kept);
+            there = upto;
+        }
+        const std::int64_t end = std::min(unit.end, outer_.complete(there));
+        if (single_) {
+            add_up_columns(unit, position, end, kept, terms);
+        } else {
+            add_up_lines(unit, position, end, kept, terms);
+        }
+        position = end;
+    }
+}
+
+TransposedLine TransposedConvolution::line_of(const Unit& unit) const {
+    TransposedLine line{};
+    line.filters = group(unit.group).filters;
+    line.bias = unit.bias;
+    line.step = filters_;
+    line.left_out = folded_.left_out * (filters_ / folded_.together);
+    return line;
+}
+
+// Positions of two axes: each is a line.
+void TransposedConvolution::add_up_lines(const Unit& unit, std::int64_t begin, std::int64_t end, const float* kept,
+                                         Terms& terms) const {
+    const Group here = group(unit.group);
+    const Columns& columns = unit.group + 1 == groups() ? rest_ : whole_;
+    const std::int64_t pitch = inner_.size * here.floats;
+    TransposedLine line = line_of(unit);
+    line.offsets = columns.offsets.data();
+    line.begins = columns.begins.data();
+    line.columns = inner_.positions;
+    line.floats = line_floats_ - here.first;
+    for (std::int64_t position = begin; position < end; ++position) {
+        terms.rows.clear();
+        outer_.for_each_term(position, [&](std::int64_t element, std::int64_t tap) {
+            terms.rows.push_back(kept + element % lines_ * pitch + tap * inner_.taps * here.filters);
+        });
+        line.rows = terms.rows.data();
+        line.row_count = static_cast<std::int64_t>(terms.rows.size());
+        line.y = unit.y + position * line_floats_ + here.first;
+        table_.add_up(line);
+    }
+}
+
+// Positions of one axis: they are columns of a line.
+void TransposedConvolution::add_up_columns(const Unit& unit, std::int64_t begin, std::int64_t end, const float* kept,
+                                           Terms& terms) const {
+    const Group here = group(unit.group);
+    const std::int64_t pitch = here.floats;
+    const std::int64_t first = outer_.first(begin);
+    terms.columns.offsets.clear();
+    terms.columns.begins.clear();
+    for (std::int64_t position = begin; position < end; ++position) {
+        terms.columns.begins.push_back(static_cast<std::int64_t>(terms.columns.offsets.size()));
+        outer_.for_each_term(position, [&](std::int64_t element, std::int64_t tap) {
+            const std::int64_t place = first % lines_ + element - first;
+            terms.columns.offsets.push_back((place < lines_ ? place : place - lines_) * pitch + tap * here.filters);
+        });
+    }
+    terms.columns.begins.push_back(static_cast<std::int64_t>(terms.columns.offsets.size()));
+    TransposedLine line = line_of(unit);
+    line.rows = &kept;
+    line.row_count = 1;
+    line.offsets = terms.columns.offsets.data();
+    line.begins = terms.columns.begins.data();
+    line.columns = end - begin;
+    const std::int64_t before = std::max<std::int64_t>(0, begin * filters_ - line.left_out);
+    line.left_out = begin == 0 ? line.left_out : 0;
+    line.y = unit.y + before + here.first;
+    line.floats = line_floats_ - before - here.first;
+    table_.add_up(line);
+}
+
+void TransposedConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
+    const auto* taps = static_cast<const float*>(inputs[1]);
+    if (!packed_) {
+        arrange(taps, reinterpret_cast<float*>(scratch));
+        taps = reinterpret_cast<const float*>(scratch);
+        scratch += weight_bytes();
+    }
+    const auto* bias = static_cast<const float*>(inputs[2]);
+    if (bias != nullptr && folded_.together > 1) {
+        const std::int64_t filters = filters_ / folded_.together;
+        auto* repeated = reinterpret_cast<float*>(scratch);
+        for (std::int64_t i = 0; i < filters_; ++i) {
+            repeated[i] = bias[i % filters];
+        }
+        bias = repeated;
+    }
+    scratch += bias_bytes();
+    const auto* x = static_cast<const float*>(inputs[0]);
+    const std::int64_t image_floats = count(outputs_[0].shape) / std::max<std::int64_t>(images_, 1);
+    const double products = static_cast<double>(count(inputs_[0].shape)) * static_cast<double>(this->taps() * filters_);
+    const double sums = static_cast<double>(count(outputs_[0].shape));
+    const double cost = (kProductNanoseconds * products + kSumNanoseconds * sums) /
+                        static_cast<double>(std::max<std::int64_t>(units(), 1));
+    parallel_for(threads(), units(), cost, [&](std::int64_t begin, std::int64_t end) {
+        auto* kept = reinterpret_cast<float*>(scratch + static_cast<std::size_t>(thread_number()) * kept_bytes());
+        Terms terms;
+        for (std::int64_t at = begin; at < end; ++at) {
+            const std::int64_t part = at / groups() % line_parts_;
+            const std::int64_t image = at / groups() / line_parts_;
+            Unit unit{};
+            unit.group = at % groups();
+            unit.begin = outer_.positions * part / line_parts_;
+            unit.end = outer_.positions * (part + 1) / line_parts_;
+            unit.image = x + image * outer_.size * inner_.size * channels_;
+            unit.bias = bias == nullptr ? nullptr : bias + unit.group * table_.block;
+            unit.y = static_cast<float*>(outputs[0]) + image * image_floats;
+            compute(unit, taps + unit.group * group(0).floats * channels_, kept, terms);
+        }
+    });
+}
+
+GRAPHKIT_BINDINGS(transposed_conv, "conv") {
+    nb::class_<TransposedConvolution, Kernel>(m, "TransposedConvolution")
+        .def(
+            "__init__",
+            [](TransposedConvolution* self, const Dims& x, const Dims& w, const Dims& y, const Window& window,
+               bool bias, bool pack_weights,
+               int threads) { new (self) TransposedConvolution(x, w, y, window, bias, pack_weights, threads); },
+            "x"_a, "w"_a, "y"_a, "window"_a, nb::kw_only(), "bias"_a = false, "pack_weights"_a = false, "threads"_a = 0,
+            NoGil())
+        .def_static("covers", &TransposedConvolution::covers, "x"_a, "w"_a, "y"_a, "window"_a,
+                    "Whether this kernel computes such a transposed convolution.");
+}
+
+}  // namespace graphkit

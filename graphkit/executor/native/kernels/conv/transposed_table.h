@@ -1,0 +1,46 @@
+// Products of a transposed convolution and their sums, compiled for several instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/isa.h"
+
+namespace graphkit {
+
+// Elements of x, [count, channels], times the taps of some filters -> products [count, floats]. The taps come in
+// blocks, [channels, block], and then, where half a block is left, [channels, block / 2].
+struct TransposedProduct {
+    const float* x;
+    std::int64_t count, channels;
+    const float* taps;
+    std::int64_t floats;
+    float* products;
+};
+
+// A line of the result, so many floats. Each of its columns is the bias and the sum of the products at rows[r] +
+// offset, for the offsets from begins[column] to begins[column + 1]. Of the first column so many floats are left out,
+// of the last one those behind the line.
+struct TransposedLine {
+    const float* const* rows;
+    std::int64_t row_count;
+    const std::int64_t* offsets;
+    const std::int64_t* begins;
+    std::int64_t columns;
+    std::int64_t filters;  // of a column: one block at most
+    const float* bias;  // null: none
+    float* y;
+    std::int64_t floats;
+    std::int64_t left_out;
+    std::int64_t step;  // floats from one column to the next
+};
+
+struct TransposedTable {
+    std::int64_t block;  // products that are computed together: two vectors
+    std::int64_t count;  // elements that fill the registers
+    void (*multiply)(const TransposedProduct& product);
+    void (*add_up)(const TransposedLine& line);
+};
+
+GRAPHKIT_ISA_TABLE(TransposedTable, transposed_table);
+
+}  // namespace graphkit

@@ -1,0 +1,186 @@
+"""Transposed convolution by products that are added up, against float64."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from conv_examples import check, last, run
+
+import graphkit as gk
+from graphkit.executor.devices.cpu import native
+from graphkit.ops.nn.conv import ConvTranspose
+from graphkit.ops.xp import numpy_xp
+
+pytestmark = pytest.mark.skipif(not native.has_onednn(), reason="built without oneDNN")
+
+
+@dataclass
+class Example:
+    """One transposed convolution of [N, C, *spatial] with random operands."""
+
+    x_shape: tuple[int, ...]
+    filters: int
+    kernel: tuple[int, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    seed: int = 5
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.op = ConvTranspose(**self.attributes)
+        self.x = rng.standard_normal(self.x_shape, dtype=np.float32)
+        self.w = rng.standard_normal((self.x_shape[1], self.filters, *self.kernel), dtype=np.float32)
+        self.bias = rng.standard_normal(self.filters, dtype=np.float32)
+        g = self.op.geometry(self.x.shape, self.w.shape)
+        self.window = native.Window(g.strides, g.dilations, g.begin, [max(e, 0) for e in g.end])
+
+    def __str__(self) -> str:
+        return str((self.x_shape, self.filters, self.kernel, self.attributes))
+
+    def product(self) -> np.ndarray:
+        """The result in float64, [N, M, *spatial]."""
+        return self.op.reference(numpy_xp, self.x.astype(np.float64), self.w.astype(np.float64))
+
+    def kernel_of(self, **options: Any) -> native.TransposedConvolution:
+        y = self.product().shape
+        return native.TransposedConvolution(self.x.shape, self.w.shape, y, self.window, **options)
+
+
+# One and two axes; filters that are folded, fill blocks, halves of them, and several; taps that are fewer than the
+# stride, no multiple of it, and far apart; results beyond all taps; sums longer than a chain.
+EXAMPLES = [
+    Example((1, 16, 170), 8, (8,), dict(strides=(4,), pads=(2, 2))),
+    Example((2, 3, 41), 1, (7,), dict(strides=(3,), pads=(2, 0))),
+    Example((1, 5, 9), 4, (3,), dict(strides=(5,), output_padding=(3,))),
+    Example((1, 140, 33), 70, (5,), dict(strides=(2,), pads=(1, 2), output_padding=(1,))),
+    Example((3, 7, 20), 33, (4,), dict(strides=(2,), dilations=(3,), pads=(4, 1))),
+    Example((1, 6, 800), 40, (16,), dict(strides=(8,), pads=(4, 4))),
+    Example((1, 8, 12, 13), 1, (4, 4), dict(strides=(2, 2), pads=(1, 1, 1, 1))),
+    Example((2, 9, 7, 6), 3, (4, 4), dict(strides=(2, 2), pads=(1, 0, 2, 1))),
+    Example((1, 33, 8, 9), 16, (3, 3), dict(strides=(2, 2), pads=(1, 1, 1, 1), output_padding=(1, 1))),
+    Example((2, 12, 5, 4), 64, (2, 2), dict(strides=(2, 2))),
+    Example((1, 4, 6, 5), 20, (3, 2), dict(strides=(1, 3), dilations=(2, 1), pads=(0, 1, 1, 0))),
+    Example((1, 5, 6, 7), 5, (5, 3), dict(strides=(3, 2), dilations=(1, 2), pads=(3, 2, 2, 1))),
+    Example((1, 2, 3, 3), 2, (1, 1), dict(strides=(2, 3), output_padding=(1, 2))),
+    Example((1, 21, 5, 4), 21, (16, 16), dict(strides=(8, 8), pads=(4, 4, 4, 4))),
+    Example((1, 6, 1, 30), 4, (1, 5), dict(strides=(1, 2), pads=(0, 2, 0, 2))),
+    Example((1, 6, 30, 1), 4, (5, 1), dict(strides=(2, 1), pads=(2, 0, 2, 0))),
+    Example((1, 3, 2, 2), 2, (3, 3), dict(strides=(2, 2), pads=(2, 2, 2, 2))),
+    Example((1, 64, 1, 1), 40, (4, 4), {}),
+    Example((0, 3, 4, 4), 2, (2, 2), dict(strides=(2, 2))),
+]
+
+
+@pytest.mark.parametrize("e", EXAMPLES, ids=str)
+def test_results(isa, e):
+    product = e.product()
+    plain = last(product + e.bias.reshape(-1, *[1] * len(e.kernel)))
+    for threads, packs, bias in itertools.product((1, 2, 5), (False, True), (False, True)):
+        kernel = e.kernel_of(bias=bias, pack_weights=packs, threads=threads)
+        assert kernel.implementation == f"transposed:{isa}"
+        expected = plain if bias else last(product)
+        check(run(kernel, plain.shape, e.x, e.w, e.bias if bias else None), expected, np.abs(product).max(initial=1))
+
+
+def random_example(rng: np.random.Generator, seed: int) -> Example | None:
+    """None for padding that leaves nothing."""
+    axes = int(rng.integers(1, 3))
+
+    def draw(low: int, high: int) -> tuple[int, ...]:
+        return tuple(int(n) for n in rng.integers(low, high, axes))
+
+    size, kernel, strides, dilations = draw(1, 12), draw(1, 7), draw(1, 5), draw(1, 3)
+    begin, end = draw(0, 5), draw(0, 5)
+    extra = tuple(int(rng.integers(0, s)) for s in strides)
+    whole = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(size, strides, kernel, dilations, strict=True)]
+    if any(n + e <= b + f for n, e, b, f in zip(whole, extra, begin, end, strict=True)):
+        return None
+    attributes = dict(strides=strides, dilations=dilations, pads=(*begin, *end), output_padding=extra)
+    x = (int(rng.integers(1, 3)), int(rng.integers(1, 9)), *size)
+    return Example(x, int(rng.choice([1, 2, 3, 7, 8, 16, 17, 32, 35])), kernel, attributes, seed)
+
+
+def test_every_geometry(isa):
+    rng = np.random.default_rng(0)
+    tried = 0
+    for seed in range(300):
+        e = random_example(rng, seed)
+        if e is None:
+            continue
+        expected = last(e.product())
+        got = run(e.kernel_of(threads=1 + seed % 3, pack_weights=seed % 2 == 0), expected.shape, e.x, e.w, None)
+        check(got, expected, np.abs(expected).max(initial=1))
+        tried += 1
+    assert tried > 150
+
+
+@pytest.mark.parametrize(
+    "e",
+    [
+        Example((2, 19, 60, 50), 3, (5, 5), dict(strides=(2, 2), pads=(2, 2, 2, 2))),
+        Example((1, 40, 900), 40, (8,), dict(strides=(4,), pads=(2, 2))),
+    ],
+    ids=str,
+)
+def test_threads_do_not_change_bits(isa, e):
+    shape = last(e.product()).shape
+    results = [run(e.kernel_of(threads=threads), shape, e.x, e.w, None) for threads in (1, 2, 3, 64)]
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("array", ["x", "w"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("e", [EXAMPLES[0], EXAMPLES[1], EXAMPLES[7], EXAMPLES[10], EXAMPLES[14]], ids=str)
+def test_what_is_not_finite_stays_where_it_goes(isa, e, array, value):
+    """An element that is not finite reaches the positions of its taps, and no other."""
+    e = Example(e.x_shape, e.filters, e.kernel, e.attributes)
+    marked = Example(e.x_shape, e.filters, e.kernel, e.attributes)
+    place = tuple(size // 2 for size in getattr(e, array).shape)
+    for example, mark in ((e, value), (marked, 1)):
+        other = getattr(example, "w" if array == "x" else "x")
+        other[:] = np.abs(other) + 1
+        getattr(example, array)[:] = 0
+        getattr(example, array)[place] = mark
+    reached = last(marked.product()) != 0
+    with np.errstate(invalid="ignore"):
+        # Zero times what is not finite would be NaN: only the elements that meet it are looked at.
+        got = run(e.kernel_of(threads=2), reached.shape, e.x, e.w, None)
+    np.testing.assert_array_equal(np.isfinite(got), ~reached)
+    assert reached.any() and not reached.all()
+
+
+def test_networks_use_it_for_all_sizes():
+    """A length is a size that changes; weights that are fed are arranged in each run."""
+    rng = np.random.default_rng(0)
+    x, w, b = gk.input("x", ["N", 16, "L"]), gk.input("w", [16, 4, 8]), gk.input("b", [4])
+    y = gk.conv_transpose(x, w, b, strides=(4,), pads=(2, 2))
+    exe = gk.Model({"y": gk.relu(y)}).compile(threads=2)
+    for batch, length in ((1, 30), (2, 31), (5, 1), (1, 500), (0, 7)):
+        shapes = {"x": (batch, 16, length), "w": (16, 4, 8), "b": (4,)}
+        feeds = {name: rng.standard_normal(s, np.float32) for name, s in shapes.items()}
+        with gk.profile() as profile:
+            (got,) = exe.run(feeds).values()
+        e = Example(shapes["x"], 4, (8,), dict(strides=(4,), pads=(2, 2)))
+        e.x, e.w = feeds["x"], feeds["w"]
+        np.testing.assert_allclose(got, np.maximum(e.product() + feeds["b"][:, None], 0), atol=1e-4)
+        steps = [s["args"] for s in profile.trace()["traceEvents"] if "ConvTranspose" in s["name"]]
+        assert all(s["implementation"].startswith("transposed:") for s in steps)
+        assert steps or batch == 0
+
+
+def test_what_is_refused():
+    e = EXAMPLES[8]
+    y = e.product().shape
+    made = native.TransposedConvolution
+    with pytest.raises(native.Error, match="spatial dimension 1 does not fit"):
+        made(e.x.shape, e.w.shape, (*y[:3], y[3] + 2), e.window)
+    with pytest.raises(native.Error, match="batch or channels"):
+        made(e.x.shape, e.w.shape, (y[0], y[1] + 1, *y[2:]), e.window)
+    two_groups = native.Window((2, 2), (1, 1), (1, 1), (1, 1), 2)
+    assert not made.covers(e.x.shape, e.w.shape, y, two_groups)
+    with pytest.raises(native.Unsupported, match="not by the method transposed"):
+        made(e.x.shape, e.w.shape, y, two_groups)
