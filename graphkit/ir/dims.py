@@ -31,8 +31,11 @@ Dim: TypeAlias = Union[int, "DimExpr"]
 # expression each time; nobody reads or proves anything from those.
 MAX_ATOMS = 64
 _MAX_FACTOR = 1 << 64
+# So many names of large expressions are kept, the last ones.
+_MAX_NAMES = 4096
 
 _fresh = itertools.count(1)
+_definitions: dict[str, DimExpr] = {}
 # Stands for the '?' of anonymous names while an expression is read as Python.
 _ANONYMOUS = "__anonymous_"
 
@@ -177,10 +180,22 @@ def _call(function: str, *operands: Dim) -> DimExpr:
     return _bounded(DimExpr(((((function, *operands),), 1),)))
 
 
-@functools.lru_cache(maxsize=4096)
-def _named(_expression: DimExpr) -> DimExpr:
+@functools.lru_cache(maxsize=_MAX_NAMES)
+def _named(expression: DimExpr) -> DimExpr:
     """The anonymous name of a large expression: the same one each time, so that equal ones stay equal."""
-    return fresh()
+    name = f"?{next(_fresh)}"
+    _definitions[name] = expression
+    while len(_definitions) > _MAX_NAMES:
+        _definitions.pop(next(iter(_definitions)), None)
+    return symbol(name)
+
+
+def definition(name: str) -> DimExpr | None:
+    """The expression that got this name for being large; None of other names, and when it was long ago.
+
+    Its atoms are those of expressions, and ("factor", dim) for a factor that is not multiplied out.
+    """
+    return _definitions.get(name)
 
 
 def _exact_quotient(a: Dim, b: Dim) -> Dim | None:

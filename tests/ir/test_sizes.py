@@ -8,8 +8,8 @@ import pytest
 
 from graphkit.errors import TypeMismatch
 from graphkit.ir import dims
-from graphkit.ir.dims import Dim, assumptions, evaluate, symbol
-from graphkit.ir.sizes import SizeTable
+from graphkit.ir.dims import Dim, DimExpr, assumptions, evaluate, symbol
+from graphkit.ir.sizes import SizeTable, defined_names
 
 NAMES = ("N", "M", "a b", "__import__('os').abort()", "?7", "s", "s[0]")
 
@@ -51,6 +51,42 @@ def test_the_same_as_by_substitution(seed: int) -> None:
             continue
         values = table.values(sizes)
         assert [values[p] for p in places] == expected
+
+
+def large(n: Dim, m: Dim, layers: int) -> Dim:
+    """What doubles its text with each layer."""
+    x = n
+    for _ in range(layers):
+        x = dims.dim_max(dims.floordiv(x + 1, 2) + m, dims.mod(x, 7) + n)
+    return x
+
+
+def test_names_of_large_expressions_are_taken_for_these() -> None:
+    n, m = symbol("N"), symbol("M")
+    x, y = large(n, m, 40), large(m, n, 40)
+    product = (x + 1) * (y + 2) * large(n + m, n, 9)  # which is not multiplied out
+    assert isinstance(x, DimExpr)
+    assert x.symbols.isdisjoint({"N", "M"})
+    table = SizeTable(("N", "M"))
+    places = [table.add(d) for d in (x, y, product)]
+    values = table.values({"N": 4, "M": 0})
+    assert [values[p] for p in places] == [
+        int(large(4, 0, 40)),
+        int(large(0, 4, 40)),
+        (int(large(4, 0, 40)) + 1) * (int(large(0, 4, 40)) + 2) * int(large(4, 4, 9)),
+    ]
+    assert list(defined_names(x.symbols, ["N"])) == []
+    assert set(defined_names(x.symbols, ["M", "N"])) >= x.symbols
+    # A name of the table is no other.
+    (name,) = x.symbols
+    assert SizeTable((name,)).values({name: 3}) == ()
+
+
+def test_names_that_nothing_defines_are_not_known() -> None:
+    table = SizeTable(("N",))
+    table.add(symbol("N") + dims.fresh())
+    with pytest.raises(KeyError):
+        table.values({"N": 1})
 
 
 def test_sizes_that_do_not_broadcast_are_refused() -> None:

@@ -8,7 +8,7 @@ than necessary: a node that mentions no other sizes than before keeps its kernel
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +25,7 @@ from graphkit.executor.memory.plan_graph import MemoryPlan, StepMemory, plan_gra
 from graphkit.ir import context
 from graphkit.ir.dims import Dim, DimExpr, assumptions, symbol
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.sizes import SizeTable
+from graphkit.ir.sizes import SizeTable, defined_names
 from graphkit.ir.types import TensorType
 from graphkit.ops._base import DOMAIN, Op
 from graphkit.ops.tensor.constants import Constant
@@ -145,11 +145,12 @@ class Template:
         self.graph = graph
         self.settings = settings
         symbols = _symbols_of(graph)
-        self.placement = _require(graph, place_values(graph, frozenset(symbols)), fixed)
+        defined = defined_names({s for v in graph.values for d in _sizes_of(v) for s in _names(d)}, symbols)
+        self.placement = _require(graph, place_values(graph, frozenset([*symbols, *defined])), fixed)
         self._known = {**fixed, **{n.output: n.op.value for n in graph.nodes if isinstance(n.op, Constant)}}
         self._inputs = {graph.name_of(v): v.tensor for v in graph.inputs}
         self._table = SizeTable(symbols)
-        self._symbols = {name: self._table.add(symbol(name)) for name in symbols}
+        self._symbols = {name: self._table.add(symbol(name)) for name in (*symbols, *defined)}
         self._types: dict[Value, _Typed] = {}
         self._bytes: dict[Value, int] = {}
         for value in graph.values:
@@ -252,8 +253,7 @@ class Template:
         return True
 
     def _mentioned(self, node: Node) -> tuple[int, ...]:
-        kinds = [v.tensor for v in (*node.operands, *node.outputs)]
-        found = {s for kind in kinds for d in (*kind.known_shape, *(kind.value or ())) for s in _names(d)}
+        found = {s for v in (*node.operands, *node.outputs) for d in _sizes_of(v) for s in _names(d)}
         return tuple(position for name, position in self._symbols.items() if name in found)
 
     # --- one node ---------------------------------------------------------------------------------------
@@ -401,6 +401,13 @@ def _symbols_of(graph: Graph) -> list[str]:
     if not found:
         raise NotNative("the inputs have fixed sizes")
     return list(found)
+
+
+def _sizes_of(value: Value) -> Iterator[Dim]:
+    """The dimensions of a tensor, and of its elements; none of other values."""
+    if isinstance(value.type, TensorType):
+        yield from value.type.shape or ()
+        yield from value.type.value or ()
 
 
 def _names(dim: Dim) -> frozenset[str]:

@@ -114,7 +114,10 @@ class Sliding(Op):
             free = n + b + e - span
             count = dims.floordiv(free, s) + 1
             if ceil and s > 1:
-                count = dims.dim_min(dims.ceildiv(free, s) + 1, dims.ceildiv(n + b, s))
+                count = dims.ceildiv(free, s) + 1
+                # Only so long a stride, or so much padding, leads a last window behind the input.
+                if not (isinstance(span, int) and isinstance(e, int) and s + e <= span):
+                    count = dims.dim_min(count, dims.ceildiv(n + b, s))
             if not isinstance(count, DimExpr) and count < 0:
                 raise TypeMismatch(f"a window of {span} does not fit into an input of {n} padded by {b} and {e}")
             result.append(count)

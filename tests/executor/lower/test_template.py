@@ -232,6 +232,37 @@ def test_a_window_larger_than_the_image() -> None:
         executor.run({"x": normal(1, 1, 1, 1)})
 
 
+def test_sizes_whose_expressions_are_large() -> None:
+    """Branches that halve an image in two ways, layer after layer: each doubles what its size is called."""
+
+    def body(x: Value) -> Value:
+        for number in range(5):
+            halved = F.conv(x, gk.parameter(f"w{number}", (3, 3, 3, 3), "xavier_normal"), strides=(2, 2), pads=(1, 1, 1, 1))
+            pooled = F.max_pool(x, kernel_shape=(2, 2), strides=(2, 2))[0]
+            x = F.tanh(F.add(halved, pooled))
+        return F.reduce_mean(x, [2, 3])
+
+    net = gk.Model({"y": body(gk.input("x", ["N", 3, "H", "W"]))})
+    compare(net, [{"x": (1, 3, h, w)} for h, w in ((64, 64), (32, 96), (128, 32), (96, 64))])
+    executor = net.compile()
+    for h in (64, 96):
+        executor.run({"x": normal(1, 3, h, 64)})
+    with pytest.raises(TypeMismatch, match="do not broadcast"):
+        executor.run({"x": normal(1, 3, 70, 64)})
+
+
+def test_pools_that_round_up() -> None:
+    def body(x: Value) -> Value:
+        for number, (kernel, stride, pad) in enumerate([(3, 2, 0), (2, 2, 0), (2, 3, 1), (3, 2, 1)]):
+            x = F.conv(x, gk.parameter(f"w{number}", (3, 3, 1, 1), "xavier_normal"))
+            window = dict(kernel_shape=(kernel, kernel), strides=(stride, stride), pads=(pad,) * 4)
+            x = F.max_pool(x, **window, ceil_mode=True)[0]
+        return x
+
+    net = gk.Model({"y": body(gk.input("x", ["N", 3, "H", "W"]))})
+    compare(net, [{"x": (1, 3, h, h + 3)} for h in range(20, 40)])
+
+
 # --- which graphs have one ----------------------------------------------------------------------------
 
 
