@@ -103,7 +103,7 @@ class _Forward:
 
         With packed weights, and what follows the convolution, the library's is as fast once it is made.
         """
-        if operand(node, 3) is not None or not native.DepthwiseConvolution.follows(self._epilogue):
+        if operand(node, 3) is not None:
             return False
         activates = isinstance(node.op, Epilogue) and bool(node.op.activation)
         return self._vary or (len(node.operands) == 2 and not activates and not self._packs)

@@ -47,6 +47,11 @@ DIRECT = [
     Example((1, 70, 9, 10), 33, dict(strides=(2, 1), dilations=(1, 2), pads=(0, 1, 2, 3))),
     Example((1, 3, 12, 12), 8, dict(strides=(3, 2), pads=(2, 2, 2, 2)), kernel=(5, 4)),
     Example((2, 33, 6, 5), 20, kernel=(1, 1)),
+    # Windows whose lines lie in the padding, partly and whole; one axis; half a block of filters.
+    Example((1, 3, 20, 21), 48, dict(strides=(2, 2), pads=(3, 3, 3, 3)), kernel=(7, 7)),
+    Example((1, 5, 2, 3), 16, pads(4, 5, 4, 5), kernel=(5, 5)),
+    Example((2, 16, 40), 32, pads(2, 2), kernel=(5,)),
+    Example((1, 20, 33), 45, dict(strides=(3,), dilations=(2,), pads=(4, 1)), kernel=(7,)),
 ]
 ALL = [("winograd", e) for e in WINOGRAD] + [("direct", e) for e in DIRECT]
 
@@ -55,7 +60,7 @@ ALL = [("winograd", e) for e in WINOGRAD] + [("direct", e) for e in DIRECT]
 def test_results(isa, method, e):
     product = e.product()
     scale = np.abs(product).max()
-    plain = last(product + e.bias[:, None, None])
+    plain = last(product + e.bias.reshape(-1, *[1] * len(e.kernel)))
     for threads, packs in itertools.product((1, 2, 5), (False, True)):
         kernel = make(e, product.shape, method, bias=True, pack_weights=packs, threads=threads)
         assert kernel.implementation == f"{method}:{isa}"
@@ -298,6 +303,25 @@ def test_which_method():
     # Short sums, and other windows.
     assert chosen((1, 32, 28, 28), 64, strides=(2, 2)) is None
     assert chosen((1, 64, 12, 12), 64, kernel=5) is None
+
+
+def test_sizes_that_vary_are_for_our_own_code():
+    """Where the library's would have to be made for each of them."""
+
+    def method(x: tuple[int, ...], filters: int, constant: bool = True, **attributes: Any) -> str | None:
+        e = Example(x, filters, attributes, kernel=(3,) * (len(x) - 2))
+        args = (e.x.shape, e.w.shape, e.product().shape, e.window)
+        assert native.TiledConvolution.method(*args, constant=constant) is None
+        found = native.TiledConvolution.method(*args, constant=constant, vary=True)
+        return None if found is None else found.name
+
+    assert method((1, 3, 28, 28), 64) == "direct"
+    assert method((1, 24, 10, 10), 16, strides=(2, 2)) == "direct"
+    assert method((1, 16, 50), 32) == "direct"
+    assert method((1, 16, 50), 32, constant=False) == "direct"
+    # Filters that would leave half of the lanes empty; weights that take long to be ordered, for a few results.
+    assert method((1, 3, 28, 28), 9) is None
+    assert method((1, 256, 3, 3), 512, constant=False) is None
 
 
 def implementations(run: Any) -> set[tuple[str, str]]:

@@ -145,6 +145,7 @@ GRAPHKIT_ISA_DEFINE(DepthwiseFunctions, depthwise_functions) = {correlate, add_p
 #ifdef GRAPHKIT_ONCE
 #include <algorithm>
 
+#include "kernels/conv/following.h"
 #include "kernels/pointwise/epilogue.h"
 #include "kernels/pool/pool.h"
 #include "runtime/bindings.h"
@@ -211,10 +212,12 @@ class Depthwise : public Kernel {
 // y = epilogue(conv(x, w) + bias); constant weights may come packed.
 class DepthwiseConvolution final : public Depthwise {
   public:
-    // Throws Unsupported for an epilogue of more than limits.
+    // Throws Unsupported for an epilogue with a residual.
     DepthwiseConvolution(Dims x, Dims y, const PoolWindow& window, const Epilogue& epilogue, bool pack_weights,
                          int threads);
-    std::size_t scratch_bytes() const override { return packed_ ? 0 : filter_bytes(); }
+    std::size_t scratch_bytes() const override {
+        return (packed_ ? 0 : aligned(filter_bytes())) + following_.scratch_bytes();
+    }
     void run(const void* const* inputs, void* const* outputs, std::byte* scratch) const override;
     std::vector<int> packed_inputs() const override { return packed_ ? std::vector{1} : std::vector<int>{}; }
     std::size_t packed_bytes(int input) const override;
@@ -223,7 +226,7 @@ class DepthwiseConvolution final : public Depthwise {
 
   private:
     bool packed_;
-    DepthwiseFinish finish_;
+    Following following_;
 };
 
 // dx from dy and w.
@@ -381,14 +384,13 @@ DepthwiseConvolution::DepthwiseConvolution(Dims x, Dims y, const PoolWindow& win
     : Depthwise("DepthwiseConvolution", x, y, window, false, threads), packed_(pack_weights) {
     inputs_ = {{"x", x_}, {"w", w_}};
     outputs_ = {{"y", y_}};
-    const std::optional<Limits> limits = limits_of(epilogue.activation);
-    if (!limits || epilogue.alpha != 1 || epilogue.residual != 0) {
-        throw Unsupported(describe() + ": more follows than a bias and limits");
+    if (epilogue.alpha != 1 || epilogue.residual != 0) {
+        throw Unsupported(describe() + ": more follows than a bias and an activation");
     }
     if (epilogue.bias) {
         inputs_.push_back({"bias", {channels_}});
     }
-    finish_ = {nullptr, limits->slope, limits->low, limits->high};
+    following_ = Following(epilogue, count(y) / std::max<std::int64_t>(channels_, 1), channels_, this->threads());
 }
 
 void DepthwiseConvolution::run(const void* const* inputs, void* const* outputs, std::byte* scratch) const {
@@ -397,10 +399,13 @@ void DepthwiseConvolution::run(const void* const* inputs, void* const* outputs, 
         auto* arranged = reinterpret_cast<float*>(scratch);
         arrange(filters, arranged);
         filters = arranged;
+        scratch += aligned(filter_bytes());
     }
-    DepthwiseFinish finish = finish_;
-    finish.bias = inputs_.size() > 2 ? static_cast<const float*>(inputs[2]) : nullptr;
-    correlate(static_cast<const float*>(inputs[0]), filters, finish, static_cast<float*>(outputs[0]));
+    const void* bias = inputs_.size() > 2 ? inputs[2] : nullptr;
+    const TiledEpilogue here = following_.on_the_way(bias, nullptr);
+    correlate(static_cast<const float*>(inputs[0]), filters, {here.bias, here.slope, here.low, here.high},
+              static_cast<float*>(outputs[0]));
+    following_.pass(outputs[0], bias, nullptr, outputs[0], scratch);
 }
 
 std::size_t DepthwiseConvolution::packed_bytes(int input) const {
@@ -488,10 +493,7 @@ GRAPHKIT_BINDINGS(depthwise_channels_last, "pool", "epilogue") {
                 new (self) DepthwiseConvolution(x, y, window, last, pack_weights, threads);
             },
             "x"_a, "y"_a, "window"_a, "threads"_a = 0, nb::kw_only(), "bias"_a = false, "epilogue"_a = Epilogue{},
-            "pack_weights"_a = false)
-        .def_static(
-            "follows", [](const Epilogue& last) { return limits_of(last.activation).has_value(); }, "epilogue"_a,
-            "Whether an epilogue without a residual is one that it applies.");
+            "pack_weights"_a = false);
     nb::class_<DepthwiseBackwardData, Kernel>(m, "DepthwiseBackwardData")
         .def(nb::init<Dims, Dims, const PoolWindow&, int>(), "dy"_a, "dx"_a, "window"_a, "threads"_a = 0);
     nb::class_<DepthwiseBackwardWeights, Kernel>(m, "DepthwiseBackwardWeights")

@@ -68,13 +68,48 @@ inline void for_each_tap(const TiledShape& s, const WindowPlace& window, Body&& 
     }
 }
 
-inline void copy_channels(const float* from, std::int64_t channels, float* to) {
-    std::int64_t c = 0;
-    for (; c + kWide <= channels; c += kWide) {
-        store(to + c, from == nullptr ? Lanes{} : load<float>(from + c));
+inline void copy(const float* from, std::int64_t floats, float* to) {
+    std::int64_t i = 0;
+    for (; i + kWide <= floats; i += kWide) {
+        store(to + i, load<float>(from + i));
     }
-    for (; c < channels; ++c) {
-        to[c] = from == nullptr ? 0.0F : from[c];
+    if (i < floats) {
+        store_part<float>(to + i, load_part<float>(from + i, floats - i, 0), floats - i);
+    }
+}
+
+inline void clear(std::int64_t floats, float* to) {
+    std::int64_t i = 0;
+    for (; i + kWide <= floats; i += kWide) {
+        store(to + i, Lanes{});
+    }
+    if (i < floats) {
+        store_part<float>(to + i, Lanes{}, floats - i);
+    }
+}
+
+// A window as a row of elements, zero in the padding. The taps of a line that are neighbours are copied at once.
+inline void copy_window(const TiledShape& s, const WindowPlace& window, float* to) {
+    if (s.dilations[1] != 1) {
+        for_each_tap(s, window, [&](std::int64_t tap, const float* from) {
+            float* place = to + tap * s.channels;
+            from == nullptr ? clear(s.channels, place) : copy(from, s.channels, place);
+        });
+        return;
+    }
+    const std::int64_t line = s.kernel[1] * s.channels;
+    const std::int64_t before = std::clamp<std::int64_t>(-window.left, 0, s.kernel[1]);
+    const std::int64_t end = std::clamp<std::int64_t>(s.width - window.left, before, s.kernel[1]);
+    for (std::int64_t i = 0; i < s.kernel[0]; ++i, to += line) {
+        const std::int64_t h = window.top + i * s.dilations[0];
+        if (h < 0 || h >= s.height || before == end) {
+            clear(line, to);
+            continue;
+        }
+        clear(before * s.channels, to);
+        copy(window.image + (h * s.width + window.left + before) * s.channels, (end - before) * s.channels,
+             to + before * s.channels);
+        clear((s.kernel[1] - end) * s.channels, to + end * s.channels);
     }
 }
 
@@ -99,9 +134,7 @@ void run_direct(const TiledPart& p) {
     float* copied = p.scratch;
     float* products = in_place ? copied : copied + p.tiles * row;
     for (std::int64_t r = 0; r < p.tiles && !in_place; ++r) {
-        for_each_tap(s, window_of(p, p.first_tile + r), [&](std::int64_t tap, const float* from) {
-            copy_channels(from, s.channels, copied + r * row + tap * s.channels);
-        });
+        copy_window(s, window_of(p, p.first_tile + r), copied + r * row);
     }
     const float* windows = in_place ? p.x + p.first_tile * row : copied;
     for (std::int64_t block = p.first_block; block < p.end_block; ++block) {
@@ -110,8 +143,10 @@ void run_direct(const TiledPart& p) {
             for (std::int64_t r = 0; r < p.tiles; ++r) {
                 add_inside(p, p.first_tile + r, filters, products + r * kBlock);
             }
-        } else {
+        } else if (s.filters - block * kBlock > kWide) {
             multiply(p.tiles, windows, row, filters, elements, kDirectChain, products);
+        } else {
+            multiply<1, kVectors>(p.tiles, windows, row, filters, elements, kDirectChain, products, false, kBlock);
         }
         const Finish finish(p, block);
         for (std::int64_t r = 0; r < p.tiles; ++r) {

@@ -18,6 +18,8 @@ constexpr std::int64_t kLongSum = 512;
 // Results from which the weights' order is made anew in every run, and which fill the registers.
 constexpr std::int64_t kManyResults = 512;
 constexpr std::int64_t kFewResults = 14;
+// Weights whose order takes no longer than making a kernel of the library's.
+constexpr std::int64_t kFewWeights = 1 << 16;
 // Fewer channels make sums that end before they are worth the stores.
 constexpr std::int64_t kFewChannels = 96;
 constexpr double kProductNanoseconds = 0.02;
@@ -35,9 +37,32 @@ const char* name_of(TiledMethod method) {
     return method == TiledMethod::winograd ? "winograd" : "direct";
 }
 
+// A convolution over a line is one over an image of one row.
+struct Plane {
+    Dims x, w, y;
+    Window window;
+
+    Plane(const Dims& x_shape, const Dims& w_shape, const Dims& y_shape, const Window& given)
+        : x(x_shape), w(w_shape), y(y_shape), window(given) {
+        if (given.strides.size() != 1 || x.size() != 3 || w.size() != 3 || y.size() != 3) {
+            return;
+        }
+        for (Dims* shape : {&x, &w, &y}) {
+            shape->insert(shape->begin() + 2, 1);
+        }
+        for (Dims* ones : {&window.strides, &window.dilations}) {
+            ones->insert(ones->begin(), 1);
+        }
+        for (Dims* zeros : {&window.pads_begin, &window.pads_end}) {
+            zeros->insert(zeros->begin(), 0);
+        }
+    }
+};
+
 // The shape of the convolution that is computed: the gradient in x of one with windows at every element is another,
 // with the filters turned round.
-TiledShape shape_of(const Dims& x, const Dims& w, const Dims& y, const Window& window, bool transposed) {
+TiledShape shape_of(const Plane& p, bool transposed) {
+    const auto& [x, w, y, window] = p;
     TiledShape s{x[2],
                  x[3],
                  transposed ? w[0] : w[1],
@@ -56,7 +81,8 @@ TiledShape shape_of(const Dims& x, const Dims& w, const Dims& y, const Window& w
     return s;
 }
 
-bool covers(TiledMethod method, const Dims& x, const Dims& w, const Dims& y, const Window& window, bool transposed) {
+bool covers(TiledMethod method, const Plane& p, bool transposed) {
+    const auto& [x, w, y, window] = p;
     const auto fits = [](const Dims& values, std::int64_t least) {
         return values.size() == 2 && std::min(values[0], values[1]) >= least;
     };
@@ -90,6 +116,14 @@ bool suits(const TiledShape& s, std::int64_t images, bool constant) {
            (is_product || (is_long && results >= (constant ? kFewResults : kManyResults)));
 }
 
+// Whether our code takes less time than making the library's does, for a size that may come once.
+bool saves(const TiledShape& s, std::int64_t images, bool constant) {
+    const std::int64_t half = direct_table().block / 2;
+    const bool fills = (constant && s.taps() == 1) || 4 * s.filters >= 3 * divide_up(s.filters, half) * half;
+    const std::int64_t weights = s.taps() * s.channels * s.filters;
+    return fills && (constant || weights <= kFewWeights || images * s.out_height * s.out_width >= kManyResults);
+}
+
 }  // namespace
 
 bool TiledConvolution::fills_blocks(std::int64_t filters) {
@@ -99,36 +133,38 @@ bool TiledConvolution::fills_blocks(std::int64_t filters) {
 
 std::optional<TiledMethod> TiledConvolution::method(const Dims& x, const Dims& w, const Dims& y, const Window& window,
                                                     bool constant, bool transposed, bool vary) {
-    if (covers(TiledMethod::winograd, x, w, y, window, transposed) &&
-        pays(shape_of(x, w, y, window, transposed), y[0], constant)) {
+    const Plane plane(x, w, y, window);
+    if (covers(TiledMethod::winograd, plane, transposed) && pays(shape_of(plane, transposed), y[0], constant)) {
         return TiledMethod::winograd;
     }
-    if (covers(TiledMethod::direct, x, w, y, window, transposed)) {
-        const TiledShape s = shape_of(x, w, y, window, transposed);
-        if (suits(s, y[0], constant) || (vary && constant && s.taps() == 1)) {
+    if (covers(TiledMethod::direct, plane, transposed)) {
+        const TiledShape s = shape_of(plane, transposed);
+        if (suits(s, y[0], constant) || (vary && saves(s, y[0], constant))) {
             return TiledMethod::direct;
         }
     }
     return std::nullopt;
 }
 
-TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
-                                   const TiledOptions& options, int threads)
+TiledConvolution::TiledConvolution(const Dims& given_x, const Dims& given_w, const Dims& given_y,
+                                   const Window& given_window, const TiledOptions& options, int threads)
     : Kernel("TiledConvolution", threads > 0 ? threads : default_threads()),
       table_(table_of(options.method)),
       implementation_(std::string(name_of(options.method)) + ":" + isa_name()),
-      images_(x.empty() ? 0 : x[0]),
+      images_(given_x.empty() ? 0 : given_x[0]),
       packed_(options.pack_weights),
       transposed_(options.transposed) {
     const Epilogue& epilogue = options.epilogue;
-    inputs_ = {{"x", x}, {"w", w}};
-    outputs_ = {{"y", y}};
+    inputs_ = {{"x", given_x}, {"w", given_w}};
+    outputs_ = {{"y", given_y}};
+    const Plane plane(given_x, given_w, given_y, given_window);
+    const auto& [x, w, y, window] = plane;
     const bool is_single = w.size() == 4 && w[2] * w[3] == 1;
     if (epilogue.alpha != 1 || (transposed_ && !is_single && !epilogue.empty()) ||
-        !covers(options.method, x, w, y, window, transposed_)) {
+        !covers(options.method, plane, transposed_)) {
         throw Unsupported(describe() + ": not by the method " + name_of(options.method));
     }
-    shape_ = shape_of(x, w, y, window, transposed_);
+    shape_ = shape_of(plane, transposed_);
     const Dims& wide = transposed_ ? y : x;
     const Dims& narrow = transposed_ ? x : y;
     for (std::size_t i = 0; i < 2; ++i) {
@@ -141,8 +177,9 @@ TiledConvolution::TiledConvolution(const Dims& x, const Dims& w, const Dims& y, 
     if (x[0] != y[0] || x[1] != shape_.channels || y[1] != shape_.filters) {
         throw NativeError(describe() + ": batch or channels do not fit");
     }
-    inputs_[0].shape = {x[0], x[2], x[3], x[1]};
-    outputs_[0].shape = {y[0], y[2], y[3], y[1]};
+    for (TensorSpec* spec : {&inputs_[0], &outputs_[0]}) {
+        std::rotate(spec->shape.begin() + 1, spec->shape.begin() + 2, spec->shape.end());
+    }
     if (!transposed_ || !epilogue.empty()) {
         inputs_.push_back({"bias", {shape_.filters}, ElementType::f32, !epilogue.bias});
     }

@@ -1,6 +1,6 @@
 // Convolution by our own code, tile by tile: sums are added up in short chains, so that their error does not grow with
-// their length, and windows of 3 x 3 need fewer multiplications than the definition has. Float32, channels last, two
-// spatial dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
+// their length, and windows of 3 x 3 need fewer multiplications than the definition has. Float32, channels last, one or
+// two spatial dimensions, one group. See winograd.isa.cpp and direct.isa.cpp.
 #pragma once
 
 #include <optional>
@@ -27,8 +27,8 @@ struct TiledOptions {
     bool transposed = false;
 };
 
-// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, H, W], arrays lie as [N, H, W, C]; w [M, C, kernel] lies
-// as it is. The residual is the last input. The same bits for any number of threads.
+// y = epilogue(conv(x, w) + bias). Shapes are given as [N, C, spatial], arrays lie as [N, spatial, C]; w [M, C, kernel]
+// lies as it is. The residual is the last input. The same bits for any number of threads.
 class TiledConvolution final : public Kernel {
   public:
     // Throws Unsupported where the method does not cover the window and for a scaled product, NativeError for shapes

@@ -30,12 +30,12 @@ constexpr std::int64_t row_floats(std::int64_t elements) {
     return (elements + 15) / 16 * 16 + 16;
 }
 
-// rows [Rows, elements], `step` apart, times filters [elements, Vectors * kWide]: one chain of sums for each result.
-// They are added to `to`, as many with rows `to_step` apart, or take its place.
-template <int Rows, int Vectors>
+// rows [Rows, elements], `step` apart, times the first `Vectors` of filters [elements, Given * kWide]: one chain of
+// sums for each result. They are added to `to`, with rows `to_step` apart, or take its place.
+template <int Rows, int Vectors, int Given>
 __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t step, const float* filters,
                                              std::int64_t elements, float* to, std::int64_t to_step, bool adds) {
-    constexpr std::int64_t kColumns = Vectors * kWide;
+    constexpr std::int64_t kColumns = Given * kWide;
     Lanes sums[Rows][Vectors] = {};
     for (std::int64_t e = 0; e < elements; ++e) {
         const float* filter = filters + e * kColumns;
@@ -70,14 +70,14 @@ __attribute__((noinline)) void multiply_rows(const float* rows, std::int64_t ste
 
 using MultiplyRows = void (*)(const float*, std::int64_t, const float*, std::int64_t, float*, std::int64_t, bool);
 
-template <int Vectors, int... Less>
+template <int Vectors, int Given, int... Less>
 constexpr MultiplyRows multiply_some(std::int64_t rows, std::integer_sequence<int, Less...>) {
-    constexpr MultiplyRows all[] = {multiply_rows<Less + 1, Vectors>...};
+    constexpr MultiplyRows all[] = {multiply_rows<Less + 1, Vectors, Given>...};
     return all[rows - 1];
 }
 
 // The same for any number of rows, in chains of `chain` elements.
-template <int Vectors = kVectors>
+template <int Vectors = kVectors, int Given = Vectors>
 inline void multiply(std::int64_t count, const float* rows, std::int64_t step, const float* filters,
                      std::int64_t elements, std::int64_t chain, float* to, bool adds = false,
                      std::int64_t to_step = Vectors * kWide) {
@@ -85,9 +85,9 @@ inline void multiply(std::int64_t count, const float* rows, std::int64_t step, c
     std::int64_t begin = 0;
     for (std::int64_t part = 0; part < parts; ++part) {
         const std::int64_t some = (count - begin + parts - part - 1) / (parts - part);
-        const MultiplyRows run = multiply_some<Vectors>(some, std::make_integer_sequence<int, kRegisterRows>());
+        const MultiplyRows run = multiply_some<Vectors, Given>(some, std::make_integer_sequence<int, kRegisterRows>());
         for (std::int64_t first = 0; first < elements; first += chain) {
-            run(rows + begin * step + first, step, filters + first * Vectors * kWide, std::min(chain, elements - first),
+            run(rows + begin * step + first, step, filters + first * Given * kWide, std::min(chain, elements - first),
                 to + begin * to_step, to_step, adds || first > 0);
         }
         begin += some;
