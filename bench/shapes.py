@@ -61,7 +61,22 @@ def _written(network: str, **options: Any) -> Callable[[str], None]:
 
 
 def _images(path: str) -> None:
-    model, _ = mobilenetv2("N")
+    _save_with_free_sizes(mobilenetv2("N")[0], path)
+
+
+def _zoo_images(network: str) -> Callable[[str], None]:
+    def write(path: str) -> None:
+        model = gk.models.build(network).to_onnx()
+        del model.graph.value_info[:]
+        for output in model.graph.output:
+            output.type.tensor_type.ClearField("shape")
+        _save_with_free_sizes(model, path)
+
+    return write
+
+
+def _save_with_free_sizes(model: onnx.ModelProto, path: str) -> None:
+    """Height and width of the images get names."""
     shape = model.graph.input[0].type.tensor_type.shape
     shape.dim[2].dim_param, shape.dim[3].dim_param = "H", "W"
     onnx.save(model, path)
@@ -83,6 +98,16 @@ ROWS = {
     ),
     "mobilenetv2-image": Row(
         "mobilenetv2, images of 96 to 256 pixels", _images, {"N": (1, 1, 1), "H": (96, 256, 8), "W": (96, 256, 8)}
+    ),
+    "googlenet-image": Row(
+        "googlenet, images of 96 to 256 pixels",
+        _zoo_images("googlenet"),
+        {"N": (1, 1, 1), "H": (96, 256, 8), "W": (96, 256, 8)},
+    ),
+    "unet-image": Row(
+        "unet, images of 32 to 128 pixels",
+        _zoo_images("unet"),
+        {"N": (1, 1, 1), "H": (32, 128, 16), "W": (32, 128, 16)},
     ),
 }
 

@@ -100,5 +100,6 @@ def _mod(a: int, b: int) -> int:
 # The functions of expressions, by the names of their atoms.
 _FUNCTIONS: Mapping[str, Callable[..., Dim]] = {
     "__builtins__": {},  # type: ignore[dict-item]
-    "floordiv": _floordiv, "ceildiv": ceildiv, "mod": _mod, "min": min, "max": max, "broadcast": broadcast, "factor": int,
+    "floordiv": _floordiv, "ceildiv": ceildiv, "mod": _mod, "min": min, "max": max,
+    "broadcast": broadcast, "factor": int,
 }  # fmt: skip

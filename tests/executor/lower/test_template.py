@@ -237,7 +237,8 @@ def test_sizes_whose_expressions_are_large() -> None:
 
     def body(x: Value) -> Value:
         for number in range(5):
-            halved = F.conv(x, gk.parameter(f"w{number}", (3, 3, 3, 3), "xavier_normal"), strides=(2, 2), pads=(1, 1, 1, 1))
+            w = gk.parameter(f"w{number}", (3, 3, 3, 3), "xavier_normal")
+            halved = F.conv(x, w, strides=(2, 2), pads=(1, 1, 1, 1))
             pooled = F.max_pool(x, kernel_shape=(2, 2), strides=(2, 2))[0]
             x = F.tanh(F.add(halved, pooled))
         return F.reduce_mean(x, [2, 3])

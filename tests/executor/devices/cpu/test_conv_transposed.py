@@ -150,7 +150,8 @@ def test_what_is_not_finite_stays_where_it_goes(isa, e, array, value):
         # Zero times what is not finite would be NaN: only the elements that meet it are looked at.
         got = run(e.kernel_of(threads=2), reached.shape, e.x, e.w, None)
     np.testing.assert_array_equal(np.isfinite(got), ~reached)
-    assert reached.any() and not reached.all()
+    assert reached.any()
+    assert not reached.all()
 
 
 def test_networks_use_it_for_all_sizes():
