@@ -177,12 +177,17 @@ _SKIPPED, _RECORDED = 2, 10
     show_default=True,
     help="local, or dist_sync: sum gradients over all processes.",
 )
+@click.option(
+    "--compression",
+    metavar="TYPE[:NUMBER]",
+    help="Send gradients as float16, bfloat16, 2bit[:threshold], top_k[:ratio]. With --kvstore dist_sync.",
+)
 @device_options
 @external_root_option
 @json_option
 def command(
     context: click.Context, model: str, folder: str | None, resume: bool, overwrite: bool, processes: int,
-    kvstore_type: str, **options: Any,
+    kvstore_type: str, compression: str | None, **options: Any,
 ) -> int:  # fmt: skip
     """Train MODEL (.json, .onnx, or a folder that an earlier training wrote).
 
@@ -211,13 +216,13 @@ def command(
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
     path = None if folder is None else Path(folder)
     with stopping.told(model, path):
-        _train(context, model, path, resume, overwrite, kvstore_type, **options)
+        _train(context, model, path, resume, overwrite, kvstore_type, compression, **options)
     return 0
 
 
 def _train(
-    context: click.Context, model: str, folder: Path | None, resume: bool, overwrite: bool, kvstore_type: str, *,
-    external_root: str | None, epochs: int | None, as_json: bool, **o: Any,
+    context: click.Context, model: str, folder: Path | None, resume: bool, overwrite: bool, kvstore_type: str,
+    compression: str | None, *, external_root: str | None, epochs: int | None, as_json: bool, **o: Any,
 ) -> None:  # fmt: skip
     from graphkit import data
     from graphkit.dist import kvstore
@@ -226,6 +231,8 @@ def _train(
     from graphkit.train.run_folder import RunFolder
 
     store = kvstore.create(kvstore_type)
+    if compression is not None:
+        store.set_gradient_compression(compression)
     writes = store.rank == 0
     run = None if folder is None else RunFolder(folder)
     with contextlib.ExitStack() as stack:

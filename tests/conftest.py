@@ -72,6 +72,9 @@ class Rank:
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
 
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        return np.stack(self._exchange(array))
+
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         return self._exchange(array)[root].copy()
 

@@ -27,6 +27,10 @@ class Communicator(Protocol):
         """The elementwise sum over all processes, in a new array of the same dtype and shape."""
         ...
 
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        """The arrays of all processes, one behind the other along a new first axis; all pass one of the same type."""
+        ...
+
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         """The root's array, in a new array; all processes pass one of the same dtype and shape."""
         ...
@@ -46,6 +50,9 @@ class LocalCommunicator:
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         return array.copy()
+
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        return array[None].copy()
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         return array.copy()

@@ -141,6 +141,13 @@ class MpiCommunicator:
         self._comm.Allreduce(source, result)
         return result.reshape(array.shape)
 
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        source = np.ascontiguousarray(array)
+        result = np.empty((self.size, *source.shape), source.dtype)
+        # As bytes, so that every dtype travels.
+        self._comm.Allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
+        return result
+
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.

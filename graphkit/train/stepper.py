@@ -167,7 +167,11 @@ class Stepper:
         total = np.float32(self.waiting_weight)
         if self._kvstore is not None:
             keys = self._sums
-            sums = self._kvstore.pushpull(keys, [self.slots[key] for key in keys])
+            waiting = [self.slots[key] for key in keys]
+            if self._kvstore.compresses:
+                # Thresholds are for parts of the mean, whatever the size of a batch.
+                waiting, total = [array / total for array in waiting], np.float32(1)
+            sums = self._kvstore.pushpull(keys, waiting)
             for key, array in zip(keys, sums, strict=True):
                 self.slots.commit(key, array)
         try:

@@ -331,6 +331,20 @@ def test_two_processes_train_like_one(folder, tmp_path, launcher):
         assert difference <= 1e-4 * np.linalg.norm(a.params[name]), name
 
 
+@pytest.mark.parametrize("compression", ["2bit:0.003", "top_k:0.05", "bfloat16"])
+def test_two_processes_train_with_gradients_in_fewer_bytes(folder, tmp_path, compression):
+    command = [
+        sys.executable, "-P", "-m", "graphkit", "train", str(folder / "net.json"), "--data", "digits", "--epochs", "4",
+        "--batch-size", "32", "--processes", "2", "--kvstore", "dist_sync", "--compression", compression,
+        "-o", str(tmp_path / "run"), "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    losses = [r["loss"] for r in records if "loss" in r]
+    assert losses[-1] < 0.5 * losses[0]
+
+
 def test_data_to_validate_on_leave_all_of_the_others_for_training(call, folder, tmp_path):
     rng = np.random.default_rng(0)
     shape = gk.load(folder / "net.json").input_types["x"].shape[1:]

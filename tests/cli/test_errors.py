@@ -206,6 +206,7 @@ def test_a_full_disk_leaves_nothing_half_written(call, net, tmp_path, monkeypatc
         (["train", "{net}", "--data", "digits", "--loss", "mze"], "did you mean 'mse'"),
         (["train", "{net}", "--data", "digits", "--optimizer", "adan"], "did you mean 'adam'"),
         (["train", "{net}", "--data", "digits", "--kvstore", "dist_sinc"], "did you mean 'dist_sync'"),
+        (["train", "{net}", "--data", "digits", "--compression", "2bit"], "a local store sends nothing"),
         (["train", "{net}", "--data", "digits", "--processes", "2"], "--kvstore dist_sync"),
         (["train", "{net}", "--data", "digits", "--resume"], "-o"),
         (["run", "{net}", "x:2,six"], "not a shape"),

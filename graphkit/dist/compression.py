@@ -1,0 +1,156 @@
+"""Gradients in fewer bytes between processes; what is left out is added to the next ones.
+
+Error feedback: Seide et al., "1-bit stochastic gradient descent", Interspeech 2014; that it keeps the rate of
+convergence: Karimireddy et al., ICML 2019. What is not a number arrives as such, and nothing of it stays behind.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from graphkit.errors import MissingDependency, UsageError, did_you_mean
+from graphkit.executor.devices.loading import load_device, native_module
+
+
+class Compression(ABC):
+    """A way to write gradients, float32 arrays of one axis, in fewer bytes, `packed_bytes` of them."""
+
+    @abstractmethod
+    def packed_bytes(self, size: int) -> int:
+        """The bytes that `size` elements take."""
+
+    @abstractmethod
+    def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """The bytes for gradient + residual; what they do not say is left in `residual`."""
+
+    @abstractmethod
+    def add(self, packed: np.ndarray, total: np.ndarray) -> None:
+        """Add what the bytes say to `total`, in place."""
+
+
+class Halves(Compression):
+    """float16 or bfloat16: half the bytes. Numbers beyond the largest are sent as this, and the rest follows."""
+
+    def __init__(self, dtype: Any):
+        self._dtype = np.dtype(dtype)
+        self._largest = float(ml_dtypes.finfo(self._dtype).max)
+
+    def packed_bytes(self, size: int) -> int:
+        return 2 * size
+
+    def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        wanted = gradient + residual
+        finite = np.isfinite(wanted)
+        within = np.where(finite, np.clip(wanted, -self._largest, self._largest), wanted)
+        sent: np.ndarray = within.astype(self._dtype)
+        np.subtract(wanted, sent.astype(np.float32), out=residual, where=finite)
+        residual[~finite] = 0
+        return sent.view(np.uint8)
+
+    def add(self, packed: np.ndarray, total: np.ndarray) -> None:
+        total += packed.view(self._dtype).astype(np.float32)
+
+
+class TwoBit(Compression):
+    """Two bits an element, as MXNet's: -threshold, 0 or threshold. Raises UsageError for a threshold that is not above 0."""
+
+    def __init__(self, threshold: float = 0.5):
+        if not (math.isfinite(threshold) and threshold > 0):
+            raise UsageError(f"the threshold of 2bit compression is a number above 0, not {threshold!r}")
+        if not load_device("cpu"):
+            raise MissingDependency("2bit compression is native code, and this graphkit is not installed: pip install .")
+        self._native = native_module()
+        self._threshold = float(threshold)
+
+    def packed_bytes(self, size: int) -> int:
+        return 4 * -(-size // 16)
+
+    def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        words = np.empty(-(-gradient.size // 16), np.uint32)
+        self._native.TwoBitQuantize(gradient.size, self._threshold)([gradient, residual], [words, residual])
+        return words.view(np.uint8)
+
+    def add(self, packed: np.ndarray, total: np.ndarray) -> None:
+        self._native.TwoBitAccumulate(total.size, self._threshold)([packed.view(np.uint32), total], [total])
+
+
+class TopK(Compression):
+    """The largest elements by magnitude, `ratio` of all, at least one. Raises UsageError for a ratio outside (0, 1]."""
+
+    def __init__(self, ratio: float = 0.01):
+        if not 0 < ratio <= 1:
+            raise UsageError(f"the ratio of top_k compression is above 0 and at most 1, not {ratio!r}")
+        self._ratio = float(ratio)
+
+    def packed_bytes(self, size: int) -> int:
+        return 8 * self._count(size)
+
+    def _count(self, size: int) -> int:
+        return min(size, max(1, math.ceil(self._ratio * size)))
+
+    def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        if gradient.size >= 1 << 32:
+            raise UsageError(f"top_k compression takes arrays below 2**32 elements, not {gradient.size}")
+        residual += gradient
+        count = self._count(residual.size)
+        magnitude = np.abs(residual)
+        magnitude[np.isnan(magnitude)] = np.inf
+        chosen = np.sort(np.argpartition(magnitude, residual.size - count)[residual.size - count :])
+        packed = np.empty((2, count), np.uint32)
+        packed[0] = chosen
+        packed[1] = residual[chosen].view(np.uint32)
+        residual[chosen] = 0
+        return packed.reshape(-1).view(np.uint8)
+
+    def add(self, packed: np.ndarray, total: np.ndarray) -> None:
+        places, values = packed.view(np.uint32).reshape(2, -1)
+        total[places] += values.view(np.float32)
+
+
+# By type: the class and what it takes besides the type.
+_TYPES: Mapping[str, tuple[type[Compression], tuple[Any, ...], tuple[str, ...]]] = {
+    "float16": (Halves, (np.float16,), ()),
+    "bfloat16": (Halves, (ml_dtypes.bfloat16,), ()),
+    "2bit": (TwoBit, (), ("threshold",)),
+    "top_k": (TopK, (), ("ratio",)),
+}
+_ALIASES = {"fp16": "float16", "bf16": "bfloat16", "topk": "top_k"}
+
+TYPES = tuple(_TYPES)
+
+
+def create(options: str | Mapping[str, Any]) -> Compression:
+    """The compression of such options: "2bit", "2bit:0.5", or {"type": "2bit", "threshold": 0.5}.
+
+    Raises UsageError for others.
+    """
+    given = _read(options) if isinstance(options, str) else dict(options)
+    name = given.pop("type", None)
+    kind = _ALIASES.get(str(name), str(name))
+    if kind not in _TYPES:
+        raise UsageError(f"unknown compression {name!r}{did_you_mean(kind, TYPES)}")
+    cls, fixed, names = _TYPES[kind]
+    for option, value in given.items():
+        if option not in names:
+            raise UsageError(f"compression {kind!r} has no option {option!r}{did_you_mean(option, names)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UsageError(f"{option} of compression {kind!r} is a number, not {value!r}")
+    return cls(*fixed, **given)
+
+
+def _read(text: str) -> dict[str, Any]:
+    """The options that such a text stands for: a type, or one and the number that it takes."""
+    name, colon, number = text.partition(":")
+    if not colon:
+        return {"type": name}
+    _, _, names = _TYPES.get(_ALIASES.get(name, name), (None, (), ("",)))
+    try:
+        return {"type": name, names[0] if names else "number": float(number)}
+    except ValueError:
+        raise UsageError(f"compression {text!r}: {number!r} is not a number") from None
