@@ -11,6 +11,7 @@ from typing import TextIO
 
 import click
 
+from graphkit.cli._restart import ARGUMENTS
 from graphkit.errors import GraphkitWarning, did_you_mean
 
 # Sub-command -> one line of help; the module of the same name defines `command`.
@@ -32,6 +33,10 @@ COMMANDS = {
 
 class _Commands(click.Group):
     """Finds commands by name without importing the others, and suggests the closest name."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ARGUMENTS] = tuple(args)  # for commands that start others like themselves
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

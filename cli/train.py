@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,9 +22,10 @@ from graphkit.cli._options import (
     source_options,
 )
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._restart import ARGUMENTS, run_job
 from graphkit.cli._resume import kept, taken_over
 from graphkit.cli._training import make_optimizer
-from graphkit.dist import launch, mpi
+from graphkit.dist import mpi
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -178,6 +178,19 @@ _SKIPPED, _RECORDED = 2, 10
     help="local, or dist_sync: sum gradients over all processes.",
 )
 @click.option(
+    "--rank-timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="End the job when a process gives no sign for so long. Default: 60.",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="With --processes, go on from the last checkpoint so many times when the job fails.",
+)
+@click.option(
     "--compression",
     metavar="TYPE[:NUMBER]",
     help="Send gradients as float16, bfloat16, 2bit[:threshold], top_k[:ratio]. With --kvstore dist_sync.",
@@ -187,7 +200,7 @@ _SKIPPED, _RECORDED = 2, 10
 @json_option
 def command(
     context: click.Context, model: str, folder: str | None, resume: bool, overwrite: bool, processes: int,
-    kvstore_type: str, compression: str | None, **options: Any,
+    kvstore_type: str, compression: str | None, rank_timeout: float | None, max_restarts: int, **options: Any,
 ) -> int:  # fmt: skip
     """Train MODEL (.json, .onnx, or a folder that an earlier training wrote).
 
@@ -207,32 +220,35 @@ def command(
             raise UsageError(
                 "--processes needs --kvstore dist_sync: with a local store every process would train alone"
             )
-        return launch.run_processes(processes, sys.argv[1:])
+        return run_job(processes, context.meta[ARGUMENTS], folder, max_restarts)
+    if max_restarts and processes == 1:
+        raise UsageError("--max-restarts needs --processes: what started this process ends with its job")
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
     if resume and overwrite:
         raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
+    from graphkit.dist import kvstore
+
     path = None if folder is None else Path(folder)
     with stopping.told(model, path):
-        _train(context, model, path, resume, overwrite, kvstore_type, compression, **options)
+        store = kvstore.create(kvstore_type, timeout=rank_timeout)
+        if compression is not None:
+            store.set_gradient_compression(compression)
+        _train(context, model, path, resume, overwrite, store, **options)
     return 0
 
 
 def _train(
-    context: click.Context, model: str, folder: Path | None, resume: bool, overwrite: bool, kvstore_type: str,
-    compression: str | None, *, external_root: str | None, epochs: int | None, as_json: bool, **o: Any,
+    context: click.Context, model: str, folder: Path | None, resume: bool, overwrite: bool, store: KVStore, *,
+    external_root: str | None, epochs: int | None, as_json: bool, **o: Any,
 ) -> None:  # fmt: skip
     from graphkit import data
-    from graphkit.dist import kvstore
     from graphkit.executor.run.profile import profile
     from graphkit.train import checkpoint
     from graphkit.train.run_folder import RunFolder
 
-    store = kvstore.create(kvstore_type)
-    if compression is not None:
-        store.set_gradient_compression(compression)
     writes = store.rank == 0
     run = None if folder is None else RunFolder(folder)
     with contextlib.ExitStack() as stack:
@@ -247,11 +263,13 @@ def _train(
         further = key_values(o["optimizer_options"], "--optimizer-option")
         optimizer = make_optimizer(o["optimizer_name"], o["lr"], o["momentum"], further)
         axes = axis_options(o["batch_axes"])
-        net = _network(model, external_root, axes, o)
-        train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], source_options(o["data_options"]), axes)
-        trainer = _trainer(data.described(net, train_set), optimizer, store, o)
-        if resume and folder is not None:
-            trainer.resume(folder)
+        with store.working():
+            net = _network(model, external_root, axes, o)
+            options = source_options(o["data_options"])
+            train_set, valid_set = read_data(net, o["data_spec"], o["valid_spec"], options, axes)
+            trainer = _trainer(data.described(net, train_set), optimizer, store, o)
+            if resume and folder is not None:
+                trainer.resume(folder)
         over = resume and not trainer.left(epochs)
         if over and writes:
             done = trainer.epoch - trainer.position.start

@@ -43,6 +43,13 @@ def _flag(text: str) -> bool:
     return known[text.lower()]
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("expected seconds, a number above 0")
+    return value
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -65,6 +72,9 @@ CACHE: Knob[str | None] = Knob(
 )
 CACHE_MB = Knob(
     "GRAPHKIT_CACHE_MB", _positive, 32, "about how many MB an executor keeps of programs for sizes seen before"
+)
+RANK_TIMEOUT = Knob(
+    "GRAPHKIT_RANK_TIMEOUT", _seconds, 60.0, "seconds after which a process that gives no sign ends a job; inf: never"
 )
 ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads of a dependency engine")
 

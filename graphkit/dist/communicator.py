@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +38,10 @@ class Communicator(Protocol):
 
     def barrier(self) -> None: ...
 
+    def working(self) -> AbstractContextManager[None]:
+        """What takes long, and others may wait for, goes on meanwhile: this process has not stalled."""
+        ...
+
 
 class LocalCommunicator:
     """A group of one process."""
@@ -59,3 +64,6 @@ class LocalCommunicator:
 
     def barrier(self) -> None:
         return None
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext()

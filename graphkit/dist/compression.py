@@ -58,13 +58,13 @@ class Halves(Compression):
 
 
 class TwoBit(Compression):
-    """Two bits an element, as MXNet's: -threshold, 0 or threshold. Raises UsageError for a threshold that is not above 0."""
+    """Two bits an element, as MXNet's: -threshold, 0 or threshold, which is above 0 (else UsageError)."""
 
     def __init__(self, threshold: float = 0.5):
         if not (math.isfinite(threshold) and threshold > 0):
             raise UsageError(f"the threshold of 2bit compression is a number above 0, not {threshold!r}")
         if not load_device("cpu"):
-            raise MissingDependency("2bit compression is native code, and this graphkit is not installed: pip install .")
+            raise MissingDependency("2bit compression is native code; this graphkit is not installed: pip install .")
         self._native = native_module()
         self._threshold = float(threshold)
 

@@ -34,7 +34,7 @@ _failure: BaseException | None = None
 def join() -> MpiCommunicator:
     """The communicator of all processes; initialises MPI at the first call, which every process must make."""
     global _followed
-    _followed = communicator = MpiCommunicator()
+    _followed = communicator = MpiCommunicator(_give_up)
     atexit.register(end)
     if communicator.size > 1:
         _follow_failures()
@@ -70,7 +70,7 @@ def end() -> None:
         if _failure is not None:
             _abort(communicator, _failure)
         communicator.agree(ENDED)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the others end with this process
         _abort(communicator, error)
     communicator.finalize()
 
@@ -96,6 +96,14 @@ def abort_on_error() -> Iterator[None]:
             traceback.print_exc()
         _abort(communicator, error)
     end()
+
+
+def _give_up(reason: str) -> None:
+    """Leave at once, from the thread that watches: the others end with the job, and this one is held in a call."""
+    communicator = _followed
+    if communicator is not None:
+        print(f"graphkit: rank {communicator.rank}: {reason}; this ends the job", file=sys.stderr, flush=True)
+    os._exit(RuntimeFailure.exit_code)
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:

@@ -7,6 +7,7 @@ the same keys in the same order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -106,6 +107,10 @@ class KVStore:
         self._communicator.agree("barrier")
         self._communicator.barrier()
 
+    def working(self) -> AbstractContextManager[None]:
+        """What takes long, and other processes may wait for, goes on meanwhile: this process has not stalled."""
+        return self._communicator.working()
+
     def begin_step(self) -> None:
         """Count a step, by which errors say where a process is."""
         self._communicator.steps += 1
@@ -128,7 +133,7 @@ class KVStore:
 
     def __reduce__(self) -> Any:
         raise UsageError(
-            "a KVStore holds a connection of this process and cannot be copied or pickled: create() one where it is used"
+            "a KVStore holds a connection of this process and is not copied or pickled: create() one where it is used"
         )
 
     def _stored(self, key: Key) -> np.ndarray:
@@ -149,7 +154,9 @@ class KVStore:
             return self._communicator.allreduce(array)
         residual = self._residuals.setdefault(key, np.zeros(array.size, np.float32))
         if residual.size != array.size:
-            raise InputError(f"key {key!r} had {residual.size} elements when it was pushed before, and has {array.size}")
+            raise InputError(
+                f"key {key!r} had {residual.size} elements when it was pushed before, and has {array.size}"
+            )
         packed = self._compression.pack(np.ascontiguousarray(array).reshape(-1), residual)
         self.sent_bytes += packed.nbytes
         total = np.zeros(array.size, np.float32)
@@ -185,12 +192,18 @@ def _pairs(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
     return list(zip(key, value, strict=True))
 
 
-def create(type: str = "local") -> KVStore:
-    """A store of one of TYPES. `dist_sync` needs MPI (MissingDependency says what to install)."""
+def create(type: str = "local", *, timeout: float | None = None) -> KVStore:
+    """A store of one of TYPES. `dist_sync` needs MPI (MissingDependency says what to install).
+
+    timeout: seconds after which a process that gives no sign ends the job; GRAPHKIT_RANK_TIMEOUT, 60, by default.
+    """
     if type == "local":
         return KVStore(type, LocalCommunicator())
     if type == "dist_sync":
         from graphkit.dist.ending import join
 
-        return KVStore(type, join())
+        communicator = join()
+        if timeout is not None:
+            communicator.set_timeout(timeout)
+        return KVStore(type, communicator)
     raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")

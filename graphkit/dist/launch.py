@@ -14,7 +14,9 @@ from pathlib import Path
 from types import FrameType
 
 from graphkit import config
-from graphkit.errors import MissingDependency
+from graphkit.errors import MissingDependency, RuntimeFailure
+
+_SIGNALS = frozenset(int(s) for s in signal.Signals)
 
 
 def find_mpiexec() -> str:
@@ -30,7 +32,8 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     """Run `python -m graphkit ARGUMENTS` in `processes` ranks; return the job's exit status.
 
     The ranks share this machine's cores: each gets an equal part, at least one thread. Signals that would end this
-    process go to the job instead, once: a terminal sends Ctrl-C to this process alone.
+    process go to the job instead, once: a terminal sends Ctrl-C to this process alone. A rank that a signal has ended
+    is a runtime failure.
     """
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
@@ -42,7 +45,13 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
     with _forwarded(job):
         status = job.wait()
-    return status if status >= 0 else 128 - status
+    if status < 0:
+        return 128 - status
+    if status > RuntimeFailure.exit_code and status in _SIGNALS:
+        # What launchers say of a process that a signal has ended.
+        print(f"graphkit: a process of the job was ended by {signal.Signals(status).name}", file=sys.stderr)
+        return RuntimeFailure.exit_code
+    return status
 
 
 @contextlib.contextmanager

@@ -15,13 +15,16 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit import config
+from graphkit.dist.watch import Board, Watch
+from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
@@ -31,6 +34,8 @@ ENDED = "ended"
 
 # While others are awaited: how long the core is only offered to others, and the pauses after that, in seconds.
 _EAGER, _PAUSE = 0.02, 5e-4
+# ... and the time between two looks at who is awaited.
+_LOOK = 0.25
 
 
 def launched_by_mpi() -> bool:
@@ -86,9 +91,12 @@ class Announcement(NamedTuple):
 
 
 class MpiCommunicator:
-    """All processes of MPI_COMM_WORLD. One thread at a time may call it."""
+    """All processes of MPI_COMM_WORLD. One thread at a time may call it.
 
-    def __init__(self) -> None:
+    on_lost: what ends this process, given the reason, when another one is given up in a call that cannot be left.
+    """
+
+    def __init__(self, on_lost: Callable[[str], None]) -> None:
         mpi = _mpi()
         self._opened = not mpi.Is_initialized()
         # Starting waits for every process, in a library that sees no signals of Python's.
@@ -109,6 +117,7 @@ class MpiCommunicator:
         self.disagreement: str | None = None
         self._interrupted: str | None = None
         self._kept: list[Any] = []
+        self._watch = self._watched(on_lost)
 
     # --- collectives -----------------------------------------------------------------------------
 
@@ -119,6 +128,8 @@ class MpiCommunicator:
         """
         if self.size == 1:
             return
+        if self._watch is not None:
+            self._watch.doing(call, self.steps)
         if (reason := self.disagreement or self._interrupted) is not None:
             raise RuntimeFailure(reason)
         if _mpi().Is_finalized():
@@ -138,24 +149,68 @@ class MpiCommunicator:
         # Half floats have no MPI type: they are summed in float32.
         if source.dtype.itemsize == 2 and source.dtype.kind in "fV":
             return self.allreduce(source.astype(np.float32)).astype(source.dtype)
-        self._comm.Allreduce(source, result)
+        with self._bound():
+            self._comm.Allreduce(source, result)
         return result.reshape(array.shape)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         source = np.ascontiguousarray(array)
         result = np.empty((self.size, *source.shape), source.dtype)
         # As bytes, so that every dtype travels.
-        self._comm.Allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
+        with self._bound():
+            self._comm.Allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
         return result
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.
-        self._comm.Bcast(result.reshape(-1).view(np.uint8), root=root)
+        with self._bound():
+            self._comm.Bcast(result.reshape(-1).view(np.uint8), root=root)
         return result
 
     def barrier(self) -> None:
-        self._comm.Barrier()
+        with self._bound():
+            self._comm.Barrier()
+
+    # --- signs of life ---------------------------------------------------------------------------
+
+    def _watched(self, on_lost: Callable[[str], None]) -> Watch | None:
+        """The watch over the processes of this host; None where there is but one."""
+        host = self._comm.Split_type(_mpi().COMM_TYPE_SHARED)
+        try:
+            ranks = host.allgather(self.rank)
+            if len(ranks) == 1:
+                return None
+            path, failure = None, None
+            if host.rank == 0:
+                try:
+                    path = Board.create(len(ranks))
+                except OSError as error:
+                    failure = f"rank {self.rank}: no memory to share between processes: {error}"
+            path, failure = host.bcast((path, failure))
+            if path is None:
+                raise RuntimeFailure(failure)
+            board = Board(path, len(ranks))
+            watch = Watch(board, ranks, host.rank, config.RANK_TIMEOUT.get(), on_lost)
+            host.Barrier()
+            if host.rank == 0:
+                os.unlink(path)
+            return watch
+        finally:
+            host.Free()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Give up processes of this host that show no sign, or do not go on, for so long."""
+        if not seconds > 0:
+            raise UsageError(f"a timeout of ranks is a number of seconds above 0, not {seconds!r}")
+        if self._watch is not None:
+            self._watch.timeout = seconds
+
+    def working(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.working()
+
+    def _bound(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.waiting(bound=True)
 
     # --- waiting ---------------------------------------------------------------------------------
 
@@ -164,13 +219,25 @@ class MpiCommunicator:
         gathered = np.empty((self.size, data.size), np.uint8)
         request = self._comm.Iallgather(data, gathered)
         try:
-            self._wait(request)
-        except BaseException:
+            self._wait_for_others(request, for_progress=mine.call != ENDED)
+        except BaseException as error:
             # The others may be in this call still: MPI goes on to write here.
             self._kept = [request, data, gathered]
             self._interrupted = f"rank {self.rank} was interrupted in step {self.steps}, at {mine.call}"
+            if isinstance(error, RuntimeFailure):
+                self._interrupted = str(error)
             raise
         return gathered
+
+    def _wait_for_others(self, request: Any, for_progress: bool) -> None:
+        """Wait until all have come. Raises RuntimeFailure when one of them is given up."""
+        if self._watch is None:
+            self._wait(request)
+            return
+        with self._watch.waiting(for_progress=for_progress):
+            while not self._wait(request, _LOOK):
+                if (reason := self._watch.lost()) is not None:
+                    raise RuntimeFailure(reason)
 
     @staticmethod
     def _wait(request: Any, seconds: float = float("inf")) -> bool:
@@ -191,6 +258,8 @@ class MpiCommunicator:
 
     def finalize(self) -> None:
         """Close MPI, if it was opened here."""
+        if self._watch is not None:
+            self._watch.end()
         mpi = _mpi()
         if self._opened and not mpi.Is_finalized():
             mpi.Finalize()

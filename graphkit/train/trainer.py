@@ -304,11 +304,17 @@ class Trainer:
             self.kvstore.begin_step()
         compared = self._targets.fitted(_by_name(targets, self._targets.names, "targets"))
         feeds = _by_name(inputs, self._input_names, "inputs") | compared
-        return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
+        with self._working():
+            return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
 
     def flush(self) -> None:
         """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch)."""
-        self._stepper.flush(self.learning_rate)
+        with self._working():
+            self._stepper.flush(self.learning_rate)
+
+    def _working(self) -> contextlib.AbstractContextManager[None]:
+        """Other processes may wait for this one meanwhile, which has not stalled."""
+        return contextlib.nullcontext() if self.kvstore is None else self.kvstore.working()
 
     # --- many steps ------------------------------------------------------------------------------
 
@@ -431,7 +437,7 @@ class Trainer:
     ) -> dict[str, float]:
         measured = self._metrics(specs)
         state = RecurrentState(self.net, self._recurrent_state.names)
-        with self.averaged(), BackgroundWork(prefetch) as background:
+        with self._working(), self.averaged(), BackgroundWork(prefetch) as background:
             batches = data.batches(batch_size, shuffle=False)
             bar.start("validation", length_of(batches), passing=True)
             for inputs, targets in background.batches(map(self._prepared, batches)):
@@ -448,7 +454,8 @@ class Trainer:
 
         The model is in inference mode and has the moving averages where there are any; the checkpoint has both.
         """
-        saving.save(self, folder)
+        with self._working():
+            saving.save(self, folder)
 
     def resume(self, folder: str | Path) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.

@@ -91,8 +91,7 @@ def test_numbers_beyond_the_halves_follow_later():
     made = compression.create("float16")
     gradient, residual = np.float32([1e5, -2e5, 3]), np.zeros(3, np.float32)
     sent = [told(made, made.pack(gradient, residual), 3)]
-    for _ in range(4):
-        sent.append(told(made, made.pack(np.zeros_like(gradient), residual), 3))
+    sent.extend(told(made, made.pack(np.zeros_like(gradient), residual), 3) for _ in range(4))
     assert np.isfinite(sent).all()
     np.testing.assert_allclose(np.sum(sent, axis=0), gradient, rtol=1e-6)
 

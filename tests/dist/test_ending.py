@@ -5,40 +5,10 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
-
-from graphkit.dist import launch
-
-TRAINER = """
-    import sys, time, numpy as np, graphkit as gk
-    kv = gk.kvstore.create("dist_sync")
-    x = gk.input("x", ["N", 3])
-    trainer = gk.Trainer(gk.Model(gk.nn.linear(x, 2, name="fc")), "mse", gk.optim.SGD(0.1), kvstore=kv, threads=1)
-    def steps(n):
-        for _ in range(n):
-            trainer.step(np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32))
-"""
-
-
-def start(processes, code, trainer=True):
-    code = textwrap.dedent(TRAINER if trainer else "") + textwrap.dedent(code)
-    command = [launch.find_mpiexec(), "-n", str(processes), sys.executable, "-u", "-P", "-c", code]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
-
-
-def finish(job, timeout=90):
-    """Exit status, output and errors of a job; one that hangs is killed, and fails the test."""
-    try:
-        out, errors = job.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(job.pid, signal.SIGKILL)
-        out, errors = job.communicate()
-        pytest.fail(f"the job hangs: {out} {errors}")
-    return job.returncode, out, errors
+from jobs import finish, start
 
 
 def run(processes, code, trainer=True):
@@ -111,7 +81,8 @@ def test_who_catches_the_error_may_save_but_the_job_fails(tmp_path):
         """,
     )
     assert status == 5
-    assert "caught 1" in out and "still" in out
+    assert "caught 1" in out
+    assert "still" in out
 
 
 @pytest.mark.parametrize(
@@ -191,7 +162,8 @@ def test_a_signal_to_the_command_that_started_the_job_ends_the_job(tmp_path, num
     job = subprocess.Popen(command, **pipes, text=True, start_new_session=True)
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "log.jsonl").exists():
-        assert job.poll() is None and time.monotonic() < deadline
+        assert job.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     job.send_signal(number)
     status, _, errors = finish(job, 30)

@@ -130,6 +130,20 @@ std::int64_t words_of(std::int64_t count) {
     return (count + kWordElements - 1) / kWordElements;
 }
 
+// Calls body(first element, elements, first word) for parts of `count` elements, whose numbers are in `to` then: those
+// of `from`, if that is other memory.
+template <typename Body>
+void for_each_part(int threads, std::int64_t count, double nanoseconds, const void* from, float* to, Body&& body) {
+    parallel_for(threads, words_of(count), nanoseconds * kWordElements, [&](std::int64_t begin, std::int64_t end) {
+        const std::int64_t first = begin * kWordElements;
+        const std::int64_t some = std::min(end * kWordElements, count) - first;
+        if (from != to) {
+            std::copy_n(static_cast<const float*>(from) + first, some, to + first);
+        }
+        body(first, some, begin);
+    });
+}
+
 // words, residual = gradient + residual, by a threshold. The residual is changed where it lies.
 class TwoBitQuantize final : public Kernel {
   public:
@@ -147,18 +161,12 @@ class TwoBitQuantize final : public Kernel {
 
     void run(const void* const* inputs, void* const* outputs, std::byte*) const override {
         const auto* gradient = static_cast<const float*>(inputs[0]);
-        const auto* before = static_cast<const float*>(inputs[1]);
         auto* words = static_cast<std::uint32_t*>(outputs[0]);
         auto* residual = static_cast<float*>(outputs[1]);
-        const double cost = kQuantizeNanoseconds * kWordElements;
-        parallel_for(threads(), words_of(count_), cost, [&](std::int64_t begin, std::int64_t end) {
-            const std::int64_t first = begin * kWordElements;
-            const std::int64_t count = std::min(end * kWordElements, count_) - first;
-            if (before != residual) {
-                std::copy_n(before + first, count, residual + first);
-            }
-            table_.quantize(gradient + first, residual + first, threshold_, count, words + begin);
-        });
+        for_each_part(threads(), count_, kQuantizeNanoseconds, inputs[1], residual,
+                      [&](std::int64_t first, std::int64_t some, std::int64_t word) {
+                          table_.quantize(gradient + first, residual + first, threshold_, some, words + word);
+                      });
     }
 
     std::vector<std::pair<int, int>> inplace() const override { return {{1, 1}}; }
@@ -183,17 +191,11 @@ class TwoBitAccumulate final : public Kernel {
 
     void run(const void* const* inputs, void* const* outputs, std::byte*) const override {
         const auto* words = static_cast<const std::uint32_t*>(inputs[0]);
-        const auto* before = static_cast<const float*>(inputs[1]);
         auto* sum = static_cast<float*>(outputs[0]);
-        const double cost = kAccumulateNanoseconds * kWordElements;
-        parallel_for(threads(), words_of(count_), cost, [&](std::int64_t begin, std::int64_t end) {
-            const std::int64_t first = begin * kWordElements;
-            const std::int64_t count = std::min(end * kWordElements, count_) - first;
-            if (before != sum) {
-                std::copy_n(before + first, count, sum + first);
-            }
-            table_.accumulate(words + begin, threshold_, count, sum + first);
-        });
+        for_each_part(threads(), count_, kAccumulateNanoseconds, inputs[1], sum,
+                      [&](std::int64_t first, std::int64_t some, std::int64_t word) {
+                          table_.accumulate(words + word, threshold_, some, sum + first);
+                      });
     }
 
     std::vector<std::pair<int, int>> inplace() const override { return {{1, 0}}; }

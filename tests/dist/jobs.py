@@ -1,0 +1,39 @@
+"""How tests start jobs of several processes, and wait for their ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from graphkit.dist import launch
+
+TRAINER = """
+    import sys, time, numpy as np, graphkit as gk
+    kv = gk.kvstore.create("dist_sync")
+    x = gk.input("x", ["N", 3])
+    trainer = gk.Trainer(gk.Model(gk.nn.linear(x, 2, name="fc")), "mse", gk.optim.SGD(0.1), kvstore=kv, threads=1)
+    def steps(n):
+        for _ in range(n):
+            trainer.step(np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32))
+"""
+
+
+def start(processes, code, trainer=True):
+    code = textwrap.dedent(TRAINER if trainer else "") + textwrap.dedent(code)
+    command = [launch.find_mpiexec(), "-n", str(processes), sys.executable, "-u", "-P", "-c", code]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
+
+
+def finish(job, timeout=90):
+    """Exit status, output and errors of a job; one that hangs is killed, and fails the test."""
+    try:
+        out, errors = job.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        out, errors = job.communicate()
+        pytest.fail(f"the job hangs: {out} {errors}")
+    return job.returncode, out, errors

@@ -1,0 +1,253 @@
+"""Processes that stop, stall or die: the others do not wait for ever, and say for whom they did."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import finish, start
+
+import graphkit as gk
+from graphkit import config
+from graphkit.dist import launch
+from graphkit.dist.watch import Board, Watch
+from graphkit.errors import UsageError
+
+# --- the signs, in one process ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watches(tmp_path):
+    """So many watches of one board, as if each were of a process of its own."""
+    made = []
+
+    def make(count, timeout=0.2):
+        path = Board.create(count)
+        lost = []
+        ranks = range(10, 10 + count)
+        made.extend(Watch(Board(path, count), ranks, number, timeout, lost.append) for number in range(count))
+        Path(path).unlink()
+        return made, lost
+
+    yield make
+    for watch in made:
+        watch.end()
+
+
+def test_who_waits_for_one_that_goes_on_has_hope(watches):
+    (one, two), lost = watches(2)
+    with one.waiting(bound=True), two.working():
+        time.sleep(0.6)
+        assert one.lost() is None
+    assert lost == []
+
+
+def test_who_stalls_is_named_with_the_place_where_it_was_seen(watches):
+    (one, two), lost = watches(2)
+    two.doing("sum 'loss'", 7)
+    with one.waiting():
+        assert one.lost() is None
+        time.sleep(0.6)
+        reason = one.lost()
+    assert re.search(r"rank 11 on .* has not gone on for \d+ s; it was last seen in step 7, behind sum 'loss'", reason)
+    assert lost == []  # the wait could be left
+
+
+def test_who_waits_is_not_the_one_that_is_waited_for(watches):
+    (one, two, three), _ = watches(3)
+    with one.waiting(), two.waiting():
+        time.sleep(0.6)
+        for waiting in (one, two):
+            assert "rank 12" in waiting.lost()
+            assert "rank 10" not in waiting.lost()
+            assert "rank 11" not in waiting.lost()
+    assert three.lost() is None
+
+
+def test_at_the_end_only_life_counts(watches):
+    (one, two), _ = watches(2)
+    with one.waiting(for_progress=False):
+        time.sleep(0.6)
+        assert one.lost() is None  # the other may have work of its own to do
+        two._over.set()
+        two._thread.join()
+        time.sleep(0.5)
+        assert "no sign of life" in one.lost()
+    two.end()
+    with one.waiting():
+        time.sleep(0.5)
+        assert one.lost() is None  # it has ended in order
+
+
+def test_a_call_that_cannot_be_left_ends_the_process(watches):
+    (one, _), lost = watches(2)
+    with one.waiting(bound=True):
+        time.sleep(0.6)
+    assert len(lost) == 1
+    assert "rank 11" in lost[0]
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])
+def test_timeouts_that_are_none(monkeypatch, text):
+    monkeypatch.setenv(config.RANK_TIMEOUT.name, text)
+    with pytest.raises(UsageError, match="GRAPHKIT_RANK_TIMEOUT"):
+        config.RANK_TIMEOUT.get()
+
+
+# --- jobs ---------------------------------------------------------------------------------------------
+
+CALLS = """
+import os, signal, time
+def act(how):
+    if how == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "stall": time.sleep(1000)
+    if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def failing(how: str, where: str = "") -> str:
+    return f"{CALLS}\nsteps(3)\nif kv.rank == 1:\n    {where or f'act({how!r})'}\nsteps(2)"
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setenv(config.RANK_TIMEOUT.name, "2")
+
+
+@pytest.mark.parametrize("how", ["stop", "stall"])
+def test_a_rank_that_does_not_come_ends_the_job(soon, how):
+    began = time.monotonic()
+    status, _, errors = finish(start(3, failing(how)))
+    assert status == 5
+    assert time.monotonic() - began < 45
+    what = "has shown no sign of life" if how == "stop" else "has not gone on"
+    # The first of them to see it ends the other.
+    assert re.search(rf"graphkit: rank [02]: rank 1 on \S+ \(process \d+\) {what} for \d+ s; .* in step 3", errors)
+
+
+def test_a_rank_that_stops_inside_of_a_collective_ends_the_job(soon):
+    where = "kv._communicator.allreduce = lambda array: act('stop')"
+    status, _, errors = finish(start(2, failing("stop", where)))
+    assert status == 5
+    assert re.search(r"graphkit: rank 0: rank 1 .* no sign of life", errors)
+
+
+def test_a_rank_that_is_killed_ends_the_job(soon):
+    status, _, _ = finish(start(2, failing("kill")))
+    assert status != 0
+
+
+def test_a_rank_that_works_for_long_is_waited_for(soon):
+    where = "with kv.working():\n        time.sleep(5)"
+    status, _, errors = finish(start(2, failing("", where)))
+    assert (status, errors) == (0, "")
+
+
+def test_no_process_is_left(soon):
+    status, out, _ = finish(start(2, f"import os\nprint('process', os.getpid(), flush=True)\n{failing('stop')}"))
+    assert status == 5
+    processes = [int(n) for n in re.findall(r"process (\d+)", out)]
+    assert len(processes) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{p}").exists() for p in processes) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{p}").exists() for p in processes)
+
+
+# --- going on -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network(tmp_path):
+    x = gk.input("x", ["N", 6])
+    gk.Model(gk.nn.linear(gk.tanh(gk.nn.linear(x, 8, name="a")), 3, name="b"), seed=0).save(tmp_path / "net.json")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((64, 6), np.float32), y=rng.integers(0, 3, 64))
+    return tmp_path
+
+
+def train(network, out, *further):
+    command = [
+        sys.executable, "-P", "-m", "graphkit", "train", str(network / "net.json"), "--data", str(network / "data.npz"),
+        "--epochs", "5", "--batch-size", "8", "--processes", "2", "--kvstore", "dist_sync", "-o", str(out), *further,
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def killed_once(network, monkeypatch):
+    """From now on rank 1 of a job is killed in its sixth step, the first time."""
+    hook = network / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'graphkit' in ' '.join(sys.orig_argv) and '--epochs' in sys.orig_argv:\n"
+        "    import threading\n"
+        + "\n".join(f"    {line}" for line in GUARD.format(mark=str(network / "mark")).splitlines())
+    )
+    monkeypatch.setenv("PYTHONPATH", str(hook))
+
+
+# Patched when the trainer is imported: a hook of the interpreter's start may not import graphkit itself.
+GUARD = """
+import importlib.abc, importlib.util, os, signal
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "graphkit.train.trainer":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            step, count = module.Trainer._step, [0]
+            def dying(trainer, *args, **options):
+                count[0] += 1
+                if trainer.kvstore.rank == 1 and count[0] == 6 and not os.path.exists({mark!r}):
+                    open({mark!r}, "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return step(trainer, *args, **options)
+            module.Trainer._step = dying
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_a_job_goes_on_from_its_last_checkpoint(network, monkeypatch):
+    whole = train(network, network / "whole")
+    assert whole.returncode == 0, whole.stderr
+    killed_once(network, monkeypatch)
+    done = train(network, network / "run", "--max-restarts", "1")
+    assert done.returncode == 0, done.stderr
+    assert "going on from its last checkpoint (0 restarts left)" in done.stderr
+    assert (network / "mark").exists()
+    expected, found = gk.load(network / "whole"), gk.load(network / "run")
+    for name, array in expected.params.items():
+        np.testing.assert_array_equal(found.params[name], array)
+    epochs = [json.loads(line)["epoch"] for line in (network / "run" / "log.jsonl").read_text().splitlines()]
+    assert epochs == sorted(set(epochs))
+
+
+def test_without_restarts_a_killed_rank_is_a_failure_and_its_checkpoint_is_whole(network, monkeypatch):
+    killed_once(network, monkeypatch)
+    done = train(network, network / "run")
+    assert done.returncode == 5
+    assert f"was ended by {signal.SIGKILL.name}" in done.stderr
+    gk.load(network / "run")
+
+
+def test_restarts_are_of_jobs_that_are_started_here(network):
+    done = subprocess.run(
+        [launch.find_mpiexec(), "-n", "1", sys.executable, "-P", "-m", "graphkit", "train", "net.json", "--data",
+         "digits", "--kvstore", "dist_sync", "--max-restarts", "2"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=network,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--max-restarts needs --processes" in done.stderr
