@@ -73,8 +73,12 @@ class Rank:
         self.barrier()
         return found
 
-    def allreduce(self, array: np.ndarray) -> np.ndarray:
-        return np.sum(self._exchange(array), axis=0, dtype=array.dtype)
+    def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        total = np.sum(self._exchange(array), axis=0, dtype=array.dtype)
+        if out is None:
+            return total
+        np.copyto(out, total)
+        return out
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return np.stack(self._exchange(array))

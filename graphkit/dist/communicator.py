@@ -24,8 +24,8 @@ class Communicator(Protocol):
         """
         ...
 
-    def allreduce(self, array: np.ndarray) -> np.ndarray:
-        """The elementwise sum over all processes, in a new array of the same dtype and shape."""
+    def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """The elementwise sum over all processes, in a new array of the same dtype and shape, or written into `out`."""
         ...
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
@@ -43,6 +43,14 @@ class Communicator(Protocol):
         ...
 
 
+def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """The result, written into `out` when given."""
+    if out is None:
+        return result
+    np.copyto(out, result)
+    return out
+
+
 class LocalCommunicator:
     """A group of one process."""
 
@@ -53,8 +61,8 @@ class LocalCommunicator:
     def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
         return None
 
-    def allreduce(self, array: np.ndarray) -> np.ndarray:
-        return array.copy()
+    def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        return placed(array.copy() if out is None else array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return array[None].copy()

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from graphkit.dist import compression
-from graphkit.dist.communicator import Communicator, LocalCommunicator
+from graphkit.dist.communicator import Communicator, LocalCommunicator, placed
 from graphkit.dist.compression import Compression
 from graphkit.errors import InputError, UsageError, did_you_mean
 
@@ -88,12 +88,9 @@ class KVStore:
             self.push(key, value)
             return self.pull(key, out)
         several = isinstance(key, (list, tuple))
-        totals = [total for _, total in self._sums(key, value, known=False)]
-        if out is None:
-            return totals if several else totals[0]
-        for target, total in zip(out if several else [out], totals, strict=True):
-            np.copyto(target, total)
-        return out
+        outs = None if out is None else out if several else [out]
+        totals = [total for _, total in self._sums(key, value, known=False, outs=outs)]
+        return (totals if several else totals[0]) if out is None else out
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
         """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
@@ -141,17 +138,22 @@ class KVStore:
             raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")
         return self._values[key]
 
-    def _sums(self, key: Key | Sequence[Key], value: Any, known: bool = True) -> list[tuple[Key, np.ndarray]]:
-        """The sum for each key, over what is given here and over the processes."""
+    def _sums(
+        self, key: Key | Sequence[Key], value: Any, known: bool = True, outs: Sequence[np.ndarray] | None = None
+    ) -> list[tuple[Key, np.ndarray]]:
+        """The sum for each key, over what is given here and over the processes; written into `outs` when given."""
         pairs = [(k, self._local_sum(k, v, known)) for k, v in _pairs(key, value)]
+        if outs is not None and len(outs) != len(pairs):
+            raise UsageError(f"{len(pairs)} keys need as many arrays to write to, not {len(outs)}")
         self._agree("sum", pairs)
-        return [(k, self._total(k, v)) for k, v in pairs]
+        targets = [None] * len(pairs) if outs is None else outs
+        return [(k, self._total(k, v, target)) for (k, v), target in zip(pairs, targets, strict=True)]
 
-    def _total(self, key: Key, array: np.ndarray) -> np.ndarray:
+    def _total(self, key: Key, array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
         """The sum over the processes."""
         if self._compression is None or array.dtype != np.float32:
             self.sent_bytes += array.nbytes
-            return self._communicator.allreduce(array)
+            return self._communicator.allreduce(array, out)
         residual = self._residuals.setdefault(key, np.zeros(array.size, np.float32))
         if residual.size != array.size:
             raise InputError(
@@ -163,7 +165,7 @@ class KVStore:
         # In the order of the ranks: the sum is the same everywhere.
         for part in self._communicator.allgather(packed):
             self._compression.add(part, total)
-        return total.reshape(array.shape)
+        return placed(total.reshape(array.shape), out)
 
     def _local_sum(self, key: Key, value: Any, known: bool) -> np.ndarray:
         values = [np.asarray(v) for v in value] if isinstance(value, (list, tuple)) else [np.asarray(value)]

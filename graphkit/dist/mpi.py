@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphkit import config
+from graphkit.dist.communicator import placed
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
@@ -63,6 +64,11 @@ def _mpi() -> Any:
 
 
 _FORMAT = struct.Struct("<qqq104s")
+# Where the digest lies in it.
+_DIGEST = slice(16, 24)
+
+# Calls whose announcements are kept.
+_KEPT = 4096
 
 
 class Announcement(NamedTuple):
@@ -73,16 +79,10 @@ class Announcement(NamedTuple):
     digest: int  # of the call and the arrays that it takes
     call: str
 
-    def pack(self) -> bytes:
-        return _FORMAT.pack(self.steps, self.calls, self.digest, self.call.encode()[:104])
-
     @classmethod
     def unpack(cls, data: bytes) -> Announcement:
         steps, calls, digest, call = _FORMAT.unpack(data)
         return cls(steps, calls, digest, call.rstrip(b"\0").decode(errors="replace"))
-
-    def agrees(self, other: Announcement) -> bool:
-        return (self.call == ENDED) == (other.call == ENDED) and (self.call == ENDED or self.digest == other.digest)
 
     def __str__(self) -> str:
         if self.call == ENDED:
@@ -117,7 +117,10 @@ class MpiCommunicator:
         self.disagreement: str | None = None
         self._interrupted: str | None = None
         self._kept: list[Any] = []
+        self._announced: dict[Any, tuple[int, bytes]] = {}
         self._watch = self._watched(on_lost)
+        # In a call that cannot be left.
+        self._bound: AbstractContextManager[None] = nullcontext() if self._watch is None else self._watch.bound
 
     # --- collectives -----------------------------------------------------------------------------
 
@@ -128,48 +131,62 @@ class MpiCommunicator:
         """
         if self.size == 1:
             return
+        digest, text = self._told(call, arrays)
         if self._watch is not None:
-            self._watch.doing(call, self.steps)
+            self._watch.doing(text, self.steps)
         if (reason := self.disagreement or self._interrupted) is not None:
             raise RuntimeFailure(reason)
         if _mpi().Is_finalized():
             raise RuntimeFailure(f"rank {self.rank}: {call} after the end of MPI")
-        what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays)))
-        mine = Announcement(self.steps, self.calls, zlib.crc32(what.encode()), what if len(arrays) <= 1 else call)
+        mine = _FORMAT.pack(self.steps, self.calls, digest, text)
         self.calls += 1
-        found = [Announcement.unpack(bytes(row)) for row in self._gathered(mine)]
-        if all(other.agrees(found[0]) for other in found):
+        rows = self._gathered(mine, call)
+        # What ends is no call of the others: its digest is another one, too.
+        if all(row[_DIGEST] == mine[_DIGEST] for row in rows):
             return
-        self.disagreement = _disagreement(found)
+        self.disagreement = _disagreement([Announcement.unpack(row) for row in rows])
         raise RuntimeFailure(self.disagreement)
 
-    def allreduce(self, array: np.ndarray) -> np.ndarray:
+    def _told(self, call: str, arrays: Sequence[np.ndarray]) -> tuple[int, bytes]:
+        """The digest of a call with its arrays, and what is said of it."""
+        key = (call, *((a.dtype, a.shape) for a in arrays))
+        found = self._announced.get(key)
+        if found is None:
+            if len(self._announced) >= _KEPT:
+                self._announced.clear()
+            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays)))
+            text = (what if len(arrays) <= 1 else call).encode()[:104]
+            found = self._announced[key] = zlib.crc32(what.encode()), text
+        return found
+
+    def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         source = np.ascontiguousarray(array)
-        result = np.empty_like(source)
         # Half floats have no MPI type: they are summed in float32.
         if source.dtype.itemsize == 2 and source.dtype.kind in "fV":
-            return self.allreduce(source.astype(np.float32)).astype(source.dtype)
-        with self._bound():
+            return placed(self.allreduce(source.astype(np.float32)).astype(source.dtype), out)
+        fits = out is not None and out.dtype == source.dtype and out.shape == array.shape and out.flags.c_contiguous
+        result = out if fits and out is not None and not np.may_share_memory(out, source) else np.empty_like(source)
+        with self._bound:
             self._comm.Allreduce(source, result)
-        return result.reshape(array.shape)
+        return result if result is out else placed(result.reshape(array.shape), out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         source = np.ascontiguousarray(array)
         result = np.empty((self.size, *source.shape), source.dtype)
         # As bytes, so that every dtype travels.
-        with self._bound():
+        with self._bound:
             self._comm.Allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
         return result
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.
-        with self._bound():
+        with self._bound:
             self._comm.Bcast(result.reshape(-1).view(np.uint8), root=root)
         return result
 
     def barrier(self) -> None:
-        with self._bound():
+        with self._bound:
             self._comm.Barrier()
 
     # --- signs of life ---------------------------------------------------------------------------
@@ -209,32 +226,29 @@ class MpiCommunicator:
     def working(self) -> AbstractContextManager[None]:
         return nullcontext() if self._watch is None else self._watch.working()
 
-    def _bound(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._watch is None else self._watch.waiting(bound=True)
-
     # --- waiting ---------------------------------------------------------------------------------
 
-    def _gathered(self, mine: Announcement) -> np.ndarray:
-        data = np.frombuffer(mine.pack(), np.uint8)
-        gathered = np.empty((self.size, data.size), np.uint8)
-        request = self._comm.Iallgather(data, gathered)
+    def _gathered(self, mine: bytes, call: str) -> list[bytes]:
+        """What each process announces."""
+        gathered = bytearray(self.size * len(mine))
+        request = self._comm.Iallgather(mine, gathered)
         try:
-            self._wait_for_others(request, for_progress=mine.call != ENDED)
+            self._wait_for_others(request, for_progress=call != ENDED)
         except BaseException as error:
             # The others may be in this call still: MPI goes on to write here.
-            self._kept = [request, data, gathered]
-            self._interrupted = f"rank {self.rank} was interrupted in step {self.steps}, at {mine.call}"
+            self._kept = [request, mine, gathered]
+            self._interrupted = f"rank {self.rank} was interrupted in step {self.steps}, at {call}"
             if isinstance(error, RuntimeFailure):
                 self._interrupted = str(error)
             raise
-        return gathered
+        return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
     def _wait_for_others(self, request: Any, for_progress: bool) -> None:
         """Wait until all have come. Raises RuntimeFailure when one of them is given up."""
         if self._watch is None:
             self._wait(request)
             return
-        with self._watch.waiting(for_progress=for_progress):
+        with self._watch.for_progress if for_progress else self._watch.for_life:
             while not self._wait(request, _LOOK):
                 if (reason := self._watch.lost()) is not None:
                     raise RuntimeFailure(reason)
@@ -247,7 +261,10 @@ class MpiCommunicator:
             waited = time.monotonic() - start
             if waited > seconds:
                 return False
-            time.sleep(0 if waited < _EAGER else _PAUSE)
+            if waited < _EAGER:
+                os.sched_yield()
+            else:
+                time.sleep(_PAUSE)
         return True
 
     # --- the end ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import contextlib
 import mmap
 import os
 import socket
+import struct
 import tempfile
 import threading
 import time
@@ -23,6 +24,8 @@ import numpy as np
 _SLOT = np.dtype(
     [("alive", "f8"), ("progress", "f8"), ("process", "i8"), ("steps", "i8"), ("there", "i8"), ("call", "S160")]
 )
+# The same, as it is written.
+_PROGRESS = struct.Struct("=ddqqq160s")
 # `there`: the process has not started, takes part, or has ended.
 _BEFORE, _PART, _ENDED = 0, 1, 2
 
@@ -35,8 +38,8 @@ class Board:
 
     def __init__(self, path: str, count: int):
         with open(path, "r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), count * _SLOT.itemsize)
-        self.slots = np.frombuffer(self._memory, _SLOT, count)
+            self.memory = mmap.mmap(file.fileno(), count * _SLOT.itemsize)
+        self.slots = np.frombuffer(self.memory, _SLOT, count)
 
     @staticmethod
     def create(count: int) -> str:
@@ -46,6 +49,20 @@ class Board:
         with os.fdopen(descriptor, "wb") as file:
             file.write(bytes(count * _SLOT.itemsize))
         return path
+
+
+class _Wait:
+    """A context in which a process waits for others. Made once: it is entered for each call."""
+
+    def __init__(self, watch: Watch, for_steps: bool, bound: bool):
+        self._watch, self._for_steps, self._bound = watch, for_steps, bound
+
+    def __enter__(self) -> None:
+        watch = self._watch
+        watch._for_steps, watch._bound, watch._waits = self._for_steps, self._bound, time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._watch._waits, self._watch._bound = None, False
 
 
 class Watch:
@@ -66,20 +83,22 @@ class Watch:
         self._bound = False  # in a call that cannot be left
         self._waits: float | None = None
         self._for_steps = False  # ... for processes that should make progress
+        # It waits for the others meanwhile: to go on, to be there at all, to go on in a call that cannot be left.
+        self.for_progress = _Wait(self, for_steps=True, bound=False)
+        self.for_life = _Wait(self, for_steps=False, bound=False)
+        self.bound = _Wait(self, for_steps=True, bound=True)
         self._over = threading.Event()
-        self._mine["process"] = os.getpid()
-        self._mine["there"] = _PART
-        self._sign(progress=True)
+        self._at, self._process = mine * _SLOT.itemsize, os.getpid()
+        self.doing(b"", 0)
         self._thread = threading.Thread(target=self._go, name="graphkit-watch", daemon=True)
         self._thread.start()
 
     # --- what this process does -----------------------------------------------------------------------
 
-    def doing(self, call: str, steps: int) -> None:
+    def doing(self, call: bytes, steps: int) -> None:
         """Progress: it comes to this call."""
-        self._mine["call"] = call.encode()[:160]
-        self._mine["steps"] = steps
-        self._sign(progress=True)
+        now = time.monotonic()
+        _PROGRESS.pack_into(self._board.memory, self._at, now, now, self._process, steps, _PART, call)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
@@ -90,17 +109,6 @@ class Watch:
         finally:
             self._working -= 1
             self._sign(progress=True)
-
-    @contextlib.contextmanager
-    def waiting(self, *, for_progress: bool = True, bound: bool = False) -> Iterator[None]:
-        """It waits for the others meanwhile; `bound`: in a call that cannot be left."""
-        self._for_steps, self._bound = for_progress, bound
-        self._waits = time.monotonic()
-        try:
-            yield
-        finally:
-            self._waits = None
-            self._bound = False
 
     def end(self) -> None:
         """This process takes part no longer; its last sign stays."""

@@ -138,3 +138,41 @@ def test_importing_the_package_does_not_initialise_mpi():
         "assert 'mpi4py' not in sys.modules; assert not mpi.launched_by_mpi()"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
+
+
+def test_sums_are_written_where_they_are_wanted():
+    done = mpi_run(
+        2,
+        """
+        import numpy as np
+        from graphkit.dist import ending, kvstore
+        with ending.abort_on_error():
+            kv = kvstore.create("dist_sync")
+            mine = np.arange(6, dtype=np.float32).reshape(2, 3) * (kv.rank + 1)
+            expected = np.arange(6).reshape(2, 3) * 3
+            out = np.empty_like(mine)
+            assert kv.pushpull("w", mine, out) is out and (out == expected).all()
+            wide = np.empty((2, 3), np.float64)
+            kv.pushpull("w", mine, wide)
+            assert (wide == expected).all()
+            apart = np.zeros((2, 6), np.float32)[:, ::2]
+            kv.pushpull("w", mine, apart)
+            assert (apart == expected).all()
+            halves = np.empty(2, np.float16)
+            kv.pushpull("h", np.full(2, 1.5, np.float16), halves)
+            assert (halves == 3).all()
+            both = [np.empty(1), np.empty(2)]
+            kv.pushpull(["a", "b"], [np.ones(1), np.ones(2)], both)
+            assert [b.tolist() for b in both] == [[2], [2, 2]]
+            kv.pushpull("w", mine, mine)
+            assert (mine == expected).all(), "where the part was"
+        print("done", flush=True)
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done") == 2
+
+
+def test_as_many_arrays_to_write_to_as_keys():
+    with pytest.raises(UsageError, match="2 keys need as many arrays to write to, not 1"):
+        kvstore.create().pushpull(["a", "b"], [np.ones(1), np.ones(1)], [np.ones(1)])

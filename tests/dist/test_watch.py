@@ -43,7 +43,7 @@ def watches(tmp_path):
 
 def test_who_waits_for_one_that_goes_on_has_hope(watches):
     (one, two), lost = watches(2)
-    with one.waiting(bound=True), two.working():
+    with one.bound, two.working():
         time.sleep(0.6)
         assert one.lost() is None
     assert lost == []
@@ -51,8 +51,8 @@ def test_who_waits_for_one_that_goes_on_has_hope(watches):
 
 def test_who_stalls_is_named_with_the_place_where_it_was_seen(watches):
     (one, two), lost = watches(2)
-    two.doing("sum 'loss'", 7)
-    with one.waiting():
+    two.doing(b"sum 'loss'", 7)
+    with one.for_progress:
         assert one.lost() is None
         time.sleep(0.6)
         reason = one.lost()
@@ -62,7 +62,7 @@ def test_who_stalls_is_named_with_the_place_where_it_was_seen(watches):
 
 def test_who_waits_is_not_the_one_that_is_waited_for(watches):
     (one, two, three), _ = watches(3)
-    with one.waiting(), two.waiting():
+    with one.for_progress, two.for_progress:
         time.sleep(0.6)
         for waiting in (one, two):
             assert "rank 12" in waiting.lost()
@@ -73,7 +73,7 @@ def test_who_waits_is_not_the_one_that_is_waited_for(watches):
 
 def test_at_the_end_only_life_counts(watches):
     (one, two), _ = watches(2)
-    with one.waiting(for_progress=False):
+    with one.for_life:
         time.sleep(0.6)
         assert one.lost() is None  # the other may have work of its own to do
         two._over.set()
@@ -81,14 +81,14 @@ def test_at_the_end_only_life_counts(watches):
         time.sleep(0.5)
         assert "no sign of life" in one.lost()
     two.end()
-    with one.waiting():
+    with one.for_progress:
         time.sleep(0.5)
         assert one.lost() is None  # it has ended in order
 
 
 def test_a_call_that_cannot_be_left_ends_the_process(watches):
     (one, _), lost = watches(2)
-    with one.waiting(bound=True):
+    with one.bound:
         time.sleep(0.6)
     assert len(lost) == 1
     assert "rank 11" in lost[0]
@@ -133,7 +133,7 @@ def test_a_rank_that_does_not_come_ends_the_job(soon, how):
 
 
 def test_a_rank_that_stops_inside_of_a_collective_ends_the_job(soon):
-    where = "kv._communicator.allreduce = lambda array: act('stop')"
+    where = "kv._communicator.allreduce = lambda *_: act('stop')"
     status, _, errors = finish(start(2, failing("stop", where)))
     assert status == 5
     assert re.search(r"graphkit: rank 0: rank 1 .* no sign of life", errors)
