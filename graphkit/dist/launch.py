@@ -17,6 +17,16 @@ from graphkit import config
 from graphkit.errors import MissingDependency, RuntimeFailure
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
+# What processes that were interrupted or terminated leave with themselves.
+_OWN = (130, 143)
+
+# Open MPI, of the fourth and the fifth generation, starts no more processes than cores, and none for root, unless it is
+# told to.
+_MORE_THAN_CORES = {
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+_FOR_ROOT = tuple(f"{name}_ALLOW_RUN_AS_ROOT{more}" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM"))
 
 
 def find_mpiexec() -> str:
@@ -37,6 +47,9 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     """
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
+    further = _MORE_THAN_CORES | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
+    for name, value in further.items():
+        environment.setdefault(name, value)
     # Other libraries' threads, as those of numpy's products, would take the cores that another rank computes on.
     environment.setdefault("OMP_NUM_THREADS", environment[config.NUM_THREADS.name])
     # -P: a folder called graphkit where the user stands must not hide the installed package.
@@ -47,11 +60,18 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
         status = job.wait()
     if status < 0:
         return 128 - status
-    if status > RuntimeFailure.exit_code and status in _SIGNALS:
-        # What launchers say of a process that a signal has ended.
-        print(f"graphkit: a process of the job was ended by {signal.Signals(status).name}", file=sys.stderr)
+    if (number := _signal_of(status)) is not None:
+        print(f"graphkit: a process of the job was ended by {number.name}", file=sys.stderr)
         return RuntimeFailure.exit_code
     return status
+
+
+def _signal_of(status: int) -> signal.Signals | None:
+    """The signal that has ended a process, as launchers say so: by its number, or by 128 more."""
+    if status <= RuntimeFailure.exit_code or status in _OWN:
+        return None
+    number = status - 128 if status > 128 else status
+    return signal.Signals(number) if number in _SIGNALS else None
 
 
 @contextlib.contextmanager
