@@ -57,9 +57,10 @@ def test_what_processes_are_told(launcher, tmp_path, monkeypatch):
     """Cores are divided; Open MPI starts more processes than cores, and starts them for root."""
     monkeypatch.setenv(config.NUM_THREADS.name, "4")
     monkeypatch.setenv("OMPI_MCA_rmaps_base_oversubscribe", "mine")
-    launcher(f'echo "$@" > {tmp_path}/arguments; env > {tmp_path}/environment')
+    launcher(f"printf '%s\\n' \"$@\" > {tmp_path}/arguments; env > {tmp_path}/environment")
     assert launch.run_processes(2, ["train", "a b"]) == 0
     told = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
+    assert (tmp_path / "arguments").read_text().splitlines()[-2:] == ["train", "a b"]
     assert told[config.NUM_THREADS.name] == "4"  # as it was asked for
     assert told["OMPI_MCA_rmaps_base_oversubscribe"] == "mine"
     assert told["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
@@ -68,4 +69,4 @@ def test_what_processes_are_told(launcher, tmp_path, monkeypatch):
     assert launch.run_processes(1000, []) == 0
     told = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
     assert told[config.NUM_THREADS.name] == told["OMP_NUM_THREADS"] == "1"
-    assert (tmp_path / "arguments").read_text().split()[:2] == ["-n", "1000"]
+    assert (tmp_path / "arguments").read_text().splitlines()[:2] == ["-n", "1000"]
