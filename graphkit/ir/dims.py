@@ -36,6 +36,7 @@ _MAX_NAMES = 4096
 
 _fresh = itertools.count(1)
 _definitions: dict[str, DimExpr] = {}
+_naming = threading.Lock()
 # Stands for the '?' of anonymous names while an expression is read as Python.
 _ANONYMOUS = "__anonymous_"
 
@@ -184,9 +185,10 @@ def _call(function: str, *operands: Dim) -> DimExpr:
 def _named(expression: DimExpr) -> DimExpr:
     """The anonymous name of a large expression: the same one each time, so that equal ones stay equal."""
     name = f"?{next(_fresh)}"
-    _definitions[name] = expression
-    while len(_definitions) > _MAX_NAMES:
-        _definitions.pop(next(iter(_definitions)), None)
+    with _naming:
+        _definitions[name] = expression
+        if len(_definitions) > _MAX_NAMES:
+            del _definitions[next(iter(_definitions))]
     return symbol(name)
 
 
