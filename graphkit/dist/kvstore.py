@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -16,11 +17,29 @@ from graphkit.dist import compression
 from graphkit.dist.communicator import Communicator, LocalCommunicator, placed
 from graphkit.dist.compression import Compression
 from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.ir.weights import read_arrays, write_arrays
 
 Key: TypeAlias = int | str
 Updater: TypeAlias = Callable[[Key, np.ndarray, np.ndarray], Any]
 
 TYPES = ("local", "dist_sync")
+# What MXNet calls them, and the store that is meant here.
+_ALIASES = {"device": "local", "dist": "dist_sync", "dist_device_sync": "dist_sync", "dist_sync_device": "dist_sync"}
+
+
+@runtime_checkable
+class StatefulUpdater(Protocol):
+    """An updater with states of its own, as arrays by name."""
+
+    def __call__(self, key: Key, gradient: np.ndarray, stored: np.ndarray) -> Any: ...
+    def states(self) -> dict[str, np.ndarray]: ...
+    def restore(self, states: Mapping[str, np.ndarray]) -> None: ...
+
+
+class HasUpdater(Protocol):
+    """What `set_optimizer` takes, as an Optimizer is."""
+
+    def updater(self) -> Updater: ...
 
 
 class KVStore:
@@ -115,6 +134,27 @@ class KVStore:
     def set_updater(self, updater: Updater) -> None:
         self._updater = updater
 
+    def set_optimizer(self, optimizer: HasUpdater) -> None:
+        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`."""
+        self._updater = optimizer.updater()
+
+    def save_optimizer_states(self, path: str | Path) -> None:
+        """Write slots and counts of updates to a safetensors file, whole or not at all.
+
+        Raises UsageError without an optimizer.
+        """
+        write_arrays(Path(path), self._stateful().states())
+
+    def load_optimizer_states(self, path: str | Path) -> None:
+        """Take over such a file. Raises InvalidModel for one that is damaged, or another optimizer's."""
+        self._stateful().restore(read_arrays(Path(path)))
+
+    def _stateful(self) -> StatefulUpdater:
+        updater = self._updater
+        if not isinstance(updater, StatefulUpdater):
+            raise UsageError("the store has no optimizer with states: call set_optimizer first")
+        return updater
+
     def set_gradient_compression(self, options: str | Mapping[str, Any]) -> None:
         """Send float32 arrays that are pushed from now on in fewer bytes, in all processes alike.
 
@@ -195,10 +235,11 @@ def _pairs(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
 
 
 def create(type: str = "local", *, timeout: float | None = None) -> KVStore:
-    """A store of one of TYPES. `dist_sync` needs MPI (MissingDependency says what to install).
+    """A store of one of TYPES, or by MXNet's names. `dist_sync` needs MPI (MissingDependency says what to install).
 
     timeout: seconds after which a process that gives no sign ends the job; GRAPHKIT_RANK_TIMEOUT, 60, by default.
     """
+    type = _ALIASES.get(type, type)
     if type == "local":
         return KVStore(type, LocalCommunicator())
     if type == "dist_sync":

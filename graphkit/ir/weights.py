@@ -19,7 +19,7 @@ import safetensors
 from graphkit.errors import InvalidModel
 from graphkit.ir.atomic import PendingFile
 from graphkit.ir.stored import LARGE, StoredArray, StoredFile
-from graphkit.ir.types import DType
+from graphkit.ir.types import DType, dtype_of
 
 # Types whose bytes in memory are the bytes that safetensors defines.
 CODES = {
@@ -109,6 +109,27 @@ def _serialized(tensors: Mapping[str, Stored]) -> bytes:
         for name, (code, shape, data) in tensors.items()
     }
     return bytes(safetensors.serialize(specs, metadata={"format": "graphkit"}))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays of numbers to a safetensors file of their own, whole or not at all."""
+    tensors = {name: stored(array, dtype_of(array.dtype)) for name, array in arrays.items()}
+    with PendingFile(path.parent, path.name) as file:
+        write_weights(file, tensors)
+        file.commit(path)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of such a file, read-only. Raises InvalidModel for others."""
+    try:
+        entries = safetensors.deserialize(path.read_bytes())
+        return {name: restored(e["data"], _DTYPES[e["dtype"]], tuple(e["shape"])) for name, e in entries}
+    except OSError as error:
+        raise InvalidModel(f"{path} cannot be read: {error.strerror}") from None
+    except KeyError as code:
+        raise InvalidModel(f"{path} holds numbers of type {code}") from None
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise InvalidModel(f"{path} is truncated or damaged: {error}") from None
 
 
 def read_weights(

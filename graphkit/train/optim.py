@@ -14,6 +14,7 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, fields, real
 from graphkit.train.average import EMA
 from graphkit.train.schedules import Constant, Cosine, Exponential, Schedule, Step, Warmup, schedule
+from graphkit.train.updater import OptimizerUpdater
 
 __all__ = [
     "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl", "Lamb",
@@ -70,6 +71,10 @@ class Optimizer:
     def rate(self, step: int) -> float:
         """The learning rate at an update, 0 for the first."""
         return self.lr(step) if isinstance(self.lr, Schedule) else self.lr
+
+    def updater(self) -> OptimizerUpdater:
+        """What a KVStore calls for each gradient that is pushed (`set_optimizer`), with slots of its own."""
+        return OptimizerUpdater(self)
 
     def describe(self) -> dict[str, Any]:
         """A JSON-able dict that `get` reads back."""

@@ -1,0 +1,116 @@
+"""An optimizer outside of a training program: what a KVStore calls where its values live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphkit.errors import InvalidModel
+from graphkit.ir.graph import Value
+from graphkit.ir.types import TensorType, dtype_of
+from graphkit.model import Model
+
+if TYPE_CHECKING:
+    from graphkit.executor.run.session import Executor
+    from graphkit.train.optim import Optimizer
+
+Key = int | str
+
+
+class OptimizerUpdater:
+    """Updates the value of a key by its gradient, with slots and a count of updates for each key.
+
+    The programs are those of the optimizer's own operators, one for each type of a value. decay: by key, the factor on
+    the optimizer's weight_decay (default 1).
+    """
+
+    def __init__(self, optimizer: Optimizer, decay: Mapping[Key, float] | None = None, threads: int | None = None):
+        self.optimizer = optimizer
+        self._decay = dict(decay or {})
+        self._threads = threads
+        self._slots: dict[Key, list[np.ndarray]] = {}
+        self._updates: dict[Key, int] = {}
+        # By type and decay: the inputs that the update needs, and what computes it.
+        self._programs: dict[tuple[str, tuple[int, ...], float], tuple[tuple[str, ...], Executor]] = {}
+
+    def __call__(self, key: Key, gradient: np.ndarray, stored: np.ndarray) -> None:
+        """Change `stored` in place."""
+        slots = self._slots_of(key, stored)
+        step = self._updates.get(key, 0)
+        feeds = {
+            "weight": stored,
+            "gradient": gradient,
+            "rate": np.float32(self.optimizer.rate(step)),
+            "step": np.int64(step + 1),
+            **{f"slot{number}": slot for number, slot in enumerate(slots)},
+        }
+        names, program = self._program(stored, self._decay.get(key, 1.0))
+        found = program.run({name: feeds[name] for name in names})
+        np.copyto(stored, found["weight"])
+        self._slots[key] = [found[f"slot{number}"] for number in range(len(slots))]
+        self._updates[key] = step + 1
+
+    def _slots_of(self, key: Key, stored: np.ndarray) -> list[np.ndarray]:
+        if key not in self._slots:
+            starts = map(self.optimizer.start, self.optimizer.slots)
+            self._slots[key] = [np.full(stored.shape, start, stored.dtype) for start in starts]
+        return self._slots[key]
+
+    def _program(self, stored: np.ndarray, decay: float) -> tuple[tuple[str, ...], Executor]:
+        kind = dtype_of(stored.dtype)
+        found = self._programs.get((kind.value, stored.shape, decay))
+        if found is None:
+            type_ = TensorType(kind, stored.shape)
+            weight, gradient = Value(type_, "weight"), Value(type_, "gradient")
+            slots = [Value(type_, f"slot{number}") for number in range(len(self.optimizer.slots))]
+            rate, step = Value(TensorType("float32", ()), "rate"), Value(TensorType("int64", ()), "step")
+            new, *kept = self.optimizer.update(weight, gradient, slots, rate, step, decay)
+            outputs = {"weight": new, **{f"slot{number}": slot for number, slot in enumerate(kept)}}
+            model = Model(outputs, name="update")
+            found = tuple(model.inputs), model.compile(threads=self._threads)
+            self._programs[kind.value, stored.shape, decay] = found
+        return found
+
+    # --- what is kept ---------------------------------------------------------------------------------
+
+    def states(self) -> dict[str, np.ndarray]:
+        """Slots and counts of all keys, by name; `restore` takes them back."""
+        found: dict[str, np.ndarray] = {}
+        for key, slots in self._slots.items():
+            name = _name(key)
+            found[f"{name}/updates"] = np.array(self._updates[key], np.int64)
+            found |= {f"{name}/{slot}": array for slot, array in zip(self.optimizer.slots, slots, strict=True)}
+        return found
+
+    def restore(self, states: Mapping[str, np.ndarray]) -> None:
+        """Take over such states. Raises InvalidModel where they are another optimizer's; nothing is changed then."""
+        slots: dict[Key, list[np.ndarray]] = {}
+        updates: dict[Key, int] = {}
+        for name in states:
+            start, slash, last = name.rpartition("/")
+            if not slash or last not in ("updates", *self.optimizer.slots):
+                wanted = ", ".join(self.optimizer.slots) or "none"
+                raise InvalidModel(
+                    f"state {name!r} is none of {type(self.optimizer).__name__}, whose slots are: {wanted}"
+                )
+            key = _key(start)
+            if key in slots:
+                continue
+            parts = [states.get(f"{start}/{slot}") for slot in ("updates", *self.optimizer.slots)]
+            if any(part is None for part in parts):
+                raise InvalidModel(f"the states of key {key!r} are not whole")
+            count, *arrays = (np.array(part) for part in parts)
+            updates[key], slots[key] = int(count), arrays
+        self._slots, self._updates = slots, updates
+
+
+def _name(key: Key) -> str:
+    """A key as text that tells 1 from "1"."""
+    return f"{'i' if isinstance(key, int) else 's'}:{key}"
+
+
+def _key(name: str) -> Key:
+    kind, _, text = name.partition(":")
+    return int(text) if kind == "i" else text
