@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import itertools
 import keyword
 import math
+import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -28,15 +29,51 @@ Dim: TypeAlias = Union[int, "DimExpr"]
 
 # An expression of more atoms, or with a larger factor, gets a name, so that every operation here takes bounded time.
 # Shapes that are computed from shapes, layer after layer (the causal mask of a decoder with past keys), double their
-# expression each time; nobody reads or proves anything from those.
+# expression each time; nobody proves anything from those, and `definition` says what they are.
 MAX_ATOMS = 64
 _MAX_FACTOR = 1 << 64
-# So many names of large expressions are kept, the last ones.
+# So many names of large expressions are kept, those used last. Their numbers are beyond those of all other names.
 _MAX_NAMES = 4096
+_FIRST_LARGE = 1 << 40
+_OF_LARGE = re.compile(r"\?(\d{13,})")
 
-_fresh = itertools.count(1)
-_definitions: dict[str, DimExpr] = {}
-_naming = threading.Lock()
+
+class _Anonymous:
+    """Names that begin with '?': of sizes that equal nothing else, and of large expressions."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next = 1
+        self._next_large = _FIRST_LARGE
+        self._names: OrderedDict[DimExpr, str] = OrderedDict()
+        self.definitions: dict[str, DimExpr] = {}
+
+    def fresh(self) -> str:
+        with self._lock:
+            self._next += 1
+            return f"?{self._next - 1}"
+
+    def given(self, number: int) -> None:
+        """Somebody writes ?number: no other name will be that."""
+        with self._lock:
+            self._next = max(self._next, number + 1)
+
+    def of(self, expression: DimExpr) -> str:
+        """The name of a large expression: the same one each time, so that equal ones stay equal."""
+        with self._lock:
+            name = self._names.get(expression)
+            if name is not None:
+                self._names.move_to_end(expression)
+                return name
+            name = self._names[expression] = f"?{self._next_large}"
+            self._next_large += 1
+            self.definitions[name] = expression
+            if len(self._names) > _MAX_NAMES:
+                del self.definitions[self._names.popitem(last=False)[1]]
+            return name
+
+
+_anonymous = _Anonymous()
 # Stands for the '?' of anonymous names while an expression is read as Python.
 _ANONYMOUS = "__anonymous_"
 
@@ -118,7 +155,7 @@ def symbol(name: str) -> DimExpr:
 
 def fresh(_hint: str = "") -> DimExpr:
     """Return a dimension that equals nothing else: the size of a data-dependent result. Its name starts with '?'."""
-    return symbol(f"?{next(_fresh)}")
+    return symbol(_anonymous.fresh())
 
 
 def is_static(dim: Dim) -> TypeIs[int]:
@@ -181,15 +218,9 @@ def _call(function: str, *operands: Dim) -> DimExpr:
     return _bounded(DimExpr(((((function, *operands),), 1),)))
 
 
-@functools.lru_cache(maxsize=_MAX_NAMES)
 def _named(expression: DimExpr) -> DimExpr:
-    """The anonymous name of a large expression: the same one each time, so that equal ones stay equal."""
-    name = f"?{next(_fresh)}"
-    with _naming:
-        _definitions[name] = expression
-        if len(_definitions) > _MAX_NAMES:
-            del _definitions[next(iter(_definitions))]
-    return symbol(name)
+    """The anonymous name of a large expression."""
+    return symbol(_anonymous.of(expression))
 
 
 def definition(name: str) -> DimExpr | None:
@@ -197,7 +228,7 @@ def definition(name: str) -> DimExpr | None:
 
     Its atoms are those of expressions, and ("factor", dim) for a factor that is not multiplied out.
     """
-    return _definitions.get(name)
+    return _anonymous.definitions.get(name)
 
 
 def _exact_quotient(a: Dim, b: Dim) -> Dim | None:
@@ -481,12 +512,22 @@ def parse(text: str | int | DimExpr) -> Dim:
         return text
     if not isinstance(text, str):
         return int(text)
+    if "?" in text:
+        text = _own(text)
     if text.isidentifier() or _is_plain(text):
         return symbol(text)
     try:
         return _from_ast(ast.parse(text.replace("?", _ANONYMOUS), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return symbol(text)
+
+
+def _own(text: str) -> str:
+    """Text of somebody else, whose anonymous names are none of those that are made here."""
+    text = _OF_LARGE.sub(r"given_\1", text)
+    for number in re.findall(r"\?(\d+)", text):
+        _anonymous.given(int(number))
+    return text
 
 
 def _from_ast(node: ast.expr) -> Dim:

@@ -148,6 +148,8 @@ def read_weights(
         raise InvalidModel(f"{where}, which holds {_listed(expected)}, cannot be read: {error.strerror}") from None
     try:
         found = _entries(file)
+    except OSError as error:
+        raise InvalidModel(f"{where}, which holds {_listed(expected)}, cannot be read: {error}") from None
     except (safetensors.SafetensorError, ValueError) as error:
         held = _listed(expected)
         raise InvalidModel(f"{where}, which should hold {held}, is truncated or damaged: {error}") from None

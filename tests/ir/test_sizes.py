@@ -82,6 +82,33 @@ def test_names_of_large_expressions_are_taken_for_these() -> None:
     assert SizeTable((name,)).values({name: 3}) == ()
 
 
+def test_names_of_somebody_else_are_none_of_ours() -> None:
+    """Text may have names like those that sizes get here."""
+    fresh = str(dims.fresh())
+    later = dims.parse(f"?{int(fresh[1:]) + 1} + 1")
+    assert isinstance(later, DimExpr)
+    assert dims.fresh().symbols.isdisjoint(later.symbols)  # type: ignore[union-attr]
+    x = large(symbol("N"), symbol("M"), 40)
+    (name,) = x.symbols  # type: ignore[union-attr]
+    assert dims.definition(name) is not None
+    for text in (name, f"2*{name} + 1"):
+        read = dims.parse(text)
+        assert isinstance(read, DimExpr)
+        assert not [n for n in read.symbols if dims.definition(n) is not None]
+
+
+def test_definitions_live_as_long_as_their_names() -> None:
+    """The last ones are kept, those used last: a model in use keeps its own."""
+    n = symbol("N")
+    kept = large(n, symbol("M"), 40)
+    (name,) = kept.symbols  # type: ignore[union-attr]
+    for other in range(5000):
+        large(symbol("N"), symbol("M"), 40)
+        assert isinstance(n * ((1 << 65) + other), DimExpr)  # a factor that is too large
+    assert large(n, symbol("M"), 40) == kept
+    assert dims.definition(name) is not None
+
+
 def test_names_that_nothing_defines_are_not_known() -> None:
     table = SizeTable(("N",))
     table.add(symbol("N") + dims.fresh())

@@ -76,6 +76,12 @@ def test_a_type_that_arrays_do_not_have_is_named(tmp_path: Path) -> None:
         read_weights(path, sha256, {})
 
 
+def test_a_folder_is_no_weights_file(tmp_path: Path) -> None:
+    (tmp_path / "w.safetensors").mkdir()
+    with pytest.raises(InvalidModel, match=r"'w.safetensors'.* cannot be read"):
+        read_weights(tmp_path / "w.safetensors", "", {"w": ("F32", None)})
+
+
 def test_the_header_is_that_of_the_file_that_is_open(tmp_path: Path) -> None:
     path, other = tmp_path / "w", tmp_path / "other"
     path.write_bytes(b"one")

@@ -232,7 +232,8 @@ def test_a_window_larger_than_the_image() -> None:
         executor.run({"x": normal(1, 1, 1, 1)})
 
 
-def test_sizes_whose_expressions_are_large() -> None:
+@pytest.mark.parametrize("width", ["W", "?4", f"?{(1 << 40) + 3}"])
+def test_sizes_whose_expressions_are_large(width: str) -> None:
     """Branches that halve an image in two ways, layer after layer: each doubles what its size is called."""
 
     def body(x: Value) -> Value:
@@ -243,7 +244,7 @@ def test_sizes_whose_expressions_are_large() -> None:
             x = F.tanh(F.add(halved, pooled))
         return F.reduce_mean(x, [2, 3])
 
-    net = gk.Model({"y": body(gk.input("x", ["N", 3, "H", "W"]))})
+    net = gk.Model({"y": body(gk.input("x", ["N", 3, "H", width]))})
     compare(net, [{"x": (1, 3, h, w)} for h, w in ((64, 64), (32, 96), (128, 32), (96, 64))])
     executor = net.compile()
     for h in (64, 96):

@@ -127,7 +127,9 @@ class _Forward:
             method = native.TiledConvolution.method(x, w, y, window, constant=self._packs, vary=self._vary)
             if method is not None:
                 return native.TiledConvolution(x, w, y, window, method, threads=self._threads, **self._options)
-        if self._transposes and native.TransposedConvolution.covers(x, w, y, window):
+        # Without strides the library has nothing to put together.
+        transposes = self._transposes and (self._vary or max(windows.geometry.strides) > 1)
+        if transposes and native.TransposedConvolution.covers(x, w, y, window):
             options = dict(bias=self._options["bias"], pack_weights=self._packs)
             return native.TransposedConvolution(x, w, y, window, **options, threads=self._threads)
         return self._kind(x, w, y, window, **self._options, **self._library)

@@ -71,6 +71,11 @@ EXAMPLES = [
     Example((1, 3, 2, 2), 2, (3, 3), dict(strides=(2, 2), pads=(2, 2, 2, 2))),
     Example((1, 64, 1, 1), 40, (4, 4), {}),
     Example((0, 3, 4, 4), 2, (2, 2), dict(strides=(2, 2))),
+    # One position that meets no element.
+    Example((1, 3, 1), 2, (1,), dict(strides=(2,), pads=(1, 0), output_padding=(1,))),
+    Example((1, 3, 1, 5), 2, (1, 3), dict(strides=(2, 1), pads=(1, 0, 0, 0), output_padding=(1, 0))),
+    Example((1, 3, 5, 1), 2, (3, 1), dict(strides=(1, 2), pads=(0, 1, 0, 0), output_padding=(0, 1))),
+    Example((1, 3, 1, 1), 2, (1, 1), dict(strides=(3, 2), pads=(2, 0, 0, 0), output_padding=(2, 0))),
 ]
 
 
@@ -92,7 +97,8 @@ def random_example(rng: np.random.Generator, seed: int) -> Example | None:
     def draw(low: int, high: int) -> tuple[int, ...]:
         return tuple(int(n) for n in rng.integers(low, high, axes))
 
-    size, kernel, strides, dilations = draw(1, 12), draw(1, 7), draw(1, 5), draw(1, 3)
+    high = 2 if seed % 5 == 0 else 12  # single elements among them
+    size, kernel, strides, dilations = draw(1, high), draw(1, min(high, 7)), draw(1, 5), draw(1, 3)
     begin, end = draw(0, 5), draw(0, 5)
     extra = tuple(int(rng.integers(0, s)) for s in strides)
     whole = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(size, strides, kernel, dilations, strict=True)]
@@ -183,5 +189,7 @@ def test_what_is_refused():
         made(e.x.shape, e.w.shape, (y[0], y[1] + 1, *y[2:]), e.window)
     two_groups = native.Window((2, 2), (1, 1), (1, 1), (1, 1), 2)
     assert not made.covers(e.x.shape, e.w.shape, y, two_groups)
+    wide = Example((1, 32, 2, 512), 32, (16, 16), dict(strides=(8, 8), pads=(4, 4, 4, 4)))
+    assert not made.covers(wide.x.shape, wide.w.shape, (1, 32, 16, 4096), wide.window)  # lines that fill the memory
     with pytest.raises(native.Unsupported, match="not by the method transposed"):
         made(e.x.shape, e.w.shape, y, two_groups)

@@ -15,6 +15,7 @@ namespace {
 
 // Floats of products that are kept at a time, where a line of x has no more.
 constexpr std::int64_t kKeptFloats = 1 << 16;
+constexpr std::int64_t kMostKeptFloats = 1 << 22;
 constexpr std::int64_t kUnitsPerThread = 4;
 // Where lines are divided among units, those at the border are multiplied in both of them.
 constexpr std::int64_t kLinesPerBorder = 4;
@@ -155,7 +156,7 @@ class TransposedConvolution final : public Kernel {
     bool single_ = false;  // one spatial axis, the outer one: each of its positions is a line of one column
     std::int64_t line_floats_ = 0;  // of a line of the result; of all positions of the one axis
     Folded folded_;
-    Columns whole_, rest_;  // of a group with all filters, and of the last one
+    Columns whole_, rest_;  // of a group with all filters, and of the last one, if it has fewer
     std::int64_t lines_ = 1;  // of x whose products are kept
     std::int64_t line_parts_ = 1;
 };
@@ -167,9 +168,15 @@ bool TransposedConvolution::covers(const Dims& x, const Dims& w, const Dims& y, 
     const auto at_least = [&](const Dims& values, std::int64_t least) {
         return values.size() == axes && std::all_of(values.begin(), values.end(), [&](auto v) { return v >= least; });
     };
-    return axes >= 1 && axes <= 2 && x.size() == axes + 2 && w.size() == axes + 2 && y.size() == axes + 2 &&
-           count(w) != 0 && window.groups == 1 && at_least(window.strides, 1) && at_least(window.dilations, 1) &&
-           at_least(window.pads_begin, 0) && at_least(window.pads_end, 0);
+    if (axes < 1 || axes > 2 || x.size() != axes + 2 || w.size() != axes + 2 || y.size() != axes + 2 || count(w) == 0 ||
+        window.groups != 1 || !at_least(window.strides, 1) || !at_least(window.dilations, 1) ||
+        !at_least(window.pads_begin, 0) || !at_least(window.pads_end, 0)) {
+        return false;
+    }
+    // Whole lines of products are kept.
+    const std::int64_t lines = (w[2] - 1) * window.dilations[0] / window.strides[0] + 2;
+    const std::int64_t width = axes == 2 ? x[3] : 1;
+    return lines * width * count(Dims(w.begin() + 2, w.end())) * transposed_table().block <= kMostKeptFloats;
 }
 
 TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const Dims& y, const Window& window,
@@ -198,7 +205,10 @@ TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const
     if (x[0] != y[0] || x[1] != w[0] || y[1] != w[1]) {
         throw NativeError(describe() + ": batch or channels do not fit");
     }
-    const auto is_unit = [](const Axis& axis) { return axis.size == 1 && axis.positions == 1 && axis.taps == 1; };
+    // Before its begin a position meets no element.
+    const auto is_unit = [](const Axis& axis) {
+        return axis.size == 1 && axis.positions == 1 && axis.taps == 1 && axis.begin == 0;
+    };
     if (is_unit(outer_)) {
         std::swap(outer_, inner_);
     }
@@ -210,7 +220,9 @@ TransposedConvolution::TransposedConvolution(const Dims& x, const Dims& w, const
         std::rotate(spec->shape.begin() + 1, spec->shape.begin() + 2, spec->shape.end());
     }
     whole_ = columns(group(0));
-    rest_ = columns(group(groups() - 1));
+    if (group(groups() - 1).filters != group(0).filters) {
+        rest_ = columns(group(groups() - 1));
+    }
     const std::int64_t width = std::max<std::int64_t>(inner_.size, 1);
     const std::int64_t line_floats = width * group(0).floats;
     const std::int64_t fill = divide_up(table_.count, width);
@@ -352,7 +364,7 @@ TransposedLine TransposedConvolution::line_of(const Unit& unit) const {
 void TransposedConvolution::add_up_lines(const Unit& unit, std::int64_t begin, std::int64_t end, const float* kept,
                                          Terms& terms) const {
     const Group here = group(unit.group);
-    const Columns& columns = unit.group + 1 == groups() ? rest_ : whole_;
+    const Columns& columns = here.filters == group(0).filters ? whole_ : rest_;
     const std::int64_t pitch = inner_.size * here.floats;
     TransposedLine line = line_of(unit);
     line.offsets = columns.offsets.data();

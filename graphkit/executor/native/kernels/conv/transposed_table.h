@@ -17,7 +17,7 @@ struct TransposedProduct {
     float* products;
 };
 
-// A line of the result, so many floats. Each of its columns is the bias and the sum of the products at rows[r] +
+// A line of the result, `floats` of them. Each of its columns is the bias and the sum of the products at rows[r] +
 // offset, for the offsets from begins[column] to begins[column + 1]. Of the first column so many floats are left out,
 // of the last one those behind the line.
 struct TransposedLine {
