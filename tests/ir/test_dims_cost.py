@@ -212,8 +212,9 @@ BUILDERS = [
 
 def inference_and_binding(build: Callable[[int], Any], n: int) -> int:
     """Calls to infer the graph's types, and to infer them again on inputs of known sizes; no earlier graph helps."""
-    for cached in (bounds._searched, dims._atom_text, dims._named):
+    for cached in (bounds._searched, dims._atom_text):
         cached.cache_clear()
+    dims._anonymous._names.clear()
     count, result = calls(lambda: build(n))
     inputs = list({v: None for node in topological([result]) for v in node.operands if v.is_input})
     graph = Graph(inputs, [result])
