@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -54,23 +54,32 @@ class Rank:
     steps = 0
 
     def __init__(self, rank: int, parts: list[Any], there: threading.Barrier):
+        from graphkit.dist.channel import Channel
+
         self.rank, self.size = rank, len(parts)
         self._parts, self._there = parts, there
+        self.channel = Channel(self)
+        self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
 
-    def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        self.barrier()
-
-    def barrier(self) -> None:
-        self._there.wait(60)
-
-    def working(self) -> contextlib.AbstractContextManager[None]:
+    def working(self, *_: Any) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def _exchange(self, array: np.ndarray) -> list[np.ndarray]:
-        self._parts[self.rank] = array
-        self.barrier()
+    waiting = bound = working
+
+    def doing(self, call: bytes) -> None:
+        """Nobody looks."""
+
+    def lost(self) -> str | None:
+        return None
+
+    def tell(self, mine: bytes, eager: Callable[[], bool], idle: Callable[[], None]) -> list[bytes]:
+        return self._exchange(mine)
+
+    def _exchange(self, mine: Any) -> list[Any]:
+        self._parts[self.rank] = mine
+        self._there.wait(60)
         found = list(self._parts)
-        self.barrier()
+        self._there.wait(60)
         return found
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

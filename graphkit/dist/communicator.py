@@ -4,25 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from graphkit.dist.channel import Action, Pending, alone, placed
+
 
 class Communicator(Protocol):
-    """A group of processes that call every collective in the same order."""
+    """A group of processes that do things together."""
 
     rank: int
     size: int
     steps: int  # that this process has begun, for errors
 
-    def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Wait until every process is about to make the same call with arrays of the same types.
+    def post(
+        self,
+        call: str,
+        arrays: Sequence[np.ndarray] = (),
+        action: Action | None = None,
+        *,
+        priority: int = 0,
+        later: bool = True,
+    ) -> Pending:
+        """Take part in a call with arrays of these types, once every process does; `action` is done then by all.
 
-        Raises RuntimeFailure in all processes, naming ranks and steps, where they are not. The collectives below take
-        for granted that they are.
+        Calls of equal names are done in their order. Of others those of higher priority are, where there is a choice.
+        later: a thread sees to it; else whoever waits for the result. Raises RuntimeFailure, naming ranks and steps,
+        when the processes do not go on together; so does waiting.
         """
         ...
+
+    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
+        """The same at once: what the action returns."""
+        ...
+
+    def flush(self) -> None:
+        """Wait for all that was posted."""
+        ...
+
+    # The collectives, which only actions call.
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """The elementwise sum over all processes, in a new array of the same dtype and shape, or written into `out`."""
@@ -36,19 +57,9 @@ class Communicator(Protocol):
         """The root's array, in a new array; all processes pass one of the same dtype and shape."""
         ...
 
-    def barrier(self) -> None: ...
-
     def working(self) -> AbstractContextManager[None]:
         """What takes long, and others may wait for, goes on meanwhile: this process has not stalled."""
         ...
-
-
-def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-    """The result, written into `out` when given."""
-    if out is None:
-        return result
-    np.copyto(out, result)
-    return out
 
 
 class LocalCommunicator:
@@ -58,7 +69,21 @@ class LocalCommunicator:
     size = 1
     steps = 0
 
-    def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+    def post(
+        self,
+        call: str,
+        arrays: Sequence[np.ndarray] = (),
+        action: Action | None = None,
+        *,
+        priority: int = 0,
+        later: bool = True,
+    ) -> Pending:
+        return alone(call, action)
+
+    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
+        return alone(call, action).wait()
+
+    def flush(self) -> None:
         return None
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -69,9 +94,6 @@ class LocalCommunicator:
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         return array.copy()
-
-    def barrier(self) -> None:
-        return None
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()

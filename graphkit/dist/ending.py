@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from functools import cache
 from types import FrameType, TracebackType
 
-from graphkit.dist.mpi import ENDED, MpiCommunicator
+from graphkit.dist.channel import ENDED
+from graphkit.dist.mpi import MpiCommunicator
 from graphkit.errors import GraphkitError, RuntimeFailure
 
 # How long processes that do not agree wait for each other's last words, in seconds.
@@ -69,7 +70,8 @@ def end() -> None:
     try:
         if _failure is not None:
             _abort(communicator, _failure)
-        communicator.agree(ENDED)
+        communicator.flush()
+        communicator.perform(ENDED)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the others end with this process
         _abort(communicator, error)
     communicator.finalize()

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from graphkit.dist import compression
-from graphkit.dist.communicator import Communicator, LocalCommunicator, placed
+from graphkit.dist.channel import Action, Pending, Sum, placed
+from graphkit.dist.communicator import Communicator, LocalCommunicator
 from graphkit.dist.compression import Compression
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
@@ -57,6 +59,8 @@ class KVStore:
         self._updater: Updater | None = None
         self._compression: Compression | None = None
         self._residuals: dict[Key, np.ndarray] = {}
+        # What was pushed and not awaited.
+        self._pushed: dict[Key, list[Pending]] = {}
         self.sent_bytes = 0
 
     @property
@@ -78,50 +82,68 @@ class KVStore:
         for k, _ in pairs:
             if k in self._values:
                 raise UsageError(f"key {k!r} is initialised already")
-        self._agree("init", pairs)
-        for k, v in pairs:
-            self._values[k] = self._communicator.broadcast(v)
+        self._values.update(zip([k for k, _ in pairs], self._broadcast("init", pairs, 0), strict=True))
 
-    def push(self, key: Key | Sequence[Key], value: Any) -> None:
-        """Sum the value (or list of values, one per device) over processes into the store."""
-        for k, total in self._sums(key, value):
-            if self._updater is None:
-                self._values[k] = total
-            else:
-                self._updater(k, total, self._values[k])
+    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+        """Sum the value (or list of values, one per device) over processes into the store.
+
+        With several processes it returns at once, and the values may be changed then: a thread sees to the sums, those
+        of higher priority first, and `pull` waits for those of its key. What fails is raised there, or by `wait`.
+        """
+        for k, v in self._given(key, value, known=True):
+            waiting = self._pushed.setdefault(k, [])
+            waiting[:] = [made for made in waiting if not made.done or made.error is not None]
+            waiting.append(self._post(k, v, None, partial(self._keep, k), priority, later=True))
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
-        """A copy of the stored value, written into `out` when given; a list for a sequence of keys."""
+        """A copy of the stored value, written into `out` when given; a list for a sequence of keys.
+
+        It waits for what was pushed to the key before.
+        """
         if isinstance(key, (list, tuple)):
             outs = [None] * len(key) if out is None else out
             return [self.pull(k, o) for k, o in zip(key, outs, strict=True)]
+        stored = self._stored(key)  # type: ignore[arg-type]
+        self.wait(key)
         stored = self._stored(key)  # type: ignore[arg-type]
         if out is None:
             return stored.copy()
         np.copyto(out, stored)
         return out
 
-    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None) -> Any:
+    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
         """`push`, then `pull`. Without an updater the keys need no `init`, and nothing is kept."""
         if self._updater is not None:
-            self.push(key, value)
+            self.push(key, value, priority)
             return self.pull(key, out)
         several = isinstance(key, (list, tuple))
-        outs = None if out is None else out if several else [out]
-        totals = [total for _, total in self._sums(key, value, known=False, outs=outs)]
+        given = self._given(key, value, known=False)
+        outs = [None] * len(given) if out is None else out if several else [out]
+        if len(outs) != len(given):
+            raise UsageError(f"{len(given)} keys need as many arrays to write to, not {len(outs)}")
+        posted = [self._post(k, v, o, _itself, priority, later=False) for (k, v), o in zip(given, outs, strict=True)]
+        totals = [made.wait() for made in posted]
         return (totals if several else totals[0]) if out is None else out
+
+    def wait(self, key: Key | Sequence[Key] | None = None) -> None:
+        """Wait for what was pushed to a key, several, or all; raises the first error."""
+        keys = list(self._pushed) if key is None else key if isinstance(key, (list, tuple)) else [key]
+        for k in keys:
+            waiting = self._pushed.pop(k, None)  # type: ignore[arg-type]
+            for made in waiting or ():
+                made.wait()
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
         """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
-        pairs = [(k, np.asarray(v)) for k, v in _pairs(key, value)]
-        self._agree(f"broadcast from rank {root} of", pairs)
-        found = [self._communicator.broadcast(v, root) for _, v in pairs]
+        found = self._broadcast(
+            f"broadcast from rank {root} of", [(k, np.asarray(v)) for k, v in _pairs(key, value)], root
+        )
         return found if isinstance(key, (list, tuple)) else found[0]
 
     def barrier(self) -> None:
-        """Wait until every process has come here."""
-        self._communicator.agree("barrier")
-        self._communicator.barrier()
+        """Wait until every process has come here; what was pushed before is done then."""
+        self.wait()
+        self._communicator.perform("barrier")
 
     def working(self) -> AbstractContextManager[None]:
         """What takes long, and other processes may wait for, goes on meanwhile: this process has not stalled."""
@@ -164,7 +186,8 @@ class KVStore:
         if self.type == "local":
             raise UsageError("a local store sends nothing: compression is for 'dist_sync'")
         made = compression.create(options)
-        self._communicator.agree(f"set_gradient_compression({options!r})")
+        self.wait()
+        self._communicator.perform(f"set_gradient_compression({options!r})")
         self._compression = made
         self._residuals = {}
 
@@ -178,22 +201,31 @@ class KVStore:
             raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")
         return self._values[key]
 
-    def _sums(
-        self, key: Key | Sequence[Key], value: Any, known: bool = True, outs: Sequence[np.ndarray] | None = None
-    ) -> list[tuple[Key, np.ndarray]]:
-        """The sum for each key, over what is given here and over the processes; written into `outs` when given."""
-        pairs = [(k, self._local_sum(k, v, known)) for k, v in _pairs(key, value)]
-        if outs is not None and len(outs) != len(pairs):
-            raise UsageError(f"{len(pairs)} keys need as many arrays to write to, not {len(outs)}")
-        self._agree("sum", pairs)
-        targets = [None] * len(pairs) if outs is None else outs
-        return [(k, self._total(k, v, target)) for (k, v), target in zip(pairs, targets, strict=True)]
+    def _given(self, key: Key | Sequence[Key], value: Any, known: bool) -> list[tuple[Key, np.ndarray]]:
+        """The sum for each key over what is given here; all are looked at before any is sent."""
+        return [(k, self._local_sum(k, v, known)) for k, v in _pairs(key, value)]
 
-    def _total(self, key: Key, array: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-        """The sum over the processes."""
-        if self._compression is None or array.dtype != np.float32:
+    def _post(
+        self,
+        key: Key,
+        array: np.ndarray,
+        out: np.ndarray | None,
+        then: Callable[[np.ndarray], Any],
+        priority: int,
+        later: bool,
+    ) -> Pending:
+        """Sum over the processes, into `out` when given, and call `then` with it."""
+        if self._compression is not None and array.dtype == np.float32:
+            action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, then)
+        else:
             self.sent_bytes += array.nbytes
-            return self._communicator.allreduce(array, out)
+            if later and self.num_workers > 1:
+                array = array.copy()
+            action = Sum(array, out, then)
+        return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later)
+
+    def _packed(self, key: Key, array: np.ndarray) -> np.ndarray:
+        assert self._compression is not None
         residual = self._residuals.setdefault(key, np.zeros(array.size, np.float32))
         if residual.size != array.size:
             raise InputError(
@@ -201,11 +233,23 @@ class KVStore:
             )
         packed = self._compression.pack(np.ascontiguousarray(array).reshape(-1), residual)
         self.sent_bytes += packed.nbytes
-        total = np.zeros(array.size, np.float32)
+        return packed
+
+    def _unpacked(
+        self, packed: np.ndarray, shape: tuple[int, ...], out: np.ndarray | None, then: Callable[[np.ndarray], Any]
+    ) -> Any:
+        assert self._compression is not None
+        total = np.zeros(shape, np.float32)
         # In the order of the ranks: the sum is the same everywhere.
         for part in self._communicator.allgather(packed):
-            self._compression.add(part, total)
-        return placed(total.reshape(array.shape), out)
+            self._compression.add(part, total.reshape(-1))
+        return then(placed(total, out))
+
+    def _keep(self, key: Key, total: np.ndarray) -> None:
+        if self._updater is None:
+            self._values[key] = total
+        else:
+            self._updater(key, total, self._values[key])
 
     def _local_sum(self, key: Key, value: Any, known: bool) -> np.ndarray:
         values = [np.asarray(v) for v in value] if isinstance(value, (list, tuple)) else [np.asarray(value)]
@@ -218,12 +262,19 @@ class KVStore:
                     )
         return values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
 
-    def _agree(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]]) -> None:
-        if pairs:
-            names = (
-                repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"
-            )
-            self._communicator.agree(f"{call} {names}", [v for _, v in pairs])
+    def _broadcast(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]], root: int) -> list[np.ndarray]:
+        """The root's arrays; `call` is for errors."""
+        if not pairs:
+            return []
+        names = repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"
+        arrays = [v for _, v in pairs]
+        send = lambda: [self._communicator.broadcast(v, root) for v in arrays]  # noqa: E731 - what all do then
+        found: list[np.ndarray] = self._communicator.perform(f"{call} {names}", arrays, send)
+        return found
+
+
+def _itself(total: np.ndarray) -> np.ndarray:
+    return total
 
 
 def _pairs(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:

@@ -1,9 +1,8 @@
 """MPI through mpi4py: the only module that imports it.
 
 mpi4py's automatic initialisation is off, so that the thread level is asked for here and an import has no side
-effect. Before each collective the processes tell each other what they are about to do; a process that ends does so too.
-Where they do not agree, all of them raise the same error and none waits for ever. `graphkit.dist.ending` is what
-happens at the end of a process.
+effect. Which collectives there are, and in which order, the processes agree upon in `graphkit.dist.channel`;
+`graphkit.dist.ending` is what happens at the end of a process.
 """
 
 from __future__ import annotations
@@ -11,32 +10,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from graphkit import config
-from graphkit.dist.communicator import placed
+from graphkit.dist.channel import Action, Channel, Pending, placed
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 
-# What a process says that takes part in nothing any more.
-ENDED = "ended"
-
 # While others are awaited: how long the core is only offered to others, and the pauses after that, in seconds.
-_EAGER, _PAUSE = 0.02, 5e-4
-# ... and the time between two looks at who is awaited.
-_LOOK = 0.25
+_EAGER, _PAUSE = 0.02, 2e-4
 
 
 def launched_by_mpi() -> bool:
@@ -63,35 +55,8 @@ def _mpi() -> Any:
     return MPI
 
 
-_FORMAT = struct.Struct("<qqq104s")
-# Where the digest lies in it.
-_DIGEST = slice(16, 24)
-
-# Calls whose announcements are kept.
-_KEPT = 4096
-
-
-class Announcement(NamedTuple):
-    """What a process is about to do: the call, how many steps it has begun, how many calls it made before."""
-
-    steps: int
-    calls: int
-    digest: int  # of the call and the arrays that it takes
-    call: str
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Announcement:
-        steps, calls, digest, call = _FORMAT.unpack(data)
-        return cls(steps, calls, digest, call.rstrip(b"\0").decode(errors="replace"))
-
-    def __str__(self) -> str:
-        if self.call == ENDED:
-            return f"{ENDED} after {self.steps} steps"
-        return f"{self.call} in step {self.steps}" if self.steps else f"{self.call} as call {self.calls + 1}"
-
-
 class MpiCommunicator:
-    """All processes of MPI_COMM_WORLD. One thread at a time may call it.
+    """All processes of MPI_COMM_WORLD. MPI is called by one thread at a time, the one that drives the channel.
 
     on_lost: what ends this process, given the reason, when another one is given up in a call that cannot be left.
     """
@@ -112,82 +77,56 @@ class MpiCommunicator:
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.steps = 0
-        self.calls = 0
         self.process = os.getpid()
-        self.disagreement: str | None = None
-        self._interrupted: str | None = None
         self._kept: list[Any] = []
-        self._announced: dict[Any, tuple[int, bytes]] = {}
         self._watch = self._watched(on_lost)
-        # In a call that cannot be left.
-        self._bound: AbstractContextManager[None] = nullcontext() if self._watch is None else self._watch.bound
+        self.channel = Channel(self)
+
+    # --- what is done together ---------------------------------------------------------------------
+
+    def post(
+        self,
+        call: str,
+        arrays: Sequence[np.ndarray] = (),
+        action: Action | None = None,
+        *,
+        priority: int = 0,
+        later: bool = True,
+    ) -> Pending:
+        return self.channel.post(call, arrays, action, priority=priority, later=later)
+
+    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
+        return self.channel.perform(call, arrays, action)
+
+    def flush(self) -> None:
+        self.channel.flush()
 
     # --- collectives -----------------------------------------------------------------------------
 
-    def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Wait until every process is about to make the same call with arrays of the same types.
-
-        Raises RuntimeFailure in all processes, naming ranks and steps, where they are not.
-        """
-        if self.size == 1:
-            return
-        digest, text = self._told(call, arrays)
-        if self._watch is not None:
-            self._watch.doing(text, self.steps)
-        if (reason := self.disagreement or self._interrupted) is not None:
-            raise RuntimeFailure(reason)
-        if _mpi().Is_finalized():
-            raise RuntimeFailure(f"rank {self.rank}: {call} after the end of MPI")
-        mine = _FORMAT.pack(self.steps, self.calls, digest, text)
-        self.calls += 1
-        rows = self._gathered(mine, call)
-        # What ends is no call of the others: its digest is another one, too.
-        if all(row[_DIGEST] == mine[_DIGEST] for row in rows):
-            return
-        self.disagreement = _disagreement([Announcement.unpack(row) for row in rows])
-        raise RuntimeFailure(self.disagreement)
-
-    def _told(self, call: str, arrays: Sequence[np.ndarray]) -> tuple[int, bytes]:
-        """The digest of a call with its arrays, and what is said of it."""
-        key = (call, *((a.dtype, a.shape) for a in arrays))
-        found = self._announced.get(key)
-        if found is None:
-            if len(self._announced) >= _KEPT:
-                self._announced.clear()
-            what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays)))
-            text = (what if len(arrays) <= 1 else call).encode()[:104]
-            found = self._announced[key] = zlib.crc32(what.encode()), text
-        return found
-
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        source = np.ascontiguousarray(array)
-        # Half floats have no MPI type: they are summed in float32.
-        if source.dtype.itemsize == 2 and source.dtype.kind in "fV":
-            return placed(self.allreduce(source.astype(np.float32)).astype(source.dtype), out)
-        fits = out is not None and out.dtype == source.dtype and out.shape == array.shape and out.flags.c_contiguous
-        result = out if fits and out is not None and not np.may_share_memory(out, source) else np.empty_like(source)
-        with self._bound:
-            self._comm.Allreduce(source, result)
-        return result if result is out else placed(result.reshape(array.shape), out)
+        source, result = _summands(array, out)
+        self._comm.Allreduce(_mpi().IN_PLACE if source is result else source, result)
+        if result.dtype != array.dtype:
+            result = result.astype(array.dtype)
+        return placed(result.reshape(array.shape), out)
+
+    def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
+        source, result = _summands(array, out)
+        request = self._comm.Iallreduce(_mpi().IN_PLACE if source is result else source, result)
+        return request, result
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         source = np.ascontiguousarray(array)
         result = np.empty((self.size, *source.shape), source.dtype)
         # As bytes, so that every dtype travels.
-        with self._bound:
-            self._comm.Allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
+        self._comm.Allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
         return result
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.
-        with self._bound:
-            self._comm.Bcast(result.reshape(-1).view(np.uint8), root=root)
+        self._comm.Bcast(result.reshape(-1).view(np.uint8), root=root)
         return result
-
-    def barrier(self) -> None:
-        with self._bound:
-            self._comm.Barrier()
 
     # --- signs of life ---------------------------------------------------------------------------
 
@@ -226,55 +165,67 @@ class MpiCommunicator:
     def working(self) -> AbstractContextManager[None]:
         return nullcontext() if self._watch is None else self._watch.working()
 
+    def doing(self, call: bytes) -> None:
+        if self._watch is not None:
+            self._watch.doing(call, self.steps)
+
+    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
+        if self._watch is None:
+            return nullcontext()
+        return self._watch.for_progress if for_steps else self._watch.for_life
+
+    def bound(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._watch is None else self._watch.bound
+
+    def lost(self) -> str | None:
+        return None if self._watch is None else self._watch.lost()
+
     # --- waiting ---------------------------------------------------------------------------------
 
-    def _gathered(self, mine: bytes, call: str) -> list[bytes]:
-        """What each process announces."""
+    def tell(self, mine: bytes, eager: Callable[[], bool], idle: Callable[[], None]) -> list[bytes]:
+        if _mpi().Is_finalized():
+            raise RuntimeFailure(f"rank {self.rank} goes on after the end of MPI")
         gathered = bytearray(self.size * len(mine))
         request = self._comm.Iallgather(mine, gathered)
         try:
-            self._wait_for_others(request, for_progress=call != ENDED)
-        except BaseException as error:
+            self._wait(request, eager, idle)
+        except BaseException:
             # The others may be in this call still: MPI goes on to write here.
-            self._kept = [request, mine, gathered]
-            self._interrupted = f"rank {self.rank} was interrupted in step {self.steps}, at {call}"
-            if isinstance(error, RuntimeFailure):
-                self._interrupted = str(error)
+            self._kept += [request, mine, gathered]
             raise
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
-    def _wait_for_others(self, request: Any, for_progress: bool) -> None:
-        """Wait until all have come. Raises RuntimeFailure when one of them is given up."""
-        if self._watch is None:
-            self._wait(request)
-            return
-        with self._watch.for_progress if for_progress else self._watch.for_life:
-            while not self._wait(request, _LOOK):
-                if (reason := self._watch.lost()) is not None:
-                    raise RuntimeFailure(reason)
-
     @staticmethod
-    def _wait(request: Any, seconds: float = float("inf")) -> bool:
-        """Whether the request was done in time. Other threads and processes get the core, and signals are seen."""
+    def _wait(request: Any, eager: Callable[[], bool], idle: Callable[[], None]) -> None:
+        """Wait until the request is done. Other threads and processes get the core, and signals are seen."""
         start = time.monotonic()
         while not request.Test():
-            waited = time.monotonic() - start
-            if waited > seconds:
-                return False
-            if waited < _EAGER:
+            if eager() and time.monotonic() - start < _EAGER:
                 os.sched_yield()
             else:
                 time.sleep(_PAUSE)
-        return True
+                idle()
 
     # --- the end ---------------------------------------------------------------------------------
 
+    @property
+    def disagreement(self) -> str | None:
+        """Why the processes do not go on together."""
+        return self.channel.disagreement
+
     def meet(self, seconds: float) -> bool:
         """Whether all processes came here within that time."""
-        return self._wait(self._comm.Ibarrier(), seconds)
+        end = time.monotonic() + seconds
+        if not self.channel.quiet(seconds):
+            return False
+        request = self._comm.Ibarrier()
+        while not (met := request.Test()) and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        return bool(met)
 
     def finalize(self) -> None:
         """Close MPI, if it was opened here."""
+        self.channel.close()
         if self._watch is not None:
             self._watch.end()
         mpi = _mpi()
@@ -286,16 +237,18 @@ class MpiCommunicator:
         self._comm.Abort(code)
 
 
-def _disagreement(found: Sequence[Announcement]) -> str:
-    groups: dict[str, list[int]] = {}
-    for rank, announced in enumerate(found):
-        groups.setdefault(str(announced), []).append(rank)
-    said = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
-    if len(said) == 1:  # texts that were cut
-        said.append("with different arrays")
-    return (
-        f"the processes do not go on together: {'; '.join(said)}. All must take the same steps and make the same calls"
-    )
+def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """What is summed, and where to: into the same array where that is `out`."""
+    source = np.ascontiguousarray(array)
+    # Half floats have no MPI type: they are summed in float32.
+    if source.dtype.itemsize == 2 and source.dtype.kind in "fV":
+        source = source.astype(np.float32)
+        return source, source
+    if out is None or out.dtype != source.dtype or out.shape != array.shape or not out.flags.c_contiguous:
+        return source, np.empty_like(source)
+    if out.ctypes.data == source.ctypes.data:
+        return out, out
+    return source, np.empty_like(source) if np.may_share_memory(out, source) else out
 
 
 @contextlib.contextmanager

@@ -52,17 +52,19 @@ class Board:
 
 
 class _Wait:
-    """A context in which a process waits for others. Made once: it is entered for each call."""
+    """A context in which a process waits for others; it may lie inside of another one. Each call enters it anew."""
 
     def __init__(self, watch: Watch, for_steps: bool, bound: bool):
         self._watch, self._for_steps, self._bound = watch, for_steps, bound
 
     def __enter__(self) -> None:
         watch = self._watch
+        watch._outer.append((watch._for_steps, watch._bound, watch._waits))
         watch._for_steps, watch._bound, watch._waits = self._for_steps, self._bound, time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        self._watch._waits, self._watch._bound = None, False
+        watch = self._watch
+        watch._for_steps, watch._bound, watch._waits = watch._outer.pop()
 
 
 class Watch:
@@ -83,6 +85,7 @@ class Watch:
         self._bound = False  # in a call that cannot be left
         self._waits: float | None = None
         self._for_steps = False  # ... for processes that should make progress
+        self._outer: list[tuple[bool, bool, float | None]] = []
         # It waits for the others meanwhile: to go on, to be there at all, to go on in a call that cannot be left.
         self.for_progress = _Wait(self, for_steps=True, bound=False)
         self.for_life = _Wait(self, for_steps=False, bound=False)
