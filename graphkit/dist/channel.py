@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -31,8 +31,8 @@ ENDED = "ended"
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]
 OVERLAPS: tuple[Overlap, ...] = ("funnelled", "chained", "concurrent")
 
-# Rounds without anything in common, while all wait, after which they give up; the pause between two, in seconds.
-_STUCK, _PAUSE = 100, 5e-3
+# Rounds without anything in common, while all wait, after which they give up; a pause between two, in seconds.
+_STUCK, _PAUSE = 500, 1e-3
 # The longest time in which a waiting thread does not look for who is lost, in seconds.
 _LOOK = 0.05
 
@@ -50,11 +50,8 @@ class Links(Protocol):
     size: int
     steps: int
 
-    def tell(self, mine: bytes, eager: Callable[[], bool], idle: Callable[[], None]) -> list[bytes]:
-        """The messages of all processes, all of one length.
-
-        eager: whether the core may be used up to wait. idle: called now and then while others are awaited.
-        """
+    def tell(self, mine: bytes) -> list[bytes]:
+        """The messages of all processes, all of one length."""
         ...
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray: ...
@@ -70,16 +67,12 @@ class Links(Protocol):
         """The others are awaited meanwhile: to go on, or only to be there."""
         ...
 
-    def bound(self) -> AbstractContextManager[None]:
-        """In a call that cannot be left meanwhile."""
-        ...
-
     def lost(self) -> str | None:
         """Why another process is given up; None as long as there is hope."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sum:
     """A sum over the processes, into `out` when given. then: gets it, and what it returns is the result of the call.
 
@@ -130,7 +123,7 @@ class Pending:
         self.text = b""
         self.done = False
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
     def wait(self) -> Any:
         if not self.done and self._channel is not None:
@@ -139,7 +132,7 @@ class Pending:
             raise self.error
         return self.result
 
-    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
+    def finish(self, result: Any = None, error: Exception | None = None) -> None:
         self.result, self.error, self.action = result, error, None
         self.done = True
 
@@ -168,6 +161,8 @@ _FORMAT = struct.Struct("<qqQq?95s")
 # Where the digest and the number lie in it.
 _POSTED = slice(16, 32)
 
+_BITS = (1 << 64) - 1
+
 
 class Announcement(NamedTuple):
     """What a process waits for or has posted: in how many steps and calls, and whether it waits."""
@@ -188,6 +183,10 @@ class Announcement(NamedTuple):
         if self.text == ENDED:
             return f"{ENDED} after {self.steps} steps"
         return f"{self.text} in step {self.steps}" if self.steps else f"{self.text} as call {self.calls}"
+
+
+class _Lost(RuntimeFailure):
+    """Another process is given up."""
 
 
 class Channel:
@@ -234,16 +233,15 @@ class Channel:
             raise RuntimeFailure(self._failure)
         made = Pending(call, action, priority, self)
         made.name, made.digest, made.text = self._told(call, arrays)
-        self.calls += 1
-        made.number = self.calls
         self._links.doing(made.text)
         with self._news:
+            self.calls += 1
+            made.number = self.calls
             self._posted.setdefault(call, deque()).append(made)
-            if later and self.overlap != "funnelled":
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._serve, name="graphkit-channel", daemon=True)
-                    self._thread.start()
-                self._news.notify_all()
+            if later and self.overlap != "funnelled" and self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="graphkit-channel", daemon=True)
+                self._thread.start()
+            self._news.notify_all()
         return made
 
     def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
@@ -278,37 +276,31 @@ class Channel:
         """Return when it is done. Raises RuntimeFailure when another process is given up meanwhile."""
         if self._driver == threading.get_ident():
             raise UsageError(f"{pending.call}: what becomes of a sum cannot wait for another one")
-        with self._links.waiting(pending.call != ENDED), self._listed(pending):
-            while not pending.done:
-                if self._driving.acquire(blocking=False):
+        with self._links.waiting(pending.call != ENDED):
+            self._awaited.append(pending)
+            try:
+                while not pending.done:
+                    if not self._driving.acquire(timeout=_LOOK):
+                        self._look()
+                        continue
                     try:
                         self._driver = threading.get_ident()
-                        self._drive(waited=True)
+                        if not pending.done:
+                            self._drive()
                     finally:
                         self._driver = None
                         self._driving.release()
-                else:
-                    with self._news:
-                        if not pending.done:
-                            self._news.wait(_LOOK)
-                    self._look()
-
-    @contextmanager
-    def _listed(self, pending: Pending) -> Iterator[None]:
-        with self._news:
-            self._awaited.append(pending)
-        try:
-            yield
-        finally:
-            with self._news:
+            finally:
                 self._awaited.remove(pending)
-                self._news.notify_all()
+                if self._thread is not None:
+                    with self._news:
+                        self._news.notify_all()
 
     def _look(self) -> None:
         if self._failure is None and (reason := self._links.lost()) is not None:
             self._break(reason)
         if self._failure is not None:
-            raise RuntimeFailure(self._failure)
+            raise _Lost(self._failure)
 
     def _serve(self) -> None:
         """Drive the rounds while nobody waits."""
@@ -320,7 +312,7 @@ class Channel:
                     return
             with self._driving:
                 try:
-                    self._drive(waited=False)
+                    self._drive()
                 except RuntimeFailure as error:  # who waits next is told
                     self._break(str(error))
 
@@ -338,11 +330,11 @@ class Channel:
 
     # --- rounds -----------------------------------------------------------------------------------
 
-    def _drive(self, waited: bool) -> None:
+    def _drive(self) -> None:
         """One round, or a look at the sums in flight where nothing else is posted."""
         self._land()
         with self._news:
-            heads = [queue[0] for queue in self._posted.values()]
+            heads, calls = [queue[0] for queue in self._posted.values()], self.calls
             awaited = self._awaited[-1] if self._awaited else None
         if not heads:
             if self._flying:
@@ -350,7 +342,7 @@ class Channel:
             return
         mine = self._announcement(heads, awaited)
         try:
-            rows = self._links.tell(mine, self._eager, self._idle)
+            rows = self._links.tell(mine)
             alike = all(row[_POSTED] == mine[_POSTED] for row in rows)
             chosen = heads if alike else self._common(heads, rows)
         except RuntimeFailure as error:
@@ -362,20 +354,26 @@ class Channel:
             raise
         if chosen:
             self._stuck = 0
-            self._carry_out(sorted(chosen, key=lambda made: (-made.priority, made.call)), waited)
+            if len(chosen) > 1:
+                chosen.sort(key=lambda made: (-made.priority, made.call))
+            self._carry_out(chosen)
         else:
-            self._without_common(rows)
+            self._without_common(rows, calls)
 
     def _announcement(self, heads: Sequence[Pending], awaited: Pending | None) -> bytes:
         shown = awaited or heads[0]
-        digest = sum(made.digest + made.priority * 0x9E3779B97F4A7C15 for made in heads) & 0xFFFFFFFFFFFFFFFF
+        # Of the calls in any order, each with its own priority.
+        digest = sum(made.digest if made.priority == 0 else _mixed(made) for made in heads) & _BITS
         waits = awaited is not None
         return _FORMAT.pack(self._links.steps, shown.number, digest, len(heads), waits, shown.text)
 
-    def _eager(self) -> bool:
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody waits, so that the core is free."""
         return bool(self._awaited)
 
-    def _idle(self) -> None:
+    def idle(self) -> None:
+        """Called now and then while others are awaited; raises RuntimeFailure when one of them is given up."""
         self._land()
         if self._awaited and (now := time.monotonic()) - self._looked > _LOOK:
             self._looked = now
@@ -386,8 +384,8 @@ class Channel:
         most = max(Announcement.unpack(row).posted for row in rows)
         table = np.zeros((most, 3), np.uint64)
         for line, made in zip(table, heads, strict=False):
-            line[:] = made.name, made.digest, made.priority & 0xFFFFFFFFFFFFFFFF
-        told = self._links.tell(table.tobytes(), self._eager, self._idle)
+            line[:] = made.name, made.digest, made.priority & _BITS
+        told = self._links.tell(table.tobytes())
         tables = [np.frombuffer(data, np.uint64).reshape(-1, 3).tolist() for data in told]
         posted = [{name: (digest, priority) for name, digest, priority in lines if name} for lines in tables]
         names = set(posted[0]).intersection(*posted[1:])
@@ -399,12 +397,14 @@ class Channel:
             made.priority = max(_signed(lines[made.name][1]) for lines in posted)
         return found
 
-    def _without_common(self, rows: Sequence[bytes]) -> None:
+    def _without_common(self, rows: Sequence[bytes], calls: int) -> None:
         """Nothing is common to all. Where all wait, and go on waiting, none of them will go on."""
         self._stuck = self._stuck + 1 if all(Announcement.unpack(row).waits for row in rows) else 0
         if self._stuck >= _STUCK:
             self._disagree(rows)
-        time.sleep(_PAUSE)
+        with self._news:
+            if self.calls == calls:
+                self._news.wait(_PAUSE)
 
     def _disagree(self, rows: Sequence[bytes]) -> None:
         self.disagreement = _disagreement([Announcement.unpack(row) for row in rows])
@@ -413,71 +413,62 @@ class Channel:
 
     # --- doing ------------------------------------------------------------------------------------
 
-    def _carry_out(self, chosen: Sequence[Pending], waited: bool) -> None:
+    def _carry_out(self, chosen: Sequence[Pending]) -> None:
         for group in _grouped(chosen):
             first = group[0].action
             if self.overlap == "concurrent" and isinstance(first, Sum) and len(group) == 1:
                 self._fly(group[0], first)
                 continue
             try:
-                if waited:
-                    with self._links.bound():
-                        results = self._results(group)
-                else:
-                    results = self._results(group)
+                outcomes = self._outcomes(group)
+            except _Lost as error:
+                self._break(str(error))
+                raise
             except Exception as error:  # noqa: BLE001 - whoever waits for it is told
-                self._done(group, [None] * len(group), error)
+                outcomes = [(None, error)] * len(group)
             except BaseException:
                 self._break(f"rank {self._links.rank} was interrupted in step {self._links.steps}, in {group[0].call}")
                 raise
-            else:
-                self._done(group, results)
+            with self._news:
+                self._taken(group)
+                for made, (result, failure) in zip(group, outcomes, strict=True):
+                    made.finish(result, failure)
+                self._news.notify_all()
 
-    def _results(self, group: Sequence[Pending]) -> list[Any]:
+    def _outcomes(self, group: Sequence[Pending]) -> list[tuple[Any, Exception | None]]:
+        """The results of what is done in one go, each with its own error."""
         sums = [made.action for made in group if isinstance(made.action, Sum)]
         if not sums:
             action = group[0].action
-            return [action() if callable(action) else None]
+            return [(action() if callable(action) else None, None)]
         if len(sums) == 1:
-            return [sums[0].deliver(self._links.allreduce(sums[0].array, sums[0].out))]
+            return [_delivered(sums[0], self._links.allreduce(sums[0].array, sums[0].out))]
         total = self._links.allreduce(np.concatenate([s.array.reshape(-1) for s in sums]))
-        results, at = [], 0
-        for s in sums:
-            results.append(s.deliver(total[at : at + s.array.size].copy()))
-            at += s.array.size
-        return results
+        ends = np.cumsum([s.array.size for s in sums])
+        return [_delivered(s, total[end - s.array.size : end].copy()) for s, end in zip(sums, ends, strict=True)]
 
     def _fly(self, made: Pending, summed: Sum) -> None:
         """Begin a sum, which goes on by itself."""
         request, total = self._links.start_allreduce(summed.array, summed.out)
         self._flying.append(_Flight(request, total, made, summed))
-        self._taken([made])
+        with self._news:
+            self._taken([made])
 
     def _land(self) -> None:
         """Finish the sums in flight that have arrived, in their order."""
         while self._flying and self._flying[0].request.Test():
             flight = self._flying.popleft()
-            try:
-                flight.made.finish(flight.summed.deliver(flight.total))
-            except Exception as error:  # noqa: BLE001 - whoever waits for it is told
-                flight.made.finish(error=error)
+            flight.made.finish(*_delivered(flight.summed, flight.total))
             with self._news:
                 self._news.notify_all()
 
     def _taken(self, group: Iterable[Pending]) -> None:
-        with self._news:
-            for made in group:
-                queue = self._posted[made.call]
-                queue.popleft()
-                if not queue:
-                    del self._posted[made.call]
-
-    def _done(self, group: Sequence[Pending], results: Sequence[Any], error: BaseException | None = None) -> None:
-        self._taken(group)
-        for made, result in zip(group, results, strict=True):
-            made.finish(result, error)
-        with self._news:
-            self._news.notify_all()
+        """It is posted no longer; `_news` is held."""
+        for made in group:
+            queue = self._posted[made.call]
+            queue.popleft()
+            if not queue:
+                del self._posted[made.call]
 
     def _break(self, reason: str) -> None:
         """Nothing is done together any more."""
@@ -492,6 +483,14 @@ class Channel:
             for made in left:
                 made.finish(error=RuntimeFailure(self._failure))
             self._news.notify_all()
+
+
+def _delivered(summed: Sum, total: np.ndarray) -> tuple[Any, Exception | None]:
+    """What becomes of a sum, or why nothing does."""
+    try:
+        return summed.deliver(total), None
+    except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+        return None, error
 
 
 def _grouped(chosen: Sequence[Pending]) -> Iterator[list[Pending]]:
@@ -509,6 +508,14 @@ def _grouped(chosen: Sequence[Pending]) -> Iterator[list[Pending]]:
             yield [made]
     if group:
         yield group
+
+
+def _mixed(made: Pending) -> int:
+    """64 bits of a call and its priority (the finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
+    bits = (made.digest ^ (made.priority & _BITS) * 0x9E3779B97F4A7C15) & _BITS
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _BITS
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _BITS
+    return bits ^ bits >> 31
 
 
 def _signed(bits: int) -> int:

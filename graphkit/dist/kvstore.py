@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from graphkit.dist import compression
-from graphkit.dist.channel import Action, Pending, Sum, placed
+from graphkit.dist.channel import OVERLAPS, Action, Pending, Sum, placed
 from graphkit.dist.communicator import Communicator, LocalCommunicator
 from graphkit.dist.compression import Compression
 from graphkit.errors import InputError, UsageError, did_you_mean
@@ -285,18 +285,23 @@ def _pairs(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
     return list(zip(key, value, strict=True))
 
 
-def create(type: str = "local", *, timeout: float | None = None) -> KVStore:
+def create(type: str = "local", *, timeout: float | None = None, overlap: str = "chained") -> KVStore:
     """A store of one of TYPES, or by MXNet's names. `dist_sync` needs MPI (MissingDependency says what to install).
 
     timeout: seconds after which a process that gives no sign ends the job; GRAPHKIT_RANK_TIMEOUT, 60, by default.
+    overlap: how sums get on while a process computes: "chained", one after the other, on a thread; "concurrent",
+    several at a time, as they become ready; "funnelled", not before somebody waits for them.
     """
     type = _ALIASES.get(type, type)
+    if overlap not in OVERLAPS:
+        raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(overlap, OVERLAPS)}")
     if type == "local":
         return KVStore(type, LocalCommunicator())
     if type == "dist_sync":
         from graphkit.dist.ending import join
 
         communicator = join()
+        communicator.channel.overlap = overlap
         if timeout is not None:
             communicator.set_timeout(timeout)
         return KVStore(type, communicator)

@@ -28,7 +28,10 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
 
 # While others are awaited: how long the core is only offered to others, and the pauses after that, in seconds.
-_EAGER, _PAUSE = 0.02, 2e-4
+_EAGER, _PAUSE = 0.02, 1e-4
+
+# Larger sums go in parts of so many bytes: MPI's calls that do not block cut nothing themselves.
+_PART = 16 << 20
 
 
 def launched_by_mpi() -> bool:
@@ -105,27 +108,35 @@ class MpiCommunicator:
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         source, result = _summands(array, out)
-        self._comm.Allreduce(_mpi().IN_PLACE if source is result else source, result)
+        given, total = source.reshape(-1), result.reshape(-1)
+        # In parts, at least one: everybody has to take part in a sum of nothing, too.
+        step = _PART // source.itemsize
+        for at in range(0, max(1, given.size), step):
+            part = total[at : at + step]
+            self._complete(self._start(given[at : at + step], part, source is result), source, result)
         if result.dtype != array.dtype:
             result = result.astype(array.dtype)
         return placed(result.reshape(array.shape), out)
 
+    def _start(self, source: np.ndarray, result: np.ndarray, inplace: bool) -> Any:
+        return self._comm.Iallreduce(_mpi().IN_PLACE if inplace else source, result)
+
     def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
         source, result = _summands(array, out)
-        request = self._comm.Iallreduce(_mpi().IN_PLACE if source is result else source, result)
-        return request, result
+        return self._start(source, result, source is result), result
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         source = np.ascontiguousarray(array)
         result = np.empty((self.size, *source.shape), source.dtype)
         # As bytes, so that every dtype travels.
-        self._comm.Allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
+        given, gathered = source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8)
+        self._complete(self._comm.Iallgather(given, gathered), source, result)
         return result
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.
-        self._comm.Bcast(result.reshape(-1).view(np.uint8), root=root)
+        self._complete(self._comm.Ibcast(result.reshape(-1).view(np.uint8), root=root), result)
         return result
 
     # --- signs of life ---------------------------------------------------------------------------
@@ -174,37 +185,40 @@ class MpiCommunicator:
             return nullcontext()
         return self._watch.for_progress if for_steps else self._watch.for_life
 
-    def bound(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._watch is None else self._watch.bound
-
     def lost(self) -> str | None:
         return None if self._watch is None else self._watch.lost()
 
     # --- waiting ---------------------------------------------------------------------------------
 
-    def tell(self, mine: bytes, eager: Callable[[], bool], idle: Callable[[], None]) -> list[bytes]:
+    def tell(self, mine: bytes) -> list[bytes]:
         if _mpi().Is_finalized():
             raise RuntimeFailure(f"rank {self.rank} goes on after the end of MPI")
         gathered = bytearray(self.size * len(mine))
         request = self._comm.Iallgather(mine, gathered)
-        try:
-            self._wait(request, eager, idle)
-        except BaseException:
-            # The others may be in this call still: MPI goes on to write here.
-            self._kept += [request, mine, gathered]
-            raise
+        if self.channel.awaited:
+            self._complete(request, mine, gathered)
+        else:  # the others may be far away, and the core is wanted
+            self._complete(request, mine, gathered, eager=0.0)
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
-    @staticmethod
-    def _wait(request: Any, eager: Callable[[], bool], idle: Callable[[], None]) -> None:
-        """Wait until the request is done. Other threads and processes get the core, and signals are seen."""
+    def _complete(self, request: Any, *used: Any, eager: float = _EAGER) -> None:
+        """Wait until the request is done, which uses these objects.
+
+        Others get the core meanwhile, signals are seen, and so is who is lost. A call of MPI's own that blocks would
+        see none of them, and take the core from processes that it waits for.
+        """
         start = time.monotonic()
-        while not request.Test():
-            if eager() and time.monotonic() - start < _EAGER:
-                os.sched_yield()
-            else:
-                time.sleep(_PAUSE)
-                idle()
+        try:
+            while not request.Test():
+                if time.monotonic() - start < eager:
+                    os.sched_yield()
+                else:
+                    time.sleep(_PAUSE)
+                    self.channel.idle()
+        except BaseException:
+            # The others may be in this call still: MPI goes on to write here.
+            self._kept += [request, *used]
+            raise
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -246,9 +260,10 @@ def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np
         return source, source
     if out is None or out.dtype != source.dtype or out.shape != array.shape or not out.flags.c_contiguous:
         return source, np.empty_like(source)
-    if out.ctypes.data == source.ctypes.data:
-        return out, out
-    return source, np.empty_like(source) if np.may_share_memory(out, source) else out
+    if not np.may_share_memory(out, source):
+        return source, out
+    same = out is source or out.ctypes.data == source.ctypes.data
+    return (out, out) if same else (source, np.empty_like(source))
 
 
 @contextlib.contextmanager

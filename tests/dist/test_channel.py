@@ -1,0 +1,288 @@
+"""What is posted in different orders is done in one; who waits for what the others do not do is told."""
+
+import re
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+from jobs import finish, start
+
+from graphkit.dist import kvstore
+from graphkit.dist.channel import OVERLAPS
+from graphkit.errors import InputError, RuntimeFailure, UsageError
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_any_order_of_pushes_and_pulls(on_ranks, overlap, processes):
+    keys = [f"key {number}" for number in range(7)]
+
+    def work(store):
+        store._communicator.channel.overlap = overlap
+        rng = np.random.default_rng(store.rank)
+        sizes = {key: number * 1000 for number, key in enumerate(keys)}  # none to some that are sent alone
+        store.init(keys, [np.zeros(sizes[key]) for key in keys])
+        for step in range(30):
+            for key in rng.permutation(keys):
+                store.push(str(key), np.full(sizes[key], step + 10.0 * store.rank))
+            for key in rng.permutation(keys):
+                found = store.pull(str(key))
+                assert (found == processes * step + 10 * sum(range(processes))).all()
+        store.barrier()
+        return True
+
+    assert all(on_ranks(work, processes))
+
+
+def test_a_key_keeps_its_order(on_ranks):
+    seen = {}
+
+    def work(store):
+        store.init(["a", "b"], [np.zeros(1), np.zeros(1)])
+        mine = seen[store.rank] = []
+        store.set_updater(lambda key, total, stored: mine.append((key, float(total[0]))))
+        for number in range(20):
+            first, second = ("a", "b") if store.rank else ("b", "a")
+            store.push(first, np.full(1, float(number)))
+            store.push(second, np.full(1, float(number)))
+        store.wait()
+        return True
+
+    assert all(on_ranks(work))
+    assert seen[0] == seen[1]  # between keys, too: one order for all
+    for key in "ab":
+        assert [total for found, total in seen[0] if found == key] == [2 * n for n in range(20)]
+
+
+def test_higher_priorities_go_first(on_ranks):
+    seen = {}
+
+    def work(store):
+        store._communicator.channel.overlap = "funnelled"  # nothing goes on before somebody waits
+        keys = [0, 1, 2, 3]
+        store.init(keys, [np.zeros(9000)] * 4)
+        mine = seen[store.rank] = []
+        store.set_updater(lambda key, total, stored: mine.append(key))
+        for key in keys if store.rank else keys[::-1]:
+            # Ranks that differ about a priority take the highest.
+            store.push(key, np.zeros(9000), priority=-5 if key == 2 and store.rank else key)
+        store.wait()
+
+    on_ranks(work)
+    assert seen[0] == seen[1] == [3, 2, 1, 0]
+
+
+def test_small_sums_travel_together_and_large_ones_alone(on_ranks):
+    def work(store):
+        store._communicator.channel.overlap = "funnelled"
+        calls = []
+        summed = store._communicator.allreduce
+        store._communicator.allreduce = lambda array, out=None: calls.append(array.nbytes) or summed(array, out)
+        keys = [f"small {n}" for n in range(50)] + ["large", "text"]
+        values = [np.full(4, n, np.float32) for n in range(50)] + [np.ones(1 << 20, np.float32), np.ones(3, np.int64)]
+        found = store.pushpull(keys, values)
+        for total, value in zip(found, values, strict=True):
+            assert total.dtype == value.dtype
+            assert (total == 2 * value).all()
+        assert len({id(total.base) for total in found if total.base is not None}) in (0, len(found))  # nothing shared
+        return sorted(calls)
+
+    for calls in on_ranks(work):
+        assert calls == [24, 50 * 16, 4 << 20]
+
+
+def test_what_was_pushed_may_be_changed_at_once(on_ranks):
+    def work(store):
+        array = np.ones(100_000)
+        store.init("w", array)
+        store.push("w", array)
+        array[:] = np.nan
+        return (store.pull("w") == 2).all()
+
+    assert all(on_ranks(work))
+
+
+def test_an_updater_that_fails_is_heard_of_where_the_value_is_read(on_ranks):
+    def work(store):
+        store.init(["w", "v"], [np.zeros(2), np.zeros(2)])
+
+        def update(key, total, stored):
+            if key == "w":
+                raise InputError("not this one")
+            stored += total
+
+        store.set_updater(update)
+        store.push(["w", "v"], [np.ones(2), np.ones(2)])
+        with pytest.raises(InputError, match="not this one"):
+            store.pull("w")
+        assert (store.pull("w") == 0).all()  # said once
+        return (store.pull("v") == 2).all()
+
+    assert all(on_ranks(work))
+
+
+def test_an_updater_cannot_wait_for_the_store(on_ranks):
+    def work(store):
+        store.init(["w", "other"], [np.zeros(2), np.zeros(2)])
+        store.set_updater(lambda key, total, stored: store.pull("other") if store.push("other", total) is None else 0)
+        store.push("w", np.ones(2))
+        with pytest.raises(UsageError, match="what becomes of a sum cannot wait for another one"):
+            store.pull("w")
+
+    on_ranks(work)
+
+
+def test_ranks_that_wait_for_different_things_all_say_so(on_ranks):
+    def work(store):
+        store.init(["a", "b"], [np.zeros(1), np.zeros(1)])
+        store.push("ab"[store.rank], np.zeros(1))
+        with pytest.raises(RuntimeFailure) as caught:
+            store.wait()
+        with pytest.raises(RuntimeFailure, match="do not go on together"):
+            store.push("a", np.zeros(1))
+        return str(caught.value)
+
+    first, second = on_ranks(work)
+    assert first == second
+    assert re.search(r"rank 0: sum 'a' float64\[1\] as call \d; rank 1: sum 'b' float64\[1\] as call \d", first)
+
+
+def test_a_rank_that_only_computes_is_waited_for(on_ranks):
+    def work(store):
+        store.init("a", np.zeros(1))
+        if store.rank:
+            time.sleep(1.5)  # longer than those that all wait have patience
+        store.push("a", np.ones(1))
+        return (store.pull("a") == 2).all()
+
+    assert all(on_ranks(work))
+
+
+def test_arrays_of_other_types_are_an_error_of_all(on_ranks):
+    def work(store):
+        with pytest.raises(RuntimeFailure) as caught:
+            store.pushpull(["a", "b"], [np.zeros(1), np.zeros(2 + store.rank)])
+        return str(caught.value)
+
+    for message in on_ranks(work):
+        assert "do not go on together" in message
+
+
+def test_an_overlap_that_there_is_not():
+    with pytest.raises(UsageError, match=r"unknown overlap 'chain'.* did you mean 'chained'"):
+        kvstore.create("local", overlap="chain")
+
+
+def test_no_thread_is_left_waiting_when_nothing_is_posted(on_ranks):
+    before = threading.active_count()
+
+    def work(store):
+        store.init("a", np.zeros(1))
+        store.push("a", np.ones(1))
+        store.wait()
+        store._communicator.channel.close()
+
+    on_ranks(work)
+    assert threading.active_count() <= before
+
+
+# --- jobs ---------------------------------------------------------------------------------------------
+
+RANDOM = """
+    import numpy as np, graphkit as gk
+    kv = gk.kvstore.create("dist_sync", overlap={overlap!r})
+    keys = list(range(4))
+    kv.init(keys, [np.zeros(1 + 3000 * key, np.float32) for key in keys])
+    rng = np.random.default_rng(kv.rank)
+    for order in range({orders}):
+        for key in rng.permutation(4).tolist():
+            kv.push(key, np.full(1 + 3000 * key, order, np.float32), priority=int(rng.integers(3)))
+        for key in rng.permutation(4).tolist():
+            assert (kv.pull(key) == order * kv.num_workers).all()
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_a_thousand_random_orders(overlap):
+    code = RANDOM.format(overlap=overlap, orders=1000)
+    status, out, errors = finish(start(2, code, trainer=False))
+    assert (status, errors) == (0, "")
+    assert out.count("done") == 2
+
+
+def test_what_is_not_agreed_upon_hangs():
+    """The control: collectives in the order of each rank, each on a communicator of its own."""
+    job = start(
+        2,
+        """
+        import numpy as np, graphkit as gk
+        kv = gk.kvstore.create("dist_sync")
+        from mpi4py import MPI
+        both = [MPI.COMM_WORLD.Dup() for _ in range(2)]
+        print("here", flush=True)
+        for one in both if kv.rank else both[::-1]:
+            one.Allreduce(np.ones(1 << 16), np.empty(1 << 16))
+        print("there", flush=True)
+        """,
+        trainer=False,
+    )
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(5)
+    finally:
+        job.kill()
+    out, _ = job.communicate()
+    assert "here" in out
+    assert "there" not in out
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_sums_of_pushes_have_their_closed_form(processes, overlap):
+    """As MXNet's nightly test of its store: every rank r pushes r + 1, i times, onto an updater that adds."""
+    status, out, errors = finish(
+        start(
+            processes,
+            f"""
+            import numpy as np, graphkit as gk
+            kv = gk.kvstore.create("dist_sync", overlap={overlap!r})
+            n, rate = kv.num_workers, 2
+            shapes = {{"3": (4, 4), 9: (100, 100), "large": (1500, 1500), "none": (0, 3)}}
+            keys = list(shapes)
+            dtypes = [np.float32, np.float64, np.float32, np.float16]
+            def add(key, total, stored):
+                stored += rate * total
+            kv.init(keys, [np.ones(shape, dtype) for shape, dtype in zip(shapes.values(), dtypes)])
+            kv.set_updater(add)
+            for i in range(1, 6):
+                kv.push(keys, [np.full(s, kv.rank + 1, d) for s, d in zip(shapes.values(), dtypes)])
+                for key, found in zip(keys, kv.pull(keys)):
+                    assert found.shape == shapes[key]
+                    assert (found == n * (n + 1) // 2 * rate * i + 1).all(), (key, found)
+            print("done")
+            """,
+            trainer=False,
+        )
+    )
+    assert (status, errors) == (0, "")
+    assert out.count("done") == processes
+
+
+def test_a_push_that_nobody_else_makes_is_named_at_the_end():
+    status, _, errors = finish(
+        start(
+            2,
+            """
+            import numpy as np, graphkit as gk
+            kv = gk.kvstore.create("dist_sync")
+            kv.init("lonely", np.zeros(3))
+            if kv.rank: kv.push("lonely", np.ones(3))
+            """,
+            trainer=False,
+        )
+    )
+    assert status == 5
+    assert re.search(r"rank 0: ended after 0 steps; rank 1: sum 'lonely' float64\[3\] as call 2", errors)
