@@ -53,6 +53,8 @@ from graphkit.ops._functions import adam_w_update as adam_w_update
 from graphkit.ops._functions import add as add
 from graphkit.ops._functions import affine_grid as affine_grid
 from graphkit.ops._functions import after as after
+from graphkit.ops._functions import all_reduce_start as all_reduce_start
+from graphkit.ops._functions import all_reduce_wait as all_reduce_wait
 from graphkit.ops._functions import and_ as and_
 from graphkit.ops._functions import arg_max as arg_max
 from graphkit.ops._functions import arg_min as arg_min

@@ -76,7 +76,7 @@ class Rank:
         return self._exchange(mine)
 
     def _exchange(self, mine: Any) -> list[Any]:
-        self._parts[self.rank] = mine
+        self._parts[self.rank] = mine if isinstance(mine, bytes) else mine.copy()  # sums may be written over it
         self._there.wait(60)
         found = list(self._parts)
         self._there.wait(60)

@@ -6,6 +6,7 @@ the same keys in the same order.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from graphkit.dist import compression
+from graphkit.dist.buckets import Buckets
 from graphkit.dist.channel import OVERLAPS, Action, Pending, Sum, placed
 from graphkit.dist.communicator import Communicator, LocalCommunicator
 from graphkit.dist.compression import Compression
@@ -27,6 +29,10 @@ Updater: TypeAlias = Callable[[Key, np.ndarray, np.ndarray], Any]
 TYPES = ("local", "dist_sync")
 # What MXNet calls them, and the store that is meant here.
 _ALIASES = {"device": "local", "dist": "dist_sync", "dist_device_sync": "dist_sync", "dist_sync_device": "dist_sync"}
+
+# Bytes of a bucket where none are measured, and bounds where they are: as many as take so many latencies.
+_FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
+_LATENCIES, _TRIALS = 20, 5
 
 
 @runtime_checkable
@@ -61,6 +67,7 @@ class KVStore:
         self._residuals: dict[Key, np.ndarray] = {}
         # What was pushed and not awaited.
         self._pushed: dict[Key, list[Pending]] = {}
+        self._bucket_bytes: int | None = None
         self.sent_bytes = 0
 
     @property
@@ -132,6 +139,63 @@ class KVStore:
             waiting = self._pushed.pop(k, None)  # type: ignore[arg-type]
             for made in waiting or ():
                 made.wait()
+
+    def collectives(self, ordered: bool = False) -> Buckets:
+        """What carries the sums inside of a program; ordered: in the order of the ranks."""
+        return Buckets(self, ordered)
+
+    def bucket_bytes(self, fixed: bool = False) -> int:
+        """How many bytes of gradients are best summed at once; the same in every process.
+
+        So many that what a sum takes however small it is, as measured, is a small part of it. fixed: measure nothing.
+        """
+        if fixed or self.num_workers == 1:
+            return _FIXED_BUCKET
+        if self._bucket_bytes is None:
+            self._bucket_bytes = int(self.broadcast("bucket_bytes", np.array(self._measured_bucket())))
+        return self._bucket_bytes
+
+    def _measured_bucket(self) -> int:
+        """From the times of a small sum and a larger one: time = latency + bytes / bandwidth (Hockney, 1994)."""
+        small, large = np.zeros(16, np.float32), np.zeros(1 << 18, np.float32)
+        times = {}
+        for array in (small, large):
+            spent = []
+            for _ in range(_TRIALS):
+                start = time.perf_counter()
+                self._communicator.perform("bucket_bytes", [array], Sum(array, array, _itself))
+                spent.append(time.perf_counter() - start)
+            times[array.nbytes] = float(np.median(spent))
+        latency, longer = times[small.nbytes], times[large.nbytes]
+        per_byte = max(longer - latency, 0.1 * longer) / large.nbytes
+        return int(np.clip(_LATENCIES * latency / per_byte, _LEAST_BUCKET, _LARGEST_BUCKET))
+
+    def start_sum(
+        self,
+        key: str,
+        array: np.ndarray,
+        out: np.ndarray,
+        ordered: bool = False,
+        then: Callable[[np.ndarray], Any] | None = None,
+    ) -> Pending:
+        """Begin the sum of an array over the processes into `out`, which may be the same; the array must not change.
+
+        ordered: it is added up in the order of the ranks, whatever their number does to MPI's own order. then: called
+        with the sum. Nothing is kept; `wait` of the result returns when it is there.
+        """
+        done = _itself if then is None else then
+        if self._compression is not None and array.dtype == np.float32:
+            action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, done)
+        else:
+            self.sent_bytes += array.nbytes
+            action = partial(self._in_order, array, out, done) if ordered else Sum(array, out, done, alone=True)
+        return self._communicator.post(f"sum of {key}", [array], action)
+
+    def _in_order(self, array: np.ndarray, out: np.ndarray, then: Callable[[np.ndarray], Any]) -> Any:
+        first, *others = self._communicator.allgather(array)
+        for part in others:
+            first += part
+        return then(placed(first, out))
 
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
         """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""

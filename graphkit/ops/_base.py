@@ -122,8 +122,9 @@ class Op:
     Class attributes: `inputs`, `outputs` (names; `"b?"` optional, `"xs*"` variadic), `types` (input name to the set
     of allowed dtypes, or to the name of an earlier input that has the same dtype), `onnx`, `inplace` (pairs
     (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
-    `shape_only` (inputs of which only the shape is read), `random` (draws from the generator; never merged),
-    `pointwise` (an element of the output depends on the elements at its place of the operands, which broadcast),
+    `shape_only` (inputs of which only the shape is read), `contiguous` (the results lie one behind the other in planned
+    memory, each at a multiple of its alignment), `random` (draws from the generator; never merged), `pointwise` (an
+    element of the output depends on the elements at its place of the operands, which broadcast),
     `per_example` (operands that may have the examples of a batch along their first axis, see `is_batchwise`),
     `substitutes` (the types of results for certain sizes are those for names, with the sizes in their place, under the
     assumptions that `graphkit.ir.dims` records: inference asks no more of a size than `may_equal` and `broadcast`, but
@@ -143,6 +144,7 @@ class Op:
     inplace: ClassVar[tuple[tuple[int, int], ...]] = ()
     views: ClassVar[tuple[tuple[int, int], ...]] = ()
     shape_only: ClassVar[tuple[str, ...]] = ()
+    contiguous: ClassVar[bool] = False
     random: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
     per_example: ClassVar[tuple[str, ...]] = ()

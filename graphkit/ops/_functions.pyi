@@ -94,6 +94,19 @@ def affine_grid(
 def after(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x itself; what reads the result is computed after `token`, of which nothing is read."""
 
+def all_reduce_start(
+    *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Any:
+    """Begin the sum of each x over all processes, which all call it `key`. The sums are there after AllReduceWait."""
+
+def all_reduce_wait(
+    *started: Operand | Sequence[Operand | None] | None,
+    keys: str | Sequence[str],
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Value:
+    """Wait for the sums of such keys; what reads them comes after the result, a 0. `started` are some of them."""
+
 def and_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical and."""
 

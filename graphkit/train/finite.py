@@ -17,6 +17,8 @@ from graphkit.ops import F
 
 CHOICES = ("raise", "skip", "ignore")
 
+_ELSEWHERE = "from another process"
+
 
 def choice(on_nonfinite: str) -> str:
     """`on_nonfinite` itself; raises UsageError for what is none of CHOICES."""
@@ -41,11 +43,15 @@ def guarded(value: Value, token: Value | None) -> Value:
     return result
 
 
-def origin(program: Graph, store: ParamStore, feeds: Mapping[str, Any], rng: tuple[int, int]) -> str:
+def origin(
+    program: Graph, store: ParamStore, feeds: Mapping[str, Any], rng: tuple[int, int], others: bool = False
+) -> str:
     """What makes the first output of a program, its loss, NaN or infinite, as a clause for an error.
 
-    feeds and store: what the program ran on; rng: (seed, step) of that run.
+    feeds and store: what the program ran on; rng: (seed, step) of that run. others: it is the mean over processes.
     """
+    if others and not len(next(iter(feeds.values()), ())):
+        return _ELSEWHERE
     arrays = []
     for value in program.inputs:
         name = program.name_of(value)
@@ -58,4 +64,6 @@ def origin(program: Graph, store: ParamStore, feeds: Mapping[str, Any], rng: tup
         found = first_nonfinite(needed, arrays)
     except (GraphkitError, MemoryError) as error:
         return f"where it comes from cannot be told, as the search failed: {error}"
-    return "no node makes it when interpreted: it is the rounding of the kernels" if found is None else f"from {found}"
+    if found is not None:
+        return f"from {found}"
+    return _ELSEWHERE if others else "no node makes it when interpreted: it is the rounding of the kernels"

@@ -1,8 +1,8 @@
 """The training step as graphs: forward, loss, backward, clipping and the optimizer's updates.
 
-`fused_step` is the whole step in one program. `split_step` is two programs around a gradient sum: the first adds
-gradient * weight into accumulators, the second divides by the total weight and updates. The sum over several
-micro-batches or processes lies between.
+`fused_step` is the whole step in one program, `shared_step` that of one of several processes. `split_step` is two
+programs around the gradients of several batches: the first adds gradient * weight into accumulators, the second
+divides by the total weight and updates.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
 from graphkit.ops.pointwise import scalar_like
-from graphkit.train import finite
+from graphkit.train import finite, shares
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
+from graphkit.train.shares import Buckets, cast_like
 from graphkit.train.sparse import Rows, lookups
 
 LEARNING_RATE = "learning_rate"
@@ -30,6 +31,7 @@ BATCH_WEIGHT = "batch_weight"
 TOTAL_WEIGHT = "total_weight"
 STEP = "optimizer_step"
 GRADIENT_SUM = "gradient_sum"
+LOSS_SUM = "loss_sum"
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def _token(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRu
     if rule.on_nonfinite != "skip":
         return loss if rule.on_nonfinite == "raise" else None
     zero = finite.zero_if_finite(_dense(gradients))
-    return zero if loss is None else F.add(_as(loss, zero), zero)
+    return zero if loss is None else F.add(cast_like(loss, zero), zero)
 
 
 def _guarded_updates(graph: Graph, token: Value | None) -> list[tuple[Value, Value]]:
@@ -211,33 +213,98 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
 
 
-def split_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
+def split_step(
+    graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets | None = None
+) -> tuple[Graph, Graph]:
     """The accumulating program and the updating one; they share the states `<parameter>/gradient_sum`.
 
     Inputs beside the data: `batch_weight` (float32 scalar, the number of samples) of the first; `total_weight`, the
-    sum of the weights, and `learning_rate` of the second, which resets the sums. Raises UsageError for row-sparse
-    updates: the sums are dense.
+    sum of the weights, and `learning_rate` of the second, which resets the sums. buckets: of the processes that the
+    second sums over; the first has the mean loss over them, and the last of its outputs is the weight of them all.
+    Raises UsageError for row-sparse updates: the sums are dense.
     """
-    if lazy := [t.name for t in trained if t.lazy]:
-        raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one process and one batch per update")
+    _refuse_lazy(trained)
     weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
     sums = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}", role="state") for t in trained]
-    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
-    token = None if rule.on_nonfinite == "ignore" else graph.outputs[0]
+    outputs, names, known = list(graph.outputs), list(graph.output_names), graph.outputs[0]
+    if buckets is not None:
+        known, total = shares.mean_loss(graph.outputs[0], weight)
+        outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
+    token = None if rule.on_nonfinite == "ignore" else known
     factor = finite.guarded(weight, token)
-    added = [(s, F.add(s, F.mul(g, _as(factor, g)))) for s, g in zip(sums, gradients, strict=True)]
+    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
+    added = [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)]
     updates = [*_guarded_updates(graph, token), *added]
-    accumulate = graph.replace(inputs=[*graph.inputs, weight, *sums], updates=updates)
+    accumulate = graph.replace(
+        inputs=[*graph.inputs, weight, *sums], outputs=outputs, output_names=names, updates=updates
+    )
+    return accumulate, _update(graph.name, trained, rule, sums, buckets)
 
+
+def _update(
+    name: str, trained: Sequence[TrainedParameter], rule: UpdateRule, sums: Sequence[Value], buckets: Buckets | None
+) -> Graph:
+    """The program that updates by the gradients that wait, and resets their sums."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
-    means = [F.div(s, _as(total, s)) for s in sums]
+    means = [F.div(s, cast_like(total, s)) for s in sums] if buckets is None else shares.means(sums, total, buckets)[0]
     inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
-    update = Graph(
-        [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *reset], f"{graph.name}_update",
+    return Graph(
+        [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *reset], f"{name}_update",
         output_names=["previous_step"],
     )  # fmt: skip
-    return accumulate, update
+
+
+def shared_step(
+    graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets
+) -> tuple[Graph, Graph]:
+    """The whole step of one of several processes, whose gradients are summed while the backward pass goes on; and that
+    of a process without samples, which gives zeros and takes part in the sums and the update.
+
+    `batch_weight` is fed as for `split_step`; of the second, `<parameter>/gradient_sum` and `loss_sum` are.
+    """
+    _refuse_lazy(trained)
+    weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
+    loss, total = shares.mean_loss(graph.outputs[0], weight)
+    weighted = F.mul(graph.outputs[0], cast_like(weight, graph.outputs[0]))
+    parts = gradient([weighted], [t.value for t in trained])
+    inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
+    step = graph.replace(
+        inputs=[*graph.inputs, weight, *inputs], outputs=[loss, *graph.outputs[1:]], output_names=graph.output_names,
+        updates=[*_guarded_updates(graph, token), *updates],
+    )  # fmt: skip
+    nothing = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}") for t in trained]
+    pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
+    loss, total = shares.mean_of(pair, graph.outputs[0].dtype)
+    inputs, updates, _ = _shared_updates(trained, rule, nothing, loss, total, buckets)
+    idle = Graph(
+        [pair, *nothing, *inputs, *(t.value for t in trained)], [loss], updates, f"{graph.name}_idle",
+        output_names=graph.output_names[:1],
+    )  # fmt: skip
+    return step, idle
+
+
+def _shared_updates(
+    trained: Sequence[TrainedParameter],
+    rule: UpdateRule,
+    parts: Sequence[Value],
+    loss: Value,
+    total: Value,
+    buckets: Buckets,
+) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
+    """New inputs and updates from this process's parts of the gradients; what has to be finite, behind all sums."""
+    means, done = shares.means(parts, total, buckets)
+    token = _token(loss, means, rule)
+    if token is not None:
+        for sums in done:  # nobody may stop while another one waits for a sum
+            token = F.after(token, sums)
+    inputs, updates = _updates(trained, means, rule, token)
+    return inputs, updates, token
+
+
+def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
+    if lazy := [t.name for t in trained if t.lazy]:
+        raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one process and one batch per update")
 
 
 def fit_sums(
@@ -259,8 +326,3 @@ def fit_sums(
                     f"of one batch per update cannot take: resume with accumulate={waiting + 1}, or more"
                 )
             del arrays[key]
-
-
-def _as(scalar: Value, like: Value) -> Value:
-    cast: Value = scalar if scalar.dtype is like.dtype else F.cast(scalar, to=like.dtype)
-    return cast

@@ -1,4 +1,7 @@
-"""What a step does: the programs of `step` run on a batch, the gradients that wait, the updates that are counted."""
+"""What a step does: the programs of `step` run on a batch, the gradients that wait, the updates that are counted.
+
+With several processes the programs themselves sum losses and gradients over them, through the store.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
-from graphkit.train import finite, recomputation
+from graphkit.train import finite, recomputation, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.position import Position
@@ -51,15 +54,29 @@ class Stepper:
         self._group = accumulate
         # Waits for the shapes of the first batch.
         self._recompute = recompute
-        self._options = options
-        if accumulate == 1 and (kvstore is None or kvstore.num_workers == 1):
-            self.programs = [steps.fused_step(graph, trained, rule)]
+        self._options = dict(options)
+        self.buckets: shares.Buckets | None = None
+        self._idle: Graph | None = None
+        if kvstore is not None and kvstore.num_workers > 1:
+            self.buckets = self._in_buckets(graph, trained, kvstore)
+            self.collectives = kvstore.collectives(ordered=options["deterministic"])
+            self._options["collectives"] = self.collectives
+        if accumulate > 1:
+            self.programs = list(steps.split_step(graph, trained, rule, self.buckets))
+        elif self.buckets is not None:
+            step, self._idle = steps.shared_step(graph, trained, rule, self.buckets)
+            self.programs = [step]
         else:
-            self.programs = list(steps.split_step(graph, trained, rule))
+            self.programs = [steps.fused_step(graph, trained, rule)]
         self.programs[0] = recomputation.marked(self.programs[0], options["device"])
         self.slots = self._starts(params)
         self.store = JointStore([params, self.slots])
-        self.executors = [Executor(program, self.store, **options) for program in self.programs]
+        self.executors = [Executor(program, self.store, **self._options) for program in self.programs]
+
+    def _in_buckets(self, graph: Graph, trained: Sequence[steps.TrainedParameter], kvstore: KVStore) -> shares.Buckets:
+        # The bits of a sum over more than two processes may depend on what it is summed with.
+        limit = kvstore.bucket_bytes(fixed=self._options["deterministic"])
+        return shares.make_buckets(graph, [t.value for t in trained], limit, kvstore.compresses)
 
     def _starts(self, params: ParamStore) -> ParamStore:
         """A store with the states of the programs that the model does not hold, as they are before the first step."""
@@ -105,21 +122,25 @@ class Stepper:
         """
         if self._recompute is not None:
             self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
-        if len(self.executors) == 1:
-            feeds[steps.LEARNING_RATE] = np.float32(rate)
-            return self._update(feeds, position)
         weight = float(len(next(iter(feeds.values()))) if size is None else size)
+        if self.buckets is not None:
+            feeds[steps.BATCH_WEIGHT] = np.float32(weight)
+        if len(self.programs) == 1:
+            feeds[steps.LEARNING_RATE] = np.float32(rate)
+            return self._update(feeds, position, idle=not weight and self._idle is not None)
         found = self._accumulate(feeds, weight, position)
         if self.waiting >= self._group:  # more, where a checkpoint of a larger one was resumed
             self.flush(rate)
         return found
 
-    def _update(self, feeds: dict[str, Any], position: Position | None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Forward, backward and the update in one program."""
+    def _update(
+        self, feeds: dict[str, Any], position: Position | None, idle: bool
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Forward, backward and the update in one program. idle: there are fewer samples than processes."""
         executor = self.executors[0]
         generator = executor.rng
         try:
-            results = executor.run(feeds)
+            results = self._without_samples(feeds) if idle else executor.run(feeds)
         except NotFinite as error:
             if self._rule.on_nonfinite == "raise":
                 self._raise(error, feeds, generator, position)
@@ -135,25 +156,38 @@ class Stepper:
         executor, how = self.executors[0], self._rule.on_nonfinite
         generator = executor.rng
         feeds[steps.BATCH_WEIGHT] = np.float32(weight)
-        failed: NotFinite | None = None
         try:
-            # Fewer samples than ranks leave some without any: they only take part in the sums.
-            results = executor.run(feeds) if weight else {}
+            # Fewer samples than processes leave some without any.
+            results = executor.run(feeds) if weight else self._loss_of_others()
         except NotFinite as error:
-            results, failed = {"loss": _NO_LOSS}, error
-        loss = results.get("loss", np.zeros((), np.float32))
-        if self._kvstore is not None:
-            total = self._kvstore.pushpull("loss", np.array([float(loss) * weight, weight]))
-            loss = np.asarray(total[0] / total[1], dtype=loss.dtype)
-            weight = float(total[1])
-        if how != "ignore" and not np.isfinite(loss):
-            # All processes see the same sum, whichever of them it comes from.
             if how == "raise":
-                self._raise(failed, feeds, generator, position)
-            weight, results = math.nan, {}
+                self._raise(error, feeds, generator, position)
+            # The gradients of the other batches of the group are dropped with these.
+            weight, results = math.nan, {"loss": _NO_LOSS}
+        else:
+            weight = float(results.pop(steps.TOTAL_WEIGHT, weight))
         self.waiting += 1
         self.waiting_weight += weight
-        return loss, results
+        return results["loss"], {} if math.isnan(weight) else results
+
+    def _without_samples(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Take part in the sums and the update."""
+        assert self._idle is not None, "one of several processes"
+        if len(self.executors) == 1:
+            self.executors.append(Executor(self._idle, self.store, **self._options))
+        nothing = {v: v.tensor for v in self._idle.inputs if v.role == "data"}
+        zeros = {self._idle.name_of(v): np.zeros(t.static_shape, t.dtype.numpy) for v, t in nothing.items()}
+        return self.executors[1].run(zeros | {steps.LEARNING_RATE: feeds[steps.LEARNING_RATE]})
+
+    def _loss_of_others(self) -> dict[str, Any]:
+        """Take part in the sum of losses alone; raises NotFinite as those with samples do."""
+        pair = np.zeros(2)
+        self.collectives.start(shares.LOSS, [pair], 0)
+        self.collectives.wait([shares.LOSS])
+        loss = np.float32(pair[0] / pair[1])
+        if self._rule.on_nonfinite != "ignore" and not np.isfinite(loss):
+            raise NotFinite(str(loss))
+        return {"loss": np.asarray(loss), steps.TOTAL_WEIGHT: pair[1]}
 
     # --- gradients that wait ---------------------------------------------------------------------
 
@@ -165,15 +199,6 @@ class Stepper:
             self._drop()
             return
         total = np.float32(self.waiting_weight)
-        if self._kvstore is not None:
-            keys = self._sums
-            waiting = [self.slots[key] for key in keys]
-            if self._kvstore.compresses:
-                # Thresholds are for parts of the mean, whatever the size of a batch.
-                waiting, total = [array / total for array in waiting], np.float32(1)
-            sums = self._kvstore.pushpull(keys, waiting)
-            for key, array in zip(keys, sums, strict=True):
-                self.slots.commit(key, array)
         try:
             self.executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)})
         except NotFinite:
@@ -196,17 +221,14 @@ class Stepper:
     # --- a loss that is not finite ---------------------------------------------------------------
 
     def _raise(
-        self, error: NotFinite | None, feeds: Mapping[str, Any], generator: tuple[int, int], position: Position | None
+        self, error: NotFinite, feeds: Mapping[str, Any], generator: tuple[int, int], position: Position | None
     ) -> NoReturn:
-        """Raise what says where the loss comes from; error: None where another process has it."""
+        """Raise what says where the loss comes from."""
         where = f"update {self.updates + 1}"
         if position is not None:
             where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
-        if error is None:
-            origin, value = "from another process", "not finite"
-        else:
-            origin = finite.origin(self.programs[0], self.store, feeds, generator)
-            value = str(error).rpartition(": ")[2]
+        value = str(error).rpartition(": ")[2]
+        origin = finite.origin(self.programs[0], self.store, feeds, generator, others=self.buckets is not None)
         raise NotFinite(
             f"the loss is {value} at {where}, {origin}; the parameters are those before the step. Lower the learning "
             "rate, look for NaN in the data, or give on_nonfinite='skip'"

@@ -88,16 +88,15 @@ class OptimizerUpdater:
         """Take over such states. Raises InvalidModel where they are another optimizer's; nothing is changed then."""
         slots: dict[Key, list[np.ndarray]] = {}
         updates: dict[Key, int] = {}
-        for name in states:
-            start, slash, last = name.rpartition("/")
+        names = {name: name.rpartition("/") for name in sorted(states)}
+        for name, (_, slash, last) in names.items():
             if not slash or last not in ("updates", *self.optimizer.slots):
                 wanted = ", ".join(self.optimizer.slots) or "none"
                 raise InvalidModel(
                     f"state {name!r} is none of {type(self.optimizer).__name__}, whose slots are: {wanted}"
                 )
+        for start in dict.fromkeys(start for start, _, _ in names.values()):
             key = _key(start)
-            if key in slots:
-                continue
             parts = [states.get(f"{start}/{slot}") for slot in ("updates", *self.optimizer.slots)]
             if any(part is None for part in parts):
                 raise InvalidModel(f"the states of key {key!r} are not whole")

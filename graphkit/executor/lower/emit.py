@@ -133,7 +133,7 @@ class _Locations:
         root = lowered.placement.root[value]
         if root in lowered.fixed:
             return self._emitter.fixed(lowered.fixed[root])
-        offset = lowered.memory.offset(lowered.memory.request_of.get(root))
+        offset = lowered.memory.offset(root)
         if offset is not None:
             return ARENA, self._base + offset
         if root not in self._bound:
@@ -159,7 +159,7 @@ class _Locations:
         return [self.of(v) if v in self._lowered.placement.used else ABSENT for v in node.outputs]
 
     def scratch(self, index: int) -> Location:
-        offset = self._lowered.memory.offset(self._lowered.memory.scratch_of.get(index))
+        offset = self._lowered.memory.scratch_offset(index)
         return ABSENT if offset is None else (ARENA, self._base + offset)
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
 from graphkit.executor.devices.kernel import KernelContext, NativeKernel, VersionedArray
 from graphkit.executor.memory.placement import Placement, has_fixed_size
 from graphkit.executor.memory.plan_graph import MemoryPlan
@@ -34,11 +36,24 @@ ABSENT: Location = (-2, 0)
 NO_BUFFER = -1
 
 
+class Collectives(Protocol):
+    """What carries sums over processes that a program begins and waits for."""
+
+    def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
+        """Begin to sum the arrays in place, as others do under the same key. They lie one behind the other if that was
+        planned; `copied` bytes had to be moved for it."""
+        ...
+
+    def wait(self, keys: Sequence[str]) -> None:
+        """Return when these sums are there. Raises RuntimeFailure when other processes do not take part."""
+        ...
+
+
 class Settings(NamedTuple):
     """How programs are made: the device and the switches of the executor.
 
     `native` tells whether the device's programs are native ones; `declared` are shapes that what a run makes is held
-    against; `sizes_vary` is for kernels (see KernelContext).
+    against; `sizes_vary` is for kernels (see KernelContext); `collectives` carry sums over processes.
     """
 
     device: str
@@ -50,6 +65,7 @@ class Settings(NamedTuple):
     optimize: bool = True
     declared: Declarations | None = None
     sizes_vary: bool = False
+    collectives: Collectives | None = None
 
 
 class NotNative(Exception):

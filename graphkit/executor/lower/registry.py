@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.branch import branch
+from graphkit.executor.lower.collective import collective
 from graphkit.executor.lower.data_dependent import data_dependent
 from graphkit.executor.lower.loop import loop
 from graphkit.executor.lower.lowering import LoweredGraph, Lowering, NotNative, Settings, Site
@@ -25,6 +26,7 @@ Way: TypeAlias = Callable[[Site], Lowering | None]
 
 # A view of known size is no step: `place_values` finds where it lies.
 _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
+    collective,
     native_kernel,
     branch,
     loop,
@@ -34,7 +36,7 @@ _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     run_time_kernel,
     interpreted_inside,
 )
-_ELSEWHERE: tuple[Way, ...] = (native_kernel,)
+_ELSEWHERE: tuple[Way, ...] = (collective, native_kernel)
 
 
 def lower_graph(

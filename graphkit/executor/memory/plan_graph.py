@@ -26,22 +26,30 @@ class StepMemory(NamedTuple):
 class MemoryPlan:
     """Where and when values live. Steps are positions in `Placement.steps`, values are storages.
 
-    `requests` are the blocks of the arena, which `layout` gives offsets: `request_of` those of values, `scratch_of` the
-    working memory of steps. `donated` maps states to the storage of the new value that takes their memory;
-    `releases` lists what no step reads after the one at a position of `order`, of values whose memory is not planned.
+    `requests` are the blocks of the arena, which `layout` gives offsets: `request_of` those of values, `within` where a
+    value begins in a block that has several, `scratch_of` the working memory of steps. `donated` maps states to the
+    storage of the new value that takes their memory; `releases` lists what no step reads after the one at a position
+    of `order`, of values whose memory is not planned.
     """
 
     order: tuple[int, ...]
     requests: Sequence[Request]
     layout: Layout
     request_of: Mapping[Value, int]
+    within: Mapping[Value, int]
     scratch_of: Mapping[int, int]
     donated: Mapping[Value, Value]
     releases: Mapping[int, Sequence[Value]]
     plain_lower_bound: int
 
-    def offset(self, request: int | None) -> int | None:
-        """The offset in the arena of a block, None of none."""
+    def offset(self, storage: Value) -> int | None:
+        """Where a storage begins in the arena; None when it does not lie there."""
+        request = self.request_of.get(storage)
+        return None if request is None else self.layout.offsets[request] + self.within.get(storage, 0)
+
+    def scratch_offset(self, step: int) -> int | None:
+        """Where the working memory of a step begins; None when it has none."""
+        request = self.scratch_of.get(step)
         return None if request is None else self.layout.offsets[request]
 
 
@@ -58,17 +66,34 @@ def plan_graph(
     planning = _Planning(graph, placement, needs, inplace, nbytes)
     schedule = cached_schedule(planning.tasks, [aligned(size) for size in planning.sizes])
     lives = _Lives(planning.tasks, schedule.order, len(planning.sizes))
-    requests, request_of, scratch_of = planning.requests(schedule.order, lives)
+    requests, request_of, within, scratch_of = planning.requests(schedule.order, lives)
     return MemoryPlan(
         schedule.order,
         requests,
         cached_layout(requests, inplace=inplace, share=share),
         request_of,
+        within,
         scratch_of,
         planning.donated,
         planning.releases(lives),
         schedule.plain_peak_bytes,
     )
+
+
+@dataclass(slots=True)
+class _JointBlock:
+    """Buffers, with their offsets, that share a block of memory while any of them lives."""
+
+    parts: list[tuple[int, int]]
+    size: int
+    first: int
+    last: int
+
+    def add(self, buffer: int, size: int, first: int, last: int, same: int | None) -> None:
+        """Another buffer behind those that are there; `same` is one that it takes over."""
+        self.parts += [(b, self.size) for b in (buffer, same) if b is not None]
+        self.size += aligned(size)
+        self.first, self.last = min(self.first, first), max(self.last, last)
 
 
 class _Planning:
@@ -105,10 +130,12 @@ class _Planning:
 
     def requests(
         self, order: Sequence[int], lives: _Lives
-    ) -> tuple[list[Request], Mapping[Value, int], Mapping[int, int]]:
-        """The blocks of the arena, those of values and those of working memory by their numbers."""
+    ) -> tuple[list[Request], Mapping[Value, int], Mapping[Value, int], Mapping[int, int]]:
+        """The blocks of the arena, those of values with their places there, those of working memory."""
         place = self._placement.place
-        in_arena = [i for i, v in enumerate(self._written) if place[v] == "arena"]
+        joint = self._joint_blocks(order, lives)
+        parts = {buffer: (number, offset) for number, block in enumerate(joint) for buffer, offset in block.parts}
+        in_arena = [i for i, v in enumerate(self._written) if place[v] == "arena" and i not in parts]
         request_of = {buffer: i for i, buffer in enumerate(in_arena)}
         candidates: dict[int, list[int]] = {}
         for step, index in enumerate(order):
@@ -118,12 +145,44 @@ class _Planning:
         requests = [
             Request(self.sizes[b], lives.first[b], lives.last[b], tuple(candidates.get(b, ()))) for b in in_arena
         ]
+        request_of |= {buffer: len(requests) + number for buffer, (number, _) in parts.items()}
+        requests += [Request(block.size, block.first, block.last) for block in joint]
         scratch_of: dict[int, int] = {}
         for step, index in enumerate(order):
             if size := self._needs[index].scratch_bytes:
                 scratch_of[index] = len(requests)
                 requests.append(Request(size, step, step))
-        return requests, {self._written[buffer]: i for buffer, i in request_of.items()}, scratch_of
+        written = self._written
+        within = {written[buffer]: offset for buffer, (_, offset) in parts.items()}
+        return requests, {written[buffer]: i for buffer, i in request_of.items()}, within, scratch_of
+
+    def _joint_blocks(self, order: Sequence[int], lives: _Lives) -> list[_JointBlock]:
+        """The results of each step that wants them next to each other, in blocks of their own.
+
+        An operand that dies there and may be overwritten lies where its result will, from the start.
+        """
+        steps, place = self._placement.steps, self._placement.place
+        found: list[_JointBlock] = []
+        taken: set[int] = set()
+        for step, index in enumerate(order):
+            if not getattr(steps[index].op, "contiguous", False):
+                continue
+            sources: dict[int, int] = {}
+            for source, target in self.tasks[index].inplace:
+                fits = lives.last[source] == step and self.sizes[source] == self.sizes[target]
+                if fits and source not in taken and target not in sources:
+                    sources[target] = source
+                    taken.add(source)
+            block = _JointBlock([], 0, step, step)
+            for value in steps[index].outputs:
+                buffer = self._buffer_of.get(value)
+                if buffer is None or place[value] != "arena":
+                    continue
+                block.add(buffer, self.sizes[buffer], lives.first[buffer], lives.last[buffer], sources.get(buffer))
+                if buffer in sources:
+                    block.first = min(block.first, lives.first[sources[buffer]])
+            found.append(block)
+        return found
 
     def releases(self, lives: _Lives) -> dict[int, list[Value]]:
         """By position in the order, the values without planned memory that no later step needs."""

@@ -140,7 +140,7 @@ class _Description:
 
     def _offset(self, value: Value) -> int | None:
         lowered, memory = self._lowered, self._memory
-        return memory.offset(memory.request_of.get(lowered.placement.root[value]))
+        return memory.offset(lowered.placement.root[value])
 
     def _operand(self, value: Value | None) -> Operand | None:
         if value is None:

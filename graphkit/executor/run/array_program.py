@@ -93,8 +93,8 @@ class _Instance:
         self._stamp = -1
         with device.on(self._stream):
             arena = device.alloc(memory.layout.arena_bytes)
-            for storage, request in memory.request_of.items():
-                self._arrays[storage] = self._view(arena, memory.layout.offsets[request], storage)
+            for storage in memory.request_of:
+                self._arrays[storage] = self._view(arena, memory.offset(storage) or 0, storage)
             for result in placement.results:
                 if result.owned:
                     storage = placement.root[result.value]

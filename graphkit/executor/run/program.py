@@ -181,7 +181,7 @@ class _Instance:
             if value is None:
                 continue
             storage = self._program.placement.root[value]
-            offset = memory.offset(memory.request_of.get(storage))
+            offset = memory.offset(storage)
             if offset is not None:
                 kind = value.tensor
                 operands[position] = np.ndarray(kind.static_shape, kind.dtype.numpy, self.arena, offset)

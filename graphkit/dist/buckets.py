@@ -1,0 +1,82 @@
+"""Sums of a program over processes: of arrays that lie one behind the other in memory, begun while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from graphkit.dist.channel import Pending
+
+if TYPE_CHECKING:
+    from graphkit.dist.kvstore import KVStore
+
+# Arrays that are no further apart than this lie one behind the other.
+_GAP = 64
+
+
+class Buckets:
+    """Carries the sums of one program at a time, under the keys of its buckets, through a store.
+
+    ordered: they are added up in the order of the ranks, so that their bits depend on nothing else. `copied_bytes`
+    counts what had to be moved to lie together, `waited_seconds` the time for which the program waited.
+    """
+
+    def __init__(self, store: KVStore, ordered: bool = False):
+        self._store = store
+        self._ordered = ordered
+        self._joint: dict[str, _Joint] = {}
+        self._begun: dict[str, Pending] = {}
+        self.copied_bytes = 0
+        self.waited_seconds = 0.0
+
+    def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
+        known = self._joint.get(key)
+        if known is None or any(a is not b for a, b in zip(known.arrays, arrays, strict=True)):
+            known = self._joint[key] = _joint(arrays)
+        self.copied_bytes += copied
+        if known.whole is not None:
+            for gap in known.gaps:
+                gap.fill(0)
+            self._begun[key] = self._store.start_sum(key, known.whole, known.whole, self._ordered)
+            return
+        together = np.concatenate([a.reshape(-1) for a in arrays])
+        self.copied_bytes += 2 * together.nbytes
+
+        def take_apart(total: np.ndarray) -> None:
+            for array, part in zip(arrays, np.split(total, np.cumsum([a.size for a in arrays[:-1]])), strict=True):
+                np.copyto(array, part.reshape(array.shape))
+
+        self._begun[key] = self._store.start_sum(key, together, together, self._ordered, take_apart)
+
+    def wait(self, keys: Sequence[str]) -> None:
+        start = time.monotonic()
+        for key in keys:
+            self._begun.pop(key).wait()
+        self.waited_seconds += time.monotonic() - start
+
+
+class _Joint(NamedTuple):
+    """Arrays, one array over all of them (None where they lie elsewhere), and what lies between them."""
+
+    arrays: Sequence[np.ndarray]
+    whole: np.ndarray | None
+    gaps: Sequence[np.ndarray]
+
+
+def _joint(arrays: Sequence[np.ndarray]) -> _Joint:
+    filled = [a for a in arrays if a.size]
+    if not filled:
+        return _Joint(arrays, arrays[0].reshape(-1), ())
+    item = filled[0].dtype.itemsize
+    begins = [a.__array_interface__["data"][0] for a in filled]
+    ends = [begin + a.nbytes for begin, a in zip(begins, filled, strict=True)]
+    between = list(zip(ends, begins[1:], strict=False))
+    if any(not 0 <= begin - end < _GAP or (begin - end) % item for end, begin in between):
+        return _Joint(arrays, None, ())
+    whole = as_strided(filled[0].reshape(-1), ((ends[-1] - begins[0]) // item,), (item,))
+    gaps = [whole[(end - begins[0]) // item : (begin - begins[0]) // item] for end, begin in between if end < begin]
+    return _Joint(arrays, whole, gaps)

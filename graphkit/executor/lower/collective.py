@@ -1,0 +1,62 @@
+"""Sums over processes inside of a program: a step that begins them, and one that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.executor.lower.lowering import Collectives, Lowering, Site
+from graphkit.executor.lower.python_step import PythonKernel
+from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait
+
+
+def collective(site: Site) -> Lowering | None:
+    """A step of AllReduceStart or AllReduceWait, where the executor knows of other processes."""
+    op, carrier = site.node.op, site.settings.collectives
+    if carrier is None or not isinstance(op, (AllReduceStart, AllReduceWait)):
+        return None
+    if site.settings.device != "cpu":
+        raise UnsupportedError(f"sums over processes are of arrays in the host's memory, not of {site.settings.device}")
+    if isinstance(op, AllReduceStart):
+        return PythonKernel("native", site.node, _Start(carrier, op.key, len(site.node.inputs)))
+    return PythonKernel("native", site.node, _Wait(carrier, op.keys))
+
+
+class _Start:
+    """Hands arrays over; those that do not lie where their sums will are copied."""
+
+    def __init__(self, carrier: Collectives, key: str, count: int):
+        self._carrier, self._key = carrier, key
+        self.inplace = tuple((i, i) for i in range(count))
+
+    def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
+        sums, copied = [], 0
+        for x, total in zip(inputs, outputs, strict=True):
+            assert x is not None, "every operand is there"
+            if total is None:  # the others sum it, and so does this process
+                total, copied = x.copy(), copied + x.nbytes
+            elif _address(x) != _address(total):
+                np.copyto(total, x)
+                copied += x.nbytes
+            sums.append(total)
+        self._carrier.start(self._key, sums, copied)
+
+
+class _Wait:
+    """Waits, and says so by a 0."""
+
+    def __init__(self, carrier: Collectives, keys: tuple[str, ...]):
+        self._carrier, self._keys = carrier, keys
+
+    def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
+        self._carrier.wait(self._keys)
+        for done in outputs:
+            if done is not None:
+                done.fill(0)
+
+
+def _address(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

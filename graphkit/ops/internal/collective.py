@@ -1,0 +1,65 @@
+"""Sums over the processes of a job, as two operators: what lies between them goes on while the sum is under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir.types import ANY, NUMERIC, DType, TensorType
+from graphkit.ops._base import DOMAIN, F, Op, Sample, op
+
+
+@op
+class AllReduceStart(Op):
+    """Begin the sum of each x over all processes, which all call it `key`. The sums are there after AllReduceWait.
+
+    They lie next to each other, so that they travel as one array. By its reference, and as an ONNX file, it is the sum
+    over one process.
+    """
+
+    key: str
+    domain = DOMAIN
+    inputs = ("xs*",)
+    outputs = ("sums*",)
+    types = {"xs": NUMERIC}
+    contiguous = True
+    samples = (
+        Sample((2, 3), (5,), key="a", onnx=False),
+        Sample((0, 2), key="b", onnx=False),
+        Sample((), (3, 1), (40,), key="c", onnx=False),
+    )
+
+    def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
+        if any(x.dtype is not xs[0].dtype for x in xs):
+            raise TypeMismatch(f"what travels as one array has one dtype, not {', '.join(map(str, xs))}")
+        return tuple(TensorType(x.dtype, x.shape) for x in xs)
+
+    def reference(self, xp: Any, *xs: Any) -> tuple[Any, ...]:
+        return tuple(xp.array(x) for x in xs)
+
+    def expand(self, *xs: Any) -> Any:
+        return tuple(F.identity(x) for x in xs)
+
+
+@op
+class AllReduceWait(Op):
+    """Wait for the sums of such keys; what reads them comes after the result, a 0. `started` are some of them."""
+
+    keys: tuple[str, ...]
+    domain = DOMAIN
+    inputs = ("started*",)
+    outputs = ("done",)
+    types = {"started": ANY}
+    shape_only = ("started",)
+    samples = (Sample((2, 3), (5,), keys=("a", "b"), onnx=False), Sample((0, 2), keys=("c",), onnx=False))
+
+    def infer(self, *started: TensorType) -> TensorType:
+        return TensorType(DType.INT64, ())
+
+    def reference(self, xp: Any, *started: Any) -> Any:
+        return xp.zeros((), np.int64)
+
+    def expand(self, *started: Any) -> Any:
+        return F.constant(value=np.zeros((), np.int64))

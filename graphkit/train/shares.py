@@ -1,0 +1,89 @@
+"""Gradients and losses summed over processes inside of a program: in buckets, each begun when its last part is there.
+
+Buckets: Li et al., "PyTorch Distributed", VLDB 2020. A parameter is in a bucket with those that the backward pass
+reaches at about the same time: from the loss to the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType
+from graphkit.ops import F
+
+# The key of the sum of losses.
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Positions of parameters, bucket by bucket. means: what is sent is divided by the weight of all before."""
+
+    groups: tuple[tuple[int, ...], ...]
+    means: bool = False
+
+
+def make_buckets(graph: Graph, values: Sequence[Value], limit: int, means: bool) -> Buckets:
+    """Buckets of parameters of `graph`, of one dtype each and of at most `limit` bytes, but for single ones."""
+    first = {v: len(graph.nodes) for v in values}
+    for position, node in reversed(list(enumerate(graph.nodes))):
+        first.update((v, position) for v in node.operands if v in first)
+    groups: list[list[int]] = []
+    filled: dict[DType, tuple[list[int], int]] = {}
+    for index in sorted(range(len(values)), key=lambda i: (-first[values[i]], i)):
+        kind = values[index].tensor
+        group, held = filled.get(kind.dtype, ([], limit + 1))
+        if held + kind.nbytes > limit:
+            group, held = [], 0
+            groups.append(group)
+        group.append(index)
+        filled[kind.dtype] = group, held + kind.nbytes
+    return Buckets(tuple(map(tuple, groups)), means)
+
+
+def mean_loss(loss: Value, weight: Value) -> tuple[Value, Value]:
+    """The mean of all processes' losses, and the sum of their weights (float32)."""
+    one = [1]
+    wide = F.cast(weight, to="float64")
+    pair = F.concat(F.reshape(F.mul(F.cast(loss, to="float64"), wide), one), F.reshape(wide, one), axis=0)
+    return mean_of(pair, loss.dtype)
+
+
+def mean_of(pair: Value, dtype: DType) -> tuple[Value, Value]:
+    """The same of the pair (loss * weight, weight) of this process."""
+    (begun,) = _begun([pair], LOSS)
+    summed = F.after(begun, F.all_reduce_wait(begun, keys=(LOSS,)))
+    loss, weight = (F.squeeze(part, [0]) for part in F.split(summed, num_outputs=2))
+    return F.cast(F.div(loss, weight), to=dtype), F.cast(weight, to="float32")
+
+
+def means(parts: Sequence[Value], total: Value, buckets: Buckets) -> tuple[list[Value], list[Value]]:
+    """The sums of `parts` over all processes, divided by `total`, and what is there once a bucket is.
+
+    All sums are begun before the first is awaited.
+    """
+    if buckets.means:
+        parts = [F.div(part, cast_like(total, part)) for part in parts]
+    begun: dict[int, Value] = {}
+    firsts = []
+    for number, group in enumerate(buckets.groups):
+        sums = _begun([parts[i] for i in group], f"bucket {number}")
+        firsts.append(sums[0])
+        begun.update(zip(group, sums, strict=True))
+    done = [F.all_reduce_wait(*firsts, keys=(f"bucket {number}",)) for number in range(len(firsts))]
+    bucket_of = {i: number for number, group in enumerate(buckets.groups) for i in group}
+    found = [F.after(begun[i], done[bucket_of[i]]) for i in range(len(parts))]
+    return found if buckets.means else [F.div(s, cast_like(total, s)) for s in found], done
+
+
+def _begun(parts: Sequence[Value], key: str) -> Sequence[Value]:
+    found = F.all_reduce_start(*parts, key=key)
+    return [found] if isinstance(found, Value) else found
+
+
+def cast_like(scalar: Value, like: Value) -> Value:
+    """A scalar of the dtype of another value."""
+    cast: Value = scalar if scalar.dtype is like.dtype else F.cast(scalar, to=like.dtype)
+    return cast
