@@ -63,6 +63,11 @@ def _mpi() -> Any:
     return MPI
 
 
+def library() -> str:
+    """The first line of what the MPI library says of itself."""
+    return " ".join(str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0].split())
+
+
 _FORMAT = struct.Struct("<qqq104s")
 # Where the digest lies in it.
 _DIGEST = slice(16, 24)
@@ -169,6 +174,10 @@ class MpiCommunicator:
         with self._bound:
             self._comm.Allreduce(source, result)
         return result if result is out else placed(result.reshape(array.shape), out)
+
+    def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
+        """MPI's own Allreduce, for comparisons: two contiguous arrays of one type, neither checked nor watched."""
+        self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         source = np.ascontiguousarray(array)
