@@ -23,8 +23,8 @@ def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -
     """Times of sums of float32 arrays, one of each of `sizes` bytes; every process of a job calls this.
 
     The result, the same in all of them: `processes`, `library` of MPI, and `rows` by size: `bytes`, `sent_bytes` of a
-    call of pushpull, `calls` in a round, and `seconds` of a call by engine (`mpi`, `graphkit`), one for each round: the
-    slowest process's mean. Compression is of pushpull alone. Raises RuntimeFailure for a sum that is not right,
+    call of pushpull, and by engine (`mpi`, `graphkit`) `calls` in a round and `seconds` of a call, one for each round:
+    the slowest process's mean. Compression is of pushpull alone. Raises RuntimeFailure for a sum that is not right,
     OutOfMemory, and MissingDependency without MPI.
     """
     communicator = join()
@@ -58,14 +58,20 @@ def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) 
             raise RuntimeFailure(f"rank {store.rank}: {name}'s sum of {size} bytes is not the sum of the processes'")
     if not store.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
         raise RuntimeFailure(f"rank {store.rank}: the sums of {size} bytes by pushpull and by MPI differ")
-    count = 1
-    while count < _MOST and _slowest(communicator, calls["mpi"], count) * count < _SECONDS:
-        count = min(_MOST, 2 * count)
+    counts = {name: _calls_in_a_round(communicator, call) for name, call in calls.items()}
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            seconds[name].append(_slowest(communicator, call, count))
-    return {"bytes": size, "sent_bytes": sent, "calls": count, "seconds": seconds}
+            seconds[name].append(_slowest(communicator, call, counts[name]))
+    return {"bytes": size, "sent_bytes": sent, "calls": counts, "seconds": seconds}
+
+
+def _calls_in_a_round(communicator: MpiCommunicator, call: Callable[[], object]) -> int:
+    """As many as take _SECONDS, _MOST at most; the same number in all processes."""
+    count = 1
+    while count < _MOST and _slowest(communicator, call, count) * count < _SECONDS:
+        count = min(_MOST, 2 * count)
+    return count
 
 
 def _slowest(communicator: MpiCommunicator, call: Callable[[], object], count: int) -> float:

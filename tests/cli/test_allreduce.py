@@ -36,6 +36,8 @@ def test_two_processes(launcher):
         assert row["sent_bytes"] == row["bytes"]
         for name, seconds in row["seconds"].items():
             assert len(seconds) == 2
+            assert row["calls"][name] >= 1
+            assert row["calls"][name] >= 1
             assert 0 < min(seconds) <= row["median"][name] <= max(seconds) < 60
             assert row["bytes_per_second"][name] == pytest.approx(row["bytes"] / row["median"][name])
         assert 0 < row["ratio"]["low"] <= row["ratio"]["high"]
