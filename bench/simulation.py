@@ -31,6 +31,10 @@ class Link:
         """The link, when so many ranks send at the same time."""
         return replace(self, beta=self.beta * ranks)
 
+    def slower(self, other: Link) -> Link:
+        """What ranks that send at the same time, some over either, wait for."""
+        return Link(max(self.alpha, other.alpha), max(self.beta, other.beta), max(self.gamma, other.gamma))
+
 
 # --- sums over p ranks, n bytes in each: seconds --------------------------------------------------------
 
@@ -89,11 +93,11 @@ class Cluster:
         flat = {"ring": ring, "doubling": doubling, "halving": halving}
         per_host = min(p, self.per_host)
         hosts = -(-p // per_host)
-        if topology == "ring":
-            # Ranks lie host by host: a port sends what one rank sends.
-            return self.call + ring(p, n, self.inside if hosts == 1 else self.outside)
         if topology in flat:
-            return self.call + flat[topology](p, n, self.inside if hosts == 1 else self.outside.shared(per_host))
+            # In a ring ranks lie host by host: a port sends what one rank sends.
+            outside = self.outside if topology == "ring" else self.outside.shared(per_host)
+            link = self.inside if hosts == 1 else outside if per_host == 1 else self.inside.slower(outside)
+            return self.call + flat[topology](p, n, link)
         if topology == "tree":
             return self.call + tree(per_host, n, self.inside) + tree(hosts, n, self.outside)
         # Each rank of a host sums its part with its peers in the other hosts, all of them through the one port.

@@ -96,6 +96,9 @@ def test_two_levels_of_one_rank_each_are_a_ring():
     fast = Cluster(FREE, LINK, 4)
     # The port's bytes are those of a ring of hosts, not of ranks.
     assert fast.sum_seconds("two-level", 16, 1e6) < fast.sum_seconds("ring", 16, 1e6)
+    # A ring goes at the pace of its slowest link, also where that is inside of the hosts.
+    slow = Cluster(Link(1e-5, 1e-6), LINK, 4)
+    assert slow.sum_seconds("ring", 16, 1e6) > 1.8e6 * 1e-6
     with pytest.raises(KeyError, match="no topology 'star'"):
         flat.sum_seconds("star", 2, 1)
 
