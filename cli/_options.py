@@ -33,20 +33,28 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")(command)
 
 
+def memory_size(text: str) -> int | None:
+    """Bytes, or a number with KB, MB, GB, KiB, MiB or GiB, as bytes; None for what is neither."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?)?B?", text, re.IGNORECASE)
+    if match is None:
+        return None
+    unit = (match[2] or "").lower()
+    power = " kmg".index(unit[0]) if unit else 0
+    return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** power)
+
+
 class Recompute(click.ParamType):
-    """`sqrt`, or an amount of memory: bytes, or a number with KB, MB, GB, KiB, MiB or GiB."""
+    """`sqrt`, or an amount of memory."""
 
     name = "sqrt|MEMORY"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
         if value == "sqrt" or isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?)?B?", value, re.IGNORECASE)
-        if match is None:
+        size = memory_size(value)
+        if size is None:
             self.fail(f"{value!r} is neither 'sqrt' nor an amount of memory such as 500MB", param, ctx)
-        unit = (match[2] or "").lower()
-        power = " kmg".index(unit[0]) if unit else 0
-        return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** power)
+        return size
 
 
 def recompute_option(command: Callable[..., Any]) -> Callable[..., Any]:

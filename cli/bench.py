@@ -35,7 +35,24 @@ _TITLES = {"graphkit": "graphkit", "onnxruntime": "ONNX Runtime"}
 Calls = dict[str, Callable[[], object]]
 
 
-@click.command()
+# What is measured in place of a model, where its name comes first.
+_ALLREDUCE = "allreduce"
+
+
+class _Bench(click.Command):
+    """The benchmark of a model, or the one that the first argument names."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] != [_ALLREDUCE]:
+            return super().make_context(info_name, args, parent, **extra)
+        from graphkit.cli._allreduce import command as allreduce
+
+        return allreduce.make_context(f"{info_name} {_ALLREDUCE}", args[1:], parent, **extra)
+
+
+@click.command(cls=_Bench)
 @click.argument("model")
 @input_options
 @click.option(
@@ -71,6 +88,8 @@ def command(
     medians, with its 95% interval. Outputs are compared first. Exit code 1: they differ.
 
     With --training a run is a step of training on one batch: forward, backward and update.
+
+    `graphkit bench allreduce` times sums over processes; it has options of its own.
 
     \b
     graphkit bench net.onnx --batch 16 --threads 4

@@ -58,6 +58,11 @@ def _mpi() -> Any:
     return MPI
 
 
+def library() -> str:
+    """The first line of what the MPI library says of itself."""
+    return " ".join(str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0].split())
+
+
 class MpiCommunicator:
     """All processes of MPI_COMM_WORLD. MPI is called by one thread at a time, the one that drives the channel.
 
@@ -124,6 +129,10 @@ class MpiCommunicator:
     def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
         source, result = _summands(array, out)
         return self._start(source, result, source is result), result
+
+    def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
+        """MPI's own Allreduce, for comparisons: two contiguous arrays of one type, neither checked nor watched."""
+        self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         source = np.ascontiguousarray(array)

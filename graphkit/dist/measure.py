@@ -1,0 +1,89 @@
+"""What a sum over processes costs: KVStore.pushpull beside MPI's own Allreduce, by turns in the same processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist.ending import join
+from graphkit.dist.kvstore import KVStore
+from graphkit.dist.mpi import MpiCommunicator, library
+from graphkit.errors import OutOfMemory, RuntimeFailure
+
+# A round of one engine, in seconds, and calls in it at most.
+_SECONDS, _MOST = 0.05, 2000
+# Elements that are compared with a sum by numpy.
+_COMPARED = 1024
+
+
+def measure(sizes: Sequence[int], rounds: int, compression: str | None = None) -> dict[str, Any]:
+    """Times of sums of float32 arrays, one of each of `sizes` bytes; every process of a job calls this.
+
+    The result, the same in all of them: `processes`, `library` of MPI, and `rows` by size: `bytes`, `sent_bytes` of a
+    call of pushpull, and by engine (`mpi`, `graphkit`) `calls` in a round and `seconds` of a call, one for each round:
+    the slowest process's mean. Compression is of pushpull alone. Raises RuntimeFailure for a sum that is not right,
+    OutOfMemory, and MissingDependency without MPI.
+    """
+    communicator = join()
+    store = KVStore("dist_sync", communicator)
+    if compression is not None:
+        store.set_gradient_compression(compression)
+    with store.working():
+        rows = [_row(communicator, store, size, rounds) for size in sizes]
+    return {"processes": store.num_workers, "library": library(), "rows": rows}
+
+
+def _row(communicator: MpiCommunicator, store: KVStore, size: int, rounds: int) -> dict[str, Any]:
+    try:
+        # Small integers: their sum is exact in any order.
+        random = np.random.default_rng(store.rank)
+        given = random.integers(-8, 9, size // 4, np.int8).astype(np.float32)
+        outs = {"mpi": np.empty_like(given), "graphkit": np.empty_like(given)}
+    except MemoryError as error:
+        raise OutOfMemory(f"rank {store.rank}: three arrays of {size} bytes: {error}") from None
+    calls: dict[str, Callable[[], object]] = {
+        "mpi": lambda: communicator.raw_allreduce(given, outs["mpi"]),
+        "graphkit": lambda: store.pushpull(f"{size} bytes", given, outs["graphkit"]),
+    }
+    before = store.sent_bytes
+    for call in calls.values():
+        call()
+    sent = store.sent_bytes - before
+    expected = _gathered(communicator, given[:_COMPARED]).sum(axis=0)
+    for name, out in outs.items():
+        if (name == "mpi" or not store.compresses) and not np.array_equal(out[:_COMPARED], expected):
+            raise RuntimeFailure(f"rank {store.rank}: {name}'s sum of {size} bytes is not the sum of the processes'")
+    if not store.compresses and not np.array_equal(outs["mpi"], outs["graphkit"]):
+        raise RuntimeFailure(f"rank {store.rank}: the sums of {size} bytes by pushpull and by MPI differ")
+    counts = {name: _calls_in_a_round(communicator, call) for name, call in calls.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            seconds[name].append(_slowest(communicator, call, counts[name]))
+    return {"bytes": size, "sent_bytes": sent, "calls": counts, "seconds": seconds}
+
+
+def _calls_in_a_round(communicator: MpiCommunicator, call: Callable[[], object]) -> int:
+    """As many as take _SECONDS, _MOST at most; the same number in all processes."""
+    count = 1
+    while count < _MOST and _slowest(communicator, call, count) * count < _SECONDS:
+        count = min(_MOST, 2 * count)
+    return count
+
+
+def _slowest(communicator: MpiCommunicator, call: Callable[[], object], count: int) -> float:
+    """The mean of so many calls, in seconds, in the process where it is the largest; all begin together."""
+    communicator.perform("barrier")
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    mean = (time.perf_counter() - start) / count
+    return float(_gathered(communicator, np.array(mean)).max())
+
+
+def _gathered(communicator: MpiCommunicator, array: np.ndarray) -> np.ndarray:
+    found: np.ndarray = communicator.perform("gather", [array], lambda: communicator.allgather(array))
+    return found
