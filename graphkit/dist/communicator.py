@@ -16,6 +16,11 @@ class Communicator(Protocol):
     size: int
     steps: int  # that this process has begun, for errors
 
+    @property
+    def sent_between_hosts(self) -> int:
+        """Bytes that this process gave to be exchanged with other hosts."""
+        ...
+
     def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
         """Wait until every process is about to make the same call with arrays of the same types.
 
@@ -57,6 +62,7 @@ class LocalCommunicator:
     rank = 0
     size = 1
     steps = 0
+    sent_between_hosts = 0
 
     def agree(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
         return None

@@ -24,11 +24,16 @@ import numpy as np
 
 from graphkit import config
 from graphkit.dist.communicator import placed
+from graphkit.dist.hosts import Hosts
+from graphkit.dist.placement import Allowed, place
+from graphkit.dist.relay import Relay
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
+# Processes of the job, and those of this host, as MPICH's and Open MPI's launchers tell.
+_COUNTS = (("PMI_SIZE", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 # What a process says that takes part in nothing any more.
 ENDED = "ended"
@@ -40,8 +45,20 @@ _LOOK = 0.25
 
 
 def launched_by_mpi() -> bool:
-    """Whether this process was started by an MPI launcher. Imports nothing."""
+    """Whether this process was started by an MPI launcher that is known. Imports nothing.
+
+    It is for what is decided before MPI is loaded, which takes long and may not be repeated; where it is wrong, MPI's
+    own word is an error (`graphkit train --processes`).
+    """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
+
+
+def _on_one_host() -> bool:
+    """Whether the launcher says that all processes are on this host. A call of MPI costs less then."""
+    environment = os.environ
+    return config.RANKS_PER_HOST.get() is None and any(
+        size in environment and environment[size] == environment.get(local) for size, local in _COUNTS
+    )
 
 
 @cache
@@ -102,13 +119,18 @@ class MpiCommunicator:
         # Starting waits for every process, in a library that sees no signals of Python's.
         with _default_signals():
             if self._opened:
-                level = mpi.Init_thread(mpi.THREAD_SERIALIZED)
+                # Leaders of hosts send each other signs of life beside the calls of another thread.
+                level = mpi.Init_thread(mpi.THREAD_SERIALIZED if _on_one_host() else mpi.THREAD_MULTIPLE)
                 if level < mpi.THREAD_SERIALIZED:
                     raise RuntimeFailure(
                         f"MPI gives thread level {level}; MPI_THREAD_SERIALIZED ({mpi.THREAD_SERIALIZED}) is needed"
                     )
             # A communicator of our own: what is sent here never meets what a script sends.
             self._comm = mpi.COMM_WORLD.Dup()
+            here = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
+            self.hosts = Hosts(self._comm, here, mpi.IN_PLACE, config.RANKS_PER_HOST.get())
+            place(here.allgather(Allowed.here()), here.rank)
+            here.Free()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.steps = 0
@@ -121,6 +143,10 @@ class MpiCommunicator:
         self._watch = self._watched(on_lost)
         # In a call that cannot be left.
         self._bound: AbstractContextManager[None] = nullcontext() if self._watch is None else self._watch.bound
+
+    @property
+    def sent_between_hosts(self) -> int:
+        return self.hosts.sent
 
     # --- collectives -----------------------------------------------------------------------------
 
@@ -163,11 +189,11 @@ class MpiCommunicator:
         source = np.ascontiguousarray(array)
         # Half floats have no MPI type: they are summed in float32.
         if source.dtype.itemsize == 2 and source.dtype.kind in "fV":
-            return placed(self.allreduce(source.astype(np.float32)).astype(source.dtype), out)
+            return placed(self.allreduce(source.astype(np.float32)).astype(source.dtype).reshape(array.shape), out)
         fits = out is not None and out.dtype == source.dtype and out.shape == array.shape and out.flags.c_contiguous
         result = out if fits and out is not None and not np.may_share_memory(out, source) else np.empty_like(source)
         with self._bound:
-            self._comm.Allreduce(source, result)
+            self.hosts.allreduce(source, result)
         return result if result is out else placed(result.reshape(array.shape), out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
@@ -175,14 +201,14 @@ class MpiCommunicator:
         result = np.empty((self.size, *source.shape), source.dtype)
         # As bytes, so that every dtype travels.
         with self._bound:
-            self._comm.Allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
+            self.hosts.allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8))
         return result
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.
         with self._bound:
-            self._comm.Bcast(result.reshape(-1).view(np.uint8), root=root)
+            self.hosts.broadcast(result.reshape(-1).view(np.uint8), root)
         return result
 
     def barrier(self) -> None:
@@ -192,32 +218,33 @@ class MpiCommunicator:
     # --- signs of life ---------------------------------------------------------------------------
 
     def _watched(self, on_lost: Callable[[str], None]) -> Watch | None:
-        """The watch over the processes of this host; None where there is but one."""
-        host = self._comm.Split_type(_mpi().COMM_TYPE_SHARED)
-        try:
-            ranks = host.allgather(self.rank)
-            if len(ranks) == 1:
-                return None
-            path, failure = None, None
-            if host.rank == 0:
-                try:
-                    path = Board.create(len(ranks))
-                except OSError as error:
-                    failure = f"rank {self.rank}: no memory to share between processes: {error}"
-            path, failure = host.bcast((path, failure))
-            if path is None:
-                raise RuntimeFailure(failure)
-            board = Board(path, len(ranks))
-            watch = Watch(board, ranks, host.rank, config.RANK_TIMEOUT.get(), on_lost)
-            host.Barrier()
-            if host.rank == 0:
-                os.unlink(path)
-            return watch
-        finally:
-            host.Free()
+        """The watch over the processes of all hosts, or of this one where MPI takes calls of one thread at a time."""
+        hosts, mpi = self.hosts, _mpi()
+        everywhere = hosts.several and self._comm.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
+        watched = hosts.all if everywhere else (hosts.all[hosts.index],)
+        ranks = sorted(rank for host in watched for rank in host.ranks)
+        if len(ranks) == 1:
+            return None
+        path, failure = None, None
+        if hosts.leads:
+            try:
+                path = Board.create(len(ranks), len(watched))
+            except OSError as error:
+                failure = f"rank {self.rank}: no memory to share between processes: {error}"
+        path, failure = hosts.inside.bcast((path, failure))
+        if path is None:
+            raise RuntimeFailure(failure)
+        board = Board(path, len(ranks), len(watched))
+        relay = Relay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
+        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.rank)
+        watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), on_lost, watched, here, relay)
+        hosts.inside.Barrier()
+        if hosts.leads:
+            os.unlink(path)
+        return watch
 
     def set_timeout(self, seconds: float) -> None:
-        """Give up processes of this host that show no sign, or do not go on, for so long."""
+        """Give up processes that show no sign, or do not go on, for so long."""
         if not seconds > 0:
             raise UsageError(f"a timeout of ranks is a number of seconds above 0, not {seconds!r}")
         if self._watch is not None:
