@@ -79,6 +79,9 @@ RANK_TIMEOUT = Knob(
 RANKS_PER_HOST: Knob[int | None] = Knob(
     "GRAPHKIT_RANKS_PER_HOST", _positive, None, "for trials on one machine: ranks are taken to be on hosts of so many"
 )
+JOB_SIZE: Knob[int | None] = Knob(
+    "GRAPHKIT_JOB_SIZE", _positive, None, "set by --processes for the ranks that it starts: how many they are"
+)
 PLACE_RANKS = Knob(
     "GRAPHKIT_PLACE_RANKS", _flag, True, "0 lets the ranks of a host run on all of its cores; 1: each on its own part"
 )

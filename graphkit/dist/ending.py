@@ -95,7 +95,8 @@ def abort_on_error() -> Iterator[None]:
         if not isinstance(error, (GraphkitError, KeyboardInterrupt, SystemExit)):
             traceback.print_exc()
         _abort(communicator, error)
-    end()
+    if in_company():
+        end()
 
 
 def _give_up(reason: str) -> None:

@@ -10,11 +10,13 @@ import math
 import os
 from collections import Counter
 from collections.abc import Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 from graphkit import config, cores
+
+# Three thirds of a core are one.
+_ROUNDING = 1e-6
 
 
 class Allowed(NamedTuple):
@@ -41,7 +43,7 @@ def share(processes: Sequence[Allowed], mine: int) -> int:
     """The threads of one of a host's processes, at least one: of a core or a quota that n have, it has an n-th."""
     own = processes[mine]
     users = Counter(core for process in processes for core in process.cores)
-    found = math.floor(sum(Fraction(1, users[core]) for core in own.cores))
+    found = math.floor(sum(1 / users[core] for core in own.cores) + _ROUNDING)
     if own.quota is not None:
         found = min(found, math.ceil(own.quota) // sum(process.group == own.group for process in processes))
     return max(1, found)

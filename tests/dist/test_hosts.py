@@ -204,6 +204,36 @@ def test_jobs_end_in_order_with_signs_on_their_way(monkeypatch):
     assert time.monotonic() - began < 30
 
 
+LEVEL = """
+    import mpi4py
+    import numpy as np
+    mpi4py.rc(initialize=False)
+    from mpi4py import MPI
+    from graphkit.dist import kvstore
+    {first}
+    kv = kvstore.create("dist_sync")
+    assert MPI.Query_thread() == MPI.THREAD_{level}, MPI.Query_thread()
+    assert (kv._communicator._watch is not None) == {watched}
+    assert kv.pushpull("w", np.ones(3)).tolist() == [2] * 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("per_host", "first", "level", "watched"),
+    [
+        (None, "", "SERIALIZED", True),  # what does not cost time
+        ("1", "", "MULTIPLE", True),
+        ("1", "MPI.Init_thread(MPI.THREAD_SERIALIZED)", "SERIALIZED", False),  # as a script has it
+    ],
+)
+def test_threads_of_mpi_are_asked_for_where_there_are_hosts(monkeypatch, per_host, first, level, watched):
+    if per_host is not None:
+        monkeypatch.setenv(config.RANKS_PER_HOST.name, per_host)
+    code = LEVEL.format(first=first, level=level, watched=watched)
+    status, _, errors = finish(start(2, code, trainer=False))
+    assert (status, errors) == (0, "")
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "two"])
 def test_hosts_of_no_ranks(monkeypatch, text):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, text)
