@@ -164,11 +164,11 @@ class Watch:
             for index, host in enumerate(self._hosts):
                 if index == self._here:
                     continue
-                silent = now - float(self._board.heard[index])
-                if silent > self.timeout:
-                    found.append(_silent(host, slots, silent))
-                else:
-                    found += [self._given_up(rank, slots[rank], host, now) for rank in host.ranks]
+                heard = float(self._board.heard[index])
+                if now - heard > self.timeout:
+                    found.append(_silent(host, slots, now - heard))
+                else:  # what its processes have done since then is not known
+                    found += [self._given_up(rank, slots[rank], host, heard) for rank in host.ranks]
         return "; ".join(reason for reason in found if reason is not None) or None
 
     def _given_up(self, rank: int, slot: np.void, host: Host, now: float) -> str | None:
