@@ -151,9 +151,8 @@ def test_a_rank_that_works_for_long_is_waited_for(soon):
 
 
 def test_no_process_is_left(soon):
-    status, out, _ = finish(
-        start(2, f"import os\nprint(f'process {{os.getpid()}}\\n', end='', flush=True)\n{failing('stop')}")
-    )
+    says = r"import os; print(f'process {os.getpid()}\n', end='', flush=True)"
+    status, out, _ = finish(start(2, f"{says}\n{failing('stop')}"))
     assert status == 5
     processes = [int(n) for n in re.findall(r"process (\d+)", out)]
     assert len(processes) == 2
