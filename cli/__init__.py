@@ -97,10 +97,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def invoke(argv: Sequence[str]) -> int:
     """Run one command line; return the exit code. In a job of several ranks a failure ends all of them."""
-    from graphkit.dist import mpi
-
-    if not mpi.launched_by_mpi():
-        return _run(argv)
     from graphkit.dist import ending
 
     with ending.abort_on_error():

@@ -25,7 +25,7 @@ from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._restart import ARGUMENTS, run_job
 from graphkit.cli._resume import kept, taken_over
 from graphkit.cli._training import make_optimizer
-from graphkit.dist import mpi
+from graphkit.dist import launch
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -215,11 +215,9 @@ def command(
     graphkit train net.json -o run/ --resume
     graphkit train net.json --data text:book.txt --metric perplexity --carry h=last_h --carry c=last_c -o run/
     """
-    if processes > 1 and not mpi.launched_by_mpi():
-        if kvstore_type == "local":
-            raise UsageError(
-                "--processes needs --kvstore dist_sync: with a local store every process would train alone"
-            )
+    if processes > 1 and kvstore_type == "local":
+        raise UsageError("--processes needs --kvstore dist_sync: with a local store every process would train alone")
+    if processes > 1 and not launch.is_started():
         return run_job(processes, context.meta[ARGUMENTS], folder, max_restarts)
     if max_restarts and processes == 1:
         raise UsageError("--max-restarts needs --processes: what started this process ends with its job")
@@ -234,6 +232,8 @@ def command(
     path = None if folder is None else Path(folder)
     with stopping.told(model, path):
         store = kvstore.create(kvstore_type, timeout=rank_timeout)
+        if processes > 1:
+            launch.check_size(processes, store.num_workers)
         if compression is not None:
             store.set_gradient_compression(compression)
         _train(context, model, path, resume, overwrite, store, **options)

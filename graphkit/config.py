@@ -76,6 +76,15 @@ CACHE_MB = Knob(
 RANK_TIMEOUT = Knob(
     "GRAPHKIT_RANK_TIMEOUT", _seconds, 60.0, "seconds after which a process that gives no sign ends a job; inf: never"
 )
+RANKS_PER_HOST: Knob[int | None] = Knob(
+    "GRAPHKIT_RANKS_PER_HOST", _positive, None, "for trials on one machine: ranks are taken to be on hosts of so many"
+)
+JOB_SIZE: Knob[int | None] = Knob(
+    "GRAPHKIT_JOB_SIZE", _positive, None, "set by --processes for the ranks that it starts: how many they are"
+)
+PLACE_RANKS = Knob(
+    "GRAPHKIT_PLACE_RANKS", _flag, True, "0 lets the ranks of a host run on all of its cores; 1: each on its own part"
+)
 ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads of a dependency engine")
 
 # Threads beyond the cores only take turns. Those that compute may be as many times the cores; those of an engine, which
@@ -83,18 +92,28 @@ ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads o
 THREADS_PER_CORE = 4
 MOST_WORKERS = 64
 
+# Of the cores allowed, those that are this process's: others of its job have the rest.
+_share: int | None = None
+
 KNOBS = tuple(value for value in list(globals().values()) if isinstance(value, Knob))
+
+
+def share_cores(cores: int | None) -> None:
+    """Where GRAPHKIT_NUM_THREADS does not say, compute with so many threads from now on; None: on all cores allowed."""
+    global _share
+    _share = cores
 
 
 def num_threads(threads: int | None = None) -> int:
     """Return `threads`, where given, or else the thread count in force: GRAPHKIT_NUM_THREADS, or the cores allowed.
 
-    Raises UsageError for less than one, and for more than THREADS_PER_CORE for each of the cores allowed.
+    Of the cores of a host, each process of a job has its share (see `share_cores`). Raises UsageError for less than
+    one, and for more than THREADS_PER_CORE for each of the cores allowed.
     """
     chosen, name = (threads, "threads") if threads is not None else (NUM_THREADS.get(), NUM_THREADS.name)
     cores = allowed_cores()
     if chosen is None:
-        return cores
+        return cores if _share is None else _share
     if isinstance(chosen, bool) or not hasattr(chosen, "__index__") or chosen < 1:
         raise UsageError(f"{name}={chosen}: expected a positive number")
     if chosen > THREADS_PER_CORE * cores:

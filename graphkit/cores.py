@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # Controllers of one hierarchy whose orders are tried; in fact there are two.
@@ -41,6 +41,18 @@ def nearest(system: Path = Path("/sys/devices/system"), running_on: int | None =
         return here not in node, min(node, default=0), siblings.index(core) if core in siblings else 0, core
 
     return sorted(allowed, key=distance)
+
+
+def neighbours(some: Iterable[int], system: Path = Path("/sys/devices/system")) -> list[int]:
+    """Those cores, each beside the ones that it shares most with: hardware threads of a core, cores of a NUMA node."""
+    nodes = [_listed(folder / "cpulist") for folder in (system / "node").glob("node[0-9]*")]
+
+    def place(core: int) -> tuple[int, int, int]:
+        node = next((n for n in nodes if core in n), set())
+        siblings = _listed(system / f"cpu/cpu{core}/topology/thread_siblings_list")
+        return min(node, default=0), min(siblings, default=core), core
+
+    return sorted(some, key=place)
 
 
 def _running_on() -> int | None:

@@ -18,6 +18,11 @@ class Communicator(Protocol):
     size: int
     steps: int  # that this process has begun, for errors
 
+    @property
+    def sent_between_hosts(self) -> int:
+        """Bytes that this process gave to be exchanged with other hosts."""
+        ...
+
     def post(
         self,
         call: str,
@@ -68,6 +73,7 @@ class LocalCommunicator:
     rank = 0
     size = 1
     steps = 0
+    sent_between_hosts = 0
 
     def post(
         self,

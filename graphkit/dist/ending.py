@@ -35,7 +35,7 @@ _failure: BaseException | None = None
 def join() -> MpiCommunicator:
     """The communicator of all processes; initialises MPI at the first call, which every process must make."""
     global _followed
-    _followed = communicator = MpiCommunicator(_give_up)
+    _followed = communicator = MpiCommunicator()
     atexit.register(end)
     if communicator.size > 1:
         _follow_failures()
@@ -97,15 +97,8 @@ def abort_on_error() -> Iterator[None]:
         if not isinstance(error, (GraphkitError, KeyboardInterrupt, SystemExit)):
             traceback.print_exc()
         _abort(communicator, error)
-    end()
-
-
-def _give_up(reason: str) -> None:
-    """Leave at once, from the thread that watches: the others end with the job, and this one is held in a call."""
-    communicator = _followed
-    if communicator is not None:
-        print(f"graphkit: rank {communicator.rank}: {reason}; this ends the job", file=sys.stderr, flush=True)
-    os._exit(RuntimeFailure.exit_code)
+    if in_company():
+        end()
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:

@@ -79,6 +79,11 @@ class KVStore:
         return self._communicator.size
 
     @property
+    def sent_between_hosts(self) -> int:
+        """Bytes that this process gave to be exchanged with other hosts; of a host's processes one does for all."""
+        return self._communicator.sent_between_hosts
+
+    @property
     def compresses(self) -> bool:
         """Whether float32 arrays are sent in fewer bytes."""
         return self._compression is not None

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from graphkit import config
-from graphkit.errors import MissingDependency, RuntimeFailure
+from graphkit.dist.mpi import launched_by_mpi
+from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # What processes that were interrupted or terminated leave with themselves.
@@ -38,6 +39,19 @@ def find_mpiexec() -> str:
     return found
 
 
+def is_started() -> bool:
+    """Whether this process is one that `run_processes`, or an MPI launcher that is known, has started."""
+    return config.JOB_SIZE.get() is not None or launched_by_mpi()
+
+
+def check_size(wanted: int, size: int) -> None:
+    """Raise UsageError where MPI says that a job has other than the `wanted` number of processes."""
+    if size == wanted:
+        return
+    why = ": the launcher belongs to another MPI than mpi4py, and each process is alone" if size == 1 else ""
+    raise UsageError(f"--processes {wanted}, but by MPI's word this job has {size}{why}")
+
+
 def run_processes(processes: int, arguments: Sequence[str]) -> int:
     """Run `python -m graphkit ARGUMENTS` in `processes` ranks; return the job's exit status.
 
@@ -47,6 +61,7 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     """
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
+    environment[config.JOB_SIZE.name] = str(processes)
     further = _MORE_THAN_CORES | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
     for name, value in further.items():
         environment.setdefault(name, value)

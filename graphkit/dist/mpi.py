@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -21,11 +21,16 @@ import numpy as np
 
 from graphkit import config
 from graphkit.dist.channel import Action, Channel, Pending, placed
+from graphkit.dist.hosts import Hosts
+from graphkit.dist.placement import Allowed, place
+from graphkit.dist.relay import Relay
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
+# Processes of the job, and those of this host, as MPICH's and Open MPI's launchers tell.
+_COUNTS = (("PMI_SIZE", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 # While others are awaited: how long the core is only offered to others, and the pauses after that, in seconds.
 _EAGER, _PAUSE = 0.02, 1e-4
@@ -35,8 +40,20 @@ _PART = 16 << 20
 
 
 def launched_by_mpi() -> bool:
-    """Whether this process was started by an MPI launcher. Imports nothing."""
+    """Whether this process was started by an MPI launcher that is known. Imports nothing.
+
+    It is for what is decided before MPI is loaded, which takes long and may not be repeated; where it is wrong, MPI's
+    own word is an error (`graphkit train --processes`).
+    """
     return any(v in os.environ for v in _LAUNCHER_VARIABLES)
+
+
+def _on_one_host() -> bool:
+    """Whether the launcher says that all processes are on this host. A call of MPI costs less then."""
+    environment = os.environ
+    return config.RANKS_PER_HOST.get() is None and any(
+        size in environment and environment[size] == environment.get(local) for size, local in _COUNTS
+    )
 
 
 @cache
@@ -64,30 +81,32 @@ def library() -> str:
 
 
 class MpiCommunicator:
-    """All processes of MPI_COMM_WORLD. MPI is called by one thread at a time, the one that drives the channel.
+    """All processes of MPI_COMM_WORLD. MPI is called by one thread at a time, the one that drives the channel."""
 
-    on_lost: what ends this process, given the reason, when another one is given up in a call that cannot be left.
-    """
-
-    def __init__(self, on_lost: Callable[[str], None]) -> None:
+    def __init__(self) -> None:
         mpi = _mpi()
         self._opened = not mpi.Is_initialized()
         # Starting waits for every process, in a library that sees no signals of Python's.
         with _default_signals():
             if self._opened:
-                level = mpi.Init_thread(mpi.THREAD_SERIALIZED)
+                # Leaders of hosts send each other signs of life beside the calls of another thread.
+                level = mpi.Init_thread(mpi.THREAD_SERIALIZED if _on_one_host() else mpi.THREAD_MULTIPLE)
                 if level < mpi.THREAD_SERIALIZED:
                     raise RuntimeFailure(
                         f"MPI gives thread level {level}; MPI_THREAD_SERIALIZED ({mpi.THREAD_SERIALIZED}) is needed"
                     )
             # A communicator of our own: what is sent here never meets what a script sends.
             self._comm = mpi.COMM_WORLD.Dup()
+            here = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
+            self.hosts = Hosts(self._comm, here, mpi.IN_PLACE, config.RANKS_PER_HOST.get())
+            place(here.allgather(Allowed.here()), here.rank)
+            here.Free()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.steps = 0
         self.process = os.getpid()
         self._kept: list[Any] = []
-        self._watch = self._watched(on_lost)
+        self._watch = self._watched()
         self.channel = Channel(self)
 
     # --- what is done together ---------------------------------------------------------------------
@@ -109,6 +128,10 @@ class MpiCommunicator:
     def flush(self) -> None:
         self.channel.flush()
 
+    @property
+    def sent_between_hosts(self) -> int:
+        return self.hosts.sent
+
     # --- collectives -----------------------------------------------------------------------------
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -117,18 +140,14 @@ class MpiCommunicator:
         # In parts, at least one: everybody has to take part in a sum of nothing, too.
         step = _PART // source.itemsize
         for at in range(0, max(1, given.size), step):
-            part = total[at : at + step]
-            self._complete(self._start(given[at : at + step], part, source is result), source, result)
+            self.hosts.allreduce(given[at : at + step], total[at : at + step], source is result, self._complete)
         if result.dtype != array.dtype:
             result = result.astype(array.dtype)
         return placed(result.reshape(array.shape), out)
 
-    def _start(self, source: np.ndarray, result: np.ndarray, inplace: bool) -> Any:
-        return self._comm.Iallreduce(_mpi().IN_PLACE if inplace else source, result)
-
     def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
         source, result = _summands(array, out)
-        return self._start(source, result, source is result), result
+        return self.hosts.start_allreduce(source, result, source is result, self._complete), result
 
     def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
         """MPI's own Allreduce, for comparisons: two contiguous arrays of one type, neither checked nor watched."""
@@ -138,45 +157,45 @@ class MpiCommunicator:
         source = np.ascontiguousarray(array)
         result = np.empty((self.size, *source.shape), source.dtype)
         # As bytes, so that every dtype travels.
-        given, gathered = source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8)
-        self._complete(self._comm.Iallgather(given, gathered), source, result)
+        self.hosts.allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8), self._complete)
         return result
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.
-        self._complete(self._comm.Ibcast(result.reshape(-1).view(np.uint8), root=root), result)
+        self.hosts.broadcast(result.reshape(-1).view(np.uint8), root, self._complete)
         return result
 
     # --- signs of life ---------------------------------------------------------------------------
 
-    def _watched(self, on_lost: Callable[[str], None]) -> Watch | None:
-        """The watch over the processes of this host; None where there is but one."""
-        host = self._comm.Split_type(_mpi().COMM_TYPE_SHARED)
-        try:
-            ranks = host.allgather(self.rank)
-            if len(ranks) == 1:
-                return None
-            path, failure = None, None
-            if host.rank == 0:
-                try:
-                    path = Board.create(len(ranks))
-                except OSError as error:
-                    failure = f"rank {self.rank}: no memory to share between processes: {error}"
-            path, failure = host.bcast((path, failure))
-            if path is None:
-                raise RuntimeFailure(failure)
-            board = Board(path, len(ranks))
-            watch = Watch(board, ranks, host.rank, config.RANK_TIMEOUT.get(), on_lost)
-            host.Barrier()
-            if host.rank == 0:
-                os.unlink(path)
-            return watch
-        finally:
-            host.Free()
+    def _watched(self) -> Watch | None:
+        """The watch over the processes of all hosts, or of this one where MPI takes calls of one thread at a time."""
+        hosts, mpi = self.hosts, _mpi()
+        everywhere = hosts.several and self._comm.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
+        watched = hosts.all if everywhere else (hosts.all[hosts.index],)
+        ranks = sorted(rank for host in watched for rank in host.ranks)
+        if len(ranks) == 1:
+            return None
+        path, failure = None, None
+        if hosts.leads:
+            try:
+                path = Board.create(len(ranks), len(watched))
+            except OSError as error:
+                failure = f"rank {self.rank}: no memory to share between processes: {error}"
+        path, failure = hosts.inside.bcast((path, failure))
+        if path is None:
+            raise RuntimeFailure(failure)
+        board = Board(path, len(ranks), len(watched))
+        relay = Relay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
+        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.rank)
+        watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay)
+        hosts.inside.Barrier()
+        if hosts.leads:
+            os.unlink(path)
+        return watch
 
     def set_timeout(self, seconds: float) -> None:
-        """Give up processes of this host that show no sign, or do not go on, for so long."""
+        """Give up processes that show no sign, or do not go on, for so long."""
         if not seconds > 0:
             raise UsageError(f"a timeout of ranks is a number of seconds above 0, not {seconds!r}")
         if self._watch is not None:

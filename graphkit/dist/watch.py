@@ -1,5 +1,7 @@
 """Signs of life: each process says what it does in memory that those of its host share, and sees who gives none.
 
+What the processes of other hosts do is written there by the host's leader (`graphkit.dist.relay`).
+
 A process that is stopped, or that has gone without a word, shows no sign at all; one that stalls shows no progress
 while others wait for it. Both end the job, with the rank and where it was last seen. What takes long and is known to (a
 step that is compiled, an evaluation, a checkpoint) is `working`, and counts as progress as long as it goes on.
@@ -15,83 +17,106 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from graphkit.dist.hosts import Host
+
 # Times are seconds of the host's monotonic clock, which its processes share.
-_SLOT = np.dtype(
+SLOT = np.dtype(
     [("alive", "f8"), ("progress", "f8"), ("process", "i8"), ("steps", "i8"), ("there", "i8"), ("call", "S160")]
 )
 # The same, as it is written.
 _PROGRESS = struct.Struct("=ddqqq160s")
 # `there`: the process has not started, takes part, or has ended.
-_BEFORE, _PART, _ENDED = 0, 1, 2
+_BEFORE, _PART, ENDED = 0, 1, 2
 
 # Signs in a timeout, and seconds between them at most.
 _SIGNS, _LONGEST = 8, 1.0
 
 
 class Board:
-    """A slot for each of so many processes of a host, in a file that all of them map."""
+    """A slot for each of so many processes, and for each host the time at which it was heard of last, in a file.
 
-    def __init__(self, path: str, count: int):
+    All processes of a host map it.
+    """
+
+    def __init__(self, path: str, count: int, hosts: int = 1):
+        size = count * SLOT.itemsize
         with open(path, "r+b") as file:
-            self.memory = mmap.mmap(file.fileno(), count * _SLOT.itemsize)
-        self.slots = np.frombuffer(self.memory, _SLOT, count)
+            self.memory = mmap.mmap(file.fileno(), size + hosts * 8)
+        self.slots = np.frombuffer(self.memory, SLOT, count)
+        self.heard = np.frombuffer(self.memory, np.float64, hosts, size)
 
     @staticmethod
-    def create(count: int) -> str:
+    def create(count: int, hosts: int = 1) -> str:
         """A new file for it; whoever made it removes it once all have mapped it."""
         folder = "/dev/shm" if Path("/dev/shm").is_dir() else None
         descriptor, path = tempfile.mkstemp(prefix="graphkit-", dir=folder)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(bytes(count * _SLOT.itemsize))
+            file.write(bytes(count * SLOT.itemsize) + np.full(hosts, time.monotonic()).tobytes())
         return path
+
+
+class Messenger(Protocol):
+    """What takes the signs of a host to the others, and theirs to its board."""
+
+    def exchange(self) -> None:
+        """Send and receive what can be at once."""
+        ...
+
+    def close(self) -> None:
+        """Send this host's last signs, and wait for those of the others."""
+        ...
 
 
 class _Wait:
     """A context in which a process waits for others; it may lie inside of another one. Each call enters it anew."""
 
-    def __init__(self, watch: Watch, for_steps: bool, bound: bool):
-        self._watch, self._for_steps, self._bound = watch, for_steps, bound
+    def __init__(self, watch: Watch, for_steps: bool):
+        self._watch, self._for_steps = watch, for_steps
 
     def __enter__(self) -> None:
         watch = self._watch
-        watch._outer.append((watch._for_steps, watch._bound, watch._waits))
-        watch._for_steps, watch._bound, watch._waits = self._for_steps, self._bound, time.monotonic()
+        watch._outer.append((watch._for_steps, watch._waits))
+        watch._for_steps, watch._waits = self._for_steps, time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         watch = self._watch
-        watch._for_steps, watch._bound, watch._waits = watch._outer.pop()
+        watch._for_steps, watch._waits = watch._outer.pop()
 
 
 class Watch:
-    """Gives this process's signs, and looks for those of the others of its host.
+    """Gives this process's signs, and looks for those of the others.
 
-    ranks: those of the host, in the order of the board's slots. timeout: seconds without a sign after which a process
-    is given up. on_lost: called with the reason, on a thread of its own, when a process is given up that this one
-    awaits in a call that cannot be left.
+    ranks: of the board's slots, in their order. mine: this process's slot. timeout: seconds without a sign after which
+    a process is given up. hosts: on which the ranks are, in the order of `Board.heard`, and `here` this process's; by
+    default all ranks are on this one. messenger: of the process that exchanges signs with the other hosts.
     """
 
-    def __init__(self, board: Board, ranks: Sequence[int], mine: int, timeout: float, on_lost: Callable[[str], None]):
+    def __init__(
+        self, board: Board, ranks: Sequence[int], mine: int, timeout: float,
+        hosts: Sequence[Host] = (), here: int = 0, messenger: Messenger | None = None,
+    ):  # fmt: skip
         self._board = board
         self._ranks = tuple(ranks)
+        self._hosts = tuple(hosts) or (Host(socket.gethostname(), self._ranks),)
+        self._here = here
+        self._messenger = messenger
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
-        self._on_lost = on_lost
         self._working = 0
-        self._bound = False  # in a call that cannot be left
         self._waits: float | None = None
         self._for_steps = False  # ... for processes that should make progress
-        self._outer: list[tuple[bool, bool, float | None]] = []
-        # It waits for the others meanwhile: to go on, to be there at all, to go on in a call that cannot be left.
-        self.for_progress = _Wait(self, for_steps=True, bound=False)
-        self.for_life = _Wait(self, for_steps=False, bound=False)
-        self.bound = _Wait(self, for_steps=True, bound=True)
+        self._outer: list[tuple[bool, float | None]] = []
+        # It waits for the others meanwhile: to go on, or to be there at all.
+        self.for_progress = _Wait(self, for_steps=True)
+        self.for_life = _Wait(self, for_steps=False)
         self._over = threading.Event()
-        self._at, self._process = mine * _SLOT.itemsize, os.getpid()
+        self._at, self._process = mine * SLOT.itemsize, os.getpid()
         self.doing(b"", 0)
         self._thread = threading.Thread(target=self._go, name="graphkit-watch", daemon=True)
         self._thread.start()
@@ -115,8 +140,11 @@ class Watch:
 
     def end(self) -> None:
         """This process takes part no longer; its last sign stays."""
-        self._mine["there"] = _ENDED
         self._over.set()
+        self._thread.join()
+        self._mine["there"] = ENDED
+        if self._messenger is not None:
+            self._messenger.close()
 
     # --- what the others do ---------------------------------------------------------------------------
 
@@ -126,14 +154,22 @@ class Watch:
         now = time.monotonic()
         if waits is None or now - waits <= self.timeout:
             return None
-        found = [
-            reason
-            for rank, slot in zip(self._ranks, self._board.slots.copy(), strict=True)
-            if (reason := self._given_up(rank, slot, now)) is not None
-        ]
-        return "; ".join(found) or None
+        slots = dict(zip(self._ranks, self._board.slots.copy(), strict=True))
+        here = self._hosts[self._here]
+        found = [self._given_up(rank, slots[rank], here, now) for rank in here.ranks]
+        # What is known of other hosts, this one's leader has written.
+        if now - float(slots[here.ranks[0]]["alive"]) <= self.timeout:
+            for index, host in enumerate(self._hosts):
+                if index == self._here:
+                    continue
+                heard = float(self._board.heard[index])
+                if now - heard > self.timeout:
+                    found.append(_silent(host, slots, now - heard))
+                else:  # what its processes have done since then is not known
+                    found += [self._given_up(rank, slots[rank], host, heard) for rank in host.ranks]
+        return "; ".join(reason for reason in found if reason is not None) or None
 
-    def _given_up(self, rank: int, slot: np.void, now: float) -> str | None:
+    def _given_up(self, rank: int, slot: np.void, host: Host, now: float) -> str | None:
         if int(slot["there"]) != _PART:
             return None
         silent, still = now - float(slot["alive"]), now - float(slot["progress"])
@@ -143,9 +179,7 @@ class Watch:
             what = f"has not gone on for {still:.0f} s"
         else:
             return None
-        call = slot["call"].decode(errors="replace")
-        where = f"; it was last seen in step {int(slot['steps'])}, behind {call}" if call else ""
-        return f"rank {rank} on {socket.gethostname()} (process {int(slot['process'])}) {what}{where}"
+        return f"rank {rank} on {host.name} (process {int(slot['process'])}) {what}{_seen(slot, 'it')}"
 
     # --- the thread -----------------------------------------------------------------------------------
 
@@ -159,6 +193,20 @@ class Watch:
         while not self._over.wait(min(_LONGEST, self.timeout / _SIGNS)):
             # Who waits for others is not the one that they wait for.
             self._sign(progress=self._working > 0 or self._waits is not None)
-            if self._bound and (reason := self.lost()) is not None:
-                self._on_lost(reason)
-                return
+            if self._messenger is not None:
+                self._messenger.exchange()
+
+
+def _silent(host: Host, slots: Mapping[int, np.void], seconds: float) -> str | None:
+    """That nothing is heard of a host; None where its processes have ended."""
+    of_host = [slots[rank] for rank in host.ranks]
+    if all(int(slot["there"]) == ENDED for slot in of_host):
+        return None
+    ranks = f"rank{'s' if len(host.ranks) > 1 else ''} {', '.join(map(str, host.ranks))}"
+    where = _seen(of_host[0], f"rank {host.ranks[0]}")
+    return f"host {host.name} ({ranks}) has shown no sign of life for {seconds:.0f} s{where}"
+
+
+def _seen(slot: np.void, who: str) -> str:
+    call = slot["call"].decode(errors="replace")
+    return f"; {who} was last seen in step {int(slot['steps'])}, behind {call}" if call else ""

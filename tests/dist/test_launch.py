@@ -9,7 +9,8 @@ import stat
 import pytest
 
 from graphkit import config
-from graphkit.dist import launch
+from graphkit.dist import launch, mpi
+from graphkit.errors import UsageError
 
 
 @pytest.fixture
@@ -62,6 +63,7 @@ def test_what_processes_are_told(launcher, tmp_path, monkeypatch):
     told = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
     assert (tmp_path / "arguments").read_text().splitlines()[-2:] == ["train", "a b"]
     assert told[config.NUM_THREADS.name] == "4"  # as it was asked for
+    assert told[config.JOB_SIZE.name] == "2"
     assert told["OMPI_MCA_rmaps_base_oversubscribe"] == "mine"
     assert told["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
     assert ("PRTE_ALLOW_RUN_AS_ROOT" in told) == (os.geteuid() == 0)
@@ -70,3 +72,30 @@ def test_what_processes_are_told(launcher, tmp_path, monkeypatch):
     told = dict(line.split("=", 1) for line in (tmp_path / "environment").read_text().splitlines() if "=" in line)
     assert told[config.NUM_THREADS.name] == told["OMP_NUM_THREADS"] == "1"
     assert (tmp_path / "arguments").read_text().splitlines()[:2] == ["-n", "1000"]
+
+
+def test_what_was_started_here_starts_no_further_processes(monkeypatch):
+    """Whatever the launcher, and whether or not it is a known one."""
+    for name in mpi._LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert not launch.is_started()
+    monkeypatch.setenv(config.JOB_SIZE.name, "2")
+    assert launch.is_started()
+    monkeypatch.delenv(config.JOB_SIZE.name)
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert launch.is_started()
+
+
+def test_mpi_has_the_last_word_about_how_many_there_are():
+    launch.check_size(2, 2)
+    with pytest.raises(UsageError, match=r"--processes 2, but by MPI's word this job has 4$"):
+        launch.check_size(2, 4)
+    with pytest.raises(UsageError, match="another MPI than mpi4py, and each process is alone"):
+        launch.check_size(2, 1)
+
+
+def test_a_launcher_that_is_none_of_mpis(launcher):
+    """It runs the command, twice; each process finds itself alone, and does not start others."""
+    launcher('shift 2; "$@" && "$@"')
+    arguments = ["train", "net.json", "--data", "digits", "--processes", "2", "--kvstore", "dist_sync"]
+    assert launch.run_processes(2, arguments) == UsageError.exit_code

@@ -1,0 +1,244 @@
+"""Several hosts, of processes that are taken to be apart: what crosses between them, and who is given up."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from jobs import finish, start
+
+from graphkit import config
+from graphkit.dist.hosts import Host
+from graphkit.dist.watch import ENDED, Board, Watch
+
+# --- sums and copies ----------------------------------------------------------------------------------
+
+SUMS = """
+    import json, zlib
+    import numpy as np
+    from graphkit.dist import ending, kvstore
+    with ending.abort_on_error():
+        kv = kvstore.create("dist_sync")
+        shapes = [(), (0,), (1,), (7, 3), (300_001,)]
+        digests, before = [], kv.sent_between_hosts
+        for dtype in ("float32", "float64", "int64", "float16"):
+            for shape in shapes:
+                size = int(np.prod(shape))
+                parts = [np.random.default_rng(r).integers(-9, 9, size).reshape(shape) for r in range(kv.num_workers)]
+                mine, expected = parts[kv.rank].astype(dtype), sum(parts).astype(dtype)
+                total = kv.pushpull("w", mine)
+                assert total.dtype == mine.dtype and total.shape == shape and (total == expected).all()
+        odd = np.random.default_rng(kv.rank).standard_normal(100_003).astype(np.float32)
+        odd[kv.rank] = np.nan
+        total = kv.pushpull("w", odd)
+        assert np.isnan(total[: kv.num_workers]).all() and np.isfinite(total[kv.num_workers :]).all()
+        summed = kv.sent_between_hosts - before
+        for root in range(kv.num_workers):
+            assert kv.broadcast("b", np.full(1000, kv.rank, np.int16), root).tolist() == [root] * 1000
+        kv.barrier()
+        row = [kv.rank, zlib.crc32(total.tobytes()), summed, kv.sent_between_hosts - before]
+        print(json.dumps(row) + "\\n", end="", flush=True)  # in one write: lines of processes do not mix
+"""
+
+
+def sums(monkeypatch, ranks, per_host):
+    """Of each rank the digest of its sum, and the bytes between hosts, of sums and with those of copies."""
+    if per_host is not None:
+        monkeypatch.setenv(config.RANKS_PER_HOST.name, str(per_host))
+    status, out, errors = finish(start(ranks, SUMS, trainer=False))
+    assert status == 0, errors
+    rows = sorted(json.loads(line) for line in out.splitlines())
+    assert [row[0] for row in rows] == list(range(ranks))
+    return rows
+
+
+@pytest.mark.parametrize(("ranks", "per_host"), [(4, 2), (3, 2), (2, 1)])
+def test_sums_are_the_same_bits_on_all_hosts(monkeypatch, ranks, per_host):
+    rows = sums(monkeypatch, ranks, per_host)
+    assert len({row[1] for row in rows}) == 1
+    # One process of each host sends, once.
+    assert [row[2] > 0 for row in rows] == [rank % per_host == 0 for rank in range(ranks)]
+
+
+def test_bytes_between_hosts_do_not_depend_on_the_ranks_of_a_host(monkeypatch):
+    two, four = sums(monkeypatch, 2, 1), sums(monkeypatch, 4, 2)
+    sent = [sum(row[2] for row in rows) for rows in (two, four)]
+    assert sent[0] == sent[1] > 2 * 4 * 300_001
+    # Copies of 2000 bytes, from each rank in turn, leave the root's host once.
+    assert [sum(row[3] - row[2] for row in rows) for rows in (two, four)] == [2 * 2000, 4 * 2000]
+
+
+def test_nothing_is_sent_between_hosts_where_there_is_one(monkeypatch):
+    assert all(row[3] == 0 for row in sums(monkeypatch, 2, None))
+
+
+# --- the signs of other hosts, in one process ---------------------------------------------------------
+
+
+@pytest.fixture
+def board():
+    path = Board.create(4, 2)
+    return Board(path, 4, 2)
+
+
+@pytest.fixture
+def watch(board):
+    hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
+    made = Watch(board, range(4), 0, 0.2, hosts, 0)
+    yield made
+    made.end()
+
+
+def signs(board, **of):
+    """All of the other processes are there; those of `of` were so many seconds ago."""
+    board.slots["there"][1:] = 1
+    for name in ("alive", "progress"):
+        board.slots[name][1:] = time.monotonic() - of.get(name, 0.0)
+    board.heard[1] = time.monotonic() - of.get("heard", 0.0)
+    board.slots["call"][2] = b"sum 'w'"
+    board.slots["steps"][2] = 7
+
+
+def waited(watch, board, **of):
+    with watch.for_progress:
+        time.sleep(0.4)
+        signs(board, **of)
+        return watch.lost()
+
+
+def test_there_is_hope_for_hosts_that_are_heard_of(watch, board):
+    assert waited(watch, board) is None
+
+
+def test_a_silent_host_is_named_with_its_ranks(watch, board):
+    reason = waited(watch, board, heard=5.0)
+    assert reason == (
+        "host two (ranks 2, 3) has shown no sign of life for 5 s; rank 2 was last seen in step 7, behind sum 'w'"
+    )
+    board.slots["there"][2:] = ENDED
+    with watch.for_progress:
+        time.sleep(0.4)
+        assert "host two" not in (watch.lost() or "")  # it has ended in order
+
+
+def test_a_rank_of_another_host_that_stalls_is_named(watch, board):
+    assert re.fullmatch(
+        r"rank 1 on one .*; rank 2 on two .* 9 s; .*; rank 3 on two .*", waited(watch, board, progress=9)
+    )
+
+
+def test_what_a_host_did_since_it_was_heard_of_is_not_held_against_its_ranks(watch, board):
+    assert "two" not in waited(watch, board, heard=0.1, alive=0.25, progress=0.25)
+    assert "rank 3 on two" in waited(watch, board, heard=0.0, alive=0.25, progress=0.25)
+
+
+def test_what_is_known_of_others_is_old_where_the_leader_is_silent(board):
+    hosts = (Host("one", (0, 1)), Host("two", (2, 3)))
+    follower = Watch(board, range(4), 1, 0.2, hosts, 0)
+    try:
+        with follower.for_progress:
+            time.sleep(0.4)
+            signs(board, heard=5.0)
+            board.slots["there"][0], board.slots["alive"][0] = 1, time.monotonic() - 5
+            reason = follower.lost()
+        assert "rank 0 on one" in reason
+        assert "two" not in reason
+    finally:
+        follower.end()
+
+
+# --- jobs ---------------------------------------------------------------------------------------------
+
+STOPS = """
+    import os, signal, time
+    steps(3)
+    kv._communicator.set_timeout(2)  # not before: processes of a busy machine do not start as one
+    with kv.working():
+        time.sleep(1.5)  # so that all hosts have heard of it
+    if kv.rank == {rank}:
+        {how}
+    steps(2)
+"""
+STOP, STALL = "os.kill(os.getpid(), signal.SIGSTOP)", "time.sleep(1000)"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "per_host", "rank", "how", "said"),
+    [
+        (2, 1, 1, STOP, r"rank 0: host \S+:1 \(rank 1\) has shown no sign of life for \d+ s; rank 1 .* in step 3"),
+        (2, 1, 0, STALL, r"rank 1: rank 0 on \S+:0 \(process \d+\) has not gone on for \d+ s; .* in step 3"),
+        # The leader of a host of two: those of its own host see which process it is, others that they hear nothing.
+        (4, 2, 2, STOP, r"rank 3: rank 2 on \S+:1 .* no sign|rank [01]: host \S+:1 \(ranks 2, 3\) has shown no sign"),
+        (4, 2, 3, STOP, r"rank [012]: rank 3 on \S+:1 \(process \d+\) has shown no sign of life"),
+    ],
+)
+def test_a_rank_of_another_host_that_does_not_come_ends_the_job(monkeypatch, ranks, per_host, rank, how, said):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, str(per_host))
+    began = time.monotonic()
+    status, _, errors = finish(start(ranks, STOPS.format(rank=rank, how=how)))
+    assert status == 5
+    assert time.monotonic() - began < 45
+    assert re.search(f"graphkit: ({said})", errors), errors
+
+
+def test_who_works_for_long_on_another_host_is_waited_for(monkeypatch):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
+    how = "with kv.working():\n            time.sleep(4)"
+    status, _, errors = finish(start(2, STOPS.format(rank=1, how=how)))
+    assert (status, errors) == (0, "")
+
+
+def test_jobs_end_in_order_with_signs_on_their_way(monkeypatch):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
+    code = """
+        import time
+        from graphkit.dist import kvstore
+        kv = kvstore.create("dist_sync", timeout=0.08)  # a hundred messages a second
+        time.sleep(2)
+        kv._communicator.set_timeout(1000)
+        print("over", kv.rank, flush=True)
+    """
+    began = time.monotonic()
+    status, out, errors = finish(start(2, code, trainer=False))
+    assert (status, errors) == (0, "")
+    assert out.count("over") == 2
+    assert time.monotonic() - began < 30
+
+
+LEVEL = """
+    import mpi4py
+    import numpy as np
+    mpi4py.rc(initialize=False)
+    from mpi4py import MPI
+    from graphkit.dist import kvstore
+    {first}
+    kv = kvstore.create("dist_sync")
+    assert MPI.Query_thread() == MPI.THREAD_{level}, MPI.Query_thread()
+    assert (kv._communicator._watch is not None) == {watched}
+    assert kv.pushpull("w", np.ones(3)).tolist() == [2] * 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("per_host", "first", "level", "watched"),
+    [
+        (None, "", "SERIALIZED", True),  # what does not cost time
+        ("1", "", "MULTIPLE", True),
+        ("1", "MPI.Init_thread(MPI.THREAD_SERIALIZED)", "SERIALIZED", False),  # as a script has it
+    ],
+)
+def test_threads_of_mpi_are_asked_for_where_there_are_hosts(monkeypatch, per_host, first, level, watched):
+    if per_host is not None:
+        monkeypatch.setenv(config.RANKS_PER_HOST.name, per_host)
+    code = LEVEL.format(first=first, level=level, watched=watched)
+    status, _, errors = finish(start(2, code, trainer=False))
+    assert (status, errors) == (0, "")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two"])
+def test_hosts_of_no_ranks(monkeypatch, text):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, text)
+    with pytest.raises(config.UsageError, match="GRAPHKIT_RANKS_PER_HOST"):
+        config.RANKS_PER_HOST.get()
