@@ -11,7 +11,7 @@ from typing import TextIO
 
 import click
 
-from graphkit.cli._restart import ARGUMENTS
+from graphkit.cli._processes import ARGUMENTS
 from graphkit.errors import GraphkitWarning, did_you_mean
 
 # Sub-command -> one line of help; the module of the same name defines `command`.

@@ -9,7 +9,7 @@ import click
 
 from graphkit.cli._options import json_option, memory_size
 from graphkit.cli._output import print_json, print_table
-from graphkit.cli._restart import ARGUMENTS
+from graphkit.cli._processes import ARGUMENTS
 from graphkit.dist import compression as compressions
 from graphkit.dist import mpi
 from graphkit.text import human

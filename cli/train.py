@@ -22,10 +22,9 @@ from graphkit.cli._options import (
     source_options,
 )
 from graphkit.cli._output import log, print_json, print_table
-from graphkit.cli._restart import ARGUMENTS, run_job
+from graphkit.cli._processes import ARGUMENTS, Job, process_options, run_job
 from graphkit.cli._resume import kept, taken_over
 from graphkit.cli._training import make_optimizer
-from graphkit.dist import launch
 from graphkit.errors import UsageError
 from graphkit.model import Model
 
@@ -163,45 +162,13 @@ _SKIPPED, _RECORDED = 2, 10
     help="bf16: matrix work in bfloat16, parameters in float32.",
 )
 @click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
-@click.option(
-    "--processes",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Start that many MPI processes; needs --kvstore dist_sync.",
-)
-@click.option(
-    "--kvstore",
-    "kvstore_type",
-    default="local",
-    show_default=True,
-    help="local, or dist_sync: sum gradients over all processes.",
-)
-@click.option(
-    "--rank-timeout",
-    type=click.FloatRange(0, min_open=True),
-    metavar="SECONDS",
-    help="End the job when a process gives no sign for so long. Default: 60.",
-)
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="With --processes, go on from the last checkpoint so many times when the job fails.",
-)
-@click.option(
-    "--compression",
-    metavar="TYPE[:NUMBER]",
-    help="Send gradients as float16, bfloat16, 2bit[:threshold], top_k[:ratio]. With --kvstore dist_sync.",
-)
+@process_options
 @device_options
 @external_root_option
 @json_option
 def command(
-    context: click.Context, model: str, folder: str | None, resume: bool, overwrite: bool, processes: int,
-    kvstore_type: str, compression: str | None, rank_timeout: float | None, max_restarts: int, **options: Any,
-) -> int:  # fmt: skip
+    context: click.Context, model: str, folder: str | None, resume: bool, overwrite: bool, **options: Any
+) -> int:
     """Train MODEL (.json, .onnx, or a folder that an earlier training wrote).
 
     \b
@@ -215,28 +182,18 @@ def command(
     graphkit train net.json -o run/ --resume
     graphkit train net.json --data text:book.txt --metric perplexity --carry h=last_h --carry c=last_c -o run/
     """
-    if processes > 1 and kvstore_type == "local":
-        raise UsageError("--processes needs --kvstore dist_sync: with a local store every process would train alone")
-    if processes > 1 and not launch.is_started():
-        return run_job(processes, context.meta[ARGUMENTS], folder, max_restarts)
-    if max_restarts and processes == 1:
-        raise UsageError("--max-restarts needs --processes: what started this process ends with its job")
+    job = Job.taken(options)
+    if job.is_to_be_started:
+        return run_job(job.processes, context.meta[ARGUMENTS], folder, job.max_restarts)
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
     if resume and overwrite:
         raise UsageError("--resume goes on with the run that --overwrite would remove: choose one")
     if not resume and options["data_spec"] is None:
         raise click.MissingParameter(param=next(p for p in context.command.params if p.name == "data_spec"))
-    from graphkit.dist import kvstore
-
     path = None if folder is None else Path(folder)
     with stopping.told(model, path):
-        store = kvstore.create(kvstore_type, timeout=rank_timeout)
-        if processes > 1:
-            launch.check_size(processes, store.num_workers)
-        if compression is not None:
-            store.set_gradient_compression(compression)
-        _train(context, model, path, resume, overwrite, store, **options)
+        _train(context, model, path, resume, overwrite, job.store(), **options)
     return 0
 
 

@@ -203,8 +203,8 @@ class Channel:
         self._news = threading.Condition()
         self._known: dict[Any, tuple[int, int, bytes]] = {}
         self._awaited: list[Pending] = []
-        self._driving = threading.Lock()
-        self._driver: int | None = None
+        # The thread that drives a round, or 0; `_news` guards it.
+        self._driver = 0
         self._flying: deque[_Flight] = deque()
         self._broken: list[_Flight] = []
         self._stuck = 0
@@ -280,21 +280,34 @@ class Channel:
             self._awaited.append(pending)
             try:
                 while not pending.done:
-                    if not self._driving.acquire(timeout=_LOOK):
+                    if not self._takes_the_wheel(pending):
                         self._look()
                         continue
                     try:
-                        self._driver = threading.get_ident()
                         if not pending.done:
                             self._drive()
                     finally:
-                        self._driver = None
-                        self._driving.release()
+                        self._leaves_the_wheel()
             finally:
                 self._awaited.remove(pending)
                 if self._thread is not None:
                     with self._news:
                         self._news.notify_all()
+
+    def _takes_the_wheel(self, pending: Pending) -> bool:
+        """Whether this thread drives from now on; if another one does, it waits for news."""
+        with self._news:
+            if self._driver:
+                if not pending.done:
+                    self._news.wait(_LOOK)
+                return False
+            self._driver = threading.get_ident()
+            return True
+
+    def _leaves_the_wheel(self) -> None:
+        with self._news:
+            self._driver = 0
+            self._news.notify_all()
 
     def _look(self) -> None:
         if self._failure is None and (reason := self._links.lost()) is not None:
@@ -306,15 +319,17 @@ class Channel:
         """Drive the rounds while nobody waits."""
         while True:
             with self._news:
-                while not self._closed and (self._awaited or not (self._posted or self._flying)):
+                while not self._closed and (self._driver or self._awaited or not (self._posted or self._flying)):
                     self._news.wait()
                 if self._closed:
                     return
-            with self._driving:
-                try:
-                    self._drive()
-                except RuntimeFailure as error:  # who waits next is told
-                    self._break(str(error))
+                self._driver = threading.get_ident()
+            try:
+                self._drive()
+            except RuntimeFailure as error:  # who waits next is told
+                self._break(str(error))
+            finally:
+                self._leaves_the_wheel()
 
     def close(self) -> None:
         """No round is driven any more."""
@@ -326,7 +341,11 @@ class Channel:
 
     def quiet(self, seconds: float) -> bool:
         """Whether no thread drives a round, within that time; none does from then on."""
-        return self._driving.acquire(timeout=seconds)
+        with self._news:
+            if not self._news.wait_for(lambda: not self._driver, seconds):
+                return False
+            self._driver = threading.get_ident()
+            return True
 
     # --- rounds -----------------------------------------------------------------------------------
 

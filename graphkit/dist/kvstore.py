@@ -58,7 +58,7 @@ class KVStore:
     counts what this process has given to be summed.
     """
 
-    def __init__(self, type: str, communicator: Communicator):
+    def __init__(self, type: str, communicator: Communicator, bucket_bytes: int | None = None):
         self.type = type
         self._communicator = communicator
         self._values: dict[Key, np.ndarray] = {}
@@ -67,7 +67,7 @@ class KVStore:
         self._residuals: dict[Key, np.ndarray] = {}
         # What was pushed and not awaited.
         self._pushed: dict[Key, list[Pending]] = {}
-        self._bucket_bytes: int | None = None
+        self._bucket_bytes = bucket_bytes
         self.sent_bytes = 0
 
     @property
@@ -152,9 +152,10 @@ class KVStore:
     def bucket_bytes(self, fixed: bool = False) -> int:
         """How many bytes of gradients are best summed at once; the same in every process.
 
-        So many that what a sum takes however small it is, as measured, is a small part of it. fixed: measure nothing.
+        As given; or so many that what a sum takes however small it is, as measured, is a small part of it. fixed:
+        measure nothing.
         """
-        if fixed or self.num_workers == 1:
+        if self._bucket_bytes is None and (fixed or self.num_workers == 1):
             return _FIXED_BUCKET
         if self._bucket_bytes is None:
             self._bucket_bytes = int(self.broadcast("bucket_bytes", np.array(self._measured_bucket())))
@@ -354,12 +355,15 @@ def _pairs(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
     return list(zip(key, value, strict=True))
 
 
-def create(type: str = "local", *, timeout: float | None = None, overlap: str = "chained") -> KVStore:
+def create(
+    type: str = "local", *, timeout: float | None = None, overlap: str = "chained", bucket_bytes: int | None = None
+) -> KVStore:
     """A store of one of TYPES, or by MXNet's names. `dist_sync` needs MPI (MissingDependency says what to install).
 
     timeout: seconds after which a process that gives no sign ends the job; GRAPHKIT_RANK_TIMEOUT, 60, by default.
     overlap: how sums get on while a process computes: "chained", one after the other, on a thread; "concurrent",
     several at a time, as they become ready; "funnelled", not before somebody waits for them.
+    bucket_bytes: of gradients that are summed at once; as many as the measured latency of a sum asks for, by default.
     """
     type = _ALIASES.get(type, type)
     if overlap not in OVERLAPS:
@@ -373,5 +377,5 @@ def create(type: str = "local", *, timeout: float | None = None, overlap: str = 
         communicator.channel.overlap = overlap
         if timeout is not None:
             communicator.set_timeout(timeout)
-        return KVStore(type, communicator)
+        return KVStore(type, communicator, bucket_bytes)
     raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")

@@ -26,7 +26,7 @@ class Buckets:
 
 
 def make_buckets(graph: Graph, values: Sequence[Value], limit: int, means: bool) -> Buckets:
-    """Buckets of parameters of `graph`, of one dtype each and of at most `limit` bytes, but for single ones."""
+    """Buckets of parameters of `graph`, of one dtype each, which take more as long as they are below `limit` bytes."""
     first = {v: len(graph.nodes) for v in values}
     for position, node in reversed(list(enumerate(graph.nodes))):
         first.update((v, position) for v in node.operands if v in first)
@@ -34,8 +34,8 @@ def make_buckets(graph: Graph, values: Sequence[Value], limit: int, means: bool)
     filled: dict[DType, tuple[list[int], int]] = {}
     for index in sorted(range(len(values)), key=lambda i: (-first[values[i]], i)):
         kind = values[index].tensor
-        group, held = filled.get(kind.dtype, ([], limit + 1))
-        if held + kind.nbytes > limit:
+        group, held = filled.get(kind.dtype, ([], limit))
+        if held >= limit:
             group, held = [], 0
             groups.append(group)
         group.append(index)
@@ -69,13 +69,18 @@ def means(parts: Sequence[Value], total: Value, buckets: Buckets) -> tuple[list[
     begun: dict[int, Value] = {}
     firsts = []
     for number, group in enumerate(buckets.groups):
-        sums = _begun([parts[i] for i in group], f"bucket {number}")
+        sums = _begun([parts[i] for i in group], _key(number))
         firsts.append(sums[0])
         begun.update(zip(group, sums, strict=True))
-    done = [F.all_reduce_wait(*firsts, keys=(f"bucket {number}",)) for number in range(len(firsts))]
+    done = [F.all_reduce_wait(*firsts, keys=(_key(number),)) for number in range(len(firsts))]
     bucket_of = {i: number for number, group in enumerate(buckets.groups) for i in group}
     found = [F.after(begun[i], done[bucket_of[i]]) for i in range(len(parts))]
     return found if buckets.means else [F.div(s, cast_like(total, s)) for s in found], done
+
+
+def _key(number: int) -> str:
+    """Of a bucket. What is begun first is first in the order of keys, and summed first."""
+    return f"bucket {number:05}"
 
 
 def _begun(parts: Sequence[Value], key: str) -> Sequence[Value]:

@@ -1,0 +1,165 @@
+"""Steps of several processes over a slow network: without and with overlap, buckets, compression.
+
+    python bench/overlap.py [--ranks 2] [--gbit 0.5,2] [--latency 0.0005] [--layers 8] [--width 1024] [--quick]
+
+The network is simulated: a sum over processes is done as ever, and then lasts, asleep, as long as its bytes take
+(ring: 2 (n - 1) / n of them over the given bandwidth, and latency for each of the 2 (n - 1) messages). It takes no
+processor time, as a network card does not. Bound: max(computation, communication) + the last bucket, from the same run.
+Processes have one thread each; the network is a perceptron of so many layers. The table is Markdown, on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from engines import versions
+from processes import log, machine
+from tables import table
+
+import graphkit as gk
+from graphkit.dist import launch
+from graphkit.dist.kvstore import KVStore
+from graphkit.dist.mpi import MpiCommunicator
+
+# Name, how sums go on, megabytes of a bucket (None: as measured), compression.
+FORMS = (
+    ("one sum behind the backward pass", "funnelled", 1e6, None),
+    ("buckets behind the backward pass", "funnelled", 4.0, None),
+    ("one sum, chained", "chained", 1e6, None),
+    ("buckets of 1 MB, chained", "chained", 1.0, None),
+    ("buckets of 4 MB, chained", "chained", 4.0, None),
+    ("buckets by the cost model, chained", "chained", None, None),
+    ("buckets of 4 MB, chained, float16", "chained", 4.0, "float16"),
+    ("buckets of 4 MB, chained, 2bit", "chained", 4.0, "2bit:0.01"),
+)
+
+
+class Network:
+    """Makes the calls of a communicator last as long as a network would take; counts these seconds."""
+
+    def __init__(self, communicator: MpiCommunicator, gbit: float, latency: float):
+        self.seconds = 0.0
+        self._rate, self._latency, self._ranks = gbit * 1e9 / 8, latency, communicator.size
+        self._allreduce, self._allgather = communicator.allreduce, communicator.allgather
+        communicator.allreduce = self.allreduce  # type: ignore[method-assign]
+        communicator.allgather = self.allgather  # type: ignore[method-assign]
+
+    def _last(self, bytes_: float, messages: int) -> None:
+        seconds = bytes_ / self._rate + messages * self._latency
+        self.seconds += seconds
+        time.sleep(seconds)
+
+    def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        n = self._ranks
+        found = self._allreduce(array, out)
+        self._last(2 * (n - 1) / n * array.nbytes, 2 * (n - 1))
+        return found
+
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        found = self._allgather(array)
+        self._last((self._ranks - 1) * array.nbytes, self._ranks - 1)
+        return found
+
+
+def trainer(store: KVStore | None, options: argparse.Namespace) -> gk.Trainer:
+    value = gk.input("x", ["N", options.width])
+    for layer in range(options.layers):
+        value = gk.relu(gk.nn.linear(value, options.width, name=f"layer{layer}"))
+    model = gk.Model(gk.nn.linear(value, 10, name="last"), seed=0)
+    return gk.Trainer(model, "softmax_cross_entropy", gk.optim.SGD(0.01), kvstore=store, threads=1)
+
+
+def worker(options: argparse.Namespace) -> dict[str, Any] | None:
+    """The steps of one form, on one rank of a job; the figures, on rank 0."""
+    _, overlap, megabytes, compression = FORMS[options.form]
+    size = None if megabytes is None else int(megabytes * 1e6)
+    store = gk.kvstore.create("dist_sync", overlap=overlap, bucket_bytes=size)
+    communicator: Any = store._communicator
+    network = Network(communicator, options.gbit[0], options.latency)
+    if compression is not None:
+        store.set_gradient_compression(compression)
+    rng = np.random.default_rng(store.rank)
+    x, y = rng.random((options.batch, options.width), np.float32), rng.integers(0, 10, options.batch)
+    both, alone = trainer(store, options), trainer(None, options)
+    times: dict[str, list[float]] = {"step": [], "computation": []}
+    for one, name in ((both, "step"), (alone, "computation")):
+        one.step(x, y)
+        store.barrier()
+        network.seconds = 0.0
+        for _ in range(options.steps):
+            start = time.perf_counter()
+            one.step(x, y)
+            times[name].append(time.perf_counter() - start)
+            store.barrier()
+        if one is both:
+            communication = network.seconds / options.steps
+    stepper = both._stepper
+    assert stepper.buckets is not None
+    groups = stepper.buckets.groups
+    held = [sum(both.net.params[stepper.trained[i]].nbytes for i in group) for group in groups]
+    if store.rank:
+        return None
+    return {
+        **{name: float(np.median(found)) for name, found in times.items()},
+        "communication": communication,
+        "buckets": len(groups),
+        "last": held[-1] / sum(held),
+        "sent": store.sent_bytes / (options.steps + 1),
+        "copied": stepper.collectives.copied_bytes,
+    }
+
+
+def measured(form: int, gbit: float, options: argparse.Namespace) -> dict[str, Any]:
+    given = {"form": form, "gbit": gbit, "latency": options.latency, "layers": options.layers, "width": options.width}
+    given |= {"batch": options.batch, "steps": options.steps}
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    command = [launch.find_mpiexec(), "-n", str(options.ranks), sys.executable, __file__, "--worker", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--gbit", type=lambda text: [float(n) for n in text.split(",")], default=[0.5, 2.0])
+    parser.add_argument("--latency", type=float, default=5e-4, help="seconds of a message")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--form", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        if (found := worker(options)) is not None:
+            print(json.dumps(found))
+        return 0
+    facts, engines = machine(), versions()
+    print(f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}; graphkit {engines['graphkit']}")
+    print(f"{options.ranks} processes of one thread, {options.layers} layers of {options.width}, batch {options.batch}")
+    head = ["form", "buckets", "step ms", "computation", "communication", "bound", "step / bound", "sent MB", "copied"]
+    for gbit in options.gbit:
+        body = []
+        for form, (name, *_) in enumerate(FORMS):
+            log(f"{gbit} Gbit/s: {name}")
+            row = measured(form, gbit, options)
+            bound = max(row["computation"], row["communication"]) + row["last"] * row["communication"]
+            milliseconds = [f"{1e3 * row[k]:.1f}" for k in ("step", "computation", "communication")]
+            ratio = f"{row['step'] / bound:.2f}"
+            sent = f"{row['sent'] / 1e6:.2f}"
+            body.append(
+                [name, str(row["buckets"]), *milliseconds, f"{1e3 * bound:.1f}", ratio, sent, str(row["copied"])]
+            )
+        print("\n".join(["", f"## {gbit} Gbit/s, {1e3 * options.latency} ms", "", table(head, body)]), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

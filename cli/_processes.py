@@ -1,0 +1,121 @@
+"""The processes of a training: their options, and how they are started, again after a failure if so wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from graphkit.dist import launch
+from graphkit.dist.channel import OVERLAPS
+from graphkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphkit.dist.kvstore import KVStore
+
+# Where a click.Context's `meta` has the command line.
+ARGUMENTS = "graphkit.arguments"
+
+_OPTIONS = (
+    click.option(
+        "--processes", type=click.IntRange(1), default=1, show_default=True,
+        help="Start that many MPI processes; needs --kvstore dist_sync.",
+    ),
+    click.option(
+        "--kvstore", default="local", show_default=True, help="local, or dist_sync: sum gradients over all processes."
+    ),
+    click.option(
+        "--rank-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+        help="End the job when a process gives no sign for so long. Default: 60.",
+    ),
+    click.option(
+        "--max-restarts", type=click.IntRange(0), default=0, show_default=True,
+        help="With --processes, go on from the last checkpoint so many times when the job fails.",
+    ),
+    click.option(
+        "--compression", metavar="TYPE[:NUMBER]",
+        help="Send gradients as float16, bfloat16, 2bit[:threshold], top_k[:ratio]. With --kvstore dist_sync.",
+    ),
+    click.option(
+        "--overlap", type=click.Choice(OVERLAPS), default="chained", show_default=True,
+        help="How sums of gradients go on during the backward pass: not, one by one, or together.",
+    ),
+    click.option(
+        "--bucket-mb", type=click.FloatRange(0, min_open=True), metavar="MB",
+        help="Sum so many megabytes of gradients at once. Default: as the network's latency asks for.",
+    ),
+)  # fmt: skip
+
+
+def process_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that `Job` is made of."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+class Job(NamedTuple):
+    """What a command line says of processes."""
+
+    processes: int
+    kvstore: str
+    rank_timeout: float | None
+    max_restarts: int
+    compression: str | None
+    overlap: str
+    bucket_mb: float | None
+
+    @classmethod
+    def taken(cls, options: dict[str, Any]) -> Job:
+        """Made of options, which are taken out; raises UsageError for those that do not go together."""
+        job = cls(**{name: options.pop(name) for name in cls._fields})
+        if job.processes > 1 and job.kvstore == "local":
+            raise UsageError(
+                "--processes needs --kvstore dist_sync: with a local store every process would train alone"
+            )
+        if job.max_restarts and job.processes == 1:
+            raise UsageError("--max-restarts needs --processes: what started this process ends with its job")
+        return job
+
+    @property
+    def is_to_be_started(self) -> bool:
+        return self.processes > 1 and not launch.is_started()
+
+    def store(self) -> KVStore:
+        """The store of this process, which is one of the job's."""
+        from graphkit.dist import kvstore
+
+        size = None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1e6))
+        store = kvstore.create(self.kvstore, timeout=self.rank_timeout, overlap=self.overlap, bucket_bytes=size)
+        if self.processes > 1:
+            launch.check_size(self.processes, store.num_workers)
+        if self.compression is not None:
+            store.set_gradient_compression(self.compression)
+        return store
+
+
+def run_job(processes: int, arguments: Sequence[str], folder: str | None, restarts: int) -> int:
+    """Run `graphkit ARGUMENTS` in so many processes; return the exit status.
+
+    A job that ends with a runtime failure (a process that died, stopped or stalled among them) goes on from the
+    checkpoint in `folder`, up to so many times.
+    """
+    from graphkit.cli._output import log
+    from graphkit.errors import RuntimeFailure
+    from graphkit.train.checkpoint import MANIFEST
+
+    given = list(arguments)
+    while True:
+        status = launch.run_processes(processes, given)
+        if status != RuntimeFailure.exit_code or restarts == 0:
+            return status
+        if folder is None or not (Path(folder) / MANIFEST).exists():
+            log("the job failed before its first checkpoint: there is nothing to go on from")
+            return status
+        restarts -= 1
+        log(f"the job failed; going on from its last checkpoint ({restarts} restarts left)")
+        given = [a for a in given if a != "--overwrite"]
+        if "--resume" not in given:
+            given.append("--resume")
