@@ -33,7 +33,7 @@ _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RAN
 _COUNTS = (("PMI_SIZE", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
 # While others are awaited: how long the core is only offered to others, and the pauses after that, in seconds.
-_EAGER, _PAUSE = 0.02, 1e-4
+_EAGER, _PAUSE = 0.02, 5e-5
 
 # Larger sums go in parts of so many bytes: MPI's calls that do not block cut nothing themselves.
 _PART = 16 << 20
@@ -222,14 +222,10 @@ class MpiCommunicator:
         if _mpi().Is_finalized():
             raise RuntimeFailure(f"rank {self.rank} goes on after the end of MPI")
         gathered = bytearray(self.size * len(mine))
-        request = self._comm.Iallgather(mine, gathered)
-        if self.channel.awaited:
-            self._complete(request, mine, gathered)
-        else:  # the others may be far away, and the core is wanted
-            self._complete(request, mine, gathered, eager=0.0)
+        self._complete(self._comm.Iallgather(mine, gathered), mine, gathered)
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]
 
-    def _complete(self, request: Any, *used: Any, eager: float = _EAGER) -> None:
+    def _complete(self, request: Any, *used: Any) -> None:
         """Wait until the request is done, which uses these objects.
 
         Others get the core meanwhile, signals are seen, and so is who is lost. A call of MPI's own that blocks would
@@ -238,7 +234,8 @@ class MpiCommunicator:
         start = time.monotonic()
         try:
             while not request.Test():
-                if time.monotonic() - start < eager:
+                # While this process computes, the core is wanted.
+                if self.channel.awaited and time.monotonic() - start < _EAGER:
                     os.sched_yield()
                 else:
                     time.sleep(_PAUSE)
