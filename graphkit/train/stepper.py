@@ -122,19 +122,21 @@ class Stepper:
         """
         if self._recompute is not None:
             self._fit_memory({name: np.shape(array) for name, array in feeds.items()})
+        if len(self.programs) == 1 and self.buckets is None:
+            feeds[steps.LEARNING_RATE] = np.float32(rate)
+            return self._update(feeds, position)
         weight = float(len(next(iter(feeds.values()))) if size is None else size)
-        if self.buckets is not None:
-            feeds[steps.BATCH_WEIGHT] = np.float32(weight)
+        feeds[steps.BATCH_WEIGHT] = np.float32(weight)
         if len(self.programs) == 1:
             feeds[steps.LEARNING_RATE] = np.float32(rate)
-            return self._update(feeds, position, idle=not weight and self._idle is not None)
+            return self._update(feeds, position, idle=not weight)
         found = self._accumulate(feeds, weight, position)
         if self.waiting >= self._group:  # more, where a checkpoint of a larger one was resumed
             self.flush(rate)
         return found
 
     def _update(
-        self, feeds: dict[str, Any], position: Position | None, idle: bool
+        self, feeds: dict[str, Any], position: Position | None, idle: bool = False
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Forward, backward and the update in one program. idle: there are fewer samples than processes."""
         executor = self.executors[0]
@@ -155,7 +157,6 @@ class Stepper:
         """Forward and backward; the gradients of `weight` samples wait."""
         executor, how = self.executors[0], self._rule.on_nonfinite
         generator = executor.rng
-        feeds[steps.BATCH_WEIGHT] = np.float32(weight)
         try:
             # Fewer samples than processes leave some without any.
             results = executor.run(feeds) if weight else self._loss_of_others()
