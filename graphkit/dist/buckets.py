@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from graphkit.dist.channel import Pending
+from graphkit.dist.posted import Pending
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore

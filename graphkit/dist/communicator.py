@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.dist.channel import Action, Pending, alone, placed
+from graphkit.dist.posted import Action, Pending, alone, placed
 
 
 class Communicator(Protocol):

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from functools import cache
 from types import FrameType, TracebackType
 
-from graphkit.dist.channel import ENDED
+from graphkit.dist.announcement import ENDED
 from graphkit.dist.mpi import MpiCommunicator
 from graphkit.errors import GraphkitError, RuntimeFailure
 

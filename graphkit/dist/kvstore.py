@@ -17,9 +17,10 @@ import numpy as np
 
 from graphkit.dist import compression
 from graphkit.dist.buckets import Buckets
-from graphkit.dist.channel import OVERLAPS, Action, Pending, Sum, placed
+from graphkit.dist.channel import OVERLAPS
 from graphkit.dist.communicator import Communicator, LocalCommunicator
 from graphkit.dist.compression import Compression
+from graphkit.dist.posted import Action, Pending, Sum, placed
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
 

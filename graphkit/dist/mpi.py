@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.dist.channel import Action, Channel, Pending, placed
+from graphkit.dist.channel import Channel
 from graphkit.dist.hosts import Hosts
 from graphkit.dist.placement import Allowed, place
+from graphkit.dist.posted import Action, Pending, placed
 from graphkit.dist.relay import Relay
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
