@@ -97,6 +97,26 @@ class _Lost(RuntimeFailure):
     """Another process is given up."""
 
 
+class _News:
+    """A lock, and what threads that hold it wait for and tell. Both cost little where nobody sleeps."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._condition = threading.Condition(self.lock)
+        self._asleep = 0
+
+    def wait(self, seconds: float | None = None) -> None:
+        self._asleep += 1
+        try:
+            self._condition.wait(seconds)
+        finally:
+            self._asleep -= 1
+
+    def tell(self) -> None:
+        if self._asleep:
+            self._condition.notify_all()
+
+
 class Channel:
     """Carries out what all processes have posted, over `links`; `overlap` says what happens while nobody waits."""
 
@@ -106,9 +126,9 @@ class Channel:
         self.calls = 0
         self.disagreement: str | None = None
         self._failure: str | None = None
-        # By call, what was posted and is not done, in order; `_news` guards it.
+        # By call, what was posted and is not done, in order; the lock guards it.
         self._posted: dict[str, deque[Pending]] = {}
-        self._news = threading.Condition()
+        self._news = _News()
         self._known: dict[Any, tuple[int, int, bytes]] = {}
         # Who waits for what: pairs of thread and what was posted.
         self._awaited: list[tuple[int, Pending]] = []
@@ -116,7 +136,7 @@ class Channel:
         self._threads: set[int] = set()
         # What failed, and nobody has waited for.
         self._unheard: list[Pending] = []
-        # The thread that drives a round, or 0; `_news` guards it.
+        # The thread that drives a round, or 0; the lock guards it.
         self._driver = 0
         self._flying: deque[_Flight] = deque()
         self._broken: list[_Flight] = []
@@ -145,7 +165,7 @@ class Channel:
         made = Pending(call, action, priority, self)
         made.name, made.digest, made.text = self._told(call, arrays)
         self._links.doing(made.text)
-        with self._news:
+        with self._news.lock:
             if self._failure is not None:
                 raise RuntimeFailure(self._failure)
             self._threads.add(threading.get_ident())
@@ -155,7 +175,7 @@ class Channel:
             if later and self.overlap != "funnelled" and self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="graphkit-channel", daemon=True)
                 self._thread.start()
-            self._news.notify_all()
+            self._news.tell()
         return made
 
     def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
@@ -185,7 +205,7 @@ class Channel:
 
     def _left(self) -> list[Pending]:
         """What is not done."""
-        with self._news:
+        with self._news.lock:
             posted = [made for queue in self._posted.values() for made in queue]
             return posted + [flight.made for flight in self._flying]
 
@@ -211,12 +231,12 @@ class Channel:
             finally:
                 self._awaited.remove(mine)
                 if self._thread is not None:
-                    with self._news:
-                        self._news.notify_all()
+                    with self._news.lock:
+                        self._news.tell()
 
     def _takes_the_wheel(self, pending: Pending) -> bool:
         """Whether this thread drives from now on; if another one does, it waits for news."""
-        with self._news:
+        with self._news.lock:
             if self._driver:
                 if not pending.done:
                     self._news.wait(_LOOK)
@@ -225,9 +245,9 @@ class Channel:
             return True
 
     def _leaves_the_wheel(self) -> None:
-        with self._news:
+        with self._news.lock:
             self._driver = 0
-            self._news.notify_all()
+            self._news.tell()
 
     def _look(self) -> None:
         if self._failure is None and (reason := self._links.lost()) is not None:
@@ -238,7 +258,7 @@ class Channel:
     def _serve(self) -> None:
         """Drive the rounds while nobody waits."""
         while True:
-            with self._news:
+            with self._news.lock:
                 while not self._closed and (self._driver or self._awaited or not (self._posted or self._flying)):
                     self._news.wait()
                 if self._closed:
@@ -253,17 +273,20 @@ class Channel:
 
     def close(self) -> None:
         """No round is driven any more."""
-        with self._news:
+        with self._news.lock:
             self._closed = True
-            self._news.notify_all()
+            self._news.tell()
         if self._thread is not None:
             self._thread.join()
 
     def quiet(self, seconds: float) -> bool:
         """Whether no thread drives a round, within that time; none does from then on."""
-        with self._news:
-            if not self._news.wait_for(lambda: not self._driver, seconds):
-                return False
+        with self._news.lock:
+            end = time.monotonic() + seconds
+            while self._driver:
+                if (left := end - time.monotonic()) <= 0:
+                    return False
+                self._news.wait(left)
             self._driver = threading.get_ident()
             return True
 
@@ -272,7 +295,7 @@ class Channel:
     def _drive(self) -> None:
         """One round, or a look at the sums in flight where nothing else is posted."""
         self._land()
-        with self._news:
+        with self._news.lock:
             heads, calls = [queue[0] for queue in self._posted.values()], self.calls
             awaited = self._awaited[-1][1] if self._awaited else None
         if not heads:
@@ -315,7 +338,7 @@ class Channel:
         others = self._threads - waiting
         if others:
             others &= {thread.ident for thread in threading.enumerate()}
-            with self._news:
+            with self._news.lock:
                 self._threads &= others | waiting
         return Waits.SOME if others else Waits.ALL
 
@@ -356,7 +379,7 @@ class Channel:
         self._stuck = self._stuck + 1 if least else 0
         if self._stuck >= (_STUCK if least == Waits.ALL else _STUCK_THREADS):
             self._disagree(rows)
-        with self._news:
+        with self._news.lock:
             if self.calls == calls:
                 self._news.wait(_PAUSE)
 
@@ -384,13 +407,13 @@ class Channel:
             except BaseException:
                 self._break(f"rank {self._links.rank} was interrupted in step {self._links.steps}, in {group[0].call}")
                 raise
-            with self._news:
+            with self._news.lock:
                 self._taken(group)
                 if flight is not None:
                     self._flying.append(flight)
                 for made, (result, failure) in zip(group, outcomes, strict=flight is None):
                     self._finish(made, result, failure)
-                self._news.notify_all()
+                self._news.tell()
 
     def _flight(self, made: Pending) -> _Flight:
         """Begin a sum, which goes on by itself."""
@@ -429,20 +452,20 @@ class Channel:
         while self._flying and self._flying[0].request.Test():
             flight = self._flying[0]
             outcome = _delivered(flight.summed, flight.total)
-            with self._news:
+            with self._news.lock:
                 if self._flying:  # all is not broken off
                     self._flying.popleft()
                     self._finish(flight.made, *outcome)
-                self._news.notify_all()
+                self._news.tell()
 
     def _finish(self, made: Pending, result: Any = None, error: Exception | None = None) -> None:
-        """It is done, and stays known as long as nobody has heard of its error; `_news` is held."""
+        """It is done, and stays known as long as nobody has heard of its error; the lock is held."""
         made.finish(result, error)
         if error is not None:
             self._unheard = [m for m in self._unheard if not m.heard] + [made]
 
     def _taken(self, group: Iterable[Pending]) -> None:
-        """It is posted no longer; `_news` is held."""
+        """It is posted no longer; the lock is held."""
         for made in group:
             queue = self._posted[made.call]
             queue.popleft()
@@ -451,7 +474,7 @@ class Channel:
 
     def _break(self, reason: str) -> None:
         """Nothing is done together any more."""
-        with self._news:
+        with self._news.lock:
             if self._failure is None:
                 self._failure = reason
             left = [made for queue in self._posted.values() for made in queue]
@@ -461,7 +484,7 @@ class Channel:
             self._flying.clear()
             for made in left:
                 self._finish(made, error=RuntimeFailure(self._failure))
-            self._news.notify_all()
+            self._news.tell()
 
 
 def _delivered(summed: Sum, total: np.ndarray) -> _Outcome:
