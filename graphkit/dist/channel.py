@@ -332,9 +332,11 @@ class Channel:
         return Announcement(self._links.steps, shown.number, digest, len(heads), self._who_waits(), shown.text)
 
     def _who_waits(self) -> Waits:
-        waiting = {thread for thread, _ in self._awaited}
-        if not waiting:
+        if not self._awaited:
             return Waits.NOBODY
+        if len(self._threads) == 1 and self._awaited[0][0] in self._threads:
+            return Waits.ALL
+        waiting = {thread for thread, _ in self._awaited}
         others = self._threads - waiting
         if others:
             others &= {thread.ident for thread in threading.enumerate()}
@@ -423,7 +425,8 @@ class Channel:
 
     def _outcomes(self, group: Sequence[Pending], there: Mapping[str, np.ndarray]) -> list[_Outcome]:
         """The results of what is done in one go, each with its own error."""
-        self._await_flights({made.call for made in group})
+        if self._flying:
+            self._await_flights({made.call for made in group})
         sums = [made.action for made in group if isinstance(made.action, Sum)]
         if not sums:
             action = group[0].action

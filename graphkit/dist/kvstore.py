@@ -129,14 +129,16 @@ class KVStore:
         if self._updater is not None:
             self.push(key, value, priority)
             return self.pull(key, out)
-        several = isinstance(key, (list, tuple))
+        if not isinstance(key, (list, tuple)):
+            total = self._post(key, self._local_sum(key, value, known=False), out, _itself, priority, False).wait()
+            return total if out is None else out
         given = self._given(key, value, known=False)
-        outs = [None] * len(given) if out is None else out if several else [out]
+        outs = [None] * len(given) if out is None else out
         if len(outs) != len(given):
             raise UsageError(f"{len(given)} keys need as many arrays to write to, not {len(outs)}")
         posted = [self._post(k, v, o, _itself, priority, later=False) for (k, v), o in zip(given, outs, strict=True)]
         totals = [made.wait() for made in posted]
-        return (totals if several else totals[0]) if out is None else out
+        return totals if out is None else out
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
         """Wait for what was pushed to a key, several, or all; raises the first error."""
