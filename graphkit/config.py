@@ -82,6 +82,9 @@ RANKS_PER_HOST: Knob[int | None] = Knob(
 JOB_SIZE: Knob[int | None] = Knob(
     "GRAPHKIT_JOB_SIZE", _positive, None, "set by --processes for the ranks that it starts: how many they are"
 )
+MPIEXEC: Knob[str | None] = Knob(
+    "GRAPHKIT_MPIEXEC", str, None, "launcher of --processes; default: the one beside this Python, or the first on PATH"
+)
 PLACE_RANKS = Knob(
     "GRAPHKIT_PLACE_RANKS", _flag, True, "0 lets the ranks of a host run on all of its cores; 1: each on its own part"
 )

@@ -77,8 +77,9 @@ def _mpi() -> Any:
 
 
 def library() -> str:
-    """The first line of what the MPI library says of itself."""
-    return " ".join(str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0].split())
+    """The first words of what the MPI library says of itself: its name and version."""
+    first = str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0]
+    return " ".join(first.partition(",")[0].split())
 
 
 class MpiCommunicator:
