@@ -130,13 +130,14 @@ class KVStore:
             self.push(key, value, priority)
             return self.pull(key, out)
         if not isinstance(key, (list, tuple)):
-            total = self._post(key, self._local_sum(key, value, known=False), out, _itself, priority, False).wait()
+            given = self._local_sum(key, value, known=False)  # type: ignore[arg-type]
+            total = self._post(key, given, out, _itself, priority, later=False).wait()  # type: ignore[arg-type]
             return total if out is None else out
-        given = self._given(key, value, known=False)
-        outs = [None] * len(given) if out is None else out
-        if len(outs) != len(given):
-            raise UsageError(f"{len(given)} keys need as many arrays to write to, not {len(outs)}")
-        posted = [self._post(k, v, o, _itself, priority, later=False) for (k, v), o in zip(given, outs, strict=True)]
+        pairs = self._given(key, value, known=False)
+        outs = [None] * len(pairs) if out is None else out
+        if len(outs) != len(pairs):
+            raise UsageError(f"{len(pairs)} keys need as many arrays to write to, not {len(outs)}")
+        posted = [self._post(k, v, o, _itself, priority, later=False) for (k, v), o in zip(pairs, outs, strict=True)]
         totals = [made.wait() for made in posted]
         return totals if out is None else out
 

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from graphkit import config
 from graphkit.dist.channel import Channel
 from graphkit.dist.hosts import Hosts
 from graphkit.dist.placement import Allowed, place
-from graphkit.dist.posted import Action, Pending, placed
+from graphkit.dist.posted import placed
 from graphkit.dist.relay import Relay
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
@@ -110,25 +110,7 @@ class MpiCommunicator:
         self._kept: list[Any] = []
         self._watch = self._watched()
         self.channel = Channel(self)
-
-    # --- what is done together ---------------------------------------------------------------------
-
-    def post(
-        self,
-        call: str,
-        arrays: Sequence[np.ndarray] = (),
-        action: Action | None = None,
-        *,
-        priority: int = 0,
-        later: bool = True,
-    ) -> Pending:
-        return self.channel.post(call, arrays, action, priority=priority, later=later)
-
-    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
-        return self.channel.perform(call, arrays, action)
-
-    def flush(self) -> None:
-        self.channel.flush()
+        self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
 
     @property
     def sent_between_hosts(self) -> int:

@@ -28,7 +28,10 @@ class Sum:
 
     def deliver(self, total: np.ndarray) -> Any:
         """The result, once there is the sum."""
-        return self.then(placed(total.astype(self.array.dtype, copy=False).reshape(self.array.shape), self.out))
+        array = self.array
+        if total.dtype != array.dtype or total.shape != array.shape:
+            total = total.astype(array.dtype, copy=False).reshape(array.shape)
+        return self.then(placed(total, self.out))
 
 
 def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
@@ -104,6 +107,9 @@ def order(made: Pending) -> tuple[int, str]:
 
 def grouped(chosen: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> Iterator[list[Pending]]:
     """What is done in one go: small sums of one dtype that follow each other, and each other thing alone."""
+    if len(chosen) == 1:
+        yield [*chosen]
+        return
     group: list[Pending] = []
     for made in chosen:
         action = made.action
@@ -157,4 +163,6 @@ def totals(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[str, n
 def in_rank_order(parts: np.ndarray) -> np.ndarray:
     """The sum along the first axis, one after the other; of half floats in float32."""
     wide = np.float32 if parts.dtype.itemsize == 2 and parts.dtype.kind in "fV" else parts.dtype
+    if wide is parts.dtype and len(parts) == 2:
+        return np.asarray(parts[0] + parts[1])
     return np.asarray(np.add.accumulate(parts, axis=0, dtype=wide)[-1])
