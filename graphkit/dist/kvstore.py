@@ -1,43 +1,97 @@
 """KVStore: arrays by key, shared by the processes of a job (the interface of MXNet's).
 
 `local` lives in one process. `dist_sync` sums what all processes push: every process pushes the same keys.
+`dist_async`, `dist_bounded` and `elastic` keep values on servers, which change them as pushes come.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from graphkit import config
 from graphkit.dist.channel import OVERLAPS
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.store import KVStore
 from graphkit.errors import UsageError, did_you_mean
 
-__all__ = ["TYPES", "KVStore", "create"]
+if TYPE_CHECKING:
+    from graphkit.dist.mpi import MpiCommunicator
 
-TYPES = ("local", "dist_sync")
+__all__ = ["REMOTE", "TYPES", "KVStore", "create"]
+
+# Those with servers.
+REMOTE = ("dist_async", "dist_bounded", "elastic")
+TYPES = ("local", "dist_sync", *REMOTE)
 # What MXNet calls them, and the store that is meant here.
-_ALIASES = {"device": "local", "dist": "dist_sync", "dist_device_sync": "dist_sync", "dist_sync_device": "dist_sync"}
+_ALIASES = {
+    "device": "local", "dist": "dist_sync", "dist_device_sync": "dist_sync", "dist_sync_device": "dist_sync",
+    "dist_device_async": "dist_async", "dist_async_device": "dist_async",
+}  # fmt: skip
+
+# Steps by which a worker of dist_bounded may be ahead, by default.
+_STALENESS = 3
 
 
 def create(
-    type: str = "local", *, timeout: float | None = None, overlap: str = "chained", bucket_bytes: int | None = None
+    type: str = "local",
+    *,
+    timeout: float | None = None,
+    overlap: str = "chained",
+    bucket_bytes: int | None = None,
+    servers: int | None = None,
+    staleness: int | None = None,
 ) -> KVStore:
-    """A store of one of TYPES, or by MXNet's names. `dist_sync` needs MPI (MissingDependency says what to install).
+    """A store of one of TYPES, or by MXNet's names. All but `local` need MPI (MissingDependency says what to install).
 
     timeout: seconds after which a process that gives no sign ends the job; GRAPHKIT_RANK_TIMEOUT, 60, by default.
     overlap: how sums get on while a process computes: "chained", one after the other, on a thread; "concurrent",
     several at a time, as they become ready; "funnelled", not before somebody waits for them.
     bucket_bytes: of gradients that are summed at once; as many as the measured latency of a sum asks for, by default.
+
+    `dist_async`, `dist_bounded` and `elastic` keep values on the last `servers` processes of the job (default:
+    GRAPHKIT_SERVERS, 1): there, this call serves the others until they have ended, and ends the process with them.
+    staleness: of `dist_bounded`, how many steps a worker may be ahead of the slowest one; 3 by default.
     """
     type = _ALIASES.get(type, type)
+    if type not in TYPES:
+        raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")
     if overlap not in OVERLAPS:
         raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(overlap, OVERLAPS)}")
+    if staleness is not None and (type != "dist_bounded" or staleness < 0):
+        raise UsageError(f"staleness={staleness}: a number of steps, at least 0, of dist_bounded")
+    if servers is not None and (type not in REMOTE or servers < 1):
+        raise UsageError(f"servers={servers}: a number above 0, of {', '.join(REMOTE)}")
     if type == "local":
         return KVStore(type, LocalCommunicator())
-    if type == "dist_sync":
-        from graphkit.dist.ending import join
+    from graphkit.dist.ending import join
 
-        communicator = join()
-        communicator.channel.overlap = overlap
-        if timeout is not None:
-            communicator.set_timeout(timeout)
+    remote = type in REMOTE
+    communicator = join((servers or config.SERVERS.get()) if remote else 0)
+    communicator.channel.overlap = overlap
+    if timeout is not None:
+        communicator.set_timeout(timeout)
+    if not remote:
         return KVStore(type, communicator, bucket_bytes)
-    raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")
+    return _remote(type, communicator, _STALENESS if staleness is None else staleness)
+
+
+def _remote(type: str, communicator: MpiCommunicator, staleness: int) -> KVStore:
+    """A worker's store; a server does not come back from here."""
+    from graphkit.dist.ending import before_end, end_of_server
+    from graphkit.dist.servers.post import WorkersPost, serve
+    from graphkit.dist.servers.remote import RemoteStore
+    from graphkit.dist.servers.server import Server
+
+    assert communicator.mail is not None, "it has servers"
+    workers = communicator.processes - communicator.servers
+    if communicator.serves:
+        serve(Server(workers), communicator.mail, communicator)
+        end_of_server(communicator)
+    post = WorkersPost(communicator.mail, communicator, workers, communicator.servers)
+    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None)
+    before_end(store.leave, store.dismiss if communicator.rank == 0 else _nothing)
+    return store
+
+
+def _nothing() -> None:
+    """Another worker sees to it."""

@@ -50,6 +50,9 @@ class KVStore:
     counts what this process has given to be summed.
     """
 
+    # Whether values live on servers, and each process pushes and pulls by itself.
+    is_remote = False
+
     def __init__(self, type: str, communicator: Communicator, bucket_bytes: int | None = None):
         self.type = type
         self._communicator = communicator
@@ -60,7 +63,7 @@ class KVStore:
         # What was pushed and not awaited.
         self._pushed: dict[Key, list[Pending]] = {}
         self._bucket_bytes = bucket_bytes
-        self.sent_bytes = 0
+        self._sent_bytes = 0
 
     @property
     def rank(self) -> int:
@@ -69,6 +72,10 @@ class KVStore:
     @property
     def num_workers(self) -> int:
         return self._communicator.size
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_bytes
 
     @property
     def sent_between_hosts(self) -> int:
@@ -82,7 +89,7 @@ class KVStore:
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
         """Create keys, once each; every process takes rank 0's value."""
-        pairs = [(k, np.asarray(v)) for k, v in _pairs(key, value)]
+        pairs = [(k, np.asarray(v)) for k, v in pairs_of(key, value)]
         for k, _ in pairs:
             if k in self._values:
                 raise UsageError(f"key {k!r} is initialised already")
@@ -188,7 +195,7 @@ class KVStore:
         if self._compression is not None and array.dtype == np.float32:
             action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, done)
         else:
-            self.sent_bytes += array.nbytes
+            self._sent_bytes += array.nbytes
             action = partial(self._in_order, array, out, done) if ordered else Sum(array, out, done, alone=True)
         return self._communicator.post(f"sum of {key}", [array], action)
 
@@ -201,7 +208,7 @@ class KVStore:
     def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
         """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
         found = self._broadcast(
-            f"broadcast from rank {root} of", [(k, np.asarray(v)) for k, v in _pairs(key, value)], root
+            f"broadcast from rank {root} of", [(k, np.asarray(v)) for k, v in pairs_of(key, value)], root
         )
         return found if isinstance(key, (list, tuple)) else found[0]
 
@@ -268,7 +275,7 @@ class KVStore:
 
     def _given(self, key: Key | Sequence[Key], value: Any, known: bool) -> list[tuple[Key, np.ndarray]]:
         """The sum for each key over what is given here; all are looked at before any is sent."""
-        return [(k, self._local_sum(k, v, known)) for k, v in _pairs(key, value)]
+        return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value)]
 
     def _post(
         self,
@@ -283,7 +290,7 @@ class KVStore:
         if self._compression is not None and array.dtype == np.float32:
             action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, then)
         else:
-            self.sent_bytes += array.nbytes
+            self._sent_bytes += array.nbytes
             if later and self.num_workers > 1:
                 array = array.copy()
             action = Sum(array, out, then)
@@ -297,7 +304,7 @@ class KVStore:
                 f"key {key!r} had {residual.size} elements when it was pushed before, and has {array.size}"
             )
         packed = self._compression.pack(np.ascontiguousarray(array).reshape(-1), residual)
-        self.sent_bytes += packed.nbytes
+        self._sent_bytes += packed.nbytes
         return packed
 
     def _unpacked(
@@ -342,7 +349,7 @@ def _itself(total: np.ndarray) -> np.ndarray:
     return total
 
 
-def _pairs(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
+def pairs_of(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
     if not isinstance(key, (list, tuple)):
         return [(key, value)]  # type: ignore[list-item]
     if not isinstance(value, (list, tuple)) or len(value) != len(key):
