@@ -132,8 +132,7 @@ class MpiCommunicator:
     @property
     def serves(self) -> bool:
         """Whether this process is a server."""
-        workers: int = self.processes - self.servers
-        return self.place >= workers
+        return bool(self.place >= self.processes - self.servers)
 
     @property
     def sent_between_hosts(self) -> int:

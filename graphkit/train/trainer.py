@@ -43,8 +43,8 @@ from graphkit.train.fit import Fit, first, length_of
 from graphkit.train.position import Position
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
+from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
-from graphkit.train.stepper import Stepper
 from graphkit.train.targets import Targets
 
 
@@ -177,7 +177,7 @@ class Trainer:
             "precision": precision,
             "deterministic": deterministic,
         }
-        self._stepper = Stepper(
+        self._stepper = stepper_for(kvstore)(
             graph, trained, rule, net.params,
             kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options,
         )  # fmt: skip
@@ -190,6 +190,7 @@ class Trainer:
             for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
                 net.params[name] = array
             self._start_averages()
+        self._stepper.spread()
 
     def _expected(self, graph: Graph, by_loss: bool) -> Targets:
         """The targets of a training graph; by_loss: a loss by name says what they are."""

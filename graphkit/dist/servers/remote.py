@@ -120,11 +120,11 @@ class RemoteStore(KVStore):
             self._specs[k] = _Spec(len(self._specs), v.dtype, v.shape, tuple(self._sharding.parts(k, v.size)))
         self._place("init", dict(pairs))
 
-    def put(self, values: Mapping[Key, np.ndarray]) -> None:
+    def put(self, values: Mapping[Any, np.ndarray]) -> None:
         """Replace stored values by rank 0's; every worker calls it."""
         self._place("put", values)
 
-    def _place(self, call: str, values: Mapping[Key, np.ndarray]) -> None:
+    def _place(self, call: str, values: Mapping[Any, np.ndarray]) -> None:
         if self.rank == 0:
             each = {}
             for server, parts in self._by_server(list(values)):
@@ -202,7 +202,7 @@ class RemoteStore(KVStore):
         self.push(key, value, priority)
         return self.pull(key, out)
 
-    def exchange(self, values: Mapping[Key, np.ndarray], alpha: float) -> dict[Key, np.ndarray]:
+    def exchange(self, values: Mapping[Any, np.ndarray], alpha: float) -> dict[Any, np.ndarray]:
         """Draw these values and the stored ones together, each by alpha of what is between them; the new values.
 
         Elastic averaging (Zhang, Choromanska, LeCun, NIPS 2015, equations 2 and 3).
