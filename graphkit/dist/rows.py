@@ -124,7 +124,7 @@ class RowSum:
         self.sent_bytes = self._message.nbytes
 
     def __call__(self, communicator: Communicator) -> RowSparse:
-        counts = communicator.allgather(np.array(self._count, np.int64)).tolist()
+        counts = communicator.allgather(np.array([self._count], np.int64)).reshape(-1).tolist()
         width = 8 + self._kind.itemsize * int(np.prod(self._tail, dtype=np.int64))
         messages = communicator.allgather_parts(self._message, [count * width for count in counts])
         return total([self._read(m, c) for m, c in zip(messages, counts, strict=True)])

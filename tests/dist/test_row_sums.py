@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.data import Dataset  # noqa: F401
 
 USERS, ITEMS = 60, 40
 TABLES = ["user*", "item*"]
