@@ -238,6 +238,8 @@ from graphkit.ops._functions import rnn_recurrence_grad as rnn_recurrence_grad
 from graphkit.ops._functions import roi_align as roi_align
 from graphkit.ops._functions import rotary_embedding as rotary_embedding
 from graphkit.ops._functions import round as round
+from graphkit.ops._functions import row_sum_start as row_sum_start
+from graphkit.ops._functions import row_sum_wait as row_sum_wait
 from graphkit.ops._functions import scatter_elements as scatter_elements
 from graphkit.ops._functions import scatter_nd as scatter_nd
 from graphkit.ops._functions import selu as selu

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from graphkit.dist.posted import Pending
+from graphkit.dist.rows import RowSparse
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
@@ -51,6 +52,15 @@ class Buckets:
                 np.copyto(array, part.reshape(array.shape))
 
         self._begun[key] = self._store.start_sum(key, together, together, self._ordered, take_apart)
+
+    def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
+        self._begun[key] = self._store.start_row_sum(key, RowSparse(indices, rows))
+
+    def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        start = time.monotonic()
+        total = self._begun.pop(key).wait()
+        self.waited_seconds += time.monotonic() - start
+        return total.indices, total.values
 
     def wait(self, keys: Sequence[str]) -> None:
         start = time.monotonic()

@@ -58,6 +58,10 @@ class Communicator(Protocol):
         """The arrays of all processes, one behind the other along a new first axis; all pass one of the same type."""
         ...
 
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        """The bytes of each process, of which there are so many by rank; they are at multiples of 8 in memory."""
+        ...
+
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         """The root's array, in a new array; all processes pass one of the same dtype and shape."""
         ...
@@ -97,6 +101,9 @@ class LocalCommunicator:
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return array[None].copy()
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        return [data.copy()]
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         return array.copy()

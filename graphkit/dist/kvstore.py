@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from graphkit import config
 from graphkit.dist.channel import OVERLAPS
 from graphkit.dist.communicator import LocalCommunicator
+from graphkit.dist.rows import RowSparse
 from graphkit.dist.store import KVStore
 from graphkit.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from graphkit.dist.mpi import MpiCommunicator
 
-__all__ = ["REMOTE", "TYPES", "KVStore", "create"]
+__all__ = ["REMOTE", "TYPES", "KVStore", "RowSparse", "create"]
 
 # Those with servers.
 REMOTE = ("dist_async", "dist_bounded", "elastic")

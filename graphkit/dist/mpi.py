@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -165,6 +165,14 @@ class MpiCommunicator:
         # As bytes, so that every dtype travels.
         self.hosts.allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8), self._complete)
         return result
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        begins = [0]
+        for size in sizes:
+            begins.append(begins[-1] + -(-size // 8) * 8)
+        result = np.empty(begins[-1], np.uint8)
+        self.hosts.allgather_parts(np.ascontiguousarray(data), result, sizes, begins[:-1], self._complete)
+        return [result[at : at + size] for at, size in zip(begins, sizes, strict=False)]
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)

@@ -16,11 +16,13 @@ from graphkit.dist.buckets import Buckets
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.compression import Compression
 from graphkit.dist.posted import Action, Pending, Sum, placed
+from graphkit.dist.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
 
 Key: TypeAlias = int | str
-Updater: TypeAlias = Callable[[Key, np.ndarray, np.ndarray], Any]
+# Of a key, the sum (a RowSparse where such were pushed) and the stored value.
+Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
 
 # Bytes of a bucket where none are measured, and bounds where they are: as many as take so many latencies.
 _FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
@@ -31,7 +33,7 @@ _LATENCIES, _TRIALS = 20, 5
 class StatefulUpdater(Protocol):
     """An updater with states of its own, as arrays by name."""
 
-    def __call__(self, key: Key, gradient: np.ndarray, stored: np.ndarray) -> Any: ...
+    def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
     def states(self) -> dict[str, np.ndarray]: ...
     def restore(self, states: Mapping[str, np.ndarray]) -> None: ...
 
@@ -100,6 +102,9 @@ class KVStore:
 
         With several processes it returns at once, and the values may be changed then: a thread sees to the sums, those
         of higher priority first, and `pull` waits for those of its key. What fails is raised there, or by `wait`.
+
+        Of a RowSparse, which all processes push to the key then, its rows alone travel; without an updater the other
+        rows become 0.
         """
         for k, v in self._given(key, value, known=True):
             waiting = self._pushed.setdefault(k, [])
@@ -121,6 +126,22 @@ class KVStore:
             return stored.copy()
         np.copyto(out, stored)
         return out
+
+    def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
+        """Some rows of the stored value, a RowSparse with each of them once, by ascending index; waits as `pull` does.
+
+        row_ids: a vector of integers; for a sequence of keys, one for each, and a list is returned. out: an array of
+        the key's type, of which these rows are written and no others. Raises InputError where there is no such row.
+        """
+        if isinstance(key, (list, tuple)):
+            outs = [None] * len(key) if out is None else out
+            return [self.row_sparse_pull(k, i, o) for k, i, o in zip(key, row_ids, outs, strict=True)]
+        self._stored(key)  # type: ignore[arg-type]
+        self.wait(key)
+        found = rows_of(f"key {key!r}", self._stored(key), row_ids)  # type: ignore[arg-type]
+        if out is not None:
+            out[found.indices] = found.values
+        return found
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
         """`push`, then `pull`. Without an updater the keys need no `init`, and nothing is kept."""
@@ -199,6 +220,17 @@ class KVStore:
             action = partial(self._in_order, array, out, done) if ordered else Sum(array, out, done, alone=True)
         return self._communicator.post(f"sum of {key}", [array], action)
 
+    def start_row_sum(self, key: str, rows: RowSparse) -> Pending:
+        """Begin the sum of rows over the processes, which may be changed at once; `wait` of the result returns it."""
+        return self._post_rows(f"sum of {key}", RowSum(rows), _itself)
+
+    def _post_rows(
+        self, call: str, rows: RowSum, then: Callable[[RowSparse], Any], priority: int = 0, later: bool = True
+    ) -> Pending:
+        self._sent_bytes += rows.sent_bytes
+        action = lambda: then(rows(self._communicator))  # noqa: E731 - what all do then
+        return self._communicator.post(call, rows.types, action, priority=priority, later=later)
+
     def _in_order(self, array: np.ndarray, out: np.ndarray, then: Callable[[np.ndarray], Any]) -> Any:
         first, *others = self._communicator.allgather(array)
         for part in others:
@@ -273,20 +305,22 @@ class KVStore:
             raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")
         return self._values[key]
 
-    def _given(self, key: Key | Sequence[Key], value: Any, known: bool) -> list[tuple[Key, np.ndarray]]:
+    def _given(self, key: Key | Sequence[Key], value: Any, known: bool) -> list[tuple[Key, np.ndarray | RowSparse]]:
         """The sum for each key over what is given here; all are looked at before any is sent."""
         return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value)]
 
     def _post(
         self,
         key: Key,
-        array: np.ndarray,
+        array: np.ndarray | RowSparse,
         out: np.ndarray | None,
-        then: Callable[[np.ndarray], Any],
+        then: Callable[[Any], Any],
         priority: int,
         later: bool,
     ) -> Pending:
         """Sum over the processes, into `out` when given, and call `then` with it."""
+        if isinstance(array, RowSparse):
+            return self._post_rows(f"sum {key!r}", RowSum(array), then, priority, later)
         if self._compression is not None and array.dtype == np.float32:
             action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, then)
         else:
@@ -317,13 +351,17 @@ class KVStore:
             self._compression.add(part, total.reshape(-1))
         return then(placed(total, out))
 
-    def _keep(self, key: Key, total: np.ndarray) -> None:
-        if self._updater is None:
-            self._values[key] = total
+    def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
+        stored = self._values[key]
+        if self._updater is not None:
+            self._updater(key, summed, stored)
         else:
-            self._updater(key, total, self._values[key])
+            self._values[key] = summed.dense(len(stored)) if isinstance(summed, RowSparse) else summed
 
-    def _local_sum(self, key: Key, value: Any, known: bool) -> np.ndarray:
+    def _local_sum(self, key: Key, value: Any, known: bool) -> np.ndarray | RowSparse:
+        given = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(v, RowSparse) for v in given):
+            return local_rows(f"key {key!r}", given, self._stored(key) if known else None)
         values = [np.asarray(v) for v in value] if isinstance(value, (list, tuple)) else [np.asarray(value)]
         if known:
             stored = self._stored(key)
@@ -345,7 +383,7 @@ class KVStore:
         return found
 
 
-def _itself(total: np.ndarray) -> np.ndarray:
+def _itself(total: Any) -> Any:
     return total
 
 

@@ -1910,6 +1910,21 @@ def rotary_embedding(
 def round(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Nearest integer, halves to even."""
 
+def row_sum_start(
+    indices: Operand, rows: Operand, *, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """Begin the sum over all processes, which all call it `key`, of arrays that are 0 but in some rows."""
+
+def row_sum_wait(
+    indices: Operand,
+    rows: Operand,
+    *started: Operand | Sequence[Operand | None] | None,
+    key: str,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value]:
+    """The sum that RowSumStart has begun with `indices` and `rows` under this key, once it is there."""
+
 def scan(
     *values: Operand | Sequence[Operand | None] | None,
     body: Graph,

@@ -32,6 +32,7 @@ TOTAL_WEIGHT = "total_weight"
 STEP = "optimizer_step"
 GRADIENT = "gradient"
 GRADIENT_SUM = "gradient_sum"
+ROWS = "rows"
 LOSS_SUM = "loss_sum"
 
 
@@ -196,8 +197,8 @@ def _guarded_updates(graph: Graph, token: Value | None) -> list[tuple[Value, Val
     return [(state, finite.guarded(new, token)) for state, new in graph.updates]
 
 
-def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
-    """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
+def _gradients(graph: Graph, loss: Value, trained: Sequence[TrainedParameter], rule: UpdateRule) -> list[Value | Rows]:
+    """The gradients of a loss that is made of the values of `graph`; those of tables by rows."""
     tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
     if tables and not rule.optimizer.elementwise:
         raise UsageError(
@@ -205,9 +206,14 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
             f"({', '.join(tables)}) need another optimizer"
         )
     wanted = [tables[t.name].outputs if t.lazy else [t.value] for t in trained]
-    flat = iter(gradient([graph.outputs[0]], [v for values in wanted for v in values]))
+    flat = iter(gradient([loss], [v for values in wanted for v in values]))
     grouped = [[next(flat) for _ in values] for values in wanted]
-    gradients = [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trained, grouped, strict=True)]
+    return [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trained, grouped, strict=True)]
+
+
+def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
+    """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
+    gradients = _gradients(graph, graph.outputs[0], trained, rule)
     token = _token(graph.outputs[0], gradients, rule)
     inputs, updates = _updates(trained, gradients, rule, token)
     statistics = _guarded_updates(graph, token)
@@ -279,33 +285,50 @@ def shared_step(
     """The whole step of one of several processes, whose gradients are summed while the backward pass goes on; and that
     of a process without samples, which gives zeros and takes part in the sums and the update.
 
-    `batch_weight` is fed as for `split_step`; of the second, `<parameter>/gradient_sum` and `loss_sum` are.
+    `batch_weight` is fed as for `split_step`; of the second, `<parameter>/gradient_sum` and `loss_sum` are, and of a
+    table, which has no rows then, `<parameter>/rows` too.
     """
-    _refuse_lazy(trained)
     weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
     loss, total = shares.mean_loss(graph.outputs[0], weight)
     weighted = F.mul(graph.outputs[0], cast_like(weight, graph.outputs[0]))
-    parts = gradient([weighted], [t.value for t in trained])
+    parts = _gradients(graph, weighted, trained, rule)
     inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
     step = graph.replace(
         inputs=[*graph.inputs, weight, *inputs], outputs=[loss, *graph.outputs[1:]], output_names=graph.output_names,
         updates=[*_guarded_updates(graph, token), *updates],
     )  # fmt: skip
-    nothing = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}") for t in trained]
+    fed, nothing = _nothing(trained)
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
     loss, total = shares.mean_of(pair, graph.outputs[0].dtype)
     inputs, updates, _ = _shared_updates(trained, rule, nothing, loss, total, buckets)
     idle = Graph(
-        [pair, *nothing, *inputs, *(t.value for t in trained)], [loss], updates, f"{graph.name}_idle",
+        [pair, *fed, *inputs, *(t.value for t in trained)], [loss], updates, f"{graph.name}_idle",
         output_names=graph.output_names[:1],
     )  # fmt: skip
     return step, idle
 
 
+def _nothing(trained: Sequence[TrainedParameter]) -> tuple[list[Value], list[Value | Rows]]:
+    """Inputs of a process without samples, zeros or empty, and its gradients made of them."""
+    fed: list[Value] = []
+    parts: list[Value | Rows] = []
+    for t in trained:
+        kind = t.value.tensor
+        if t.lazy:
+            rows = Value(TensorType(DType.INT64, (0,)), f"{t.name}/{ROWS}")
+            grads = Value(TensorType(kind.dtype, (0, *kind.known_shape[1:])), f"{t.name}/{GRADIENT_SUM}")
+            fed += [rows, grads]
+            parts.append(Rows(t.value, rows, None, grads))
+        else:
+            fed.append(Value(kind, f"{t.name}/{GRADIENT_SUM}"))
+            parts.append(fed[-1])
+    return fed, parts
+
+
 def _shared_updates(
     trained: Sequence[TrainedParameter],
     rule: UpdateRule,
-    parts: Sequence[Value],
+    parts: Sequence[Value | Rows],
     loss: Value,
     total: Value,
     buckets: Buckets,
@@ -322,7 +345,7 @@ def _shared_updates(
 
 def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
     if lazy := [t.name for t in trained if t.lazy]:
-        raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one process and one batch per update")
+        raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one batch per update")
 
 
 def fit_sums(

@@ -79,7 +79,9 @@ class Stepper:
     def _in_buckets(self, graph: Graph, trained: Sequence[steps.TrainedParameter], kvstore: KVStore) -> shares.Buckets:
         # The bits of a sum over more than two processes may depend on what it is summed with.
         limit = kvstore.bucket_bytes(fixed=self._options["deterministic"])
-        return shares.make_buckets(graph, [t.value for t in trained], limit, kvstore.compresses)
+        return shares.make_buckets(
+            graph, {i: t.value for i, t in enumerate(trained) if not t.lazy}, limit, kvstore.compresses
+        )
 
     def spread(self) -> None:
         """Parameters and states were set from outside: whoever else holds them takes them over."""

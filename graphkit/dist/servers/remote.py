@@ -19,6 +19,7 @@ from graphkit.dist import compression
 from graphkit.dist.buckets import Buckets
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.messages import pack, pack_named, unpack
+from graphkit.dist.rows import RowSparse
 from graphkit.dist.servers.post import Post
 from graphkit.dist.servers.server import PACKED, PLAIN, ZERO
 from graphkit.dist.servers.sharding import Part, Sharding
@@ -138,7 +139,12 @@ class RemoteStore(KVStore):
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Send the value (of a list, the sum) to where the key lives, and return. What fails is raised by what asks
         the servers next. Parts that are all 0 travel as a word."""
-        given = {k: self._local_sum(k, v, known=True) for k, v in pairs_of(key, value)}
+        given = {}
+        for k, v in pairs_of(key, value):
+            summed = self._local_sum(k, v, known=True)
+            if isinstance(summed, RowSparse):
+                raise UsageError(f"key {k!r}: servers of {self.type!r} take whole arrays; dist_sync takes rows")
+            given[k] = summed
         for server, parts in self._by_server(list(given)):
             hows, arrays = [], []
             for k, part in parts:
@@ -307,6 +313,9 @@ class RemoteStore(KVStore):
 
     def collectives(self, ordered: bool = False) -> Buckets:
         raise UsageError(f"gradients of {self.type!r} are pushed, and not summed inside of a program")
+
+    def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
+        raise UsageError(f"servers of {self.type!r} give whole arrays; dist_sync gives rows")
 
     def _stored(self, key: Key) -> np.ndarray:
         spec = self._spec(key)

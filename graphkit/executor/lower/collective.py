@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.executor.lower.lowering import Collectives, Lowering, Site
-from graphkit.executor.lower.python_step import PythonKernel
+from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait
+from graphkit.ops.internal.row_sum import RowSumStart, RowSumWait
+
+_OPERATORS = (AllReduceStart, AllReduceWait, RowSumStart, RowSumWait)
 
 
 def collective(site: Site) -> Lowering | None:
-    """A step of AllReduceStart or AllReduceWait, where the executor knows of other processes."""
+    """A step of an operator that begins a sum or waits for it, where the executor knows of other processes."""
     op, carrier = site.node.op, site.settings.collectives
-    if carrier is None or not isinstance(op, (AllReduceStart, AllReduceWait)):
+    if carrier is None or not isinstance(op, _OPERATORS):
         return None
     if site.settings.device != "cpu":
         raise UnsupportedError(f"sums over processes are of arrays in the host's memory, not of {site.settings.device}")
     if isinstance(op, AllReduceStart):
         return PythonKernel("native", site.node, _Start(carrier, op.key, len(site.node.inputs)))
+    if isinstance(op, RowSumStart):
+        return PythonKernel("native", site.node, _StartRows(carrier, op.key))
+    if isinstance(op, RowSumWait):
+        return PythonFunction("native", partial(_wait_rows, carrier, op.key))
     return PythonKernel("native", site.node, _Wait(carrier, op.keys))
 
 
@@ -55,6 +63,26 @@ class _Wait:
         for done in outputs:
             if done is not None:
                 done.fill(0)
+
+
+class _StartRows:
+    """Hands rows over, and says so by a 0."""
+
+    def __init__(self, carrier: Collectives, key: str):
+        self._carrier, self._key = carrier, key
+
+    def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
+        indices, rows = inputs
+        assert indices is not None, "every operand is there"
+        assert rows is not None, "every operand is there"
+        self._carrier.start_rows(self._key, indices, rows)
+        for started in outputs:
+            if started is not None:
+                started.fill(0)
+
+
+def _wait_rows(carrier: Collectives, key: str, _inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
+    return carrier.wait_rows(key)
 
 
 def _address(array: np.ndarray) -> int:

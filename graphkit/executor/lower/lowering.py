@@ -44,6 +44,14 @@ class Collectives(Protocol):
         planned; `copied` bytes had to be moved for it."""
         ...
 
+    def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
+        """Begin to sum rows by index, as others do under the same key; the arrays are read in this call alone."""
+        ...
+
+    def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of all by ascending index, and their sums, in new arrays; raises as `wait` does."""
+        ...
+
     def wait(self, keys: Sequence[str]) -> None:
         """Return when these sums are there. Raises RuntimeFailure when other processes do not take part."""
         ...
