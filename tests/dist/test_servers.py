@@ -479,7 +479,7 @@ def test_who_is_lost_is_named(kind, who):
     import os, signal, numpy as np, graphkit as gk
     def process(values):
         return os.getpid()
-    kv = gk.kvstore.create("dist_bounded", timeout=3, staleness=1)
+    kv = gk.kvstore.create("dist_bounded", timeout=6, staleness=1)
     kv.init("w", np.zeros(3))
     for step in range(10**9):
         kv.begin_step()
