@@ -53,6 +53,12 @@ class Buckets:
 
         self._begun[key] = self._store.start_sum(key, together, together, self._ordered, take_apart)
 
+    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
+        start = time.monotonic()
+        found: np.ndarray = self._store.gather(key, array)
+        self.waited_seconds += time.monotonic() - start
+        return found
+
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
         self._begun[key] = self._store.start_row_sum(key, RowSparse(indices, rows))
 

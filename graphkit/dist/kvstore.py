@@ -222,6 +222,13 @@ class KVStore:
             action = partial(self._in_order, array, out, done) if ordered else Sum(array, out, done, alone=True)
         return self._communicator.post(f"sum of {key}", [array], action)
 
+    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
+        """The arrays of all processes, of one type, by rank along a new first axis."""
+        self.sent_bytes += array.nbytes
+        action = partial(self._communicator.allgather, array)
+        found: np.ndarray = self._communicator.perform(f"gathering of {key}", [array], action)
+        return found
+
     def start_row_sum(self, key: str, rows: RowSparse) -> Pending:
         """Begin the sum of rows over the processes, which may be changed at once; `wait` of the result returns it."""
         return self._post_rows(f"sum of {key}", RowSum(rows), _itself)

@@ -15,16 +15,19 @@ import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient, reached
 from graphkit.errors import UsageError
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
+from graphkit.ops.internal.moments import AllMoments
 from graphkit.ops.pointwise import scalar_like
+from graphkit.passes.training.sync_batch_norm import chained
 from graphkit.train import finite, shares
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
 from graphkit.train.shares import Buckets, cast_like
 from graphkit.train.sparse import Rows, lookups
+from graphkit.train.statistics import Absence, absence
 
 LEARNING_RATE = "learning_rate"
 BATCH_WEIGHT = "batch_weight"
@@ -237,14 +240,29 @@ def split_step(
         known, total = shares.mean_loss(graph.outputs[0], weight)
         outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
     token = None if rule.on_nonfinite == "ignore" else known
-    factor = finite.guarded(weight, token)
-    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
-    added = [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)]
+    added, token = _added(graph.outputs[0], [t.value for t in trained], sums, weight, token, buckets is not None)
     updates = [*_guarded_updates(graph, token), *added]
     accumulate = graph.replace(
         inputs=[*graph.inputs, weight, *sums], outputs=outputs, output_names=names, updates=updates
     )
+    if buckets is not None:
+        accumulate = chained(accumulate, total)
     return accumulate, _update(graph.name, trained, rule, sums, buckets)
+
+
+def _added(
+    loss: Value, wanted: Sequence[Value], sums: Sequence[Value], weight: Value, token: Value | None, shared: bool
+) -> tuple[list[tuple[Value, Value]], Value | None]:
+    """The updates of `sums` by gradient * weight, and what has to be finite. shared: the loss may be one of several
+    processes whose gradients go through statistics of all, so that their weights come first."""
+    if not shared or not any(isinstance(node.op, AllMoments) for node in topological([loss])):
+        factor = finite.guarded(weight, token)
+        gradients = gradient([loss], wanted)
+        return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)], token
+    gradients = gradient([F.mul(loss, cast_like(weight, loss))], wanted)
+    for found in gradients if token is not None else ():  # nobody may stop while another one waits for a sum
+        token = F.after(token, found)
+    return [(s, F.add(finite.guarded(s, token), g)) for s, g in zip(sums, gradients, strict=True)], token
 
 
 def _update(
@@ -279,32 +297,61 @@ def shared_step(
         inputs=[*graph.inputs, weight, *inputs], outputs=[loss, *graph.outputs[1:]], output_names=graph.output_names,
         updates=[*_guarded_updates(graph, token), *updates],
     )  # fmt: skip
-    fed, nothing = _nothing(trained)
+    step = chained(step, total)
+    return step, _idle(graph, trained, rule, buckets, absence(graph, step))
+
+
+def _idle(
+    graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets, absent: Absence
+) -> Graph:
+    """The step of a process without samples."""
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = shares.mean_of(pair, graph.outputs[0].dtype)
-    inputs, updates, _ = _shared_updates(trained, rule, nothing, loss, total, buckets)
-    idle = Graph(
-        [pair, *fed, *inputs, *(t.value for t in trained)], [loss], updates, f"{graph.name}_idle",
-        output_names=graph.output_names[:1],
+    loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
+    fed = _nothing(trained)
+    parts = _parts(trained, absent.after_sums(fed, total))
+    inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
+    statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
+    updated = [t.value for t in trained]
+    states = [v for v in absent.states if v not in set(updated)]
+    return Graph(
+        [pair, *fed, *absent.inputs, *inputs, *updated, *states], [loss], [*statistics, *updates],
+        f"{graph.name}_idle", output_names=graph.output_names[:1],
     )  # fmt: skip
-    return step, idle
 
 
-def _nothing(trained: Sequence[TrainedParameter]) -> tuple[list[Value], list[Value | Rows]]:
-    """Inputs of a process without samples, zeros or empty, and its gradients made of them."""
+def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule) -> Graph | None:
+    """What a process without samples does in the place of `accumulate`, the first program of a `split_step` of `graph`;
+    None where that is to take part in the sum of losses alone."""
+    absent = absence(graph, accumulate)
+    if absent.last is None:
+        return None
+    pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
+    loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
+    (total,) = absent.after_sums([total], total)
+    token = None if rule.on_nonfinite == "ignore" else F.after(loss, total)
+    statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
+    return Graph(
+        [pair, *absent.inputs, *absent.states], [loss, total], statistics, f"{graph.name}_idle",
+        output_names=[graph.output_names[0], TOTAL_WEIGHT],
+    )  # fmt: skip
+
+
+def _nothing(trained: Sequence[TrainedParameter]) -> list[Value]:
+    """Inputs of a process without samples, zeros: the gradients, and of tables no rows."""
     fed: list[Value] = []
-    parts: list[Value | Rows] = []
     for t in trained:
         kind = t.value.tensor
         if t.lazy:
-            rows = Value(TensorType(DType.INT64, (0,)), f"{t.name}/{ROWS}")
-            grads = Value(TensorType(kind.dtype, (0, *kind.known_shape[1:])), f"{t.name}/{GRADIENT_SUM}")
-            fed += [rows, grads]
-            parts.append(Rows(t.value, rows, None, grads))
-        else:
-            fed.append(Value(kind, f"{t.name}/{GRADIENT_SUM}"))
-            parts.append(fed[-1])
-    return fed, parts
+            fed.append(Value(TensorType(DType.INT64, (0,)), f"{t.name}/{ROWS}"))
+            kind = TensorType(kind.dtype, (0, *kind.known_shape[1:]))
+        fed.append(Value(kind, f"{t.name}/{GRADIENT_SUM}"))
+    return fed
+
+
+def _parts(trained: Sequence[TrainedParameter], fed: Sequence[Value]) -> list[Value | Rows]:
+    """The gradients made of such inputs."""
+    values = iter(fed)
+    return [Rows(t.value, next(values), None, next(values)) if t.lazy else next(values) for t in trained]
 
 
 def _shared_updates(

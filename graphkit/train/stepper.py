@@ -56,13 +56,17 @@ class Stepper:
         self._recompute = recompute
         self._options = dict(options)
         self.buckets: shares.Buckets | None = None
+        # What a process without samples runs, and its executor.
         self._idle: Graph | None = None
+        self._resting: Executor | None = None
         if kvstore is not None and kvstore.num_workers > 1:
             self.buckets = self._in_buckets(graph, trained, kvstore)
             self.collectives = kvstore.collectives(ordered=options["deterministic"])
             self._options["collectives"] = self.collectives
         if accumulate > 1:
             self.programs = list(steps.split_step(graph, trained, rule, self.buckets))
+            if self.buckets is not None:
+                self._idle = steps.split_idle(graph, self.programs[0], rule)
         elif self.buckets is not None:
             step, self._idle = steps.shared_step(graph, trained, rule, self.buckets)
             self.programs = [step]
@@ -161,7 +165,7 @@ class Stepper:
         generator = executor.rng
         try:
             # Fewer samples than processes leave some without any.
-            results = executor.run(feeds) if weight else self._loss_of_others()
+            results = executor.run(feeds) if weight else self._nothing_to_add()
         except NotFinite as error:
             if how == "raise":
                 self._raise(error, feeds, generator, position)
@@ -176,14 +180,16 @@ class Stepper:
     def _without_samples(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Take part in the sums and the update."""
         assert self._idle is not None, "one of several processes"
-        if len(self.executors) == 1:
-            self.executors.append(Executor(self._idle, self.store, **self._options))
+        if self._resting is None:
+            self._resting = Executor(self._idle, self.store, **self._options)
         nothing = {v: v.tensor for v in self._idle.inputs if v.role == "data"}
         zeros = {self._idle.name_of(v): np.zeros(t.static_shape, t.dtype.numpy) for v, t in nothing.items()}
-        return self.executors[1].run(zeros | {steps.LEARNING_RATE: feeds[steps.LEARNING_RATE]})
+        return self._resting.run(zeros | {n: a for n, a in feeds.items() if n == steps.LEARNING_RATE})
 
-    def _loss_of_others(self) -> dict[str, Any]:
-        """Take part in the sum of losses alone; raises NotFinite as those with samples do."""
+    def _nothing_to_add(self) -> dict[str, Any]:
+        """Take part in the sums of losses and statistics alone; raises NotFinite as those with samples do."""
+        if self._idle is not None:
+            return self._without_samples({})
         pair = np.zeros(2)
         self.collectives.start(shares.LOSS, [pair], 0)
         self.collectives.wait([shares.LOSS])

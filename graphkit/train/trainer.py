@@ -31,6 +31,7 @@ from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
+from graphkit.passes.training.sync_batch_norm import synchronise
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
 from graphkit.train import finite, losses, metrics, recomputation, saving
 from graphkit.train import optim as optimizers
@@ -84,6 +85,7 @@ class Trainer:
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
     slots and all else are float32. deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back).
+    sync_batch_norm: statistics of BatchNormalization are over the samples of all processes.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 
     on_nonfinite: "raise" ends a step whose loss is not finite with NotFinite, which names the first node that made it;
@@ -123,6 +125,7 @@ class Trainer:
         deterministic: bool = False,
         straight_through: bool = False,
         on_nonfinite: str = "raise",
+        sync_batch_norm: bool = False,
     ):
         recomputation.check(recompute)
         on_nonfinite = finite.choice(on_nonfinite)
@@ -168,6 +171,8 @@ class Trainer:
         self._targets = self._expected(graph, targets is None)
         if straight_through:
             graph = pass_through_rounding(graph)
+        if sync_batch_norm and self._place[1] > 1:
+            graph = synchronise(graph)
         trained = steps.select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {

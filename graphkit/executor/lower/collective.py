@@ -11,9 +11,10 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.lower.lowering import Collectives, Lowering, Site
 from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait
+from graphkit.ops.internal.moments import AllMoments, AllSum, merged_moments
 from graphkit.ops.internal.row_sum import RowSumStart, RowSumWait
 
-_OPERATORS = (AllReduceStart, AllReduceWait, RowSumStart, RowSumWait)
+_OPERATORS = (AllReduceStart, AllReduceWait, RowSumStart, RowSumWait, AllMoments, AllSum)
 
 
 def collective(site: Site) -> Lowering | None:
@@ -27,6 +28,10 @@ def collective(site: Site) -> Lowering | None:
         return PythonKernel("native", site.node, _Start(carrier, op.key, len(site.node.inputs)))
     if isinstance(op, RowSumStart):
         return PythonKernel("native", site.node, _StartRows(carrier, op.key))
+    if isinstance(op, AllMoments):
+        return PythonKernel("native", site.node, partial(_all_moments, carrier, op.key))
+    if isinstance(op, AllSum):
+        return PythonKernel("native", site.node, partial(_all_sum, carrier, op.key))
     if isinstance(op, RowSumWait):
         return PythonFunction("native", partial(_wait_rows, carrier, op.key))
     return PythonKernel("native", site.node, _Wait(carrier, op.keys))
@@ -83,6 +88,30 @@ class _StartRows:
 
 def _wait_rows(carrier: Collectives, key: str, _inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
     return carrier.wait_rows(key)
+
+
+def _all_moments(
+    carrier: Collectives, key: str, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]
+) -> None:
+    own = [x.reshape(-1) for x in inputs if x is not None]
+    size = len(own[1])
+    gathered = carrier.gather(key, np.concatenate(own))
+    counts, means, deviations = gathered[:, :1], gathered[:, 1 : 1 + size], gathered[:, 1 + size :]
+    for found, result in zip(merged_moments(counts, means, deviations), outputs, strict=True):
+        if result is not None:
+            result[...] = found.reshape(result.shape)
+
+
+def _all_sum(
+    carrier: Collectives, key: str, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]
+) -> None:
+    own = [x.reshape(-1) for x in inputs if x is not None]
+    together = np.concatenate(own)
+    carrier.start(key, [together], 0)
+    carrier.wait([key])
+    for part, result in zip(np.split(together, np.cumsum([len(x) for x in own[:-1]])), outputs, strict=True):
+        if result is not None:
+            np.copyto(result, part.reshape(result.shape))
 
 
 def _address(array: np.ndarray) -> int:

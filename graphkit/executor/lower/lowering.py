@@ -44,6 +44,10 @@ class Collectives(Protocol):
         planned; `copied` bytes had to be moved for it."""
         ...
 
+    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
+        """The arrays of all processes under this key, of one type, by rank along a new first axis."""
+        ...
+
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
         """Begin to sum rows by index, as others do under the same key; the arrays are read in this call alone."""
         ...
