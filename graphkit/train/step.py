@@ -260,8 +260,9 @@ def _added(
         gradients = gradient([loss], wanted)
         return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)], token
     gradients = gradient([F.mul(loss, cast_like(weight, loss))], wanted)
-    for found in gradients if token is not None else ():  # nobody may stop while another one waits for a sum
-        token = F.after(token, found)
+    if token is not None:
+        for found in gradients:  # nobody may stop while another one waits for a sum
+            token = F.after(token, found)
     return [(s, F.add(finite.guarded(s, token), g)) for s, g in zip(sums, gradients, strict=True)], token
 
 

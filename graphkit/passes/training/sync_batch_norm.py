@@ -99,6 +99,7 @@ def chained(graph: Graph, first: Value) -> Graph:
         if not isinstance(node.op, AllSum):
             return None
         head, *others = operands
+        assert head is not None, "every operand is there"
         outputs = Node(node.op, [F.after(head, previous), *others], node.name, node.meta).outputs
         previous = outputs[0]
         return outputs
