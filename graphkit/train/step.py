@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient, reached
 from graphkit.errors import UsageError
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
+from graphkit.ops.internal.moments import AllMoments
 from graphkit.ops.pointwise import scalar_like
-from graphkit.train import finite, shares
+from graphkit.passes.training.sync_batch_norm import chained
+from graphkit.train import finite, sharded, shares
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
 from graphkit.train.shares import Buckets, cast_like
 from graphkit.train.sparse import Rows, lookups
+from graphkit.train.statistics import Absence, absence
 
 LEARNING_RATE = "learning_rate"
 BATCH_WEIGHT = "batch_weight"
@@ -136,11 +139,14 @@ def _multiplier(name: str, value: Value, key: str, patterns: Mapping[str, float]
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:
     """Scale all gradients by min(1, max_norm / norm), norm the 2-norm of all together (Pascanu et al., 2013)."""
     squares = [F.reduce_sum_square(g, keepdims=False) for g in gradients]
-    norm = F.sqrt(squares[0] if len(squares) == 1 else F.sum(*squares))
+    return _clipped(gradients, F.sqrt(squares[0] if len(squares) == 1 else F.sum(*squares)), max_norm)
+
+
+def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[Value]:
     limit = scalar_like(max_norm, norm)
     # max(norm, limit) keeps the quotient at 1 for small gradients, and free of 0 / 0.
     scale = F.div(limit, F.max(norm, limit))
-    return [F.mul(g, scale) for g in gradients]
+    return [F.mul(g, cast_like(scale, g)) for g in gradients]
 
 
 def _updates(
@@ -255,14 +261,30 @@ def split_step(
         known, total = shares.mean_loss(graph.outputs[0], weight)
         outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
     token = None if rule.on_nonfinite == "ignore" else known
-    factor = finite.guarded(weight, token)
-    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
-    added = [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)]
+    added, token = _added(graph.outputs[0], [t.value for t in trained], sums, weight, token, buckets is not None)
     updates = [*_guarded_updates(graph, token), *added]
     accumulate = graph.replace(
         inputs=[*graph.inputs, weight, *sums], outputs=outputs, output_names=names, updates=updates
     )
+    if buckets is not None:
+        accumulate = chained(accumulate, total)
     return accumulate, _update(graph.name, trained, rule, sums, buckets)
+
+
+def _added(
+    loss: Value, wanted: Sequence[Value], sums: Sequence[Value], weight: Value, token: Value | None, shared: bool
+) -> tuple[list[tuple[Value, Value]], Value | None]:
+    """The updates of `sums` by gradient * weight, and what has to be finite. shared: the loss may be one of several
+    processes whose gradients go through statistics of all, so that their weights come first."""
+    if not shared or not any(isinstance(node.op, AllMoments) for node in topological([loss])):
+        factor = finite.guarded(weight, token)
+        gradients = gradient([loss], wanted)
+        return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)], token
+    gradients = gradient([F.mul(loss, cast_like(weight, loss))], wanted)
+    if token is not None:
+        for found in gradients:  # nobody may stop while another one waits for a sum
+            token = F.after(token, found)
+    return [(s, F.add(finite.guarded(s, token), g)) for s, g in zip(sums, gradients, strict=True)], token
 
 
 def _update(
@@ -270,8 +292,11 @@ def _update(
 ) -> Graph:
     """The program that updates by the gradients that wait, and resets their sums."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
-    means = [F.div(s, cast_like(total, s)) for s in sums] if buckets is None else shares.means(sums, total, buckets)[0]
-    inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
+    if buckets is None:
+        means: Sequence[Value | Rows] = [F.div(s, cast_like(total, s)) for s in sums]
+        inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
+    else:
+        inputs, updates, _ = _shared_updates(trained, rule, sums, None, total, buckets)
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     return Graph(
         [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *reset], f"{name}_update",
@@ -297,49 +322,117 @@ def shared_step(
         inputs=[*graph.inputs, weight, *inputs], outputs=[loss, *graph.outputs[1:]], output_names=graph.output_names,
         updates=[*_guarded_updates(graph, token), *updates],
     )  # fmt: skip
-    fed, nothing = _nothing(trained)
+    step = chained(step, total)
+    return step, _idle(graph, trained, rule, buckets, absence(graph, step))
+
+
+def _idle(
+    graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets, absent: Absence
+) -> Graph:
+    """The step of a process without samples."""
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = shares.mean_of(pair, graph.outputs[0].dtype)
-    inputs, updates, _ = _shared_updates(trained, rule, nothing, loss, total, buckets)
-    idle = Graph(
-        [pair, *fed, *inputs, *(t.value for t in trained)], [loss], updates, f"{graph.name}_idle",
-        output_names=graph.output_names[:1],
+    loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
+    fed = _nothing(trained)
+    parts = _parts(trained, absent.after_sums(fed, total))
+    inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
+    statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
+    updated = [t.value for t in trained]
+    states = [v for v in absent.states if v not in set(updated)]
+    return Graph(
+        [pair, *fed, *absent.inputs, *inputs, *updated, *states], [loss], [*statistics, *updates],
+        f"{graph.name}_idle", output_names=graph.output_names[:1],
     )  # fmt: skip
-    return step, idle
 
 
-def _nothing(trained: Sequence[TrainedParameter]) -> tuple[list[Value], list[Value | Rows]]:
-    """Inputs of a process without samples, zeros or empty, and its gradients made of them."""
+def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule) -> Graph | None:
+    """What a process without samples does in the place of `accumulate`, the first program of a `split_step` of `graph`;
+    None where that is to take part in the sum of losses alone."""
+    absent = absence(graph, accumulate)
+    if absent.last is None:
+        return None
+    pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
+    loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
+    (total,) = absent.after_sums([total], total)
+    token = None if rule.on_nonfinite == "ignore" else F.after(loss, total)
+    statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
+    return Graph(
+        [pair, *absent.inputs, *absent.states], [loss, total], statistics, f"{graph.name}_idle",
+        output_names=[graph.output_names[0], TOTAL_WEIGHT],
+    )  # fmt: skip
+
+
+def _nothing(trained: Sequence[TrainedParameter]) -> list[Value]:
+    """Inputs of a process without samples, zeros: the gradients, and of tables no rows."""
     fed: list[Value] = []
-    parts: list[Value | Rows] = []
     for t in trained:
         kind = t.value.tensor
         if t.lazy:
-            rows = Value(TensorType(DType.INT64, (0,)), f"{t.name}/{ROWS}")
-            grads = Value(TensorType(kind.dtype, (0, *kind.known_shape[1:])), f"{t.name}/{GRADIENT_SUM}")
-            fed += [rows, grads]
-            parts.append(Rows(t.value, rows, None, grads))
-        else:
-            fed.append(Value(kind, f"{t.name}/{GRADIENT_SUM}"))
-            parts.append(fed[-1])
-    return fed, parts
+            fed.append(Value(TensorType(DType.INT64, (0,)), f"{t.name}/{ROWS}"))
+            kind = TensorType(kind.dtype, (0, *kind.known_shape[1:]))
+        fed.append(Value(kind, f"{t.name}/{GRADIENT_SUM}"))
+    return fed
+
+
+def _parts(trained: Sequence[TrainedParameter], fed: Sequence[Value]) -> list[Value | Rows]:
+    """The gradients made of such inputs."""
+    values = iter(fed)
+    return [Rows(t.value, next(values), None, next(values)) if t.lazy else next(values) for t in trained]
 
 
 def _shared_updates(
     trained: Sequence[TrainedParameter],
     rule: UpdateRule,
     parts: Sequence[Value | Rows],
-    loss: Value,
+    loss: Value | None,
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
     """New inputs and updates from this process's parts of the gradients; what has to be finite, behind all sums."""
+    if buckets.place is not None:
+        return _sharded_updates(trained, rule, parts, loss, total, buckets)
     means, done = shares.means(parts, total, buckets)
     token = _token(loss, means, rule)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.after(token, sums)
     inputs, updates = _updates(trained, means, rule, token)
+    return inputs, updates, token
+
+
+def _sharded_updates(
+    trained: Sequence[TrainedParameter],
+    rule: UpdateRule,
+    parts: Sequence[Value | Rows],
+    loss: Value | None,
+    total: Value,
+    buckets: Buckets,
+) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
+    """The same where this process updates its slices of the buckets, and gets those of the others."""
+    values = [t.value for t in trained]
+    own, done = sharded.scattered(values, _dense(parts), total, buckets)
+    gradients, token = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
+    if rule.clip_norm is not None or rule.on_nonfinite == "skip":
+        squares, zero, after = sharded.of_all(gradients, done)
+        done.append(after)
+        if rule.on_nonfinite == "skip":
+            token = zero if loss is None else F.add(cast_like(loss, zero), zero)
+        if rule.clip_norm is not None:
+            gradients = _clipped(gradients, F.sqrt(squares), rule.clip_norm)
+    if token is not None:
+        for sums in done:  # nobody may stop while another one waits for a sum
+            token = F.after(token, sums)
+    pieces = [replace(trained[piece.position], value=piece.weight) for piece in own]
+    inputs, found = _updates(pieces, gradients, replace(rule, clip_norm=None, ema=None), token)
+    weights = {piece.weight for piece in own}
+    new = [result for state, result in found if state in weights]
+    updates = [(state, result) for state, result in found if state not in weights]
+    step = updates[0][1]
+    for parameter, whole in zip(trained, sharded.gathered(values, own, new, token, done, buckets), strict=True):
+        updates.append((parameter.value, whole))
+        if rule.ema is not None:
+            average = Value(parameter.value.type, f"{parameter.name}/{AVERAGE}", role="state")
+            inputs.append(average)
+            updates.append((average, rule.ema.update(average, whole, step)))
     return inputs, updates, token
 
 

@@ -31,6 +31,7 @@ from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
+from graphkit.passes.training.sync_batch_norm import synchronise
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
 from graphkit.train import finite, losses, metrics, recomputation, saving
 from graphkit.train import optim as optimizers
@@ -84,6 +85,7 @@ class Trainer:
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
     slots and all else are float32. deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back).
+    sync_batch_norm: statistics of BatchNormalization are over the samples of all processes.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 
     on_nonfinite: "raise" ends a step whose loss is not finite with NotFinite, which names the first node that made it;
@@ -91,6 +93,9 @@ class Trainer:
     the first two parameters, slots and running statistics stay, to the bit, what they were before the step (before the
     group of batches, with `accumulate`, but for statistics), and all processes decide alike; gradients that are not
     finite while the loss is, "raise" finds at the next step.
+
+    shard_optimizer: each process of the kvstore holds a part of the optimizer's slots, updates what they belong to, and
+    gets the rest of the parameters from the others; `save` is then called by all of them, and rank 0 writes.
 
     carry: input name to output name, of state that `fit` and `evaluate` feed from each batch to the next; it is 0 at
     the start of an epoch and whenever the batch size changes. Gradients do not reach back into earlier batches. `step`
@@ -123,6 +128,8 @@ class Trainer:
         deterministic: bool = False,
         straight_through: bool = False,
         on_nonfinite: str = "raise",
+        shard_optimizer: bool = False,
+        sync_batch_norm: bool = False,
     ):
         recomputation.check(recompute)
         on_nonfinite = finite.choice(on_nonfinite)
@@ -168,6 +175,8 @@ class Trainer:
         self._targets = self._expected(graph, targets is None)
         if straight_through:
             graph = pass_through_rounding(graph)
+        if sync_batch_norm and self._place[1] > 1:
+            graph = synchronise(graph)
         trained = steps.select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {
@@ -179,7 +188,7 @@ class Trainer:
         }
         self._stepper = stepper_for(kvstore)(
             graph, trained, rule, net.params,
-            kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options,
+            kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options, shard=shard_optimizer,
         )  # fmt: skip
         self.trained, self._slots = self._stepper.trained, self._stepper.slots
         self._averaged = False

@@ -36,6 +36,7 @@ class RowSumStart(Op):
     inputs = ("indices", "rows")
     outputs = ("started",)
     types = {"indices": INT64, "rows": NUMERIC}
+    collective = True
     samples = (
         Sample(np.array([4, 0]), (2, 3), key="a", onnx=False),
         Sample(np.zeros(0, np.int64), (0, 2, 2), key="b", onnx=False),
@@ -66,6 +67,7 @@ class RowSumWait(Op):
     outputs = ("all_indices", "sums")
     types = {"indices": INT64, "rows": NUMERIC, "started": ANY}
     shape_only = ("started",)
+    collective = True
     samples = (
         Sample(np.array([4, 0]), (2, 3), (), key="a", onnx=False),
         Sample(np.zeros(0, np.int64), (0, 2, 2), (), (2,), key="b", onnx=False),
