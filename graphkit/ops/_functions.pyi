@@ -100,6 +100,7 @@ def all_gather_start(
     sizes: Sequence[int],
     of: Sequence[int],
     begins: Sequence[int],
+    ends: Sequence[int],
     name: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> Any:

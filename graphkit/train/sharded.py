@@ -22,10 +22,11 @@ _NORM = "norm"
 
 
 class Piece(NamedTuple):
-    """Elements of the parameter at a position, from `begin` on: what they are, and their mean gradient, vectors."""
+    """Elements [begin, end) of the parameter at a position: what they are, and their mean gradient, vectors."""
 
     position: int
     begin: int
+    end: int
     weight: Value
     gradient: Value
 
@@ -76,7 +77,7 @@ def scattered(
         gradient = _cut(F.after(begun[number][place], done[number]), begin, end)
         if not buckets.means:
             gradient = F.div(gradient, cast_like(total, gradient))
-        found.append(Piece(index, begin, _cut(values[index], begin, end), gradient))
+        found.append(Piece(index, begin, end, _cut(values[index], begin, end), gradient))
     return found, done
 
 
@@ -101,7 +102,7 @@ def gathered(
             pieces = [_behind(finite.guarded(_cut(values[group[0]], 0, 0), token), before)]
         wholes = F.all_gather_start(
             *pieces, key=_gather_key(number), sizes=slices.sizes, of=[place for place, _, _ in mine] or [0],
-            begins=[piece.begin for _, piece, _ in mine] or [0],
+            begins=[piece.begin for _, piece, _ in mine] or [0], ends=[piece.end for _, piece, _ in mine] or [0],
         )  # fmt: skip
         begun.update(zip(group, _several(wholes), strict=True))
     firsts = [begun[group[0]] for group in buckets.groups]

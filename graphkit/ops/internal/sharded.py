@@ -5,7 +5,7 @@ AllReduceWait, under the same key, waits for either (Rajbhandari et al., "ZeRO",
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,8 @@ class ReduceScatterWait(Op):
 class AllGatherStart(Op):
     """Begin to make arrays of `sizes` elements of every process's slice of them, under this key.
 
-    pieces: vectors, what this process's slice has of some of them: `of` says of which, `begins` where it begins there.
+    pieces: vectors, what this process's slice has of some of them: `of` says of which, `begins` and `ends` which
+    elements.
     The results are there after AllReduceWait. By its reference, and as an ONNX file, they are 0 where this process has
     no piece.
     """
@@ -79,39 +80,41 @@ class AllGatherStart(Op):
     sizes: tuple[int, ...]
     of: tuple[int, ...]
     begins: tuple[int, ...]
+    ends: tuple[int, ...]
     domain = DOMAIN
     inputs = ("pieces*",)
     outputs = ("wholes*",)
     types = {"pieces": NUMERIC}
     samples = (
-        Sample((3,), (2,), key="a", sizes=(5, 4, 2), of=(0, 1), begins=(2, 0), onnx=False),
-        Sample((0,), key="b", sizes=(0,), of=(0,), begins=(0,), onnx=False),
+        Sample((3,), (2,), key="a", sizes=(5, 4, 2), of=(0, 1), begins=(2, 0), ends=(5, 2), onnx=False),
+        Sample((0,), key="b", sizes=(0,), of=(0,), begins=(0,), ends=(0,), onnx=False),
     )
 
     def infer(self, *pieces: TensorType) -> tuple[TensorType, ...]:
-        for piece, of, begin in zip(pieces, self.of, self.begins, strict=True):
+        for piece, of, begin, end in self._places(pieces):
             if piece.dtype is not pieces[0].dtype or (piece.shape is not None and len(piece.shape) != 1):
                 raise TypeMismatch(f"pieces are vectors of one dtype, not {', '.join(map(str, pieces))}")
-            size = piece.known_shape[0] if piece.is_static else 0
-            if isinstance(size, int) and begin + size > self.sizes[of]:
-                raise TypeMismatch(f"{size} elements from {begin} on are beyond the {self.sizes[of]} of their array")
+            if not 0 <= begin <= end <= self.sizes[of] or (piece.is_static and piece.static_shape != (end - begin,)):
+                raise TypeMismatch(f"{piece} is not elements {begin} to {end} of {self.sizes[of]}")
         return tuple(TensorType(pieces[0].dtype, (size,)) for size in self.sizes)
+
+    def _places(self, pieces: Sequence[Any]) -> Iterator[tuple[Any, int, int, int]]:
+        return zip(pieces, self.of, self.begins, self.ends, strict=True)
 
     def reference(self, xp: Any, *pieces: Any) -> tuple[Any, ...]:
         wholes = [xp.zeros(size, pieces[0].dtype) for size in self.sizes]
-        for piece, of, begin in zip(pieces, self.of, self.begins, strict=True):
-            wholes[of][begin : begin + len(piece)] = piece
+        for piece, of, begin, end in self._places(pieces):
+            wholes[of][begin:end] = piece
         return tuple(wholes)
 
     def expand(self, *pieces: Any) -> Any:
-        found = {of: (piece, begin) for piece, of, begin in zip(pieces, self.of, self.begins, strict=True)}
+        found = {of: (piece, begin, end) for piece, of, begin, end in self._places(pieces)}
         dtype, wholes = pieces[0].dtype.numpy, []
         for index, size in enumerate(self.sizes):
-            piece, begin = found.get(index, (None, size))
+            piece, begin, end = found.get(index, (None, 0, 0))
             if piece is None:
                 wholes.append(F.constant(value=np.zeros(size, dtype)))
                 continue
-            rest = size - begin - math.prod(piece.tensor.static_shape)
-            zeros = [F.constant(value=np.zeros(count, dtype)) for count in (begin, rest)]
+            zeros = [F.constant(value=np.zeros(count, dtype)) for count in (begin, size - end)]
             wholes.append(F.concat(zeros[0], piece, zeros[1], axis=0))
         return tuple(wholes)
