@@ -187,7 +187,7 @@ def command(
     """
     job = Job.taken(options)
     if job.is_to_be_started:
-        return run_job(job.processes, context.meta[ARGUMENTS], folder, job.max_restarts)
+        return run_job(job.size, context.meta[ARGUMENTS], folder, job.max_restarts)
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
     if resume and overwrite:
@@ -268,7 +268,7 @@ def _trainer(net: Model, optimizer: Optimizer, store: KVStore, o: Mapping[str, A
 
     return Trainer(
         net, o["loss"], optimizer,
-        device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
+        device=o["device"], threads=o["threads"], kvstore=store if store.num_workers > 1 or store.is_remote else None,
         output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
         carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],

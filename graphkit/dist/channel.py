@@ -13,8 +13,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -270,6 +270,18 @@ class Channel:
                 self._break(f"{type(error).__name__}: {error}")
             finally:
                 self._leaves_the_wheel()
+
+    @contextmanager
+    def at_the_wheel(self) -> Iterator[None]:
+        """No other thread drives a round meanwhile."""
+        with self._news.lock:
+            while self._driver:
+                self._news.wait(_LOOK)
+            self._driver = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._leaves_the_wheel()
 
     def close(self) -> None:
         """No round is driven any more."""

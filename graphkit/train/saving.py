@@ -36,6 +36,7 @@ def save(trainer: Trainer, folder: str | Path) -> None:
         raise UsageError(
             f"gradients of {waiting} batches wait in {ranks} processes: call flush() in all of them before save()"
         )
+    trainer._stepper.settle()
     path, fit = Path(folder), trainer._fit
     within = fit is not None and fit.folder is not None and fit.folder.resolve() == path.resolve()
     with contextlib.nullcontext() if within else RunFolder(path, patience=_PATIENCE):
@@ -112,6 +113,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         trainer.notes = saved.notes
         trainer.run, trainer.seed = saved.run, saved.data_seed
         stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
+        stepper.spread()
         stepper.waiting, stepper.waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
         trainer._resumed = trainer.position.until > trainer.position.start
         trainer.torn = False

@@ -33,6 +33,7 @@ LEARNING_RATE = "learning_rate"
 BATCH_WEIGHT = "batch_weight"
 TOTAL_WEIGHT = "total_weight"
 STEP = "optimizer_step"
+GRADIENT = "gradient"
 GRADIENT_SUM = "gradient_sum"
 ROWS = "rows"
 LOSS_SUM = "loss_sum"
@@ -220,6 +221,23 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
     inputs, updates = _updates(trained, gradients, rule, token)
     statistics = _guarded_updates(graph, token)
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
+
+
+def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
+    """`graph` plus backward, with the gradients of `trained`, in this order, as its last outputs.
+
+    Raises UsageError for row-sparse updates: the gradients are dense.
+    """
+    _refuse_lazy(trained)
+    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
+    token = _token(graph.outputs[0], gradients, rule)
+    if rule.clip_norm is not None:
+        gradients = clip_by_global_norm(gradients, rule.clip_norm)
+    return graph.replace(
+        outputs=[*graph.outputs, *(finite.guarded(g, token) for g in gradients)],
+        output_names=[*graph.output_names, *(f"{t.name}/{GRADIENT}" for t in trained)],
+        updates=_guarded_updates(graph, token),
+    )
 
 
 def split_step(

@@ -63,19 +63,23 @@ class Stepper:
             self.buckets = self._in_buckets(graph, trained, kvstore)
             self.collectives = kvstore.collectives(ordered=options["deterministic"])
             self._options["collectives"] = self.collectives
-        if accumulate > 1:
-            self.programs = list(steps.split_step(graph, trained, rule, self.buckets))
-            if self.buckets is not None:
-                self._idle = steps.split_idle(graph, self.programs[0], rule)
-        elif self.buckets is not None:
-            step, self._idle = steps.shared_step(graph, trained, rule, self.buckets)
-            self.programs = [step]
-        else:
-            self.programs = [steps.fused_step(graph, trained, rule)]
+        self.programs = self._made(graph, trained, rule)
         self.programs[0] = recomputation.marked(self.programs[0], options["device"])
         self.slots = self._starts(params)
         self.store = JointStore([params, self.slots])
         self.executors = [Executor(program, self.store, **self._options) for program in self.programs]
+
+    def _made(self, graph: Graph, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule) -> list[Graph]:
+        """The programs of a step."""
+        if self._group > 1:
+            programs = steps.split_step(graph, trained, rule, self.buckets)
+            if self.buckets is not None:
+                self._idle = steps.split_idle(graph, programs[0], rule)
+            return list(programs)
+        if self.buckets is None:
+            return [steps.fused_step(graph, trained, rule)]
+        step, self._idle = steps.shared_step(graph, trained, rule, self.buckets)
+        return [step]
 
     def _in_buckets(self, graph: Graph, trained: Sequence[steps.TrainedParameter], kvstore: KVStore) -> shares.Buckets:
         # The bits of a sum over more than two processes may depend on what it is summed with.
@@ -83,6 +87,12 @@ class Stepper:
         return shares.make_buckets(
             graph, {i: t.value for i, t in enumerate(trained) if not t.lazy}, limit, kvstore.compresses
         )
+
+    def spread(self) -> None:
+        """Parameters and states were set from outside: whoever else holds them takes them over."""
+
+    def settle(self) -> None:
+        """Parameters and states are asked for: what others hold of them is brought here."""
 
     def _starts(self, params: ParamStore) -> ParamStore:
         """A store with the states of the programs that the model does not hold, as they are before the first step."""

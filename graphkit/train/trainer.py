@@ -31,7 +31,6 @@ from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
-from graphkit.passes.training.sync_batch_norm import synchronise
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
 from graphkit.train import finite, losses, metrics, recomputation, saving
 from graphkit.train import optim as optimizers
@@ -44,8 +43,9 @@ from graphkit.train.fit import Fit, first, length_of
 from graphkit.train.position import Position
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
+from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
-from graphkit.train.stepper import Stepper
+from graphkit.train.statistics import over_processes
 from graphkit.train.targets import Targets
 
 
@@ -171,8 +171,7 @@ class Trainer:
         self._targets = self._expected(graph, targets is None)
         if straight_through:
             graph = pass_through_rounding(graph)
-        if sync_batch_norm and self._place[1] > 1:
-            graph = synchronise(graph)
+        graph = over_processes(graph, kvstore if sync_batch_norm else None)
         trained = steps.select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {
@@ -182,7 +181,7 @@ class Trainer:
             "precision": precision,
             "deterministic": deterministic,
         }
-        self._stepper = Stepper(
+        self._stepper = stepper_for(kvstore)(
             graph, trained, rule, net.params,
             kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options,
         )  # fmt: skip
@@ -195,6 +194,7 @@ class Trainer:
             for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
                 net.params[name] = array
             self._start_averages()
+        self._stepper.spread()
 
     def _expected(self, graph: Graph, by_loss: bool) -> Targets:
         """The targets of a training graph; by_loss: a loss by name says what they are."""
