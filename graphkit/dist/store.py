@@ -222,7 +222,7 @@ class KVStore:
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
         """The arrays of all processes, of one type, by rank along a new first axis."""
-        self.sent_bytes += array.nbytes
+        self._sent_bytes += array.nbytes
         action = partial(self._communicator.allgather, array)
         found: np.ndarray = self._communicator.perform(f"gathering of {key}", [array], action)
         return found

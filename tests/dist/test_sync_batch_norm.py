@@ -8,10 +8,13 @@ from jobs import finish, start
 
 import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient
+from graphkit.dist.channel import OVERLAPS
+from graphkit.dist.kvstore import REMOTE, KVStore
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.passes.training.sync_batch_norm import chained, synchronise
+from graphkit.train.statistics import over_processes
 
 
 def net(seed=1):
@@ -260,6 +263,79 @@ def test_one_that_keeps_its_statistics_sends_nothing(on_ranks):
         return [n.op.name for n in trainer.graph.nodes if n.op.name in ("AllMoments", "AllSum")]
 
     assert on_ranks(work) == [[], []]
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_however_sums_go_on(on_ranks, monkeypatch, overlap):
+    """Each gradient has a bucket of its own."""
+    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: 1)
+    whole, _ = trained(None)
+
+    def work(store):
+        store._communicator.channel.overlap = overlap
+        return trained(store, sizes=(9, 0, 23))[0]
+
+    for trainer in on_ranks(work, 3):
+        assert_same(trainer, whole)
+
+
+def test_statistics_are_not_compressed(on_ranks):
+    """Nor are the sums of their gradients."""
+
+    def work(store):
+        store.set_gradient_compression("2bit:0.001")
+        return moments_of(store, samples(32)[0])
+
+    _, expected = moments_of(None, samples(32)[0])
+    for _, running in on_ranks(work):
+        for name, array in expected.items():
+            np.testing.assert_allclose(running[name], array, rtol=1e-5, atol=1e-7)
+
+
+def test_another_choice_in_another_process_is_an_error_and_no_hang(on_ranks):
+    def work(store):
+        trainer = gk.Trainer(net(), "mse", kvstore=store, threads=1, sync_batch_norm=store.rank == 0)
+        x, y = samples(8)
+        with pytest.raises(gk.errors.RuntimeFailure, match=r"do not go on together.*statistics"):
+            trainer.step(x, y)
+        return True
+
+    assert all(on_ranks(work))
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+def test_workers_that_take_steps_of_their_own_are_refused(kind):
+    class Workers:
+        type, num_workers = kind, 2
+
+    graph = net().graph
+    with pytest.raises(gk.errors.UsageError, match=rf"sync_batch_norm.*{kind}"):
+        over_processes(graph, Workers())
+    assert over_processes(graph, None) is graph
+
+
+def test_a_network_of_residuals(on_ranks):
+    """Some normalisations of a ResNet lie on ways that part and join; no gradient is copied."""
+
+    def digits(count, seed):
+        rng = np.random.default_rng(seed)
+        return rng.standard_normal((count, 3, 8, 8), np.float32), rng.integers(0, 4, count)
+
+    def work(store):
+        model = gk.models.build("resnet", depth=18, classes=4, image=8, width=4)
+        trainer = gk.Trainer(
+            model, "softmax_cross_entropy", gk.optim.SGD(0.02), kvstore=store, threads=1, sync_batch_norm=True
+        )
+        x, y = digits(12, 0)
+        parts = {None: slice(0, 12)} if store is None else [slice(0, 9), slice(9, 12)]
+        mine = parts[None if store is None else store.rank]
+        return [float(trainer.step(x[mine], y[mine])) for _ in range(2)], trainer
+
+    losses, whole = work(None)
+    for seen, trainer in on_ranks(work):
+        np.testing.assert_allclose(seen, losses, rtol=1e-4)
+        assert_same(trainer, whole, 1e-3)
+        assert trainer._stepper.collectives.copied_bytes == 0
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------
