@@ -315,27 +315,28 @@ def test_workers_that_take_steps_of_their_own_are_refused(kind):
 
 
 def test_a_network_of_residuals(on_ranks):
-    """Some normalisations of a ResNet lie on ways that part and join; no gradient is copied."""
+    """Some normalisations of a ResNet lie on ways that part and join."""
 
-    def digits(count, seed):
+    def images(count, seed):
         rng = np.random.default_rng(seed)
-        return rng.standard_normal((count, 3, 8, 8), np.float32), rng.integers(0, 4, count)
+        return rng.standard_normal((count, 3, 32, 32), np.float32), rng.integers(0, 4, count)
 
     def work(store):
-        model = gk.models.build("resnet", depth=18, classes=4, image=8, width=4)
+        model = gk.models.build("resnet", layers=18, classes=4, image=(3, 32, 32))
         trainer = gk.Trainer(
             model, "softmax_cross_entropy", gk.optim.SGD(0.02), kvstore=store, threads=1, sync_batch_norm=True
         )
-        x, y = digits(12, 0)
+        x, y = images(12, 0)
         parts = {None: slice(0, 12)} if store is None else [slice(0, 9), slice(9, 12)]
         mine = parts[None if store is None else store.rank]
-        return [float(trainer.step(x[mine], y[mine])) for _ in range(2)], trainer
+        return float(trainer.step(x[mine], y[mine])), trainer
 
-    losses, whole = work(None)
+    loss, whole = work(None)
     for seen, trainer in on_ranks(work):
-        np.testing.assert_allclose(seen, losses, rtol=1e-4)
-        assert_same(trainer, whole, 1e-3)
-        assert trainer._stepper.collectives.copied_bytes == 0
+        np.testing.assert_allclose(seen, loss, rtol=1e-5)
+        assert_same(trainer, whole)
+        # The offsets of two that are added have one gradient, which goes to two places.
+        assert trainer._stepper.collectives.copied_bytes <= 2 * (128 + 256 + 512) * 4
 
 
 # --- jobs -----------------------------------------------------------------------------------------------------
