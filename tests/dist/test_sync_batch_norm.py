@@ -1,5 +1,7 @@
 """Statistics of BatchNormalization over the samples of all processes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -363,3 +365,21 @@ def test_four_processes_are_one(tmp_path, sizes):
         assert np.linalg.norm(found[0][name] - array) <= 1e-5 * np.linalg.norm(array), name
         for other in found[1:]:
             np.testing.assert_array_equal(other[name], found[0][name])
+
+
+def test_from_the_command_line_with_an_end_of_one_sample(tmp_path):
+    """97 samples, 24 in a step: at the end of an epoch two of three processes have none."""
+    rng = np.random.default_rng(5)
+    x = gk.input("x", ["N", 6])
+    h = gk.tanh(gk.nn.batch_norm(gk.nn.linear(x, 8, bias=False, name="fc1"), name="bn"))
+    gk.Model({"y": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0).save(tmp_path / "net.json")
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((97, 6), np.float32), y=rng.integers(0, 3, 97))
+    train = [sys.executable, "-P", "-m", "graphkit", "train", tmp_path / "net.json", "--data", tmp_path / "data.npz"]
+    train += ["--epochs", "2", "--seed", "1", "--threads", "1", "-o"]
+    together = ["--batch-size", "8", "--processes", "3", "--kvstore", "dist_sync", "--sync-batch-norm"]
+    for command in ([*train, tmp_path / "one", "--batch-size", "24"], [*train, tmp_path / "three", *together]):
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    one, three = gk.load(tmp_path / "one"), gk.load(tmp_path / "three")
+    for name, array in one.params.items():
+        assert np.linalg.norm(three.params[name] - array) <= 1e-5 * np.linalg.norm(array), name
