@@ -141,6 +141,39 @@ def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, sizes, accu
     assert on_ranks(work) == [2 // accumulate + 1] * 2
 
 
+@pytest.mark.parametrize("sizes", [(16, 16), (32, 0), (0, 32)])
+def test_an_error_says_where_a_nan_comes_from(on_ranks, sizes):
+    def work(store):
+        trainer, _ = trained(store, steps=1)
+        before = trainer.net.params["nf_running_var"].copy()
+        x, y = samples(32, 7)
+        x[3 if sizes[0] else 20] = np.nan
+        mine = slice(sum(sizes[: store.rank]), sum(sizes[: store.rank + 1]))
+        with pytest.raises(gk.errors.NotFinite) as caught:
+            trainer.step(x[mine], y[mine])
+        np.testing.assert_array_equal(trainer.net.params["nf_running_var"], before)
+        return "from another process" in str(caught.value)
+
+    assert sorted(on_ranks(work)) == [False, True]
+
+
+def test_what_is_marked_is_computed_again_but_statistics_are_not(on_ranks):
+    def marked():
+        with gk.attr_scope(recompute=True):
+            return net()
+
+    def work(store):
+        trainer, _ = trained(store, model=marked, sizes=(20, 12))
+        names = [node.op.name for node in trainer.graph.nodes]
+        assert names.count("AllMoments") == 3
+        return trainer, names.count("Conv")
+
+    whole, _ = trained(None)
+    for trainer, convolutions in on_ranks(work):
+        assert convolutions > 2
+        assert_same(trainer, whole)
+
+
 # --- accuracy -------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.errors import UnsupportedError
+from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
 from graphkit.ops.internal.moments import AllSum
@@ -42,7 +43,8 @@ def synchronise(graph: Graph) -> Graph:
                     )
         if not _in_training(node):
             return None
-        outputs, previous = _synchronised(node, operands, f"statistics {number:05}", previous)
+        with context.entered(context.Scope(attrs=node.meta)):
+            outputs, previous = _synchronised(node, operands, f"statistics {number:05}", previous)
         number += 1
         return outputs
 
@@ -75,7 +77,7 @@ def _synchronised(
     own_deviations = F.sub(squares, F.mul(count, F.mul(off, off)))
     if previous is not None:
         own_mean = F.after(own_mean, previous)
-    total, joint_mean, deviations = F.all_moments(number, own_mean, own_deviations, key=key)
+    total, joint_mean, deviations = F.all_moments(number, own_mean, own_deviations, key=key, name=node.name)
     spread = F.div(deviations, F.cast(total, to="float64"))
     r = F.reciprocal(F.sqrt(F.add(spread, scalar_like(op.epsilon, spread))))
     factor = F.mul(converted(scale, wide), converted(r, wide))
