@@ -164,6 +164,9 @@ _SKIPPED, _RECORDED = 2, 10
     show_default=True,
     help="bf16: matrix work in bfloat16, parameters in float32.",
 )
+@click.option(
+    "--shard-optimizer", is_flag=True, help="Divide the optimizer's states among the processes of --kvstore dist_sync."
+)
 @click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
 @process_options
 @device_options
@@ -273,7 +276,7 @@ def _trainer(net: Model, optimizer: Optimizer, store: KVStore, o: Mapping[str, A
         lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
         carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
         seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
-        on_nonfinite=o["on_nonfinite"], sync_batch_norm=o["sync_batch_norm"],
+        on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],
     )  # fmt: skip
 
 

@@ -95,6 +95,9 @@ class Rank:
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return np.stack(self._exchange(array))
 
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
+
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
         found = self._exchange(data)
         assert [part.nbytes for part in found] == list(sizes)

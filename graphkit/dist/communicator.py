@@ -58,6 +58,10 @@ class Communicator(Protocol):
         """The arrays of all processes, one behind the other along a new first axis; all pass one of the same type."""
         ...
 
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        """This process's slice of the sum over all processes, from its bound to the next; the array is a vector."""
+        ...
+
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
         """The bytes of each process, of which there are so many by rank; they are at multiples of 8 in memory."""
         ...
@@ -101,6 +105,9 @@ class LocalCommunicator:
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return array[None].copy()
+
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        return array.copy()
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
         return [data.copy()]

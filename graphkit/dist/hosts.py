@@ -104,6 +104,11 @@ class Hosts:
         self.sent += source.nbytes if self.several else 0
         complete(self._world.Iallgather(source, result), source, result)
 
+    def reduce_scatter(self, source: np.ndarray, result: np.ndarray, counts: Sequence[int], complete: Complete) -> None:
+        """This process's slice of the sum of vectors; so many elements for each."""
+        self._count(source)
+        complete(self._world.Ireduce_scatter(source, result, counts), source, result)
+
     def allgather_parts(
         self, source: np.ndarray, result: np.ndarray, sizes: Sequence[int], begins: Sequence[int], complete: Complete
     ) -> None:

@@ -166,6 +166,15 @@ class MpiCommunicator:
         self.hosts.allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8), self._complete)
         return result
 
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        mine = slice(bounds[self.rank], bounds[self.rank + 1])
+        # Half floats have no MPI type. Over several hosts, one of each exchanges the whole.
+        if self.hosts.levels or array.dtype.itemsize == 2:
+            return self.allreduce(array)[mine]
+        result = np.empty(mine.stop - mine.start, array.dtype)
+        self.hosts.reduce_scatter(np.ascontiguousarray(array), result, np.diff(bounds).tolist(), self._complete)
+        return result
+
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
         begins = [0]
         for size in sizes:

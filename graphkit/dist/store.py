@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from graphkit.dist.communicator import Communicator
 from graphkit.dist.compression import Compression
 from graphkit.dist.posted import Action, Pending, Sum, placed
 from graphkit.dist.rows import RowSparse, RowSum, local_rows, rows_of
+from graphkit.dist.slices import Slices
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
 
@@ -219,6 +221,36 @@ class KVStore:
             self._sent_bytes += array.nbytes
             action = partial(self._in_order, array, out, done) if ordered else Sum(array, out, done, alone=True)
         return self._communicator.post(f"sum of {key}", [array], action)
+
+    def start_scattered_sum(
+        self, key: str, array: np.ndarray, slices: Slices, ordered: bool, then: Callable[[np.ndarray], Any]
+    ) -> Pending:
+        """Begin the sum of a vector over the processes; in this process's slice of it, the sum is written over it."""
+        if ordered:
+            return self.start_sum(key, array, array, True, then)
+        mine = slices.of_rank(self.rank)
+        self._sent_bytes += array.nbytes
+
+        def scatter() -> Any:
+            array[mine] = self._communicator.reduce_scatter(array, slices.bounds)
+            return then(array)
+
+        return self._communicator.post(f"sum of {key}", [array], scatter)
+
+    def start_gather(
+        self, key: str, mine: np.ndarray, slices: Slices, then: Callable[[Sequence[np.ndarray]], Any]
+    ) -> Pending:
+        """Begin to bring every process's slice of a vector to all; `then` is called with the slices, by rank."""
+        self._sent_bytes += mine.nbytes
+        sizes = [(end - begin) * mine.itemsize for begin, end in itertools.pairwise(slices.bounds)]
+
+        def gathered() -> Any:
+            parts = self._communicator.allgather_parts(mine.view(np.uint8), sizes)
+            return then([part.view(mine.dtype) for part in parts])
+
+        # The same of all, whose slices differ in length.
+        shown = np.broadcast_to(np.zeros((), mine.dtype), (slices.bounds[-1],))
+        return self._communicator.post(f"gather {key}", [shown], gathered)
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
         """The arrays of all processes, of one type, by rank along a new first axis."""

@@ -94,6 +94,17 @@ def affine_grid(
 def after(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x itself; what reads the result is computed after `token`, of which nothing is read."""
 
+def all_gather_start(
+    *pieces: Operand | Sequence[Operand | None] | None,
+    key: str,
+    sizes: Sequence[int],
+    of: Sequence[int],
+    begins: Sequence[int],
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Any:
+    """Begin to make arrays of `sizes` elements of every process's slice of them, under this key."""
+
 def all_moments(
     count: Operand,
     mean: Operand,
@@ -1681,6 +1692,16 @@ def reduce_prod(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """Product over axes; 1 over no elements."""
+
+def reduce_scatter_start(
+    *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Any:
+    """Begin the sum of each x over all processes, which all call it `key`; each gets its slice of them."""
+
+def reduce_scatter_wait(
+    *sums: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """Wait for the slice of such sums, all of them, which are in use up to here; what reads them comes after ..."""
 
 def reduce_sum(
     x: Operand,

@@ -46,7 +46,10 @@ class _Apart(Stepper):
         accumulate: int,
         recompute: recomputation.Recompute | None,
         options: dict[str, Any],
+        shard: bool = False,
     ):
+        if shard:
+            raise UsageError("shard_optimizer: states of an optimizer live on servers here; dist_sync divides them")
         assert isinstance(kvstore, RemoteStore), "stepper_for has looked"
         self._remote = kvstore
         self._check(trained, rule, accumulate)
@@ -55,6 +58,7 @@ class _Apart(Stepper):
         )
         self._params = params
         self._placed = False
+        self.saves_together = True
 
     def _check(self, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, accumulate: int) -> None:
         """Raise UsageError for what the servers do not do."""

@@ -20,13 +20,19 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Buckets:
-    """Positions of parameters, bucket by bucket. means: what is sent is divided by the weight of all before."""
+    """Positions of parameters, bucket by bucket. means: what is sent is divided by the weight of all before.
+
+    place: this process's rank and how many there are, where each updates its slice of a bucket alone.
+    """
 
     groups: tuple[tuple[int, ...], ...]
     means: bool = False
+    place: tuple[int, int] | None = None
 
 
-def make_buckets(graph: Graph, values: Mapping[int, Value], limit: int, means: bool) -> Buckets:
+def make_buckets(
+    graph: Graph, values: Mapping[int, Value], limit: int, means: bool, place: tuple[int, int] | None = None
+) -> Buckets:
     """Buckets of parameters of `graph`, by position, of one dtype each, which take more as long as they are below
     `limit` bytes."""
     first = {v: len(graph.nodes) for v in values.values()}
@@ -42,7 +48,7 @@ def make_buckets(graph: Graph, values: Mapping[int, Value], limit: int, means: b
             groups.append(group)
         group.append(index)
         filled[kind.dtype] = group, held + kind.nbytes
-    return Buckets(tuple(map(tuple, groups)), means)
+    return Buckets(tuple(map(tuple, groups)), means, place)
 
 
 def mean_loss(loss: Value, weight: Value) -> tuple[Value, Value]:
@@ -75,11 +81,11 @@ def means(parts: Sequence[Value | Rows], total: Value, buckets: Buckets) -> tupl
     begun: dict[int, Value] = {}
     heads = []
     for number, group in enumerate(buckets.groups):
-        sums = _begun([dense[i] for i in group], _key(number))
+        sums = _begun([dense[i] for i in group], bucket_key(number))
         heads.append(sums[0])
         begun.update(zip(group, sums, strict=True))
     firsts = [*heads, *(F.row_sum_start(*own[i], key=_row_key(i)) for i in tables)]
-    done = [F.all_reduce_wait(*firsts, keys=(_key(number),)) for number in range(len(heads))]
+    done = [F.all_reduce_wait(*firsts, keys=(bucket_key(number),)) for number in range(len(heads))]
     bucket_of = {i: number for number, group in enumerate(buckets.groups) for i in group}
     found: dict[int, Value | Rows] = {}
     for i in dense:
@@ -92,7 +98,7 @@ def means(parts: Sequence[Value | Rows], total: Value, buckets: Buckets) -> tupl
     return [found[i] for i in range(len(parts))], done
 
 
-def _key(number: int) -> str:
+def bucket_key(number: int) -> str:
     """Of a bucket. What is begun first is first in the order of keys, and summed first."""
     return f"bucket {number:05}"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from graphkit.ops import F
 from graphkit.ops.internal.moments import AllMoments
 from graphkit.ops.pointwise import scalar_like
 from graphkit.passes.training.sync_batch_norm import chained
-from graphkit.train import finite, shares
+from graphkit.train import finite, sharded, shares
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
@@ -139,11 +139,14 @@ def _multiplier(name: str, value: Value, key: str, patterns: Mapping[str, float]
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:
     """Scale all gradients by min(1, max_norm / norm), norm the 2-norm of all together (Pascanu et al., 2013)."""
     squares = [F.reduce_sum_square(g, keepdims=False) for g in gradients]
-    norm = F.sqrt(squares[0] if len(squares) == 1 else F.sum(*squares))
+    return _clipped(gradients, F.sqrt(squares[0] if len(squares) == 1 else F.sum(*squares)), max_norm)
+
+
+def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[Value]:
     limit = scalar_like(max_norm, norm)
     # max(norm, limit) keeps the quotient at 1 for small gradients, and free of 0 / 0.
     scale = F.div(limit, F.max(norm, limit))
-    return [F.mul(g, scale) for g in gradients]
+    return [F.mul(g, cast_like(scale, g)) for g in gradients]
 
 
 def _updates(
@@ -289,8 +292,11 @@ def _update(
 ) -> Graph:
     """The program that updates by the gradients that wait, and resets their sums."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
-    means = [F.div(s, cast_like(total, s)) for s in sums] if buckets is None else shares.means(sums, total, buckets)[0]
-    inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
+    if buckets is None:
+        means: Sequence[Value | Rows] = [F.div(s, cast_like(total, s)) for s in sums]
+        inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
+    else:
+        inputs, updates, _ = _shared_updates(trained, rule, sums, None, total, buckets)
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     return Graph(
         [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *reset], f"{name}_update",
@@ -377,17 +383,56 @@ def _shared_updates(
     trained: Sequence[TrainedParameter],
     rule: UpdateRule,
     parts: Sequence[Value | Rows],
-    loss: Value,
+    loss: Value | None,
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
     """New inputs and updates from this process's parts of the gradients; what has to be finite, behind all sums."""
+    if buckets.place is not None:
+        return _sharded_updates(trained, rule, parts, loss, total, buckets)
     means, done = shares.means(parts, total, buckets)
     token = _token(loss, means, rule)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.after(token, sums)
     inputs, updates = _updates(trained, means, rule, token)
+    return inputs, updates, token
+
+
+def _sharded_updates(
+    trained: Sequence[TrainedParameter],
+    rule: UpdateRule,
+    parts: Sequence[Value | Rows],
+    loss: Value | None,
+    total: Value,
+    buckets: Buckets,
+) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
+    """The same where this process updates its slices of the buckets, and gets those of the others."""
+    values = [t.value for t in trained]
+    own, done = sharded.scattered(values, _dense(parts), total, buckets)
+    gradients, token = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
+    if rule.clip_norm is not None or rule.on_nonfinite == "skip":
+        squares, zero, after = sharded.of_all(gradients, done)
+        done.append(after)
+        if rule.on_nonfinite == "skip":
+            token = zero if loss is None else F.add(cast_like(loss, zero), zero)
+        if rule.clip_norm is not None:
+            gradients = _clipped(gradients, F.sqrt(squares), rule.clip_norm)
+    if token is not None:
+        for sums in done:  # nobody may stop while another one waits for a sum
+            token = F.after(token, sums)
+    pieces = [replace(trained[piece.position], value=piece.weight) for piece in own]
+    inputs, found = _updates(pieces, gradients, replace(rule, clip_norm=None, ema=None), token)
+    weights = {piece.weight for piece in own}
+    new = [result for state, result in found if state in weights]
+    updates = [(state, result) for state, result in found if state not in weights]
+    step = updates[0][1]
+    for parameter, whole in zip(trained, sharded.gathered(values, own, new, token, done, buckets), strict=True):
+        updates.append((parameter.value, whole))
+        if rule.ema is not None:
+            average = Value(parameter.value.type, f"{parameter.name}/{AVERAGE}", role="state")
+            inputs.append(average)
+            updates.append((average, rule.ema.update(average, whole, step)))
     return inputs, updates, token
 
 

@@ -94,6 +94,9 @@ class Trainer:
     group of batches, with `accumulate`, but for statistics), and all processes decide alike; gradients that are not
     finite while the loss is, "raise" finds at the next step.
 
+    shard_optimizer: each process of the kvstore holds a part of the optimizer's slots, updates what they belong to, and
+    gets the rest of the parameters from the others; `save` is then called by all of them, and rank 0 writes.
+
     carry: input name to output name, of state that `fit` and `evaluate` feed from each batch to the next; it is 0 at
     the start of an epoch and whenever the batch size changes. Gradients do not reach back into earlier batches. `step`
     takes such inputs like all others.
@@ -125,6 +128,7 @@ class Trainer:
         deterministic: bool = False,
         straight_through: bool = False,
         on_nonfinite: str = "raise",
+        shard_optimizer: bool = False,
         sync_batch_norm: bool = False,
     ):
         recomputation.check(recompute)
@@ -183,7 +187,7 @@ class Trainer:
         }
         self._stepper = stepper_for(kvstore)(
             graph, trained, rule, net.params,
-            kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options,
+            kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options, shard=shard_optimizer,
         )  # fmt: skip
         self.trained, self._slots = self._stepper.trained, self._stepper.slots
         self._averaged = False

@@ -82,6 +82,7 @@ def test_processes_are_one_with_all_samples(on_ranks, processes):
         {"on_nonfinite": "ignore"},
         {"precision": "bf16"},
         {"freeze": ["na_weight", "na_bias"]},
+        {"shard_optimizer": True, "clip_norm": 0.05},
     ],
     ids=str,
 )

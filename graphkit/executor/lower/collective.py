@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,8 +13,12 @@ from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait
 from graphkit.ops.internal.moments import AllMoments, AllSum, merged_moments
 from graphkit.ops.internal.row_sum import RowSumStart, RowSumWait
+from graphkit.ops.internal.sharded import AllGatherStart, ReduceScatterStart, ReduceScatterWait
 
-_OPERATORS = (AllReduceStart, AllReduceWait, RowSumStart, RowSumWait, AllMoments, AllSum)
+_OPERATORS = (
+    AllReduceStart, AllReduceWait, ReduceScatterStart, ReduceScatterWait, AllGatherStart, RowSumStart, RowSumWait,
+    AllMoments, AllSum,
+)  # fmt: skip
 
 
 def collective(site: Site) -> Lowering | None:
@@ -24,8 +28,11 @@ def collective(site: Site) -> Lowering | None:
         return None
     if site.settings.device != "cpu":
         raise UnsupportedError(f"sums over processes are of arrays in the host's memory, not of {site.settings.device}")
-    if isinstance(op, AllReduceStart):
-        return PythonKernel("native", site.node, _Start(carrier, op.key, len(site.node.inputs)))
+    if isinstance(op, (AllReduceStart, ReduceScatterStart)):
+        begin = carrier.start if isinstance(op, AllReduceStart) else carrier.start_scattered
+        return PythonKernel("native", site.node, _Start(begin, op.key, len(site.node.inputs)))
+    if isinstance(op, AllGatherStart):
+        return PythonKernel("native", site.node, _StartGather(carrier, op))
     if isinstance(op, RowSumStart):
         return PythonKernel("native", site.node, _StartRows(carrier, op.key))
     if isinstance(op, AllMoments):
@@ -34,14 +41,16 @@ def collective(site: Site) -> Lowering | None:
         return PythonKernel("native", site.node, partial(_all_sum, carrier, op.key))
     if isinstance(op, RowSumWait):
         return PythonFunction("native", partial(_wait_rows, carrier, op.key))
-    return PythonKernel("native", site.node, _Wait(carrier, op.keys))
+    return PythonKernel(
+        "native", site.node, _Wait(carrier, (op.key,) if isinstance(op, ReduceScatterWait) else op.keys)
+    )
 
 
 class _Start:
     """Hands arrays over; those that do not lie where their sums will are copied."""
 
-    def __init__(self, carrier: Collectives, key: str, count: int):
-        self._carrier, self._key = carrier, key
+    def __init__(self, begin: Callable[[str, Sequence[np.ndarray], int], None], key: str, count: int):
+        self._begin, self._key = begin, key
         self.inplace = tuple((i, i) for i in range(count))
 
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
@@ -54,7 +63,20 @@ class _Start:
                 np.copyto(total, x)
                 copied += x.nbytes
             sums.append(total)
-        self._carrier.start(self._key, sums, copied)
+        self._begin(self._key, sums, copied)
+
+
+class _StartGather:
+    """Hands over pieces, and the arrays that they are of; all of these are read later."""
+
+    def __init__(self, carrier: Collectives, op: AllGatherStart):
+        self._carrier, self._op = carrier, op
+
+    def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
+        wholes = [whole for whole in outputs if whole is not None]
+        assert len(wholes) == len(outputs), "every array is read"
+        pieces = [piece for piece in inputs if piece is not None]
+        self._carrier.start_gather(self._op.key, wholes, list(zip(self._op.of, self._op.begins, pieces, strict=True)))
 
 
 class _Wait:

@@ -56,6 +56,16 @@ class Collectives(Protocol):
         """The rows of all by ascending index, and their sums, in new arrays; raises as `wait` does."""
         ...
 
+    def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
+        """The same; of what lies one behind the other, only this process's slice is summed."""
+        ...
+
+    def start_gather(
+        self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
+    ) -> None:
+        """Begin to fill vectors by what each process has of them: of which one, from where on, and what."""
+        ...
+
     def wait(self, keys: Sequence[str]) -> None:
         """Return when these sums are there. Raises RuntimeFailure when other processes do not take part."""
         ...
