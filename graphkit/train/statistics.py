@@ -1,16 +1,33 @@
-"""What a process without samples does where others take statistics of BatchNormalization over all processes."""
+"""Statistics of BatchNormalization over all processes, in which one without samples takes part, too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphkit.errors import UnsupportedError
+from graphkit.dist.kvstore import REMOTE, KVStore
+from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
 from graphkit.ops.internal.moments import AllMoments, AllSum
 from graphkit.passes.core.sweep import rewrite
+from graphkit.passes.training.sync_batch_norm import synchronise
+
+
+def over_processes(graph: Graph, kvstore: KVStore | None) -> Graph:
+    """The training graph with such statistics over the processes of a store, where there are several.
+
+    Raises UsageError for a store whose processes do not take the same steps.
+    """
+    if kvstore is None or kvstore.num_workers == 1:
+        return graph
+    if kvstore.type in REMOTE:
+        raise UsageError(
+            f"sync_batch_norm: the workers of {kvstore.type!r} take steps of their own, without statistics of all; use "
+            "dist_sync"
+        )
+    return synchronise(graph)
 
 
 @dataclass(frozen=True)

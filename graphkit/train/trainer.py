@@ -31,7 +31,6 @@ from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
-from graphkit.passes.training.sync_batch_norm import synchronise
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
 from graphkit.train import finite, losses, metrics, recomputation, saving
 from graphkit.train import optim as optimizers
@@ -46,6 +45,7 @@ from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
+from graphkit.train.statistics import over_processes
 from graphkit.train.targets import Targets
 
 
@@ -175,8 +175,7 @@ class Trainer:
         self._targets = self._expected(graph, targets is None)
         if straight_through:
             graph = pass_through_rounding(graph)
-        if sync_batch_norm and self._place[1] > 1:
-            graph = synchronise(graph)
+        graph = over_processes(graph, kvstore if sync_batch_norm else None)
         trained = steps.select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {

@@ -198,6 +198,40 @@ def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, bad, how):
     assert on_ranks(work) == [3, 3]
 
 
+def test_a_vector_and_a_table_that_is_read_twice(on_ranks):
+    def build():
+        first, second = (gk.input(n, ["N"], dtype="int64") for n in ("first", "second"))
+        with gk.attr_scope(lazy="1"):
+            table, vector = gk.parameter("table", [9, 2, 2], "normal"), gk.parameter("vector", [9], "normal")
+        score = gk.reduce_sum(gk.gather(table, first) * gk.gather(table, second), [1, 2], keepdims=False)
+        return gk.Model({"y": score + gk.gather(vector, second)}, seed=0)
+
+    def work(store):
+        net = build()
+        trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1, momentum=0.9), kvstore=store, threads=1)
+        rng = np.random.default_rng(0)
+        for _ in range(4):
+            ids, target = rng.integers(0, 9, (2, 6)), rng.standard_normal(6, np.float32)
+            mine = part_of(store, 6, (5, 1))
+            trainer.step({"first": ids[0][mine], "second": ids[1][mine]}, target[mine])
+        return trainer
+
+    whole = work(None)
+    for found in on_ranks(work):
+        assert_same(found, whole)
+
+
+def test_processes_must_choose_the_same_tables(on_ranks):
+    def work(store):
+        lazy = TABLES if store.rank else []
+        trainer = gk.Trainer(net(), "mse", gk.optim.SGD(0.1), kvstore=store, threads=1, lazy=lazy)
+        with pytest.raises(gk.errors.RuntimeFailure, match="do not go on together"):
+            trainer.step(*ratings(8))
+        return True
+
+    assert all(on_ranks(work))
+
+
 def test_what_is_lazy_needs_one_batch_per_update_still(on_ranks):
     def work(store):
         with pytest.raises(gk.errors.UsageError, match="one batch per update"):
@@ -278,7 +312,10 @@ def ratings_of_large(step):
     return inputs, rng.standard_normal(LARGE, np.float32)
 
 
-def test_four_processes_reach_the_weights_of_one(tmp_path):
+@pytest.mark.parametrize("per_host", [None, 2])
+def test_four_processes_reach_the_weights_of_one(tmp_path, monkeypatch, per_host):
+    if per_host is not None:
+        monkeypatch.setenv("GRAPHKIT_RANKS_PER_HOST", str(per_host))
     out = tmp_path / "weights.npz"
     job = JOB.format(here=str(Path(__file__).parent), out=str(out))
     status, _, errors = finish(start(4, job, trainer=False), 120)

@@ -1,5 +1,7 @@
 """Statistics of BatchNormalization over the samples of all processes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +10,13 @@ from jobs import finish, start
 
 import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient
+from graphkit.dist.channel import OVERLAPS
+from graphkit.dist.kvstore import REMOTE, KVStore
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.passes.training.sync_batch_norm import chained, synchronise
+from graphkit.train.statistics import over_processes
 
 
 def net(seed=1):
@@ -77,6 +82,7 @@ def test_processes_are_one_with_all_samples(on_ranks, processes):
         {"on_nonfinite": "ignore"},
         {"precision": "bf16"},
         {"freeze": ["na_weight", "na_bias"]},
+        {"shard_optimizer": True, "clip_norm": 0.05},
     ],
     ids=str,
 )
@@ -134,6 +140,39 @@ def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, sizes, accu
         return trainer.updates
 
     assert on_ranks(work) == [2 // accumulate + 1] * 2
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (32, 0), (0, 32)])
+def test_an_error_says_where_a_nan_comes_from(on_ranks, sizes):
+    def work(store):
+        trainer, _ = trained(store, steps=1)
+        before = trainer.net.params["nf_running_var"].copy()
+        x, y = samples(32, 7)
+        x[3 if sizes[0] else 20] = np.nan
+        mine = slice(sum(sizes[: store.rank]), sum(sizes[: store.rank + 1]))
+        with pytest.raises(gk.errors.NotFinite) as caught:
+            trainer.step(x[mine], y[mine])
+        np.testing.assert_array_equal(trainer.net.params["nf_running_var"], before)
+        return "from another process" in str(caught.value)
+
+    assert sorted(on_ranks(work)) == [False, True]
+
+
+def test_what_is_marked_is_computed_again_but_statistics_are_not(on_ranks):
+    def marked():
+        with gk.attr_scope(recompute=True):
+            return net()
+
+    def work(store):
+        trainer, _ = trained(store, model=marked, sizes=(20, 12))
+        names = [node.op.name for node in trainer.graph.nodes]
+        assert names.count("AllMoments") == 3
+        return trainer, names.count("Conv")
+
+    whole, _ = trained(None)
+    for trainer, convolutions in on_ranks(work):
+        assert convolutions > 2
+        assert_same(trainer, whole)
 
 
 # --- accuracy -------------------------------------------------------------------------------------------------
@@ -262,6 +301,80 @@ def test_one_that_keeps_its_statistics_sends_nothing(on_ranks):
     assert on_ranks(work) == [[], []]
 
 
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_however_sums_go_on(on_ranks, monkeypatch, overlap):
+    """Each gradient has a bucket of its own."""
+    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: 1)
+    whole, _ = trained(None)
+
+    def work(store):
+        store._communicator.channel.overlap = overlap
+        return trained(store, sizes=(9, 0, 23))[0]
+
+    for trainer in on_ranks(work, 3):
+        assert_same(trainer, whole)
+
+
+def test_statistics_are_not_compressed(on_ranks):
+    """Nor are the sums of their gradients."""
+
+    def work(store):
+        store.set_gradient_compression("2bit:0.001")
+        return moments_of(store, samples(32)[0])
+
+    _, expected = moments_of(None, samples(32)[0])
+    for _, running in on_ranks(work):
+        for name, array in expected.items():
+            np.testing.assert_allclose(running[name], array, rtol=1e-5, atol=1e-7)
+
+
+def test_another_choice_in_another_process_is_an_error_and_no_hang(on_ranks):
+    def work(store):
+        trainer = gk.Trainer(net(), "mse", kvstore=store, threads=1, sync_batch_norm=store.rank == 0)
+        x, y = samples(8)
+        with pytest.raises(gk.errors.RuntimeFailure, match=r"do not go on together.*statistics"):
+            trainer.step(x, y)
+        return True
+
+    assert all(on_ranks(work))
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+def test_workers_that_take_steps_of_their_own_are_refused(kind):
+    class Workers:
+        type, num_workers = kind, 2
+
+    graph = net().graph
+    with pytest.raises(gk.errors.UsageError, match=rf"sync_batch_norm.*{kind}"):
+        over_processes(graph, Workers())
+    assert over_processes(graph, None) is graph
+
+
+def test_a_network_of_residuals(on_ranks):
+    """Some normalisations of a ResNet lie on ways that part and join."""
+
+    def images(count, seed):
+        rng = np.random.default_rng(seed)
+        return rng.standard_normal((count, 3, 32, 32), np.float32), rng.integers(0, 4, count)
+
+    def work(store):
+        model = gk.models.build("resnet", layers=18, classes=4, image=(3, 32, 32))
+        trainer = gk.Trainer(
+            model, "softmax_cross_entropy", gk.optim.SGD(0.02), kvstore=store, threads=1, sync_batch_norm=True
+        )
+        x, y = images(12, 0)
+        parts = {None: slice(0, 12)} if store is None else [slice(0, 9), slice(9, 12)]
+        mine = parts[None if store is None else store.rank]
+        return float(trainer.step(x[mine], y[mine])), trainer
+
+    loss, whole = work(None)
+    for seen, trainer in on_ranks(work):
+        np.testing.assert_allclose(seen, loss, rtol=1e-5)
+        assert_same(trainer, whole)
+        # The offsets of two that are added have one gradient, which goes to two places.
+        assert trainer._stepper.collectives.copied_bytes <= 2 * (128 + 256 + 512) * 4
+
+
 # --- jobs -----------------------------------------------------------------------------------------------------
 
 JOB = """
@@ -286,3 +399,21 @@ def test_four_processes_are_one(tmp_path, sizes):
         assert np.linalg.norm(found[0][name] - array) <= 1e-5 * np.linalg.norm(array), name
         for other in found[1:]:
             np.testing.assert_array_equal(other[name], found[0][name])
+
+
+def test_from_the_command_line_with_an_end_of_one_sample(tmp_path):
+    """97 samples, 24 in a step: at the end of an epoch two of three processes have none."""
+    rng = np.random.default_rng(5)
+    x = gk.input("x", ["N", 6])
+    h = gk.tanh(gk.nn.batch_norm(gk.nn.linear(x, 8, bias=False, name="fc1"), name="bn"))
+    gk.Model({"y": gk.nn.linear(h, 3, name="fc2")}, name="small", seed=0).save(tmp_path / "net.json")
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((97, 6), np.float32), y=rng.integers(0, 3, 97))
+    train = [sys.executable, "-P", "-m", "graphkit", "train", tmp_path / "net.json", "--data", tmp_path / "data.npz"]
+    train += ["--epochs", "2", "--seed", "1", "--threads", "1", "-o"]
+    together = ["--batch-size", "8", "--processes", "3", "--kvstore", "dist_sync", "--sync-batch-norm"]
+    for command in ([*train, tmp_path / "one", "--batch-size", "24"], [*train, tmp_path / "three", *together]):
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    one, three = gk.load(tmp_path / "one"), gk.load(tmp_path / "three")
+    for name, array in one.params.items():
+        assert np.linalg.norm(three.params[name] - array) <= 1e-5 * np.linalg.norm(array), name

@@ -17,7 +17,9 @@ from graphkit.ops import Op, registry
 from graphkit.ops.evaluate import evaluate
 
 # The size of their results depends on values, whatever is known about shapes.
-DATA_DEPENDENT = frozenset({"Compress", "Loop", "NonZero", "Unique", "NonMaxSuppression", "StringSplit", "If", "Scan"})
+DATA_DEPENDENT = frozenset(
+    {"Compress", "Loop", "NonZero", "Unique", "NonMaxSuppression", "StringSplit", "If", "Scan", "RowSumWait"}
+)
 
 CASES = [
     make_case(cls, number, dtype)

@@ -9,11 +9,11 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.graph import Node
 from graphkit.ir.types import DType, TensorType
-from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
+from graphkit.ops._base import DOMAIN, F, Op, Sample, op
 from graphkit.ops._checks import fits
+from graphkit.ops.axes import INT64
 
 _DOUBLE = frozenset({DType.FLOAT64})
-_COUNT = Rand((), 3.0, 5.0)
 
 
 def merged_moments(
@@ -32,22 +32,25 @@ class AllMoments(Op):
     """Of the samples of all processes, which all call this `key`: their number, mean, and sum of squared deviations
     from the mean, from those of each process.
 
-    count: a scalar, 0 where there are no samples; mean and deviations: vectors [C]. All are float64. Merged as in
-    Chan, Golub and LeVeque, 1979. By its reference, and as an ONNX file, it is what one process has.
+    count: an int64 scalar, 0 where there are no samples; mean and deviations: float64 vectors [C]. Merged as in Chan,
+    Golub and LeVeque, 1979. By its reference, and as an ONNX file, it is what one process has.
     """
 
     key: str
     domain = DOMAIN
     inputs = ("count", "mean", "deviations")
     outputs = ("total", "joint_mean", "joint_deviations")
-    types = {"count": _DOUBLE, "mean": _DOUBLE, "deviations": _DOUBLE}
+    types = {"count": INT64, "mean": _DOUBLE, "deviations": _DOUBLE}
     collective = True
-    samples = (Sample(_COUNT, (3,), (3,), key="a", onnx=False), Sample(_COUNT, (0,), (0,), key="b", onnx=False))
+    samples = (
+        Sample(np.array(7), (3,), (3,), key="a", onnx=False),
+        Sample(np.array(0), (0,), (0,), key="b", onnx=False),
+    )
 
     def infer(self, count: TensorType, mean: TensorType, deviations: TensorType) -> tuple[TensorType, ...]:
         if not fits(count.shape, ()) or (mean.shape is not None and not fits(deviations.shape, mean.shape)):
             raise TypeMismatch(f"{count}, {mean} and {deviations} are not a number and two vectors")
-        return tuple(TensorType(DType.FLOAT64, t.shape) for t in (count, mean, deviations))
+        return tuple(TensorType(t.dtype, t.shape) for t in (count, mean, deviations))
 
     def reference(self, xp: Any, count: Any, mean: Any, deviations: Any) -> Any:
         return xp.array(count), xp.array(mean), xp.array(deviations)
@@ -56,10 +59,11 @@ class AllMoments(Op):
         """The gradients of all processes' results, which each result has gone to, summed.
 
         With n = total: joint mean = sum(count * mean) / n; joint deviations = sum(deviations + count * (mean - joint
-        mean)^2), in which the part by way of the joint mean is 0. The count has no gradient.
+        mean)^2), in which the part by way of the joint mean is 0.
         """
         count, mean, _ = node.operands
         total, joint, _ = node.outputs
+        count, total = F.cast(count, to="float64"), F.cast(total, to="float64")
         found = [d for d in (d_mean, d_deviations) if d is not None]
         if not found:
             return None, None, None
@@ -97,6 +101,13 @@ class AllSum(Op):
 
     def reference(self, xp: Any, *xs: Any) -> tuple[Any, ...]:
         return tuple(xp.array(x) for x in xs)
+
+    def grad(self, node: Node, *dys: Any) -> tuple[Any, ...]:
+        """Each sum has gone to all processes."""
+        found = [dy for dy in dys if dy is not None]
+        summed = F.all_sum(*found, key=f"{self.key} gradient")
+        sums = iter([summed] if len(found) == 1 else summed)
+        return tuple(None if dy is None else next(sums) for dy in dys)
 
     def expand(self, *xs: Any) -> Any:
         return tuple(F.identity(x) for x in xs)

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from graphkit.errors import UnsupportedError
+from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ops import F, operator
 from graphkit.ops.internal.moments import AllSum
 from graphkit.ops.nn.norm import BatchNormalization
-from graphkit.ops.nn.statistics import channel_axes, columns, count_along, known_rank, mean_over, per_channel
+from graphkit.ops.nn.statistics import channel_axes, columns, known_rank, mean_over, per_channel
 from graphkit.ops.pointwise import scalar_like
 from graphkit.ops.wide import converted, wide_type
 from graphkit.passes.core.sweep import all_nodes, is_control, rewrite
@@ -42,7 +43,8 @@ def synchronise(graph: Graph) -> Graph:
                     )
         if not _in_training(node):
             return None
-        outputs, previous = _synchronised(node, operands, f"statistics {number:05}", previous)
+        with context.entered(context.Scope(attrs=node.meta)):
+            outputs, previous = _synchronised(node, operands, f"statistics {number:05}", previous)
         number += 1
         return outputs
 
@@ -66,7 +68,8 @@ def _synchronised(
     # Deviations from a number near the mean: neither the mean nor the variance loses digits to a large mean.
     near = F.stop_gradient(mean_over(given, axes))
     apart = F.sub(given, near)
-    count = F.cast(count_along(given, axes), to="float64")
+    number = F.reduce_prod(F.gather(F.shape(given), np.asarray(axes, np.int64)), keepdims=False)
+    count = F.cast(number, to="float64")
     shift = F.cast(F.reshape(near, np.array([-1])), to="float64")
     off = F.div(F.cast(per_channel(apart), to="float64"), count)
     own_mean = F.add(shift, off)
@@ -74,8 +77,8 @@ def _synchronised(
     own_deviations = F.sub(squares, F.mul(count, F.mul(off, off)))
     if previous is not None:
         own_mean = F.after(own_mean, previous)
-    total, joint_mean, deviations = F.all_moments(count, own_mean, own_deviations, key=key)
-    spread = F.div(deviations, total)
+    total, joint_mean, deviations = F.all_moments(number, own_mean, own_deviations, key=key, name=node.name)
+    spread = F.div(deviations, F.cast(total, to="float64"))
     r = F.reciprocal(F.sqrt(F.add(spread, scalar_like(op.epsilon, spread))))
     factor = F.mul(converted(scale, wide), converted(r, wide))
     offset = converted(F.sub(joint_mean, shift), wide)
