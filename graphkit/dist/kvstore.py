@@ -20,6 +20,7 @@ from graphkit.dist.buckets import Buckets
 from graphkit.dist.channel import OVERLAPS, Action, Pending, Sum, placed
 from graphkit.dist.communicator import Communicator, LocalCommunicator
 from graphkit.dist.compression import Compression
+from graphkit.dist.messages import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
 
@@ -148,6 +149,17 @@ class KVStore:
     def collectives(self, ordered: bool = False) -> Buckets:
         """What carries the sums inside of a program; ordered: in the order of the ranks."""
         return Buckets(self, ordered)
+
+    @property
+    def messages(self) -> Messages:
+        """Arrays from this process to another one, and back."""
+        return self._communicator.messages
+
+    def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Come to a point that all processes come to, with arrays of the same types; nothing pushed is on its way then."""
+        self.wait()
+        self._communicator.flush()
+        self._communicator.perform(call, arrays)
 
     def bucket_bytes(self, fixed: bool = False) -> int:
         """How many bytes of gradients are best summed at once; the same in every process.

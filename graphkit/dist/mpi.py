@@ -22,6 +22,7 @@ import numpy as np
 from graphkit import config
 from graphkit.dist.channel import Action, Channel, Pending, placed
 from graphkit.dist.hosts import Hosts
+from graphkit.dist.messages import Messages
 from graphkit.dist.placement import Allowed, place
 from graphkit.dist.relay import Relay
 from graphkit.dist.watch import Board, Watch
@@ -108,6 +109,7 @@ class MpiCommunicator:
         self._kept: list[Any] = []
         self._watch = self._watched()
         self.channel = Channel(self)
+        self.messages = Messages(self)
 
     # --- what is done together ---------------------------------------------------------------------
 
@@ -165,6 +167,14 @@ class MpiCommunicator:
         # As bytes, so that every dtype travels.
         self.hosts.broadcast(result.reshape(-1).view(np.uint8), root, self._complete)
         return result
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def start_send(self, data: np.ndarray, to: int, tag: int) -> Any:
+        return self._comm.Isend(data, dest=to, tag=tag)
+
+    def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
+        return self._comm.Irecv(data, source=source, tag=tag)
 
     # --- signs of life ---------------------------------------------------------------------------
 

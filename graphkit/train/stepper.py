@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import numpy as np
@@ -92,6 +93,19 @@ class Stepper:
         if self._rule.ema is not None:
             arrays |= {f"{name}/{AVERAGE}": params[name] for name in self.trained}
         return ParamStore(types, arrays)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """What is trained and has its values in this process."""
+        return self.trained
+
+    def keeps(self, name: str) -> bool:
+        """Whether this process has a parameter, state or slot from step to step."""
+        return True
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Around what needs all parameters and slots in rank 0."""
+        return nullcontext()
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         self._fit_memory(shapes)

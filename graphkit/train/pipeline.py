@@ -1,0 +1,458 @@
+"""The step of one rank of a pipeline: micro-batches forward and backward through its stage, then one update of all.
+
+What is computed is what one process computes that accumulates the gradients of the same micro-batches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.dist import pipeline
+from graphkit.dist.kvstore import KVStore
+from graphkit.dist.messages import Arrival, Kind
+from graphkit.errors import InputError, NotFinite, UsageError
+from graphkit.executor.report.plan import Plan
+from graphkit.executor.run.params import JointStore, ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.train import stage_programs
+from graphkit.train import step as steps
+from graphkit.train.average import AVERAGE
+from graphkit.train.partition import Partition, partition
+from graphkit.train.position import Position
+from graphkit.train.stage_programs import LOSS_GRADIENT, Port, Stage
+
+LOSS = "loss"
+# Lanes of messages.
+_FORWARD, _BACKWARD, _GATHER = 0, 1, 2
+_NO_LOSS = np.full((), np.nan, np.float32)
+
+
+class Pipeline:
+    """Which rank has what of a model, and what they send each other.
+
+    groups: the rank of each group. output: the one that metrics look at. axes: the axis of each input and target that
+    counts samples, 0 by default; None: every micro-batch gets all of it.
+    """
+
+    def __init__(self, groups: Mapping[str, int], micro_batches: int, axes: Mapping[str, int | None], store: KVStore):
+        self.groups, self.micro_batches, self.axes, self.store = dict(groups), micro_batches, dict(axes), store
+
+    def parted(self, graph: Graph, like: Partition | None = None) -> Partition:
+        return partition(graph, self.groups, self.store.num_workers, like)
+
+    def follow(self, data: Any) -> None:
+        """Take over the axes that a data set knows of its inputs."""
+        self.axes = {**getattr(data, "axes", {}), **self.axes}
+
+    def sliced(self, feeds: Mapping[str, Any], parts: Sequence[slice]) -> list[dict[str, Any]]:
+        """The feeds of each micro-batch."""
+        return [{name: self.slice(name, array, part) for name, array in feeds.items()} for part in parts]
+
+    def slice(self, name: str, array: Any, part: slice) -> Any:
+        axis = self.axes.get(name, 0)
+        if axis is None or not np.ndim(array):
+            return array
+        return np.asarray(array)[(slice(None),) * axis + (part,)]
+
+    def samples(self, feeds: Mapping[str, Any], size: int | None) -> int:
+        """How many samples the feeds have. Raises InputError where they differ in that."""
+        found = {n: np.shape(a)[axis] for n, a in feeds.items() if np.ndim(a) and (axis := self.axes.get(n, 0)) is not None}
+        if len(set(found.values())) > 1:
+            told = ", ".join(f"{n} has {count}" for n, count in found.items())
+            raise InputError(f"arrays of one batch have different numbers of samples: {told}; batch_axes says which axis")
+        count = next(iter(found.values()), 0) if size is None else size
+        if not count:
+            raise InputError("a pipeline needs batches of at least one sample")
+        return count
+
+
+class _Runner:
+    """Runs the passes of one stage on micro-batches, and sends what others need."""
+
+    def __init__(self, stage: Stage, part: Partition, store: KVStore, forward: Executor, backward: Executor | None):
+        self.stage, self.part, self.messages = stage, part, store.messages
+        self._forward, self._backward = forward, backward
+        self._coming: dict[tuple[int, int, int], Arrival] = {}
+        self._saved: dict[int, dict[str, Any]] = {}
+        self.saved_bytes = self.peak_saved_bytes = self.peak_in_flight = 0
+
+    def expect(self, direction: str, batch: int) -> None:
+        """Be ready for what a pass reads of others."""
+        lane, ports = (_FORWARD, self.stage.received) if direction == "forward" else (_BACKWARD, self.stage.gradients_in)
+        for port in ports:
+            if (port.stage, lane, batch) not in self._coming:
+                source = self.part.ranks[port.stage]
+                self._coming[port.stage, lane, batch] = self.messages.expect(source, _kinds(port), lane)
+
+    def _received(self, ports: Sequence[Port], lane: int, batch: int) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        what = "the gradients" if lane == _BACKWARD else "the values"
+        for port in ports:
+            arrival = self._coming.pop((port.stage, lane, batch))
+            arrays = self.messages.receive(arrival, f"{what} of micro-batch {batch}")
+            found.update(zip(port.names, arrays, strict=True))
+        return found
+
+    def _send(self, ports: Sequence[Port], lane: int, results: Mapping[str, Any]) -> None:
+        for port in ports:
+            self.messages.send(self.part.ranks[port.stage], [results[name] for name in port.names], lane)
+
+    def forward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int]) -> dict[str, Any]:
+        """One forward pass; the results that are made here."""
+        received = self._received(self.stage.received, _FORWARD, batch)
+        self._forward.rng = rng
+        results = self._forward.run({**feeds, **received})
+        self._send(self.stage.sent, _FORWARD, results)
+        if self._backward is not None:
+            kept = {name: results[name] for name in self.stage.saved} | {n: received[n] for n in self.stage.kept}
+            self._saved[batch] = kept
+            self.saved_bytes += _bytes(kept)
+            self.peak_saved_bytes = max(self.peak_saved_bytes, self.saved_bytes)
+            self.peak_in_flight = max(self.peak_in_flight, len(self._saved))
+        return {name: results[name] for name in self.stage.results}
+
+    def backward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int], weight: float) -> None:
+        received = self._received(self.stage.gradients_in, _BACKWARD, batch)
+        if self._backward is None:
+            return
+        kept = self._saved.pop(batch)
+        given = {**feeds, **kept, **received, steps.BATCH_WEIGHT: np.float32(weight)}
+        if self.stage.makes_loss:
+            given[LOSS_GRADIENT] = self._ones
+        self._backward.rng = rng
+        results = self._backward.run(given)
+        self.saved_bytes -= _bytes(kept)
+        self._send(self.stage.gradients_out, _BACKWARD, results)
+
+    @property
+    def _ones(self) -> np.ndarray:
+        kind = self.part.graph.outputs[0].tensor
+        return np.ones((), kind.dtype.numpy)
+
+    def forget(self) -> None:
+        self._saved.clear()
+        self.saved_bytes = 0
+
+
+def _kinds(port: Port) -> list[Kind]:
+    kinds = []
+    for value in port.values:
+        assert value.rank is not None, "checked by the partition"
+        kinds.append(Kind(value.dtype.numpy, value.rank))
+    return kinds
+
+
+def _bytes(arrays: Mapping[str, Any]) -> int:
+    return sum(array.nbytes for array in arrays.values() if isinstance(array, np.ndarray))
+
+
+class PipelineStepper:
+    """What a `Stepper` is, for one rank of a pipeline: it has the parameters and slots of its own stage alone.
+
+    graph: as for a Stepper. params: the model's, all there; those of other ranks are released. results: the outputs
+    that `take` returns where they are made, beside the loss.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        trained: Sequence[steps.TrainedParameter],
+        rule: steps.UpdateRule,
+        params: ParamStore,
+        pipe: Pipeline,
+        output: Value,
+        output_name: str,
+        options: Mapping[str, Any],
+    ):
+        self.updates = self.skipped = self.waiting = 0
+        self.waiting_weight = 0.0
+        self.buckets = None
+        self.trained = tuple(t.name for t in trained)
+        self.pipe, self._rule, self._params = pipe, rule, params
+        self._store = pipe.store
+        self.part = part = pipe.parted(graph)
+        self.index = part.ranks.index(pipe.store.rank)
+        self._output_name = output_name
+        self.stage = stage_programs.training_stage(part, self.index, {LOSS: graph.outputs[0], output_name: output}, trained)
+        self.output_rank = part.ranks[part.home(output) or 0]
+        self._loss_rank = part.ranks[part.home(graph.outputs[0]) or 0]
+        self._draws = any(v.role == "rng" for v in graph.inputs)
+        self._own = [t for t in trained if part.owner_of[t.value] == self.index]
+        self.owners = {graph.name_of(v): stage for v, stage in part.owner_of.items()}
+        self._begin_alike()
+        updates = steps.staged_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
+        self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
+        self.slots = self._starts(trained, params)
+        self._sums = ParamStore(
+            {f"{t.name}/{steps.GRADIENT_SUM}": t.value.tensor for t in self._own},
+            {f"{t.name}/{steps.GRADIENT_SUM}": _zeros(t.value.tensor) for t in self._own},
+        )
+        self.store = JointStore([params, self.slots, self._sums])
+        self.executors = [Executor(program, self.store, **options) for program in self.programs]
+        backward = None if self.stage.backward is None else self.executors[1]
+        self._runner = _Runner(self.stage, part, pipe.store, self.executors[0], backward)
+
+    def _begin_alike(self) -> None:
+        """Rank 0's values, one by one; those of other stages are released at once."""
+        for name in list(self._params):
+            array = self._store.broadcast(name, self._params[name])
+            if self._is_own(name):
+                self._params[name] = array
+            else:
+                self._params.release(name, self._holder(name))
+
+    def _starts(self, trained: Sequence[steps.TrainedParameter], params: ParamStore) -> ParamStore:
+        """The slots of all parameters by name, with arrays for those of this stage."""
+        types: dict[str, TensorType] = {steps.STEP: TensorType(DType.INT64, ())}
+        arrays: dict[str, np.ndarray] = {steps.STEP: np.zeros((), np.int64)}
+        optimizer = self._rule.optimizer
+        for parameter in trained:
+            kind = parameter.value.tensor
+            types |= {f"{parameter.name}/{slot}": kind for slot in optimizer.slots}
+            if self._rule.ema is not None:
+                types[f"{parameter.name}/{AVERAGE}"] = kind
+        for parameter in self._own:
+            kind = parameter.value.tensor
+            for slot in optimizer.slots:
+                arrays[f"{parameter.name}/{slot}"] = np.full(kind.static_shape, optimizer.start(slot), kind.dtype.numpy)
+            if self._rule.ema is not None:
+                arrays[f"{parameter.name}/{AVERAGE}"] = params[parameter.name]
+        return ParamStore(types, arrays)
+
+    # --- who has what ----------------------------------------------------------------------------
+
+    def _stage_of(self, name: str) -> int | None:
+        """The stage that has a parameter, a state, or a slot of one; None: all have it."""
+        if name in self.owners:
+            return self.owners[name]
+        return self.owners.get(name.rpartition("/")[0], None if name == steps.STEP else 0)
+
+    def _is_own(self, name: str) -> bool:
+        return self._stage_of(name) in (None, self.index)
+
+    def _holder(self, name: str) -> str:
+        stage = self._stage_of(name)
+        assert stage is not None, "nobody else"
+        return f"rank {self.part.ranks[stage]}, which computes with it"
+
+    @property
+    def measures(self) -> bool:
+        """Whether this rank has the output that metrics look at."""
+        return self._store.rank == self.output_rank
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """What is trained and has its values in this process."""
+        return tuple(name for name in self.trained if self._params.holds(name))
+
+    def keeps(self, name: str) -> bool:
+        """Whether this process has a parameter, state or slot from step to step."""
+        return self._is_own(name)
+
+    def store_of(self, name: str) -> ParamStore:
+        return self._params if name in self._params else self.slots
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """All parameters and slots on rank 0 meanwhile, as a process alone has them. Every rank has to come here."""
+        names = [n for n in (*self._params, *self.slots) if self._stage_of(n) is not None]
+        self._store.meet("gather of a pipeline's parameters")
+        here, messages = self._store.rank == 0, self._store.messages
+        taken = []
+        for name in names:
+            stage = self._stage_of(name)
+            assert stage is not None, "all of `names` have one"
+            holder, store = self.part.ranks[stage], self.store_of(name)
+            if here and holder != 0:
+                kind = store.type_of(name)
+                arrival = messages.expect(holder, [Kind(kind.dtype.numpy, len(kind.static_shape))], _GATHER)
+                store.commit(name, messages.receive(arrival, f"parameter {name!r}")[0])
+                taken.append(name)
+            elif holder == self._store.rank and not here:
+                messages.send(0, [store[name]], _GATHER)
+        messages.settle()
+        try:
+            yield
+        finally:
+            for name in taken:
+                self.store_of(name).release(name, self._holder(name))
+
+    # --- a batch ---------------------------------------------------------------------------------
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """Of the forward program of this stage, once a batch has told what it receives."""
+        return self.executors[0].plan
+
+    def take(
+        self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Train on a batch; its mean loss, and the outputs of each micro-batch where they are made."""
+        arrays = {n: np.asarray(a) for n, a in feeds.items()}
+        parts = pipeline.bounds(pipeline.sizes(self.pipe.samples(arrays, size), self.pipe.micro_batches))
+        self._store.meet("step of a pipeline", list(arrays.values()))
+        batches = self.pipe.sliced(arrays, parts)
+        statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
+        before = {name: self.store[name] for name in statistics}
+        losses, outputs = self._run(batches, [part.stop - part.start for part in parts])
+        try:
+            loss = self._flush(losses, [part.stop - part.start for part in parts], rate, position)
+        except NotFinite:
+            self._undo(before)
+            if self._rule.on_nonfinite == "raise":
+                raise
+            self.skipped += 1
+            return _NO_LOSS, {}
+        self.updates += 1
+        return loss, {self._output_name: outputs} if outputs else {}
+
+    def _run(self, batches: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> tuple[list[Any], list[Any]]:
+        """All passes; the losses and the outputs that are made here."""
+        runner, (seed, step) = self._runner, self.executors[0].rng
+        order = pipeline.one_forward_one_backward(len(self.part.ranks), self.index, len(batches))
+        losses, outputs = [], []
+        for current, following in zip(order, [*order[1:], None], strict=True):
+            runner.expect(*current)
+            if following is not None:
+                runner.expect(*following)
+            batch, rng = current.batch, (seed, step + current.batch)
+            if current.direction == "backward":
+                runner.backward(batch, batches[batch], rng, weights[batch])
+                continue
+            results = runner.forward(batch, batches[batch], rng)
+            losses += [results[LOSS]] if LOSS in results else []
+            outputs += [results[self._output_name]] if self._output_name in results else []
+        self.executors[0].rng = (seed, step + len(batches) if self._draws else step)
+        self._store.messages.settle()
+        return losses, outputs
+
+    def _flush(
+        self, losses: Sequence[np.ndarray], weights: Sequence[int], rate: float, position: Position | None
+    ) -> np.ndarray:
+        """The update, on which all ranks decide alike; the mean loss. Raises NotFinite when there is none."""
+        how, total = self._rule.on_nonfinite, np.float32(sum(weights))
+        squares, finite = 0.0, 0.0
+        measures = self._rule.clip_norm is not None or how == "skip"
+        if measures and self._own:
+            told = self.executors[-2].run({steps.TOTAL_WEIGHT: total})
+            squares, finite = float(told["squares"]), float(told["finite"])
+        weighted = [float(loss) * weight for loss, weight in zip(losses, weights, strict=False)]
+        mine = np.array([math.fsum(weighted) if np.isfinite(weighted).all() else math.nan, squares, finite])
+        if not losses:
+            mine[0] = 0.0
+        loss_sum, squares, finite = self._store.pushpull("step of a pipeline", mine)
+        loss = np.asarray(loss_sum / total, np.float32)
+        if how != "ignore" and not np.isfinite(loss):
+            where = f"update {self.updates + 1}" if position is None else f"epoch {position.epoch + 1}, batch {position.batch + 1}"
+            raise NotFinite(
+                f"the loss is not finite at {where}, on rank {self._loss_rank}; the parameters are those before the "
+                "step. Lower the learning rate, look for NaN in the data, or give on_nonfinite='skip'"
+            )
+        if how == "skip" and not np.isfinite(finite):
+            raise NotFinite("a gradient is not finite")
+        if self._own:
+            given = {steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)}
+            if self._rule.clip_norm is not None:
+                limit = np.float32(self._rule.clip_norm)
+                with np.errstate(all="ignore"):
+                    given[steps.SCALE] = limit / np.maximum(np.sqrt(np.float32(squares)), limit)
+            self.executors[-1].run(given)
+        else:
+            self.slots[steps.STEP] = self.slots[steps.STEP] + 1
+        return loss
+
+    def _undo(self, statistics: Mapping[str, np.ndarray]) -> None:
+        """Statistics as they were before the batch, and no gradients that wait."""
+        for name, array in statistics.items():
+            self.store.commit(name, array.copy())
+        for name in self._sums:
+            self._sums[name] = np.zeros_like(self._sums[name])
+        self._runner.forget()
+
+    def flush(self, rate: float) -> None:
+        """Nothing waits: each batch has its update."""
+
+    # --- what is measured ------------------------------------------------------------------------
+
+    def compared(self, results: Mapping[str, Any], name: str, target: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
+        """The output of each micro-batch, where it is made, with its part of the target of that name."""
+        outputs = results.get(self._output_name, ())
+        if outputs:
+            axis = self.pipe.axes.get(name, 0)
+            count = len(target) if axis is None else target.shape[axis]
+            for output, part in zip(outputs, pipeline.bounds(pipeline.sizes(count, len(outputs))), strict=True):
+                yield output, self.pipe.slice(name, target, part)
+
+    def told(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Metrics, as the rank that has the output knows them. Every rank has to come here."""
+        given = np.array(list(values.values()), np.float64)
+        found = self._store.broadcast(f"metrics {', '.join(values)}", given, root=self.output_rank)
+        return dict(zip(values, found.tolist(), strict=True))
+
+    @property
+    def peak_in_flight(self) -> int:
+        """The most micro-batches that this stage has kept values of at a time."""
+        return self._runner.peak_in_flight
+
+    @property
+    def peak_saved_bytes(self) -> int:
+        """The most bytes that it has kept of them."""
+        return self._runner.peak_saved_bytes
+
+
+def _zeros(kind: TensorType) -> np.ndarray:
+    return np.zeros(kind.static_shape, kind.dtype.numpy)
+
+
+class PipelineInference:
+    """The inference graph over the ranks of a pipeline: batches follow each other through the stages."""
+
+    def __init__(self, graph: Graph, params: ParamStore, stepper: PipelineStepper, output: str, options: Mapping[str, Any]):
+        pipe = stepper.pipe
+        part = pipe.parted(graph, stepper.part)
+        self._store, self._output = pipe.store, output
+        stage = stage_programs.inference_stage(
+            part, part.ranks.index(pipe.store.rank), {output: graph.outputs[graph.output_names.index(output)]}
+        )
+        self._executor = Executor(stage.forward, params, **options)
+        self._runner = _Runner(stage, part, pipe.store, self._executor, None)
+        self._batch = 0
+        self.outputs = graph.output_names
+
+    @contextlib.contextmanager
+    def batches(self) -> Iterator[None]:
+        """Around runs that every rank makes alike."""
+        self._store.meet("evaluation in a pipeline")
+        yield
+        self._store.messages.settle()
+
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """The output, where it is made."""
+        self._store.messages.settle()
+        self._runner.expect("forward", self._batch)
+        results = self._runner.forward(self._batch, feeds, self._executor.rng)
+        self._batch += 1
+        return results
+
+
+def create(
+    groups: Mapping[str, int] | None, micro_batches: int, axes: Mapping[str, int | None] | None, store: KVStore | None,
+    refused: Mapping[str, bool],
+) -> Pipeline | None:
+    """The pipeline that a Trainer is asked for; None without groups. refused: options that do not go with one, and
+    whether they are given. Raises UsageError for these, and where there are no ranks for it."""
+    if not groups:
+        if micro_batches != 1:
+            raise UsageError("Trainer: micro_batches are those of a pipeline, which groups= makes; else accumulate=")
+        return None
+    if store is None or store.num_workers == 1:
+        raise UsageError("Trainer: groups= places a model on several processes: kvstore= is a store of one")
+    if given := [name for name, there in refused.items() if there]:
+        raise UsageError(f"Trainer: {', '.join(given)} does not go with groups=")
+    return Pipeline(groups, micro_batches, axes or {}, store)
