@@ -1,43 +1,471 @@
+"""Models over several ranks: what a pipeline computes is what one process computes that accumulates the micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+
 import numpy as np
-import graphkit as gk
 import pytest
+
+import graphkit as gk
+from graphkit.dist import pipeline
+from graphkit.errors import InputError, NotFinite, UsageError
+from graphkit.models._transformer import attention, feed_forward
+from graphkit.models._transformer import steps as places_of
+from graphkit.ops import F
+from graphkit.train.partition import partition
+
+
+def group(name):
+    return gk.attr_scope(ctx_group=name)
 
 
 def mlp(seed=1):
     x = gk.input("x", ["N", 6])
-    with gk.attr_scope(ctx_group="a"):
+    with group("a"):
         h = gk.tanh(gk.nn.linear(x, 20, name="a"))
-    with gk.attr_scope(ctx_group="b"):
+    with group("b"):
         h = gk.tanh(gk.nn.linear(h, 30, name="b"))
-    with gk.attr_scope(ctx_group="c"):
+    with group("c"):
         y = gk.nn.linear(h, 2, name="c")
     return gk.Model(y, seed=seed)
 
 
-def samples(count, seed=0):
+def images(seed=1, ratio=0.5):
+    """The first stage's result is added in the third."""
+    x = gk.input("x", ["N", 1, 8, 8])
+    with group("a"):
+        h = first = gk.relu(gk.nn.batch_norm(gk.nn.conv2d(x, 4, 3, pad=1, name="conv1"), name="norm1"))
+    with group("b"):
+        h = gk.relu(gk.nn.batch_norm(gk.nn.conv2d(h, 4, 3, pad=1, name="conv2"), name="norm2"))
+        h = gk.nn.dropout(h, ratio) if ratio else h
+    with group("c"):
+        h = gk.nn.max_pool2d(F.add(h, first), 2)
+        y = gk.nn.linear(F.flatten(h), 2, name="fc")
+    return gk.Model(y, seed=seed)
+
+
+def transformer(seed=1, vocab=11, width=8):
+    """Its token table is read by two stages, so is the mask, which is in no group."""
+    init = {"type": "normal", "std": 0.3}
+    x = gk.input("x", ["N", "T"], "int64")
+    table = gk.parameter("token", [vocab, width], init)
+    places = places_of(x)
+    causal = F.greater_or_equal(F.unsqueeze(places, np.array([1])), F.unsqueeze(places, np.array([0])))
+    h = gk.nn.embedding(x, vocab, width, weight=table, name="token")
+    for layer, name in enumerate("ab"):
+        with group(name), gk.name_scope(f"block{layer}"):
+            h = F.add(h, attention(gk.nn.layer_norm(h, name="norm1"), 2, causal, init=init, project_init=init))
+            h = F.add(h, feed_forward(gk.nn.layer_norm(h, name="norm2"), 16, approximate="tanh", init=init, project_init=init))
+    with group("b"):
+        logits = F.mat_mul(h, F.transpose(table, perm=(1, 0)))
+    return gk.Model({"logits": logits}, seed=seed)
+
+
+def lstm(seed=1, vocab=11, hidden=8):
+    x = gk.input("x", ["T", "N"], "int64")
+    with group("a"):
+        h, _ = gk.nn.lstm(gk.nn.embedding(x, vocab, hidden, name="token"), hidden, name="lstm0")
+    with group("b"):
+        h, _ = gk.nn.lstm(h, hidden, name="lstm1")
+        y = gk.nn.linear(h, vocab, name="fc")
+    return gk.Model(y, seed=seed)
+
+
+def vectors(count, seed=0):
     rng = np.random.default_rng(seed)
     return rng.standard_normal((count, 6), np.float32), rng.standard_normal((count, 2), np.float32)
 
 
-def parts(count, micro):
-    from graphkit.dist import pipeline
-    return pipeline.bounds(pipeline.sizes(count, micro))
+def pictures(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((count, 1, 8, 8), np.float32), rng.standard_normal((count, 2), np.float32)
 
 
-def test_mlp(on_ranks):
-    one = gk.Trainer(mlp(), "mse", gk.optim.Adam(0.01), accumulate=4, threads=1, seed=3)
-    expected = []
-    for step in range(4):
-        x, y = samples(16, step)
-        expected.append(np.mean([float(one.step(x[p], y[p])) for p in parts(16, 4)]))
+def rows(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 11, (count, 5)), rng.integers(0, 11, (count, 5))
+
+
+def columns(count, seed=0):
+    return tuple(np.ascontiguousarray(a.T) for a in rows(count, seed))
+
+
+ABC, AB = {"a": 0, "b": 1, "c": 2}, {"a": 0, "b": 1}
+MSE, ENTROPY = "mse", "softmax_cross_entropy"
+# Network, samples, loss, groups, the axis of samples, bound on the difference (0: the same bits).
+NETWORKS = {
+    "mlp": (mlp, vectors, MSE, ABC, 0, 0),
+    "mlp backwards": (mlp, vectors, MSE, {"a": 2, "b": 1, "c": 0}, 0, 0),
+    "mlp on two": (mlp, vectors, MSE, {"a": 0, "b": 0, "c": 1}, 0, 0),
+    "images": (images, pictures, MSE, ABC, 0, 1e-6),
+    "transformer": (transformer, rows, ENTROPY, AB, 0, 1e-5),
+    "lstm": (lstm, columns, ENTROPY, AB, 1, 1e-6),
+}
+
+
+def optimizer(network):
+    """Biases before a normalisation have no gradient but for rounding, which Adam would make large."""
+    return gk.optim.Adam(0.01) if NETWORKS[network][0] is mlp else gk.optim.SGD(0.003, momentum=0.9)
+
+
+def batches(data, axis, count, micro, steps):
+    """Each step's micro-batches."""
+    for step in range(steps):
+        x, y = data(count, step)
+        parts = pipeline.bounds(pipeline.sizes(count, micro))
+        yield [tuple(a[(slice(None),) * axis + (part,)] for a in (x, y)) for part in parts]
+
+
+def alone(network, micro=4, count=16, steps=3, **options):
+    """One process that accumulates the micro-batches."""
+    model, data, loss, _, axis, _ = NETWORKS[network]
+    parts = pipeline.sizes(count, micro)
+    trainer = gk.Trainer(model(), loss, optimizer(network), accumulate=len(parts), threads=1, seed=3, **options)
+    seen = []
+    for batch in batches(data, axis, count, micro, steps):
+        losses = []
+        for (x, y), size in zip(batch, parts, strict=True):
+            results = trainer._step(x, y, size)
+            losses.append(float(results[0]))
+        seen.append(np.average(losses, weights=parts))
+    return trainer, seen
+
+
+def piped(store, network, micro=4, count=16, steps=3, **options):
+    model, data, loss, groups, axis, _ = NETWORKS[network]
+    trainer = gk.Trainer(
+        model(), loss, optimizer(network), kvstore=store, threads=1, seed=3, groups=groups, micro_batches=micro,
+        batch_axes={"x": axis, "target": axis}, **options,
+    )  # fmt: skip
+    return trainer, [float(trainer.step(*data(count, step))) for step in range(steps)]
+
+
+def ranks_of(network):
+    return len(set(NETWORKS[network][3].values()))
+
+
+def assert_same(found, whole, bound):
+    held = [n for n in found.net.params if found.net.params.holds(n)]
+    assert held
+    for name in held:
+        expected = whole.net.params[name]
+        if bound:
+            np.testing.assert_allclose(found.net.params[name], expected, rtol=bound, atol=bound, err_msg=name)
+        else:
+            np.testing.assert_array_equal(found.net.params[name], expected, err_msg=name)
+
+
+# --- the order of passes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stages", range(1, 6))
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 16])
+def test_the_order_of_passes_ends_and_keeps_few_micro_batches(stages, count):
+    """Each stage forward waits for all earlier ones, and backward for all later ones, as with values that skip stages."""
+    left = [pipeline.one_forward_one_backward(stages, stage, count) for stage in range(stages)]
+    for stage, order in enumerate(left):
+        assert sorted(order) == sorted(itertools.product(["forward", "backward"], range(count)))
+        held = most = 0
+        for direction, batch in order:
+            held += 1 if direction == "forward" else -1
+            most = max(most, held)
+        assert most == min(stages - stage, count)
+    done = set()
+    while any(left):
+        ready = [
+            stage for stage, order in enumerate(left)
+            if order and (
+                all((s, "forward", order[0].batch) in done for s in range(stage)) if order[0].direction == "forward"
+                else all((s, "backward", order[0].batch) in done for s in range(stage + 1, stages))
+                and (stage, "forward", order[0].batch) in done
+            )
+        ]  # fmt: skip
+        assert ready, "no stage can go on"
+        for stage in ready:
+            done.add((stage, *left[stage].pop(0)))
+
+
+@pytest.mark.parametrize("samples", [1, 3, 8, 17])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_micro_batches_are_all_of_a_batch(samples, count):
+    sizes = pipeline.sizes(samples, count)
+    assert sum(sizes) == samples and len(sizes) == min(samples, count)
+    assert max(sizes) - min(sizes) <= 1
+    assert np.concatenate([np.arange(samples)[part] for part in pipeline.bounds(sizes)]).tolist() == [*range(samples)]
+
+
+# --- what is computed -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_pipeline_computes_what_one_process_does(on_ranks, network):
+    whole, losses = alone(network)
+    for trainer, seen in on_ranks(lambda store: piped(store, network), ranks_of(network)):
+        np.testing.assert_allclose(seen, losses, rtol=1e-5)
+        assert_same(trainer, whole, NETWORKS[network][5])
+        assert trainer.updates == whole.updates == 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"micro": 1}, {"micro": 2}, {"count": 13}, {"count": 3}, {"micro": 16}, {"clip_norm": 0.05}, {"ema": 0.9},
+        {"deterministic": True}, {"on_nonfinite": "skip"}, {"on_nonfinite": "ignore"}, {"freeze": ["a_*"]},
+        {"lr_mult": {"b_*": 0.5}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options(on_ranks, options):
+    whole, losses = alone("mlp", **options)
+    for trainer, seen in on_ranks(lambda store: piped(store, "mlp", **options), 3):
+        np.testing.assert_allclose(seen, losses, rtol=1e-6)
+        assert_same(trainer, whole, 1e-6 if "clip_norm" in options else 0)
+
+
+def test_dropout_and_statistics_are_those_of_the_micro_batches(on_ranks):
+    whole, _ = alone("images", steps=5, count=10, micro=3)
+    for trainer, _ in on_ranks(lambda store: piped(store, "images", steps=5, count=10, micro=3), 3):
+        assert_same(trainer, whole, 1e-6)
+        assert trainer.executor.rng == whole.executor.rng
+
+
+def test_each_rank_has_its_own_parameters_and_few_micro_batches(on_ranks):
+    found = on_ranks(lambda store: piped(store, "mlp", micro=8)[0], 3)
+    for rank, (trainer, own) in enumerate(zip(found, "abc", strict=True)):
+        assert trainer._stepper.held == (f"{own}_weight", f"{own}_bias")
+        slots = {name for name in trainer._slots if trainer._slots.holds(name)}
+        assert slots == {f"{own}_{part}/{slot}" for part in ("weight", "bias") for slot in ("mean", "variance")} | {"optimizer_step"}
+        assert trainer._stepper.peak_in_flight == 3 - rank
+        (other,) = {"a", "b", "c"} - {own} - {"b" if own != "b" else "a"}
+        with pytest.raises(InputError, match=rf"'{other}_weight' is held by rank {'abc'.index(other)}"):
+            trainer.net.params[f"{other}_weight"]
+    bytes_of = [trainer._stepper.peak_saved_bytes for trainer in found]
+    assert all(bytes_of), bytes_of
+
+
+# --- numbers that are not finite ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["raise", "skip"])
+def test_all_ranks_decide_alike_and_change_nothing(on_ranks, how):
+    def work(store):
+        trainer, _ = piped(store, "images", on_nonfinite=how)
+        held = {n: trainer.net.params[n].copy() for n in trainer.net.params if trainer.net.params.holds(n)}
+        x, y = pictures(16)
+        x[7] = np.nan
+        if how == "raise":
+            with pytest.raises(NotFinite, match=r"not finite at update 4, on rank 2"):
+                trainer.step(x, y)
+        else:
+            assert np.isnan(float(trainer.step(x, y)))
+            assert trainer.skipped == 1
+        for name, array in held.items():
+            np.testing.assert_array_equal(trainer.net.params[name], array)
+        return trainer, float(trainer.step(*pictures(16, 3)))
+
+    whole, _ = alone("images")
+    expected = None
+    for trainer, loss in on_ranks(work, 3):
+        assert np.isfinite(loss) and trainer.updates == 4
+        expected = loss if expected is None else expected
+        assert loss == expected
+
+
+# --- epochs, evaluation and files -----------------------------------------------------------------------
+
+
+def classifier(seed=1):
+    x = gk.input("x", ["N", 6])
+    with group("a"):
+        h = gk.tanh(gk.nn.batch_norm(gk.nn.linear(x, 20, name="a"), name="norm"))
+    with group("b"):
+        h = gk.nn.dropout(gk.tanh(gk.nn.linear(h, 30, name="b")), 0.2)
+    with group("c"):
+        y = gk.nn.linear(h, 3, name="c")
+    return gk.Model(y, seed=seed)
+
+
+def labelled(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((count, 6), np.float32), rng.integers(0, 3, count)
+
+
+def fitting(store, groups=ABC, **options):
+    """A trainer of the classifier; in one process, one that accumulates the same micro-batches."""
+    how = {"accumulate": 2} if store is None else {"kvstore": store, "groups": groups, "micro_batches": 2}
+    return gk.Trainer(classifier(), optimizer=gk.optim.Adam(0.01), threads=1, seed=3, **how, **options)
+
+
+def fit(trainer, folder, **options):
+    """Micro-batches of 8 either way."""
+    size = 16 if trainer.accumulate == 1 else 8
+    given = {"metrics": ["accuracy"], "batch_size": size, "progress": False}
+    return trainer.fit(labelled(48), labelled(20, 1), folder=folder, **given, **options)
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_epochs_are_those_of_one_process(on_ranks, tmp_path, ema):
+    one = fitting(None, ema=ema)
+    # In one process the data come in batches of 8, in another order than in batches of 16 cut in two.
+    history = None
 
     def work(store):
-        t = gk.Trainer(mlp(), "mse", gk.optim.Adam(0.01), kvstore=store, threads=1, seed=3, groups={"a": 0, "b": 1, "c": 2}, micro_batches=4)
-        losses = [float(t.step(*samples(16, step))) for step in range(4)]
-        return t, losses
+        trainer = fitting(store, ema=ema)
+        found = fit(trainer, tmp_path / "run", epochs=2)
+        scores = trainer.evaluate(labelled(20, 1), ["accuracy"])
+        return found, scores
 
-    for rank, (t, losses) in enumerate(on_ranks(work, 3)):
-        np.testing.assert_allclose(losses, expected, rtol=1e-6)
-        for name in t._stepper.held:
-            np.testing.assert_array_equal(t.net.params[name], one.net.params[name])
-        print(rank, t._stepper.held, t._stepper.peak_in_flight, t._stepper.peak_saved_bytes)
+    found = on_ranks(work, 3)
+    assert found[0] == found[1] == found[2]
+    (history, scores), *_ = found
+    assert len(history) == 2 and history[1]["valid_accuracy"] == scores["accuracy"]
+    net = gk.load(tmp_path / "run")
+    exe = net.compile()
+    x, y = labelled(20, 1)
+    (logits,) = exe.run({"x": x}).values()
+    assert (logits.argmax(1) == y).mean() == pytest.approx(scores["accuracy"])
+    one.resume(tmp_path / "run")
+    assert one.updates == 6 and one.evaluate(labelled(20, 1), ["accuracy"])["accuracy"] == pytest.approx(scores["accuracy"])
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("before", [{"a": 0, "b": 1, "c": 2}, {"a": 1, "b": 0, "c": 0}, None])
+@pytest.mark.parametrize("after", [{"a": 2, "b": 0, "c": 1}, None])
+def test_a_run_goes_on_in_another_placement(on_ranks, tmp_path, before, after, within):
+    """And in one process, which takes micro-batches of 16; what of them is measured is alike but for rounding."""
+
+    class Stop(Exception):
+        pass
+
+    def start(store, groups, job):
+        trainer = fitting_whole(store, groups)
+        return job(trainer)
+
+    def fitting_whole(store, groups):
+        how = {} if store is None else {"kvstore": store, "groups": groups, "micro_batches": 1}
+        return gk.Trainer(classifier(), optimizer=gk.optim.SGD(0.05, momentum=0.9), threads=1, seed=3, ema=0.9, **how)
+
+    def run(groups, job):
+        if groups is None:
+            return job(fitting_whole(None, None))
+        return on_ranks(lambda store: start(store, groups, job), len(set(groups.values())))[0]
+
+    def options(folder):
+        return {"folder": folder, "batch_size": 16, "metrics": ["accuracy"], "progress": False}
+
+    def first(trainer):
+        if not within:
+            return trainer.fit(labelled(48), epochs=1, **options(tmp_path / "run"))
+        calls = []
+        step = trainer._step
+
+        def stopping(*given):
+            calls.append(given)
+            if len(calls) == 3:
+                raise Stop
+            return step(*given)
+
+        trainer._step = stopping
+        with pytest.raises(Stop):
+            trainer.fit(labelled(48), epochs=2, checkpoint_every=1, **options(tmp_path / "run"))
+        return None
+
+    def further(trainer):
+        trainer.resume(tmp_path / "run")
+        assert trainer.updates == (2 if within else 3)
+        found = trainer.fit(labelled(48), epochs=2, **options(tmp_path / "run"))
+        return found[-1]
+
+    run(before, first)
+    last = run(after, further)
+    expected = fitting_whole(None, None).fit(labelled(48), epochs=2, **options(tmp_path / "whole"))[-1]
+    assert last == pytest.approx(expected, rel=1e-4)
+    found, whole = gk.load(tmp_path / "run"), gk.load(tmp_path / "whole")
+    for name, array in whole.params.items():
+        np.testing.assert_allclose(found.params[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_save_writes_what_one_process_writes(on_ranks, tmp_path):
+    def work(store):
+        trainer = fitting(store)
+        for step in range(3):
+            trainer.step(*labelled(16, step))
+        trainer.save(tmp_path / "run")
+        # Nothing of others stays in rank 0.
+        return [name for name in trainer.net.params if trainer.net.params.holds(name)]
+
+    held = on_ranks(work, 3)
+    names = set(classifier().params)
+    assert set().union(*held) == names and sum(map(len, held)) == len(names)
+    one = fitting(None)
+    one.resume(tmp_path / "run")
+    assert one.updates == 3
+    for step in range(3):
+        x, y = labelled(16, step)
+        one.step(x[:8], y[:8])
+        one.step(x[8:], y[8:])
+
+
+# --- what cannot be -------------------------------------------------------------------------------------
+
+
+def graph_of(*order):
+    h = gk.input("x", ["N", 6])
+    for index, name in enumerate(order):
+        with group(name):
+            h = gk.tanh(gk.nn.linear(h, 6, name=f"fc{index}"))
+    return gk.Model(h).graph
+
+
+@pytest.mark.parametrize(
+    ("groups", "ranks", "message"),
+    [
+        ({"a": 0, "d": 1}, 2, "no group 'd'"),
+        ({"a": 0, "b": 1}, 2, "no rank is given for 'c'"),
+        ({"a": 0, "b": 1, "c": 2}, 2, "'c' is placed on rank 2; the ranks of the job are 0 to 1"),
+        ({"a": 0, "b": 1, "c": -1}, 2, "rank -1"),
+        ({"a": 0, "b": 1, "c": 1}, 3, "no group is placed on rank 2"),
+        ({"a": 0, "b": 1, "c": 0}, 2, r"rank 0 \(c: .*rank 1 \(b: "),
+    ],
+)
+def test_groups_that_do_not_fit(groups, ranks, message):
+    with pytest.raises(UsageError, match=message):
+        partition(graph_of("a", "b", "c"), groups, ranks)
+
+
+def test_a_cycle_between_groups_names_the_nodes():
+    with pytest.raises(UsageError, match=r"need each other.*fc2.*reads what depends on rank 1.*fc1"):
+        partition(graph_of("a", "b", "a"), {"a": 0, "b": 1}, 2)
+
+
+def test_a_graph_without_groups():
+    with pytest.raises(UsageError, match="no node of the graph is in a group"):
+        partition(gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2)).graph, {"a": 0}, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate": 2}, "accumulate"), ({"recompute": "sqrt"}, "recompute"), ({"lazy": ["a_weight"]}, "lazy"),
+        ({"kvstore": None}, "several processes"), ({"groups": None}, "micro_batches"), ({"micro_batches": 0}, "micro_batches"),
+    ],
+)  # fmt: skip
+def test_options_that_a_pipeline_has_not(on_ranks, options, message):
+    def work(store):
+        given = {"kvstore": store, "groups": ABC, "micro_batches": 2} | options
+        with pytest.raises(UsageError, match=message):
+            gk.Trainer(mlp(), "mse", **given)
+
+    on_ranks(work, 3)
+
+
+def test_batches_that_are_none(on_ranks):
+    def work(store):
+        trainer, _ = piped(store, "mlp", steps=0)
+        with pytest.raises(InputError, match="at least one sample"):
+            trainer.step(*vectors(0))
+        with pytest.raises(InputError, match="different numbers of samples"):
+            trainer.step(vectors(4)[0], vectors(5)[1])
+
+    on_ranks(work, 3)
