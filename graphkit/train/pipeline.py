@@ -41,15 +41,20 @@ class Pipeline:
     counts samples, 0 by default; None: every micro-batch gets all of it.
     """
 
-    def __init__(self, groups: Mapping[str, int], micro_batches: int, axes: Mapping[str, int | None], store: KVStore):
+    def __init__(self, groups: Mapping[str, int], micro_batches: int, axes: Mapping[str, int | None], store: KVStore,
+                 inputs: Sequence[str]):
         self.groups, self.micro_batches, self.axes, self.store = dict(groups), micro_batches, dict(axes), store
+        self.inputs = tuple(inputs)
 
     def parted(self, graph: Graph, like: Partition | None = None) -> Partition:
         return partition(graph, self.groups, self.store.num_workers, like)
 
     def follow(self, data: Any) -> None:
         """Take over the axes that a data set knows of its inputs."""
-        self.axes = {**getattr(data, "axes", {}), **self.axes}
+        axes = getattr(data, "axes", {})
+        if getattr(data, "names", None) is not None and len(data.names) == len(self.inputs) == 1:
+            axes = {self.inputs[0]: axis for axis in axes.values()}
+        self.axes = {**axes, **self.axes}
 
     def sliced(self, feeds: Mapping[str, Any], parts: Sequence[slice]) -> list[dict[str, Any]]:
         """The feeds of each micro-batch."""
@@ -443,7 +448,7 @@ class PipelineInference:
 
 def create(
     groups: Mapping[str, int] | None, micro_batches: int, axes: Mapping[str, int | None] | None, store: KVStore | None,
-    refused: Mapping[str, bool],
+    inputs: Sequence[str], refused: Mapping[str, bool],
 ) -> Pipeline | None:
     """The pipeline that a Trainer is asked for; None without groups. refused: options that do not go with one, and
     whether they are given. Raises UsageError for these, and where there are no ranks for it."""
@@ -455,4 +460,4 @@ def create(
         raise UsageError("Trainer: groups= places a model on several processes: kvstore= is a store of one")
     if given := [name for name, there in refused.items() if there]:
         raise UsageError(f"Trainer: {', '.join(given)} does not go with groups=")
-    return Pipeline(groups, micro_batches, axes or {}, store)
+    return Pipeline(groups, micro_batches, axes or {}, store, inputs)

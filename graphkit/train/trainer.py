@@ -161,7 +161,7 @@ class Trainer:
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
             "compression": kvstore is not None and kvstore.compresses,
         }  # fmt: skip
-        self._pipeline = pipeline.create(groups, micro_batches, batch_axes, kvstore, refused)
+        self._pipeline = pipeline.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
         # Which part of the data this process takes, and of how many; stages of a pipeline take the same.
         self._place = (0, 1) if kvstore is None or self._pipeline else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from jobs import finish, start
 
 import graphkit as gk
+from graphkit import config
 from graphkit.dist import pipeline
 from graphkit.errors import InputError, NotFinite, UsageError
 from graphkit.models._transformer import attention, feed_forward
@@ -469,3 +475,108 @@ def test_batches_that_are_none(on_ranks):
             trainer.step(vectors(4)[0], vectors(5)[1])
 
     on_ranks(work, 3)
+
+
+# --- jobs -----------------------------------------------------------------------------------------------
+
+JOB = """
+    import os, signal, sys, numpy as np, graphkit as gk
+    kv = gk.kvstore.create("dist_sync")
+    x = gk.input("x", ["N", 6])
+    h = x
+    for index, name in enumerate("abc"[:kv.num_workers]):
+        with gk.attr_scope(ctx_group=name):
+            h = gk.tanh(gk.nn.linear(h, 512, name=name))
+    groups = {name: index for index, name in enumerate("abc"[:kv.num_workers])}
+    trainer = gk.Trainer(gk.Model(h, seed=1), "mse", gk.optim.Adam(0.01), kvstore=kv, threads=1, groups=groups,
+                         micro_batches=4)
+    def batch(step):
+        rng = np.random.default_rng(step)
+        return rng.standard_normal((1024, 6), np.float32), rng.standard_normal((1024, 512), np.float32)
+"""
+
+
+def test_a_job_of_three_processes_computes_what_one_does(tmp_path):
+    """Arrays of half a megabyte go between them."""
+    status, _, errors = finish(start(3, JOB + f"""
+    for step in range(3): trainer.step(*batch(step))
+    trainer.save({str(tmp_path / "run")!r})
+    """, trainer=False))
+    assert status == 0, errors
+    found = gk.load(tmp_path / "run")
+    h = gk.input("x", ["N", 6])
+    for name in "abc":
+        h = gk.tanh(gk.nn.linear(h, 512, name=name))
+    one = gk.Trainer(gk.Model(h, seed=1), "mse", gk.optim.Adam(0.01), accumulate=4, threads=1)
+    for step in range(3):
+        rng = np.random.default_rng(step)
+        x, y = rng.standard_normal((1024, 6), np.float32), rng.standard_normal((1024, 512), np.float32)
+        for part in pipeline.bounds(pipeline.sizes(1024, 4)):
+            one.step(x[part], y[part])
+    for name, array in one.net.params.items():
+        np.testing.assert_allclose(found.params[name], array, rtol=1e-6, atol=1e-6)
+
+
+ACTS = {
+    "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", 5, r"rank [02]: .* of micro-batch \d+ of rank 1 is awaited in vain: rank 1 on \S+ .*no sign of life"),
+    "error": ("raise MemoryError('of rank 1')", 5, r"rank 1: MemoryError: of rank 1; this ends the job"),
+    "interrupt": ("os.kill(os.getpid(), signal.SIGINT)", 130, r"rank 1: interrupted; this ends the job"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ACTS)
+def test_a_rank_that_ends_in_the_middle_of_a_pipeline_ends_the_job(monkeypatch, how):
+    monkeypatch.setenv(config.RANK_TIMEOUT.name, "2")
+    act, code, message = ACTS[how]
+    status, _, errors = finish(start(3, JOB + f"""
+    for step in range(3): trainer.step(*batch(step))
+    runner = trainer._stepper._runner
+    backward = runner.backward
+    def failing(number, *given):
+        if kv.rank == 1 and number == 1:
+            {act}
+        return backward(number, *given)
+    runner.backward = failing
+    for step in range(3): trainer.step(*batch(step))
+    """, trainer=False))
+    assert status == code, errors
+    assert re.search(message, errors), errors
+
+
+@pytest.fixture
+def network(tmp_path):
+    classifier().save(tmp_path / "net.json")
+    x, y = labelled(64)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    return tmp_path
+
+
+def command(network, *further):
+    given = [sys.executable, "-P", "-m", "graphkit", "train", str(network / "net.json"), "--data", str(network / "data.npz"), *further]
+    return subprocess.run(given, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_trains_a_pipeline_and_one_process_goes_on(network):
+    placed = ["--processes", "2", "--kvstore", "dist_sync", "--place", "a=0", "--place", "b=1", "--place", "c=1"]
+    run = ["-o", str(network / "run"), "--batch-size", "16"]
+    done = command(network, *placed, "--micro-batches", "4", "--epochs", "2", *run)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 2 (2 processes): loss" in done.stdout
+    done = command(network, "-o", str(network / "run"), "--resume", "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    epochs = [json.loads(line)["epoch"] for line in (network / "run" / "log.jsonl").read_text().splitlines()]
+    assert epochs == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--place", "a=first"], "--place a=first: expected the number of a process"),
+        (["--place", "a=0"], "groups= places a model on several processes"),
+        (["--micro-batches", "4"], "micro_batches are those of a pipeline"),
+    ],
+)
+def test_places_that_do_not_fit(network, options, message):
+    done = command(network, *options)
+    assert done.returncode == 2
+    assert message in done.stderr
