@@ -86,6 +86,9 @@ class Rank:
     def lost(self) -> str | None:
         return "another rank has failed" if self._there.broken else None
 
+    def fail(self, reason: str) -> None:
+        self.channel.fail(reason)
+
     def start_send(self, data: np.ndarray, to: int, tag: int) -> Any:
         self._post[self.rank, to, tag].sent.append(data.copy())
         return _Arrived()

@@ -331,6 +331,10 @@ class Channel:
             finally:
                 self._leaves_the_wheel()
 
+    def fail(self, reason: str) -> None:
+        """Nothing is done together from now on: whoever waits, or posts something, is told the reason."""
+        self._break(reason)
+
     def close(self) -> None:
         """No round is driven any more."""
         with self._news:

@@ -39,6 +39,9 @@ class Links(Protocol):
     def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any: ...
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
     def lost(self) -> str | None: ...
+    def fail(self, reason: str) -> None:
+        """Do nothing together any more."""
+        ...
 
 
 class Kind(NamedTuple):
@@ -85,13 +88,14 @@ class Messages:
         self._sent: list[tuple[Any, np.ndarray]] = []
         self._awaited: list[Arrival] = []
         self._numbers: dict[tuple[str, int, int], int] = {}
-        self._failure: Exception | None = None
+        self._failure: str | None = None
         self._thread: threading.Thread | None = None
         self.sent_bytes = 0
 
     def send(self, to: int, arrays: Sequence[np.ndarray], lane: int = 0) -> None:
         """Send arrays to a rank, which expects their kinds; they must not change before `settle`."""
         tag = lane * _TAGS_OF_A_LANE
+        self._check()
         with self._news:
             shapes = [size for array in arrays for size in array.shape]
             header = np.array([self._number("to", to, lane), *shapes], np.int64)
@@ -103,6 +107,7 @@ class Messages:
 
     def expect(self, source: int, kinds: Sequence[Kind], lane: int = 0) -> Arrival:
         """Be ready for the next message of a rank."""
+        self._check()
         with self._news:
             arrival = Arrival(source, lane, self._number("from", source, lane), kinds)
             header = arrival.header.view(np.uint8)
@@ -118,7 +123,15 @@ class Messages:
 
     def settle(self, left: int = 0) -> None:
         """Wait until no more than so many parts that were sent are still on their way."""
-        self._wait(lambda: len(self._sent) <= left, "the arrival of what was sent")
+        self._wait(lambda: len(self._sent) <= left, "receipts of what was sent")
+
+    def fail(self, error: BaseException, where: str) -> None:
+        """Do nothing with the others any more, who may wait for messages that do not come: whatever this process begins
+        with them from now on, its end too, raises RuntimeFailure, and so ends the job."""
+        with self._news:
+            if self._failure is None:
+                self._failure = f"rank {self._links.rank} failed {where}: {str(error) or type(error).__name__}"
+        self._links.fail(self._failure)
 
     # --- what goes on ---------------------------------------------------------------------------------
 
@@ -131,6 +144,7 @@ class Messages:
         self._sent += [(self._links.start_send(part, to, tag), part) for part in _parts(array)]
 
     def _go_on(self) -> None:
+        """See to what has been begun; `_news` is held."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="graphkit-messages", daemon=True)
             self._thread.start()
@@ -157,7 +171,7 @@ class Messages:
                     arrival.done = not arrival.requests
             self._awaited = [arrival for arrival in self._awaited if not arrival.done]
         except Exception as error:  # noqa: BLE001 - whoever waits is told
-            self._failure = error
+            self._failure = str(error)
         self._news.notify_all()
 
     def _has_room(self, arrival: Arrival) -> bool:
@@ -179,14 +193,20 @@ class Messages:
                     if self._failure is None:
                         self._advance()
                     if self._failure is not None:
-                        raise RuntimeFailure(f"{what} does not come: {self._failure}") from self._failure
+                        break
                     if done():
                         return
                 time.sleep(_PAUSE)
                 if (now := time.monotonic()) - looked > _LOOK:
                     looked = now
                     if (reason := self._links.lost()) is not None:
-                        raise RuntimeFailure(f"{what} is awaited in vain: {reason}")
+                        raise RuntimeFailure(f"{what} are awaited in vain: {reason}")
+        self._check(f"{what} will not come: ")
+
+    def _check(self, before: str = "") -> None:
+        """Raise RuntimeFailure when this process has failed before, or MPI."""
+        if self._failure is not None:
+            raise RuntimeFailure(f"{before}{self._failure}")
 
 
 def _parts(array: np.ndarray) -> list[np.ndarray]:

@@ -176,6 +176,9 @@ class MpiCommunicator:
     def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
         return self._comm.Irecv(data, source=source, tag=tag)
 
+    def fail(self, reason: str) -> None:
+        self.channel.fail(reason)
+
     # --- signs of life ---------------------------------------------------------------------------
 
     def _watched(self) -> Watch | None:

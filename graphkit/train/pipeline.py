@@ -278,7 +278,7 @@ class PipelineStepper:
             if here and holder != 0:
                 kind = store.type_of(name)
                 arrival = messages.expect(holder, [Kind(kind.dtype.numpy, len(kind.static_shape))], _GATHER)
-                store.commit(name, messages.receive(arrival, f"parameter {name!r}")[0])
+                store.commit(name, messages.receive(arrival, f"the values of parameter {name!r}")[0])
                 taken.append(name)
             elif holder == self._store.rank and not here:
                 messages.send(0, [store[name]], _GATHER)
@@ -305,17 +305,31 @@ class PipelineStepper:
         batches = self.pipe.sliced(arrays, parts)
         statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
         before = {name: self.store[name] for name in statistics}
-        losses, outputs = self._run(batches, [part.stop - part.start for part in parts])
-        try:
-            loss = self._flush(losses, [part.stop - part.start for part in parts], rate, position)
-        except NotFinite:
-            self._undo(before)
-            if self._rule.on_nonfinite == "raise":
-                raise
-            self.skipped += 1
-            return _NO_LOSS, {}
+        weights = [part.stop - part.start for part in parts]
+        with self._failing_together():
+            losses, outputs = self._run(batches, weights)
+            try:
+                loss = self._flush(losses, weights, rate, position)
+            except NotFinite:
+                self._undo(before)
+                if self._rule.on_nonfinite == "raise":
+                    raise
+                self.skipped += 1
+                return _NO_LOSS, {}
         self.updates += 1
         return loss, {self._output_name: outputs} if outputs else {}
+
+    @contextlib.contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """What one rank fails of, but for what all of them find, the others are told: they may wait for it."""
+        try:
+            yield
+        except NotFinite:
+            raise
+        except BaseException as error:
+            self._runner.forget()
+            self._store.messages.fail(error, f"in the step of update {self.updates + 1}")
+            raise
 
     def _run(self, batches: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> tuple[list[Any], list[Any]]:
         """All passes; the losses and the outputs that are made here."""

@@ -517,8 +517,48 @@ def test_a_job_of_three_processes_computes_what_one_does(tmp_path):
         np.testing.assert_allclose(found.params[name], array, rtol=1e-6, atol=1e-6)
 
 
+CAUGHT = """
+    for step in range(3): trainer.step(*batch(step))
+    runner = trainer._stepper._runner
+    backward = runner.backward
+    def failing(number, *given):
+        if kv.rank == 1 and number == 1: raise MemoryError("too much")
+        return backward(number, *given)
+    runner.backward = failing
+    for step in range(2):
+        try:
+            trainer.step(*batch(step))
+        except BaseException as error:
+            print(f"rank {kv.rank}: {type(error).__name__}: {error}", flush=True)
+"""
+
+
+def test_who_catches_the_error_of_a_rank_leaves_nobody_waiting():
+    status, out, errors = finish(start(3, JOB + CAUGHT, trainer=False))
+    assert status == 5, errors
+    assert "rank 1: RuntimeFailure: rank 1 failed in the step of update 4: too much" in out
+    assert "graphkit: rank 1: rank 1 failed in the step of update 4" in errors
+    assert "rank 1: MemoryError: too much" in out
+
+
+def test_a_rank_that_takes_no_step_is_an_error_of_all():
+    status, _, errors = finish(start(3, JOB + """
+    if kv.rank != 1: trainer.step(*batch(0))
+    """, trainer=False))
+    assert status == 5
+    assert "the processes do not go on together" in errors
+
+
+def test_batches_that_differ_between_ranks_are_an_error_of_all():
+    status, _, errors = finish(start(3, JOB + """
+    trainer.step(*(a[: 64 + kv.rank // 2] for a in batch(0)))
+    """, trainer=False))
+    assert status == 5
+    assert "the processes do not go on together" in errors
+
+
 ACTS = {
-    "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", 5, r"rank [02]: .* of micro-batch \d+ of rank 1 is awaited in vain: rank 1 on \S+ .*no sign of life"),
+    "stop": ("os.kill(os.getpid(), signal.SIGSTOP)", 5, r"rank [02]: .* of micro-batch \d+ of rank 1 are awaited in vain: rank 1 on \S+ .*no sign of life"),
     "error": ("raise MemoryError('of rank 1')", 5, r"rank 1: MemoryError: of rank 1; this ends the job"),
     "interrupt": ("os.kill(os.getpid(), signal.SIGINT)", 130, r"rank 1: interrupted; this ends the job"),
 }  # fmt: skip
