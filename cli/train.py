@@ -163,11 +163,17 @@ _SKIPPED, _RECORDED = 2, 10
 )
 @click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
 @click.option(
-    "--place", "places", multiple=True, metavar="GROUP=RANK",
-    help="Compute a group of nodes (ctx_group) on a process of the job, as a stage of a pipeline; repeat for all groups.",
+    "--place",
+    "places",
+    multiple=True,
+    metavar="GROUP=RANK",
+    help="Compute a group of nodes (ctx_group) in a process of the job, as a stage of a pipeline; repeat for all.",
 )
 @click.option(
-    "--micro-batches", type=click.IntRange(1), default=1, show_default=True,
+    "--micro-batches",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
     help="Into so many parts each batch is cut, which go through the pipeline one behind the other.",
 )
 @process_options

@@ -156,7 +156,7 @@ class KVStore:
         return self._communicator.messages
 
     def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
-        """Come to a point that all processes come to, with arrays of the same types; nothing pushed is on its way then."""
+        """Come to where all processes come, with arrays of the same types; all that was pushed is there then."""
         self.wait()
         self._communicator.flush()
         self._communicator.perform(call, arrays)

@@ -159,8 +159,9 @@ class Fit:
             position.loss_sum += loss * batch.global_size
             position.seen += batch.global_size
             if batch.size:
-                for output, target in trainer._compared(results, batch.targets):
-                    self._background.measure(measured, output, target)
+                target = trainer._targets.names[0], first(batch.targets)
+                for pair in trainer._stepper.compared(results, trainer._output, target):
+                    self._background.measure(measured, *pair)
         self.bar.advance(f"loss {loss:.4f}")
         if self.every and trainer.updates > before and trainer.updates % self.every == 0:
             self._save()
@@ -183,7 +184,7 @@ class Fit:
         position.skipped += trainer.skipped - skipped
         self._background.settle()
         if trainer.kvstore is None or self._ranks == 1:
-            values = trainer._values(measured)
+            values = trainer._stepper.values(measured)
         else:
             values = reduced(trainer.kvstore, measured)
         position.trained = {"loss": position.loss_sum / max(position.seen, 1), **values}

@@ -6,6 +6,7 @@ group says is computed where the last of its operands is, or, where it has none,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -45,9 +46,7 @@ class Partition:
         return [value for value in self.crossings if self.home(value) == stage]
 
 
-def partition(
-    graph: Graph, groups: Mapping[str, int], ranks: int, like: Partition | None = None
-) -> Partition:
+def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partition | None = None) -> Partition:
     """The stages of `graph` for groups on ranks.
 
     like: those of another graph of the same model, of which the stages have the same parameters and states, by name.
@@ -90,7 +89,9 @@ def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
     if lacking := sorted(known - set(groups)):
         raise UsageError(f"groups: no rank is given for {', '.join(map(repr, lacking))}")
     if idle := sorted(set(range(ranks)) - set(groups.values())):
-        raise UsageError(f"groups: no group is placed on rank{'s' if len(idle) > 1 else ''} {', '.join(map(str, idle))}")
+        raise UsageError(
+            f"groups: no group is placed on rank{'s' if len(idle) > 1 else ''} {', '.join(map(str, idle))}"
+        )
 
 
 def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
@@ -126,7 +127,7 @@ def _cycle(left: list[int], needs: Mapping[tuple[int, int], Node]) -> str:
         path.append(next(other for other in left if (path[-1], other) in needs))
     path = path[path.index(path[-1]) :]
     told = []
-    for rank, other in zip(path, path[1:], strict=False):
+    for rank, other in itertools.pairwise(path):
         node = needs[rank, other]
         told.append(f"rank {rank} ({node.meta[GROUP]}: {node.describe()}) reads what depends on rank {other}")
     return f"groups: the ranks need each other, and cannot be a pipeline: {'; '.join(told)}"
@@ -168,7 +169,9 @@ def _owners(graph: Graph, stage_of: Mapping[Node, int], owners: Mapping[str, int
         home = stage_of.get(new.node, 0) if new.node is not None else 0
         if first.setdefault(state, home) != home or stored.get(state, home) != home:
             reader = next(n for n in graph.nodes if state in n.operands and stage_of.get(n) != home)
-            raise UsageError(f"groups: {state} is updated by another rank than that of {reader.describe()}, which reads it")
+            raise UsageError(
+                f"groups: {state} is updated by another rank than that of {reader.describe()}, which reads it"
+            )
     return {v: stored.get(v, first.get(v, 0)) for v in graph.inputs if _is_stored(v)}
 
 

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from graphkit.dist import pipeline
-from graphkit.dist.kvstore import KVStore
-from graphkit.dist.messages import Arrival, Kind
-from graphkit.errors import InputError, NotFinite, UsageError
+from graphkit.dist.messages import Kind
+from graphkit.errors import NotFinite
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
@@ -24,138 +23,15 @@ from graphkit.ir.types import DType, TensorType
 from graphkit.train import stage_programs
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
-from graphkit.train.partition import Partition, partition
+from graphkit.train.metrics import Metric
+from graphkit.train.placed import Pipeline
 from graphkit.train.position import Position
-from graphkit.train.stage_programs import LOSS_GRADIENT, Port, Stage
+from graphkit.train.stage_runner import StageRunner
 
 LOSS = "loss"
-# Lanes of messages.
-_FORWARD, _BACKWARD, _GATHER = 0, 1, 2
+# The lane of messages; those of passes have 0 and 1.
+_GATHER = 2
 _NO_LOSS = np.full((), np.nan, np.float32)
-
-
-class Pipeline:
-    """Which rank has what of a model, and what they send each other.
-
-    groups: the rank of each group. output: the one that metrics look at. axes: the axis of each input and target that
-    counts samples, 0 by default; None: every micro-batch gets all of it.
-    """
-
-    def __init__(self, groups: Mapping[str, int], micro_batches: int, axes: Mapping[str, int | None], store: KVStore,
-                 inputs: Sequence[str]):
-        self.groups, self.micro_batches, self.axes, self.store = dict(groups), micro_batches, dict(axes), store
-        self.inputs = tuple(inputs)
-
-    def parted(self, graph: Graph, like: Partition | None = None) -> Partition:
-        return partition(graph, self.groups, self.store.num_workers, like)
-
-    def follow(self, data: Any) -> None:
-        """Take over the axes that a data set knows of its inputs."""
-        axes = getattr(data, "axes", {})
-        if getattr(data, "names", None) is not None and len(data.names) == len(self.inputs) == 1:
-            axes = {self.inputs[0]: axis for axis in axes.values()}
-        self.axes = {**axes, **self.axes}
-
-    def sliced(self, feeds: Mapping[str, Any], parts: Sequence[slice]) -> list[dict[str, Any]]:
-        """The feeds of each micro-batch."""
-        return [{name: self.slice(name, array, part) for name, array in feeds.items()} for part in parts]
-
-    def slice(self, name: str, array: Any, part: slice) -> Any:
-        axis = self.axes.get(name, 0)
-        if axis is None or not np.ndim(array):
-            return array
-        return np.asarray(array)[(slice(None),) * axis + (part,)]
-
-    def samples(self, feeds: Mapping[str, Any], size: int | None) -> int:
-        """How many samples the feeds have. Raises InputError where they differ in that."""
-        found = {n: np.shape(a)[axis] for n, a in feeds.items() if np.ndim(a) and (axis := self.axes.get(n, 0)) is not None}
-        if len(set(found.values())) > 1:
-            told = ", ".join(f"{n} has {count}" for n, count in found.items())
-            raise InputError(f"arrays of one batch have different numbers of samples: {told}; batch_axes says which axis")
-        count = next(iter(found.values()), 0) if size is None else size
-        if not count:
-            raise InputError("a pipeline needs batches of at least one sample")
-        return count
-
-
-class _Runner:
-    """Runs the passes of one stage on micro-batches, and sends what others need."""
-
-    def __init__(self, stage: Stage, part: Partition, store: KVStore, forward: Executor, backward: Executor | None):
-        self.stage, self.part, self.messages = stage, part, store.messages
-        self._forward, self._backward = forward, backward
-        self._coming: dict[tuple[int, int, int], Arrival] = {}
-        self._saved: dict[int, dict[str, Any]] = {}
-        self.saved_bytes = self.peak_saved_bytes = self.peak_in_flight = 0
-
-    def expect(self, direction: str, batch: int) -> None:
-        """Be ready for what a pass reads of others."""
-        lane, ports = (_FORWARD, self.stage.received) if direction == "forward" else (_BACKWARD, self.stage.gradients_in)
-        for port in ports:
-            if (port.stage, lane, batch) not in self._coming:
-                source = self.part.ranks[port.stage]
-                self._coming[port.stage, lane, batch] = self.messages.expect(source, _kinds(port), lane)
-
-    def _received(self, ports: Sequence[Port], lane: int, batch: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        what = "the gradients" if lane == _BACKWARD else "the values"
-        for port in ports:
-            arrival = self._coming.pop((port.stage, lane, batch))
-            arrays = self.messages.receive(arrival, f"{what} of micro-batch {batch}")
-            found.update(zip(port.names, arrays, strict=True))
-        return found
-
-    def _send(self, ports: Sequence[Port], lane: int, results: Mapping[str, Any]) -> None:
-        for port in ports:
-            self.messages.send(self.part.ranks[port.stage], [results[name] for name in port.names], lane)
-
-    def forward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int]) -> dict[str, Any]:
-        """One forward pass; the results that are made here."""
-        received = self._received(self.stage.received, _FORWARD, batch)
-        self._forward.rng = rng
-        results = self._forward.run({**feeds, **received})
-        self._send(self.stage.sent, _FORWARD, results)
-        if self._backward is not None:
-            kept = {name: results[name] for name in self.stage.saved} | {n: received[n] for n in self.stage.kept}
-            self._saved[batch] = kept
-            self.saved_bytes += _bytes(kept)
-            self.peak_saved_bytes = max(self.peak_saved_bytes, self.saved_bytes)
-            self.peak_in_flight = max(self.peak_in_flight, len(self._saved))
-        return {name: results[name] for name in self.stage.results}
-
-    def backward(self, batch: int, feeds: Mapping[str, Any], rng: tuple[int, int], weight: float) -> None:
-        received = self._received(self.stage.gradients_in, _BACKWARD, batch)
-        if self._backward is None:
-            return
-        kept = self._saved.pop(batch)
-        given = {**feeds, **kept, **received, steps.BATCH_WEIGHT: np.float32(weight)}
-        if self.stage.makes_loss:
-            given[LOSS_GRADIENT] = self._ones
-        self._backward.rng = rng
-        results = self._backward.run(given)
-        self.saved_bytes -= _bytes(kept)
-        self._send(self.stage.gradients_out, _BACKWARD, results)
-
-    @property
-    def _ones(self) -> np.ndarray:
-        kind = self.part.graph.outputs[0].tensor
-        return np.ones((), kind.dtype.numpy)
-
-    def forget(self) -> None:
-        self._saved.clear()
-        self.saved_bytes = 0
-
-
-def _kinds(port: Port) -> list[Kind]:
-    kinds = []
-    for value in port.values:
-        assert value.rank is not None, "checked by the partition"
-        kinds.append(Kind(value.dtype.numpy, value.rank))
-    return kinds
-
-
-def _bytes(arrays: Mapping[str, Any]) -> int:
-    return sum(array.nbytes for array in arrays.values() if isinstance(array, np.ndarray))
 
 
 class PipelineStepper:
@@ -185,7 +61,9 @@ class PipelineStepper:
         self.part = part = pipe.parted(graph)
         self.index = part.ranks.index(pipe.store.rank)
         self._output_name = output_name
-        self.stage = stage_programs.training_stage(part, self.index, {LOSS: graph.outputs[0], output_name: output}, trained)
+        self.stage = stage_programs.training_stage(
+            part, self.index, {LOSS: graph.outputs[0], output_name: output}, trained
+        )
         self.output_rank = part.ranks[part.home(output) or 0]
         self._loss_rank = part.ranks[part.home(graph.outputs[0]) or 0]
         self._draws = any(v.role == "rng" for v in graph.inputs)
@@ -202,7 +80,7 @@ class PipelineStepper:
         self.store = JointStore([params, self.slots, self._sums])
         self.executors = [Executor(program, self.store, **options) for program in self.programs]
         backward = None if self.stage.backward is None else self.executors[1]
-        self._runner = _Runner(self.stage, part, pipe.store, self.executors[0], backward)
+        self._runner = StageRunner(self.stage, part, pipe.store, self.executors[0], backward)
 
     def _begin_alike(self) -> None:
         """Rank 0's values, one by one; those of other stages are released at once."""
@@ -368,7 +246,11 @@ class PipelineStepper:
         loss_sum, squares, finite = self._store.pushpull("step of a pipeline", mine)
         loss = np.asarray(loss_sum / total, np.float32)
         if how != "ignore" and not np.isfinite(loss):
-            where = f"update {self.updates + 1}" if position is None else f"epoch {position.epoch + 1}, batch {position.batch + 1}"
+            where = (
+                f"update {self.updates + 1}"
+                if position is None
+                else f"epoch {position.epoch + 1}, batch {position.batch + 1}"
+            )
             raise NotFinite(
                 f"the loss is not finite at {where}, on rank {self._loss_rank}; the parameters are those before the "
                 "step. Lower the learning rate, look for NaN in the data, or give on_nonfinite='skip'"
@@ -399,20 +281,23 @@ class PipelineStepper:
 
     # --- what is measured ------------------------------------------------------------------------
 
-    def compared(self, results: Mapping[str, Any], name: str, target: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
-        """The output of each micro-batch, where it is made, with its part of the target of that name."""
-        outputs = results.get(self._output_name, ())
-        if outputs:
+    def compared(
+        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The output of each micro-batch, where it is made, with its part of the target."""
+        if outputs := results.get(output, ()):
+            name, array = target
             axis = self.pipe.axes.get(name, 0)
-            count = len(target) if axis is None else target.shape[axis]
-            for output, part in zip(outputs, pipeline.bounds(pipeline.sizes(count, len(outputs))), strict=True):
-                yield output, self.pipe.slice(name, target, part)
+            count = len(array) if axis is None else array.shape[axis]
+            for found, part in zip(outputs, pipeline.bounds(pipeline.sizes(count, len(outputs))), strict=True):
+                yield found, self.pipe.slice(name, array, part)
 
-    def told(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Metrics, as the rank that has the output knows them. Every rank has to come here."""
-        given = np.array(list(values.values()), np.float64)
-        found = self._store.broadcast(f"metrics {', '.join(values)}", given, root=self.output_rank)
-        return dict(zip(values, found.tolist(), strict=True))
+    def values(self, measured: Sequence[Metric]) -> dict[str, float]:
+        """The values of metrics, as the rank knows them that has the output. Every rank has to come here."""
+        names = [metric.name for metric in measured]
+        known = [metric.value if self.measures else 0.0 for metric in measured]
+        found = self._store.broadcast(f"metrics {', '.join(names)}", np.array(known, np.float64), self.output_rank)
+        return dict(zip(names, found.tolist(), strict=True))
 
     @property
     def peak_in_flight(self) -> int:
@@ -432,7 +317,9 @@ def _zeros(kind: TensorType) -> np.ndarray:
 class PipelineInference:
     """The inference graph over the ranks of a pipeline: batches follow each other through the stages."""
 
-    def __init__(self, graph: Graph, params: ParamStore, stepper: PipelineStepper, output: str, options: Mapping[str, Any]):
+    def __init__(
+        self, graph: Graph, params: ParamStore, stepper: PipelineStepper, output: str, options: Mapping[str, Any]
+    ):
         pipe = stepper.pipe
         part = pipe.parted(graph, stepper.part)
         self._store, self._output = pipe.store, output
@@ -440,7 +327,7 @@ class PipelineInference:
             part, part.ranks.index(pipe.store.rank), {output: graph.outputs[graph.output_names.index(output)]}
         )
         self._executor = Executor(stage.forward, params, **options)
-        self._runner = _Runner(stage, part, pipe.store, self._executor, None)
+        self._runner = StageRunner(stage, part, pipe.store, self._executor, None)
         self._batch = 0
         self.outputs = graph.output_names
 
@@ -458,20 +345,3 @@ class PipelineInference:
         results = self._runner.forward(self._batch, feeds, self._executor.rng)
         self._batch += 1
         return results
-
-
-def create(
-    groups: Mapping[str, int] | None, micro_batches: int, axes: Mapping[str, int | None] | None, store: KVStore | None,
-    inputs: Sequence[str], refused: Mapping[str, bool],
-) -> Pipeline | None:
-    """The pipeline that a Trainer is asked for; None without groups. refused: options that do not go with one, and
-    whether they are given. Raises UsageError for these, and where there are no ranks for it."""
-    if not groups:
-        if micro_batches != 1:
-            raise UsageError("Trainer: micro_batches are those of a pipeline, which groups= makes; else accumulate=")
-        return None
-    if store is None or store.num_workers == 1:
-        raise UsageError("Trainer: groups= places a model on several processes: kvstore= is a store of one")
-    if given := [name for name, there in refused.items() if there]:
-        raise UsageError(f"Trainer: {', '.join(given)} does not go with groups=")
-    return Pipeline(groups, micro_batches, axes or {}, store, inputs)

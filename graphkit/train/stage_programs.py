@@ -21,7 +21,7 @@ _STORED = ("parameter", "state")
 
 @dataclass(frozen=True)
 class Port:
-    """Arrays between this stage and another one: their names as inputs or outputs of this stage's programs, and types."""
+    """Arrays between this stage and another one: their names in its programs, and the values of the whole graph."""
 
     stage: int
     names: tuple[str, ...]
@@ -155,7 +155,9 @@ class _Joint:
     ):  # fmt: skip
         self.draft = draft
         graph = draft.graph
-        self.seeds = {n: Value(v.type, n) for port in gradients_in for n, v in zip(port.names, port.values, strict=True)}
+        self.seeds = {
+            n: Value(v.type, n) for port in gradients_in for n, v in zip(port.names, port.values, strict=True)
+        }
         outputs = [draft.here(v) for port in gradients_in for v in port.values]
         if makes_loss:
             loss = draft.here(graph.outputs[0])

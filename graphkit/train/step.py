@@ -259,9 +259,9 @@ def _update(
 def staged_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
     """The update of the parameters of one of several stages, around what all stages have to tell each other.
 
-    Both read the gradients that wait, and `total_weight`. The first has the outputs `squares`, the sum of the squares of
-    all mean gradients, and `finite`, which is 0 when they are; the second updates, and resets the sums: gradients
-    are multiplied by its input `scale` before, where the rule clips them.
+    Both read the gradients that wait, and `total_weight`. The first has the outputs `squares`, the sum of squares of
+    the mean gradients, and `finite`, which is 0 when they are; the second updates, and resets the sums. Where the rule
+    clips gradients, they are multiplied by its input `gradient_scale`.
     """
     _refuse_lazy(trained)
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)

@@ -6,7 +6,7 @@ With several processes the programs themselves sum losses and gradients over the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ from graphkit.ir.graph import Graph
 from graphkit.train import finite, recomputation, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
+from graphkit.train.metrics import Metric
 from graphkit.train.position import Position
 
 # The loss of a step that was not taken.
@@ -106,6 +107,16 @@ class Stepper:
     def gathered(self) -> AbstractContextManager[None]:
         """Around what needs all parameters and slots in rank 0."""
         return nullcontext()
+
+    def compared(
+        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """What metrics compare after a step: pairs of an output and a target. target: by name, of the batch."""
+        return [(results[output], target[1])]
+
+    def values(self, measured: Sequence[Metric]) -> dict[str, float]:
+        """The values of metrics, as this process knows them."""
+        return {m.name: m.value for m in measured}
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         self._fit_memory(shapes)

@@ -32,7 +32,7 @@ from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
-from graphkit.train import finite, losses, metrics, pipeline, recomputation, saving
+from graphkit.train import finite, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import POSITIVE, integer, real
@@ -92,6 +92,11 @@ class Trainer:
     the first two parameters, slots and running statistics stay, to the bit, what they were before the step (before the
     group of batches, with `accumulate`, but for statistics), and all processes decide alike; gradients that are not
     finite while the loss is, "raise" finds at the next step.
+
+    groups: the rank of each group of nodes (`gk.attr_scope(ctx_group=...)`), for a model that is larger than a rank.
+    Each process has the parameters of its own, and every batch, which all of them are given whole, goes through them as
+    a pipeline of `micro_batches` (see docs/processes.md). batch_axes: the axis that counts samples by input and target,
+    where it is not 0; None: every micro-batch gets all of it. Data sets say it themselves.
 
     carry: input name to output name, of state that `fit` and `evaluate` feed from each batch to the next; it is 0 at
     the start of an epoch and whenever the batch size changes. Gradients do not reach back into earlier batches. `step`
@@ -161,7 +166,7 @@ class Trainer:
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
             "compression": kvstore is not None and kvstore.compresses,
         }  # fmt: skip
-        self._pipeline = pipeline.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
+        self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
         # Which part of the data this process takes, and of how many; stages of a pipeline take the same.
         self._place = (0, 1) if kvstore is None or self._pipeline else (kvstore.rank, kvstore.num_workers)
         self._alone = kvstore is None or kvstore.num_workers == 1
@@ -197,9 +202,7 @@ class Trainer:
             self._stepper = PipelineStepper(
                 graph, trained, rule, net.params, self._pipeline, found, self._output, options
             )
-            self._inference = PipelineInference(
-                self._inference_graph, net.params, self._stepper, self._output, options
-            )
+            self._inference = PipelineInference(self._inference_graph, net.params, self._stepper, self._output, options)
         else:
             self._stepper = Stepper(
                 graph, trained, rule, net.params,
@@ -473,21 +476,7 @@ class Trainer:
                 if self._pipeline is None or self._output in results:
                     background.measure(measured, results[self._output], first(targets))
                 bar.advance()
-        return self._values(measured)
-
-    def _values(self, measured: Sequence[metrics.Metric]) -> dict[str, float]:
-        """The values of metrics; in a pipeline, those of the rank that has measured."""
-        if isinstance(self._stepper, Stepper):
-            return {m.name: m.value for m in measured}
-        here = self._stepper.measures
-        return self._stepper.told({m.name: m.value if here else 0.0 for m in measured})
-
-    def _compared(self, results: Mapping[str, Any], targets: Any) -> Iterator[tuple[Any, np.ndarray]]:
-        """Pairs of an output and a target for metrics, of the results of a step."""
-        if isinstance(self._stepper, Stepper):
-            yield results[self._output], first(targets)
-        else:
-            yield from self._stepper.compared(results, self._targets.names[0], first(targets))
+        return self._stepper.values(measured)
 
     # --- files -----------------------------------------------------------------------------------
 
