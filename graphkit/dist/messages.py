@@ -99,9 +99,10 @@ class Messages:
         with self._news:
             shapes = [size for array in arrays for size in array.shape]
             header = np.array([self._number("to", to, lane), *shapes], np.int64)
-            self._start_send(header, to, tag)
+            self._sent.append((self._links.start_send(header.view(np.uint8), to, tag), header))
             for array in arrays:
-                self._start_send(np.ascontiguousarray(array), to, tag + 1)
+                parts = _parts(np.ascontiguousarray(array))
+                self._sent += [(self._links.start_send(part, to, tag + 1), part) for part in parts]
                 self.sent_bytes += array.nbytes
             self._go_on()
 
@@ -139,9 +140,6 @@ class Messages:
         key = (way, other, lane)
         self._numbers[key] = self._numbers.get(key, -1) + 1
         return self._numbers[key]
-
-    def _start_send(self, array: np.ndarray, to: int, tag: int) -> None:
-        self._sent += [(self._links.start_send(part, to, tag), part) for part in _parts(array)]
 
     def _go_on(self) -> None:
         """See to what has been begun; `_news` is held."""

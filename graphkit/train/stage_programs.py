@@ -11,6 +11,7 @@ from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
+from graphkit.passes.training.recompute import is_marked
 from graphkit.train import recomputation
 from graphkit.train import step as steps
 from graphkit.train.partition import Partition
@@ -193,7 +194,7 @@ class _Joint:
             output_names=outputs,
         )
         count = len(joint.inputs)
-        program = recomputation.marked(recomputation.prepared(joint))
+        program = recomputation.prepared(joint)
         new = dict(zip(joint.inputs, program.inputs[:count], strict=True))
         updates = dict(program.updates)
         own = [(new[state], updates[new[state]]) for state, _ in draft.updates]
@@ -202,7 +203,9 @@ class _Joint:
             return Graph(forward_inputs, program.outputs, own, joint.name, output_names=outputs), None, (), ()
         sums = [(new[s], updates[new[s]]) for s in self.sums]
         gradients = [updates[new[p]] for p in places]
-        ahead = {n for n in topological([*program.outputs, *(v for _, v in own)]) if n.operands}
+        # What is marked is computed again, from what is kept.
+        before = topological([*program.outputs, *(v for _, v in own)])
+        ahead = {n for n in before if n.operands and not is_marked(n)}
         saved = _read_by(ahead, [*(v for _, v in sums), *gradients], {state for state, _ in own})
         stand_ins = {v: Value(v.type, f"saved/{i}") for i, v in enumerate(saved)}
         forward = Graph(

@@ -232,6 +232,32 @@ def test_options(on_ranks, options):
         assert_same(trainer, whole, 1e-6 if "clip_norm" in options else 0)
 
 
+def test_recomputation_by_attributes(on_ranks):
+    """What is marked is not kept between the passes of a micro-batch."""
+
+    def model(seed=1, marked=False):
+        x = gk.input("x", ["N", 6])
+        with group("a"), gk.attr_scope(recompute=marked):
+            h = gk.tanh(gk.nn.linear(gk.tanh(gk.nn.linear(x, 50, name="a0")), 6, name="a1"))
+        with group("b"):
+            y = gk.nn.linear(h, 2, name="b")
+        return gk.Model(y, seed=seed)
+
+    def work(store, marked):
+        trainer = gk.Trainer(
+            model(marked=marked), "mse", gk.optim.Adam(0.01), kvstore=store, groups=AB, micro_batches=4, threads=1
+        )
+        for step in range(3):
+            trainer.step(*vectors(16, step))
+        return trainer
+
+    plain, marked = (on_ranks(lambda store, m=m: work(store, m), 2) for m in (False, True))
+    assert marked[0]._stepper.peak_saved_bytes < plain[0]._stepper.peak_saved_bytes / 2
+    for a, b in zip(plain, marked, strict=True):
+        for name in a._stepper.held:
+            np.testing.assert_allclose(a.net.params[name], b.net.params[name], rtol=1e-6, atol=1e-7)
+
+
 def test_dropout_and_statistics_are_those_of_the_micro_batches(on_ranks):
     whole, _ = alone("images", steps=5, count=10, micro=3)
     for trainer, _ in on_ranks(lambda store: piped(store, "images", steps=5, count=10, micro=3), 3):
