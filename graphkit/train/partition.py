@@ -11,24 +11,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from graphkit.errors import UsageError, did_you_mean
+from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
-
-GROUP = "ctx_group"
 
 
 @dataclass(frozen=True)
 class Partition:
     """The stages of a graph. ranks: in the order of the pipeline, of which the other fields give positions.
 
-    stage_of: of nodes with operands; what has none is computed wherever it is read. owner_of: of parameters and states.
-    crossings: of each value that several stages need, the stages after its own, in the order of the graph.
+    stage_of: of nodes with operands; what has none is computed wherever it is read. owner_of: of parameters and states;
+    copies: the other stages that read one. crossings: of each value that later stages than its own need, these, in the
+    order of the graph.
     """
 
     graph: Graph
     ranks: tuple[int, ...]
     stage_of: Mapping[Node, int]
     owner_of: Mapping[Value, int]
+    copies: Mapping[Value, tuple[int, ...]]
     crossings: Mapping[Value, tuple[int, ...]]
 
     def home(self, value: Value) -> int | None:
@@ -69,16 +70,18 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
             if home is not None and home != stage_of[node]:
                 crossings.setdefault(value, set()).add(stage_of[node])
     places = {value: index for index, value in enumerate(graph.values)}
-    ordered = sorted(crossings, key=places.__getitem__)
-    made = Partition(graph, tuple(order), stage_of, owner_of, {v: tuple(sorted(crossings[v])) for v in ordered})
-    for value in ordered:
+    ordered = {v: tuple(sorted(crossings[v])) for v in sorted(crossings, key=places.__getitem__)}
+    copies = {v: stages for v, stages in ordered.items() if v.node is None}
+    crossing = {v: stages for v, stages in ordered.items() if v.node is not None}
+    made = Partition(graph, tuple(order), stage_of, owner_of, copies, crossing)
+    for value in crossing:
         _check_crossing(made, value)
     return made
 
 
 def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
     """Raise UsageError for groups that the graph, or ranks that the job lacks, and for those without a part."""
-    known = {group for node in graph.nodes if (group := node.meta.get(GROUP)) is not None}
+    known = {group for node in graph.nodes if node.operands and (group := node.meta.get(GROUP)) is not None}
     if not known:
         raise UsageError(f"groups: no node of the graph is in a group; build it within gk.attr_scope({GROUP}=...)")
     for group, rank in groups.items():
@@ -103,7 +106,8 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
         mask = 0
         for value in node.operands:
             mask |= before[value.node] if value.node is not None else 0
-        if (group := node.meta.get(GROUP)) is not None:
+        # What has no operands is computed wherever it is read.
+        if node.operands and (group := node.meta.get(GROUP)) is not None:
             rank = groups[group]
             for other in _bits(mask & ~(1 << rank)):
                 needs.setdefault((rank, other), node)

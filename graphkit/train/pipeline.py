@@ -24,13 +24,14 @@ from graphkit.train import stage_programs
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.metrics import Metric
+from graphkit.train.partition import Partition
 from graphkit.train.placed import Pipeline
 from graphkit.train.position import Position
 from graphkit.train.stage_runner import StageRunner
 
 LOSS = "loss"
-# The lane of messages; those of passes have 0 and 1.
-_GATHER = 2
+# Lanes of messages; those of passes have 0 and 1.
+_GATHER, _COPIES, _SUMS = 2, 3, 4
 _NO_LOSS = np.full((), np.nan, np.float32)
 
 
@@ -70,13 +71,15 @@ class PipelineStepper:
         self._own = [t for t in trained if part.owner_of[t.value] == self.index]
         self.owners = {graph.name_of(v): stage for v, stage in part.owner_of.items()}
         self._begin_alike()
+        flowing = stage_programs.differentiated(part, trained)
+        # By parameter that several stages read: the others that have gradients of it.
+        self._learners = {t.name: found for t in trained if (found := stage_programs.learners(part, t, flowing))}
         updates = steps.staged_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
         self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
         self.slots = self._starts(trained, params)
-        self._sums = ParamStore(
-            {f"{t.name}/{steps.GRADIENT_SUM}": t.value.tensor for t in self._own},
-            {f"{t.name}/{steps.GRADIENT_SUM}": _zeros(t.value.tensor) for t in self._own},
-        )
+        summed = [t for t in trained if t in self._own or self.index in self._learners.get(t.name, ())]
+        kinds = {f"{t.name}/{steps.GRADIENT_SUM}": t.value.tensor for t in summed}
+        self._sums = ParamStore(kinds, {name: _zeros(kind) for name, kind in kinds.items()})
         self.store = JointStore([params, self.slots, self._sums])
         self.executors = [Executor(program, self.store, **options) for program in self.programs]
         backward = None if self.stage.backward is None else self.executors[1]
@@ -132,7 +135,7 @@ class PipelineStepper:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """What is trained and has its values in this process."""
+        """What is trained and has its values in this process, but for what others own."""
         return tuple(name for name in self.trained if self._params.holds(name))
 
     def keeps(self, name: str) -> bool:
@@ -154,8 +157,7 @@ class PipelineStepper:
             assert stage is not None, "all of `names` have one"
             holder, store = self.part.ranks[stage], self.store_of(name)
             if here and holder != 0:
-                kind = store.type_of(name)
-                arrival = messages.expect(holder, [Kind(kind.dtype.numpy, len(kind.static_shape))], _GATHER)
+                arrival = messages.expect(holder, [_kind(store, name)], _GATHER)
                 store.commit(name, messages.receive(arrival, f"the values of parameter {name!r}")[0])
                 taken.append(name)
             elif holder == self._store.rank and not here:
@@ -214,6 +216,7 @@ class PipelineStepper:
         runner, (seed, step) = self._runner, self.executors[0].rng
         order = pipeline.one_forward_one_backward(len(self.part.ranks), self.index, len(batches))
         losses, outputs = [], []
+        self.lend(self.part)
         for current, following in zip(order, [*order[1:], None], strict=True):
             runner.expect(*current)
             if following is not None:
@@ -226,8 +229,44 @@ class PipelineStepper:
             losses += [results[LOSS]] if LOSS in results else []
             outputs += [results[self._output_name]] if self._output_name in results else []
         self.executors[0].rng = (seed, step + len(batches) if self._draws else step)
+        self._add_up()
         self._store.messages.settle()
+        self.take_back(self.part)
         return losses, outputs
+
+    def lend(self, part: Partition) -> None:
+        """Give the parameters and states that several stages read to all of them, until they are taken back."""
+        messages, graph = self._store.messages, part.graph
+        for value, stages in part.copies.items():
+            name, owner = graph.name_of(value), part.owner_of[value]
+            if self.index == owner:
+                for stage in stages:
+                    messages.send(part.ranks[stage], [self._params[name]], _COPIES)
+            elif self.index in stages:
+                arrival = messages.expect(part.ranks[owner], [_kind(self._params, name)], _COPIES)
+                self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
+
+    def take_back(self, part: Partition) -> None:
+        """Keep what other stages own no longer: it may change."""
+        for value, stages in part.copies.items():
+            if self.index in stages:
+                name = part.graph.name_of(value)
+                self._params.release(name, self._holder(name))
+
+    def _add_up(self) -> None:
+        """The gradients of a parameter of all stages that read it, in its owner, in the order of the stages."""
+        messages = self._store.messages
+        for name, stages in self._learners.items():
+            key, owner = f"{name}/{steps.GRADIENT_SUM}", self.owners[name]
+            if self.index in stages:
+                messages.send(self.part.ranks[owner], [self._sums[key]], _SUMS)
+                messages.settle()
+                self._sums[key] = np.zeros_like(self._sums[key])
+            elif self.index == owner:
+                for stage in stages:
+                    arrival = messages.expect(self.part.ranks[stage], [_kind(self._sums, key)], _SUMS)
+                    (part,) = messages.receive(arrival, f"the gradient of {name!r}")
+                    self._sums.commit(key, np.asarray(self._sums[key] + part))
 
     def _flush(
         self, losses: Sequence[np.ndarray], weights: Sequence[int], rate: float, position: Position | None
@@ -310,6 +349,11 @@ class PipelineStepper:
         return self._runner.peak_saved_bytes
 
 
+def _kind(store: ParamStore, name: str) -> Kind:
+    kind = store.type_of(name)
+    return Kind(kind.dtype.numpy, len(kind.static_shape))
+
+
 def _zeros(kind: TensorType) -> np.ndarray:
     return np.zeros(kind.static_shape, kind.dtype.numpy)
 
@@ -321,7 +365,8 @@ class PipelineInference:
         self, graph: Graph, params: ParamStore, stepper: PipelineStepper, output: str, options: Mapping[str, Any]
     ):
         pipe = stepper.pipe
-        part = pipe.parted(graph, stepper.part)
+        self._stepper, self._part = stepper, pipe.parted(graph, stepper.part)
+        part = self._part
         self._store, self._output = pipe.store, output
         stage = stage_programs.inference_stage(
             part, part.ranks.index(pipe.store.rank), {output: graph.outputs[graph.output_names.index(output)]}
@@ -335,7 +380,12 @@ class PipelineInference:
     def batches(self) -> Iterator[None]:
         """Around runs that every rank makes alike."""
         self._store.meet("evaluation in a pipeline")
-        yield
+        self._stepper.lend(self._part)
+        self._store.messages.settle()
+        try:
+            yield
+        finally:
+            self._stepper.take_back(self._part)
         self._store.messages.settle()
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Port:
 class Stage:
     """The programs of one stage.
 
-    forward: its inputs are all data of the model, what the stage owns, and what it receives (`received`); its outputs
+    forward: its inputs are all data of the model, what is stored here, and what it receives (`received`); its outputs
     what it sends, those of `results` that are made here, and `saved`. backward: reads the same, `saved`, the gradients
     of what was sent (`gradients_in`), the batch's weight, and the loss's own gradient; it adds weight * gradient to
     `<parameter>/gradient_sum`, and its outputs are `gradients_out`. None where no gradient comes.
@@ -68,7 +68,7 @@ class _Draft:
                     new = node.rebuilt([None if v is None else self.table.get(v, v) for v in node.inputs])
                     self.table.update(zip(node.outputs, new.outputs, strict=True))
         self.data = [v for v in self.graph.inputs if v.role not in _STORED]
-        self.owned = [v for v in self.graph.inputs if part.owner_of.get(v) == stage]
+        self.stored = [v for v in self.graph.inputs if part.owner_of.get(v) == stage or stage in part.copies.get(v, ())]
         self.results = {n: self.here(v) for n, v in results.items() if part.home(v) in (stage, None)}
         self.sent = {v: self.here(v) for v in part.sent(stage)}
         self.updates = [(state, self.here(new)) for state, new in self.graph.updates if part.owner_of[state] == stage]
@@ -77,7 +77,7 @@ class _Draft:
         return self.table.get(value, value)
 
     def inputs(self) -> list[Value]:
-        return [*self.data, *self.owned, *self.received.values()]
+        return [*self.data, *self.stored, *self.received.values()]
 
     def forward_outputs(self) -> dict[str, Value]:
         return {**{f"sent/{self.graph.name_of(v)}": new for v, new in self.sent.items()}, **self.results}
@@ -119,7 +119,7 @@ def training_stage(
     makes_loss = part.home(loss) == stage
     gradients_in = _gradient_ports(draft.ports_out(), flowing, part.graph)
     gradients_out = _gradient_ports(draft.ports_in(), flowing, part.graph)
-    own = [t for t in trained if part.owner_of[t.value] == stage]
+    own = [t for t in trained if part.owner_of[t.value] == stage or stage in learners(part, t, flowing)]
     joint = _Joint(draft, makes_loss, gradients_in, gradients_out, own)
     forward, backward, saved, kept = joint.cut()
     return Stage(
@@ -136,6 +136,12 @@ def differentiated(part: Partition, trained: Sequence[steps.TrainedParameter]) -
             active.update(node.outputs)
     found = reached([part.graph.outputs[0]])
     return frozenset(v for v in part.crossings if v in active and v in found)
+
+
+def learners(part: Partition, parameter: steps.TrainedParameter, flowing: frozenset[Value]) -> tuple[int, ...]:
+    """The stages that have gradients of a parameter which another one owns. flowing: as `differentiated` says."""
+    ending = {part.home(part.graph.outputs[0]), *(part.home(v) for v in flowing)}
+    return tuple(stage for stage in part.copies.get(parameter.value, ()) if stage in ending)
 
 
 def _gradient_ports(ports: Sequence[Port], flowing: frozenset[Value], graph: Graph) -> tuple[Port, ...]:

@@ -394,11 +394,8 @@ class Trainer:
                 stack.enter_context(held).claim(self.run, overwrite=overwrite)
             bar = stack.enter_context(ProgressBar(progress if writes else False))
             log = JsonLog(path if writes else None)
-            data = self._data(train)
-            if self._pipeline is not None:
-                self._pipeline.follow(data)
             self._fit = Fit(
-                self, data, None if valid is None else self._data(valid), metrics, batch_size, path,
+                self, self._data(train), None if valid is None else self._data(valid), metrics, batch_size, path,
                 checkpoint_every, prefetch, bar, log, on_epoch,
             )  # fmt: skip
             try:
@@ -437,7 +434,10 @@ class Trainer:
 
     def _data(self, given: Any) -> Dataset | Iterated:
         kinds = {n: t for n, t in self._input_types.items() if n not in self._recurrent_state.names}
-        return as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
+        found = as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
+        if self._pipeline is not None:
+            self._pipeline.follow(found)
+        return found
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy."""

@@ -19,6 +19,8 @@ from graphkit.errors import InputError, NotFinite, UsageError
 from graphkit.models._transformer import attention, feed_forward
 from graphkit.models._transformer import steps as places_of
 from graphkit.ops import F
+from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.core.sweep import run_passes
 from graphkit.train.partition import partition
 
 
@@ -221,7 +223,7 @@ def test_a_pipeline_computes_what_one_process_does(on_ranks, network):
     [
         {"micro": 1}, {"micro": 2}, {"count": 13}, {"count": 3}, {"micro": 16}, {"clip_norm": 0.05}, {"ema": 0.9},
         {"deterministic": True}, {"on_nonfinite": "skip"}, {"on_nonfinite": "ignore"}, {"freeze": ["a_*"]},
-        {"lr_mult": {"b_*": 0.5}},
+        {"lr_mult": {"b_*": 0.5}}, {"freeze": ["b_*"]}, {"freeze": ["c_*"]}, {"freeze": ["a_*", "c_*"]},
     ],
     ids=str,
 )  # fmt: skip
@@ -230,6 +232,57 @@ def test_options(on_ranks, options):
     for trainer, seen in on_ranks(lambda store: piped(store, "mlp", **options), 3):
         np.testing.assert_allclose(seen, losses, rtol=1e-6)
         assert_same(trainer, whole, 1e-6 if "clip_norm" in options else 0)
+
+
+@pytest.mark.parametrize("options", [{"freeze": ["token"]}, {"clip_norm": 0.5}, {"ema": 0.9}], ids=str)
+def test_a_parameter_of_two_stages_is_lent_for_a_step(on_ranks, options):
+    whole, _ = alone("transformer", **options)
+
+    def work(store):
+        trainer, _ = piped(store, "transformer", **options)
+        scores = trainer.evaluate(rows(8, 9), ["accuracy"])
+        if store.rank == 1:
+            with pytest.raises(InputError, match="'token' is held by rank 0"):
+                trainer.net.params["token"]
+        return trainer, scores
+
+    expected = whole.evaluate(rows(8, 9), ["accuracy"])
+    for trainer, scores in on_ranks(work):
+        assert_same(trainer, whole, 1e-5)
+        assert scores == pytest.approx(expected)
+
+
+def test_control_flow_within_stages_and_a_value_of_whole_numbers_between_them(on_ranks):
+    """The first stage's loop counts, and the second, which has a loop of its own, reads the count."""
+
+    def repeated(state, times, function):
+        going = lambda s: F.less(s[0], times)  # noqa: E731
+        return gk.while_loop(going, lambda s: (s[0] + np.int64(1), function(s[1])), (np.int64(0), state))[1]
+
+    def model():
+        x = gk.input("x", ["N", 6])
+        with group("a"):
+            weight = gk.parameter("a", [6, 6], {"type": "normal", "std": 0.3})
+            large = F.cast(F.greater(x, np.float32(1.5)), to="int64")
+            count = F.min(F.reduce_sum(large, keepdims=False), np.int64(3))
+            h = repeated(gk.tanh(x), np.int64(3), lambda s: gk.tanh(F.mat_mul(s, weight)))
+        with group("b"):
+            h = repeated(h, count + np.int64(1), gk.tanh)
+            y = gk.nn.linear(h, 2, name="b")
+        return gk.Model(y, seed=1)
+
+    def trained(store):
+        how = {"accumulate": 4} if store is None else {"kvstore": store, "groups": AB, "micro_batches": 4}
+        trainer = gk.Trainer(model(), "mse", gk.optim.Adam(0.01), threads=1, **how)
+        for step in range(3):
+            x, y = vectors(16, step)
+            for part in [slice(None)] if store else pipeline.bounds(pipeline.sizes(16, 4)):
+                trainer.step(x[part], y[part])
+        return trainer
+
+    whole = trained(None)
+    for found in on_ranks(trained):
+        assert_same(found, whole, 1e-6)
 
 
 def test_recomputation_by_attributes(on_ranks):
@@ -477,6 +530,20 @@ def test_groups_that_do_not_fit(groups, ranks, message):
 def test_a_cycle_between_groups_names_the_nodes():
     with pytest.raises(UsageError, match=r"need each other.*fc2.*reads what depends on rank 1.*fc1"):
         partition(graph_of("a", "b", "a"), {"a": 0, "b": 1}, 2)
+
+
+def test_equal_nodes_of_different_groups_stay_apart():
+    """Each stage has a mask of its own: neither needs the other for it."""
+    x = gk.input("x", ["N", 6])
+    h = x
+    for name in "ab":
+        with group(name):
+            h = F.mul(gk.tanh(gk.nn.linear(h, 6, name=name)), F.cast(F.greater(x, np.float32(0)), to="float32"))
+    graph = gk.Model(h, seed=1).graph
+    merged = run_passes(graph, CLEANUP)
+    assert [n.op.name for n in merged.nodes].count("Greater") == 2
+    part = partition(merged, AB, 2)
+    assert [v.node.op.name for v in part.crossings] == ["Mul"]
 
 
 def test_a_graph_without_groups():
