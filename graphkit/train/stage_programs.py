@@ -34,9 +34,10 @@ class Stage:
     """The programs of one stage.
 
     forward: its inputs are all data of the model, what is stored here, and what it receives (`received`); its outputs
-    what it sends, those of `results` that are made here, and `saved`. backward: reads the same, `saved`, the gradients
-    of what was sent (`gradients_in`), the batch's weight, and the loss's own gradient; it adds weight * gradient to
-    `<parameter>/gradient_sum`, and its outputs are `gradients_out`. None where no gradient comes.
+    what it sends (`sent`), those of `results` that are made here, and those that `saved` has the names of, by the name
+    that they have as inputs of backward. That reads the data, what is stored, `saved`, `kept` of what was received, the
+    gradients of what was sent (`gradients_in`), the batch's weight, and the loss's own gradient; it adds
+    weight * gradient to `<parameter>/gradient_sum`, and its outputs are `gradients_out`. None where no gradient comes.
     """
 
     forward: Graph
@@ -46,7 +47,7 @@ class Stage:
     gradients_in: tuple[Port, ...]
     gradients_out: tuple[Port, ...]
     results: tuple[str, ...]
-    saved: tuple[str, ...]
+    saved: Mapping[str, str]
     kept: tuple[str, ...]
     makes_loss: bool
 
@@ -106,7 +107,7 @@ def inference_stage(part: Partition, stage: int, results: Mapping[str, Value]) -
     draft = _Draft(part, stage, results)
     outputs = draft.forward_outputs()
     program = Graph(draft.inputs(), outputs.values(), (), f"{draft.graph.name}_{stage}", output_names=outputs)
-    return Stage(program, None, draft.ports_in(), draft.ports_out(), (), (), tuple(draft.results), (), (), False)
+    return Stage(program, None, draft.ports_in(), draft.ports_out(), (), (), tuple(draft.results), {}, (), False)
 
 
 def training_stage(
@@ -185,7 +186,7 @@ class _Joint:
             for total, grad in zip(self.sums, found, strict=False):
                 self.updates.append((total, F.add(total, F.mul(grad, cast_like(self.weight, grad)))))
 
-    def cut(self) -> tuple[Graph, Graph | None, tuple[str, ...], tuple[str, ...]]:
+    def cut(self) -> tuple[Graph, Graph | None, Mapping[str, str], tuple[str, ...]]:
         """The forward and the backward program; of what the second reads of the first, the outputs that the first has
         for it, and the names of what it received that is kept."""
         draft = self.draft
@@ -206,22 +207,26 @@ class _Joint:
         own = [(new[state], updates[new[state]]) for state, _ in draft.updates]
         forward_inputs = [new[v] for v in draft.inputs()] + list(program.inputs[count:])
         if not self.updates and not self.gradients:
-            return Graph(forward_inputs, program.outputs, own, joint.name, output_names=outputs), None, (), ()
+            return Graph(forward_inputs, program.outputs, own, joint.name, output_names=outputs), None, {}, ()
         sums = [(new[s], updates[new[s]]) for s in self.sums]
         gradients = [updates[new[p]] for p in places]
-        # What is marked is computed again, from what is kept.
+        # What is marked is computed again, from what is kept, and so is what only looks at it in another shape.
         before = topological([*program.outputs, *(v for _, v in own)])
-        ahead = {n for n in before if n.operands and not is_marked(n)}
+        ahead = {n for n in before if n.operands and not is_marked(n) and not getattr(n.op, "views", ())}
         saved = _read_by(ahead, [*(v for _, v in sums), *gradients], {state for state, _ in own})
         stand_ins = {v: Value(v.type, f"saved/{i}") for i, v in enumerate(saved)}
+        # What is an output in any case is kept as that.
+        there = dict(zip(reversed(program.outputs), reversed(list(outputs)), strict=True))
+        further = [v for v in saved if v not in there]
+        names = {v.name: there.get(value, v.name) for value, v in stand_ins.items()}
         forward = Graph(
-            forward_inputs, [*program.outputs, *saved], own, joint.name,
-            output_names=[*outputs, *(v.name for v in stand_ins.values())],
+            forward_inputs, [*program.outputs, *further], own, joint.name,
+            output_names=[*outputs, *(stand_ins[v].name for v in further)],
         )  # fmt: skip
         seeds = [new[v] for v in (*self.seeds.values(), self.weight)]
         backward = _backward(forward_inputs, ahead, stand_ins, seeds, sums, gradients, self.names, joint.name)
         kept = tuple(v.name for v in backward.inputs if v in {new[r] for r in draft.received.values()})
-        return forward, backward, tuple(v.name for v in stand_ins.values()), kept
+        return forward, backward, names, kept
 
 
 def _read_by(ahead: set[Node], roots: Sequence[Value], written: set[Value]) -> list[Value]:

@@ -58,7 +58,8 @@ class StageRunner:
         results = self._forward.run({**feeds, **received})
         self._send(self.stage.sent, _FORWARD, results)
         if self._backward is not None:
-            kept = {name: results[name] for name in self.stage.saved} | {n: received[n] for n in self.stage.kept}
+            kept = {name: results[output] for name, output in self.stage.saved.items()}
+            kept |= {name: received[name] for name in self.stage.kept}
             self._saved[batch] = kept
             self.saved_bytes += _bytes(kept)
             self.peak_saved_bytes = max(self.peak_saved_bytes, self.saved_bytes)

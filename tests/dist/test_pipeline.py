@@ -231,7 +231,8 @@ def test_options(on_ranks, options):
     whole, losses = alone("mlp", **options)
     for trainer, seen in on_ranks(lambda store: piped(store, "mlp", **options), 3):
         np.testing.assert_allclose(seen, losses, rtol=1e-6)
-        assert_same(trainer, whole, 1e-6 if "clip_norm" in options else 0)
+        # Kernels round the ends of rows that are no multiple of a vector as the program around them has it.
+        assert_same(trainer, whole, 1e-6 if "clip_norm" in options or options.get("count", 16) % 16 else 0)
 
 
 @pytest.mark.parametrize("options", [{"freeze": ["token"]}, {"clip_norm": 0.5}, {"ema": 0.9}], ids=str)
@@ -309,6 +310,29 @@ def test_recomputation_by_attributes(on_ranks):
     for a, b in zip(plain, marked, strict=True):
         for name in a._stepper.held:
             np.testing.assert_allclose(a.net.params[name], b.net.params[name], rtol=1e-6, atol=1e-7)
+
+
+def test_what_is_kept_is_kept_once(on_ranks):
+    """Of the first stage: the result of each layer, which is sent as well, and not its views."""
+
+    def model():
+        x = gk.input("x", ["N", 6])
+        with group("a"):
+            h = gk.tanh(gk.nn.linear(x, 20, name="a"))
+        with group("b"):
+            h = F.reshape(F.reshape(h, np.array([0, 4, 5])), np.array([0, 20]))
+            y = gk.nn.linear(h, 2, name="b")
+        return gk.Model(y, seed=1)
+
+    def work(store):
+        trainer = gk.Trainer(model(), "mse", "sgd", kvstore=store, groups=AB, micro_batches=4, threads=1)
+        trainer.step(*vectors(16))
+        return trainer._stepper.peak_saved_bytes
+
+    first, second = on_ranks(work)
+    assert first == 2 * (4 * 20) * 4  # tanh of two micro-batches of 4
+    # tanh as it was received, and what the loss keeps of [4, 2].
+    assert 4 * 20 * 4 <= second <= (4 * 20 + 4 * 4 * 2) * 4
 
 
 def test_dropout_and_statistics_are_those_of_the_micro_batches(on_ranks):
