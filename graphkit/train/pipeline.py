@@ -14,12 +14,13 @@ import numpy as np
 
 from graphkit.dist import pipeline
 from graphkit.dist.messages import Kind
-from graphkit.errors import NotFinite
+from graphkit.errors import InputError, NotFinite, did_you_mean
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.passes.core.bind import match_shapes
 from graphkit.train import stage_programs
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
@@ -181,8 +182,11 @@ class PipelineStepper:
         """Train on a batch; its mean loss, and the outputs of each micro-batch where they are made."""
         arrays = {n: np.asarray(a) for n, a in feeds.items()}
         parts = pipeline.bounds(pipeline.sizes(self.pipe.samples(arrays, size), self.pipe.micro_batches))
-        self._store.meet("step of a pipeline", list(arrays.values()))
         batches = self.pipe.sliced(arrays, parts)
+        # What does not fit, all ranks find here.
+        for batch in (batches[0], batches[-1]):
+            self._check(batch)
+        self._store.meet("step of a pipeline", list(arrays.values()))
         statistics = {self.stage.forward.name_of(v): v for v, _ in self.stage.forward.updates}
         before = {name: self.store[name] for name in statistics}
         weights = [part.stop - part.start for part in parts]
@@ -198,6 +202,16 @@ class PipelineStepper:
                 return _NO_LOSS, {}
         self.updates += 1
         return loss, {self._output_name: outputs} if outputs else {}
+
+    def _check(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Raise InputError for a micro-batch that the graph does not take."""
+        types = {self.part.graph.name_of(v): v.tensor for v in self.part.graph.inputs if v.role == "data"}
+        for name in batch:
+            if name not in types:
+                raise InputError(f"no input {name!r}{did_you_mean(name, types)}")
+        if missing := [f"{name!r} ({kind})" for name, kind in types.items() if name not in batch]:
+            raise InputError(f"input not given: {', '.join(missing)}")
+        match_shapes([(name, kind, kind.with_shape(batch[name].shape)) for name, kind in types.items()])
 
     @contextlib.contextmanager
     def _failing_together(self) -> Iterator[None]:

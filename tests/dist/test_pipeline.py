@@ -222,7 +222,8 @@ def test_a_pipeline_computes_what_one_process_does(on_ranks, network):
     "options",
     [
         {"micro": 1}, {"micro": 2}, {"count": 13}, {"count": 3}, {"micro": 16}, {"clip_norm": 0.05}, {"ema": 0.9},
-        {"deterministic": True}, {"on_nonfinite": "skip"}, {"on_nonfinite": "ignore"}, {"freeze": ["a_*"]},
+        {"deterministic": True}, {"deterministic": True, "count": 13},
+        {"on_nonfinite": "skip"}, {"on_nonfinite": "ignore"}, {"freeze": ["a_*"]},
         {"lr_mult": {"b_*": 0.5}}, {"freeze": ["b_*"]}, {"freeze": ["c_*"]}, {"freeze": ["a_*", "c_*"]},
     ],
     ids=str,
@@ -231,8 +232,9 @@ def test_options(on_ranks, options):
     whole, losses = alone("mlp", **options)
     for trainer, seen in on_ranks(lambda store: piped(store, "mlp", **options), 3):
         np.testing.assert_allclose(seen, losses, rtol=1e-6)
-        # Kernels round the ends of rows that are no multiple of a vector as the program around them has it.
-        assert_same(trainer, whole, 1e-6 if "clip_norm" in options or options.get("count", 16) % 16 else 0)
+        # For a second size a program may have other kernels, unless it is deterministic.
+        uneven = options.get("count", 16) % 4 and "deterministic" not in options
+        assert_same(trainer, whole, 1e-6 if "clip_norm" in options or uneven else 0)
 
 
 @pytest.mark.parametrize("options", [{"freeze": ["token"]}, {"clip_norm": 0.5}, {"ema": 0.9}], ids=str)
@@ -592,9 +594,18 @@ def test_options_that_a_pipeline_has_not(on_ranks, options, message):
     on_ranks(work, 3)
 
 
-def test_batches_that_are_none(on_ranks):
+def test_batches_that_do_not_fit(on_ranks):
+    """All ranks refuse them, before any of them does something; then they go on."""
+
     def work(store):
         trainer, _ = piped(store, "mlp", steps=0)
+        with pytest.raises(InputError, match="axis 1 is 5, not 6"):
+            trainer.step(vectors(8)[0][:, :5], vectors(8)[1])
+        with pytest.raises(InputError, match="'z'"):
+            trainer.step({"z": vectors(8)[0]}, vectors(8)[1])
+        with pytest.raises(InputError, match="not given: 'x'"):
+            trainer.step({}, vectors(8)[1])
+        trainer.step(*vectors(8))
         with pytest.raises(InputError, match="at least one sample"):
             trainer.step(*vectors(0))
         with pytest.raises(InputError, match="different numbers of samples"):
@@ -796,6 +807,15 @@ if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
     epochs = len(log.read_text().splitlines())
     done = command(network, *placed, "--resume", *run, "--epochs", str(epochs + 2))
     assert done.returncode == 0, done.stderr
+
+
+def test_inspect_shows_groups(network):
+    given = [sys.executable, "-P", "-m", "graphkit", "inspect", str(network / "net.json")]
+    done = subprocess.run([*given, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)["groups"]
+    assert {name: group["parameters"] for name, group in found.items()} == {"a": 140 + 2 * 20, "b": 630, "c": 93}
+    done = subprocess.run(given, capture_output=True, text=True, timeout=60, check=True)
+    assert re.search(r"^b +\d+ +630$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
