@@ -293,20 +293,18 @@ class PipelineStepper:
             told = self.executors[-2].run({steps.TOTAL_WEIGHT: total})
             squares, finite = float(told["squares"]), float(told["finite"])
         weighted = [float(loss) * weight for loss, weight in zip(losses, weights, strict=False)]
-        mine = np.array([math.fsum(weighted) if np.isfinite(weighted).all() else math.nan, squares, finite])
-        if not losses:
-            mine[0] = 0.0
-        loss_sum, squares, finite = self._store.pushpull("step of a pipeline", mine)
+        bad = next((number for number, loss in enumerate(weighted, 1) if not math.isfinite(loss)), 0)
+        mine = np.array([math.nan if bad else math.fsum(weighted), squares, finite, bad])
+        loss_sum, squares, finite, bad = self._store.pushpull("step of a pipeline", mine)
         loss = np.asarray(loss_sum / total, np.float32)
         if how != "ignore" and not np.isfinite(loss):
-            where = (
-                f"update {self.updates + 1}"
-                if position is None
-                else f"epoch {position.epoch + 1}, batch {position.batch + 1}"
-            )
+            where = f"update {self.updates + 1}"
+            if position is not None:
+                where = f"epoch {position.epoch + 1}, batch {position.batch + 1}"
             raise NotFinite(
-                f"the loss is not finite at {where}, on rank {self._loss_rank}; the parameters are those before the "
-                "step. Lower the learning rate, look for NaN in the data, or give on_nonfinite='skip'"
+                f"the loss of micro-batch {int(bad)} of {len(weights)} is not finite at {where}, on rank "
+                f"{self._loss_rank}; the parameters are those before the step. Lower the learning rate, look for NaN "
+                "in the data, or give on_nonfinite='skip'"
             )
         if how == "skip" and not np.isfinite(finite):
             raise NotFinite("a gradient is not finite")

@@ -483,7 +483,8 @@ class Trainer:
     def save(self, folder: str | Path) -> None:
         """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole.
 
-        The model is in inference mode and has the moving averages where there are any; the checkpoint has both.
+        The model is in inference mode and has the moving averages where there are any; the checkpoint has both. Every
+        rank of a pipeline calls it; rank 0 writes.
         """
         with self._working():
             saving.save(self, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import signal
 import subprocess
 import sys
 
@@ -371,7 +372,7 @@ def test_all_ranks_decide_alike_and_change_nothing(on_ranks, how):
         x, y = pictures(16)
         x[7] = np.nan
         if how == "raise":
-            with pytest.raises(NotFinite, match=r"not finite at update 4, on rank 2"):
+            with pytest.raises(NotFinite, match=r"micro-batch 2 of 4 is not finite at update 4, on rank 2"):
                 trainer.step(x, y)
         else:
             assert np.isnan(float(trainer.step(x, y)))
@@ -633,8 +634,11 @@ JOB = """
 """
 
 
-def test_a_job_of_three_processes_computes_what_one_does(tmp_path):
-    """Arrays of half a megabyte go between them."""
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_a_job_of_three_processes_computes_what_one_does(tmp_path, monkeypatch, hosts):
+    """Arrays of half a megabyte go between them, on one host and as if on three."""
+    if hosts == 3:
+        monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
     status, _, errors = finish(
         start(
             3,
@@ -744,7 +748,8 @@ def test_a_rank_that_ends_in_the_middle_of_a_pipeline_ends_the_job(monkeypatch, 
             trainer=False,
         )
     )
-    assert status == code, errors
+    # An idle launcher may kill the process that has called it before that has left with its own code.
+    assert status in (code, signal.SIGKILL), errors
     assert re.search(message, errors), errors
 
 
