@@ -67,7 +67,7 @@ class Rank:
 
     def __init__(self, rank: int, parts: list[Any], there: threading.Barrier, post: _Post):
         from graphkit.dist.channel import Channel
-        from graphkit.dist.messages import Messages
+        from graphkit.dist.transfers import Messages
 
         self.rank, self.size = rank, len(parts)
         self._parts, self._there = parts, there

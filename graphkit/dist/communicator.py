@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit.dist.channel import Action, Pending, alone, placed
-from graphkit.dist.messages import Messages
+from graphkit.dist.transfers import Messages
 from graphkit.errors import UsageError
 
 

@@ -20,7 +20,7 @@ from graphkit.dist.buckets import Buckets
 from graphkit.dist.channel import OVERLAPS, Action, Pending, Sum, placed
 from graphkit.dist.communicator import Communicator, LocalCommunicator
 from graphkit.dist.compression import Compression
-from graphkit.dist.messages import Messages
+from graphkit.dist.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
 

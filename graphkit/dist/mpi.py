@@ -22,9 +22,9 @@ import numpy as np
 from graphkit import config
 from graphkit.dist.channel import Action, Channel, Pending, placed
 from graphkit.dist.hosts import Hosts
-from graphkit.dist.messages import Messages
 from graphkit.dist.placement import Allowed, place
 from graphkit.dist.relay import Relay
+from graphkit.dist.transfers import Messages
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 

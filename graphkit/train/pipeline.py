@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.dist import pipeline
-from graphkit.dist.messages import Kind
+from graphkit.dist.transfers import Kind
 from graphkit.errors import InputError, NotFinite, did_you_mean
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore

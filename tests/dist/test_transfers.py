@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from jobs import finish, start
 
-from graphkit.dist import messages
-from graphkit.dist.messages import Kind
+from graphkit.dist import transfers
+from graphkit.dist.transfers import Kind
 from graphkit.errors import RuntimeFailure
 
 ARRAYS = [
@@ -21,7 +21,7 @@ def kinds(arrays):
 
 @pytest.mark.parametrize("part", [1, 7, 1 << 30])
 def test_arrays_arrive_as_they_were(on_ranks, monkeypatch, part):
-    monkeypatch.setattr(messages, "_PART", part)
+    monkeypatch.setattr(transfers, "_PART", part)
 
     def work(store):
         post, other = store.messages, 1 - store.rank
@@ -76,7 +76,7 @@ def test_large_arrays_cross_while_the_sender_computes():
             2,
             """
     import time, numpy as np, graphkit as gk
-    from graphkit.dist.messages import Kind
+    from graphkit.dist.transfers import Kind
     kv = gk.kvstore.create("dist_sync")
     post, array = kv.messages, np.arange(8 << 20, dtype=np.float32)
     kv.barrier()
