@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -33,9 +34,9 @@ def _plain(value: Any) -> Any:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on stdout: drawn by rich on a terminal, aligned columns otherwise."""
+    """A table on stdout: drawn by rich on a terminal that can, aligned columns otherwise."""
     cells = [[str(c) for c in row] for row in rows]
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         from rich.console import Console
         from rich.table import Table
 

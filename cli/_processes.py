@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from graphkit import config
 from graphkit.dist import launch
 from graphkit.dist.channel import OVERLAPS
+from graphkit.dist.kvstore import REMOTE
 from graphkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,10 +23,19 @@ ARGUMENTS = "graphkit.arguments"
 _OPTIONS = (
     click.option(
         "--processes", type=click.IntRange(1), default=1, show_default=True,
-        help="Start that many MPI processes; needs --kvstore dist_sync.",
+        help="Start that many MPI processes that train; needs a --kvstore of several processes.",
     ),
     click.option(
-        "--kvstore", default="local", show_default=True, help="local, or dist_sync: sum gradients over all processes."
+        "--kvstore", default="local", show_default=True,
+        help="local; dist_sync: sum gradients over all processes; with servers: dist_async, dist_bounded, elastic.",
+    ),
+    click.option(
+        "--servers", type=click.IntRange(1), metavar="N",
+        help="Processes that hold parameters, beside those of --processes, or the last ones of mpiexec. Default: 1.",
+    ),
+    click.option(
+        "--staleness", type=click.IntRange(0), metavar="STEPS",
+        help="How far a process may be ahead of the slowest one. Default: 3. With --kvstore dist_bounded.",
     ),
     click.option(
         "--rank-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
@@ -61,6 +72,8 @@ class Job(NamedTuple):
 
     processes: int
     kvstore: str
+    servers: int | None
+    staleness: int | None
     rank_timeout: float | None
     max_restarts: int
     compression: str | None
@@ -73,22 +86,35 @@ class Job(NamedTuple):
         job = cls(**{name: options.pop(name) for name in cls._fields})
         if job.processes > 1 and job.kvstore == "local":
             raise UsageError(
-                "--processes needs --kvstore dist_sync: with a local store every process would train alone"
+                "--processes needs a --kvstore of several, as dist_sync: with a local store every process would train "
+                "alone"
             )
-        if job.max_restarts and job.processes == 1:
+        if job.servers is not None and job.kvstore not in REMOTE:
+            raise UsageError(f"--servers: {job.kvstore!r} has none; {', '.join(REMOTE)} do")
+        if job.max_restarts and job.processes == 1 and job.servers is None:
             raise UsageError("--max-restarts needs --processes: what started this process ends with its job")
         return job
 
     @property
     def is_to_be_started(self) -> bool:
-        return self.processes > 1 and not launch.is_started()
+        return (self.processes > 1 or self.servers is not None) and not launch.is_started()
+
+    @property
+    def size(self) -> int:
+        """Processes that train, and servers."""
+        if self.kvstore not in REMOTE:
+            return self.processes
+        return self.processes + (config.SERVERS.get() if self.servers is None else self.servers)
 
     def store(self) -> KVStore:
         """The store of this process, which is one of the job's."""
         from graphkit.dist import kvstore
 
         size = None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1e6))
-        store = kvstore.create(self.kvstore, timeout=self.rank_timeout, overlap=self.overlap, bucket_bytes=size)
+        store = kvstore.create(
+            self.kvstore, timeout=self.rank_timeout, overlap=self.overlap, bucket_bytes=size, servers=self.servers,
+            staleness=self.staleness,
+        )  # fmt: skip
         if self.processes > 1:
             launch.check_size(self.processes, store.num_workers)
         if self.compression is not None:

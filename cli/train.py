@@ -136,6 +136,9 @@ _SKIPPED, _RECORDED = 2, 10
     help="A loss that is not finite: end, naming the node that made it; skip the step (also where a gradient is not "
     "finite); or go on.",
 )  # fmt: skip
+@click.option(
+    "--sync-batch-norm", is_flag=True, help="Statistics of BatchNormalization over the samples of all processes."
+)
 @click.option("--clip-norm", type=click.FloatRange(0, min_open=True), help="Limit on the global norm of the gradients.")
 @click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True, help="Batches per update.")
 @recompute_option
@@ -160,6 +163,9 @@ _SKIPPED, _RECORDED = 2, 10
     default="f32",
     show_default=True,
     help="bf16: matrix work in bfloat16, parameters in float32.",
+)
+@click.option(
+    "--shard-optimizer", is_flag=True, help="Divide the optimizer's states among the processes of --kvstore dist_sync."
 )
 @click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
 @click.option(
@@ -199,7 +205,7 @@ def command(
     """
     job = Job.taken(options)
     if job.is_to_be_started:
-        return run_job(job.processes, context.meta[ARGUMENTS], folder, job.max_restarts)
+        return run_job(job.size, context.meta[ARGUMENTS], folder, job.max_restarts)
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
     if resume and overwrite:
@@ -280,12 +286,13 @@ def _trainer(net: Model, optimizer: Optimizer, store: KVStore, o: Mapping[str, A
 
     return Trainer(
         net, o["loss"], optimizer,
-        device=o["device"], threads=o["threads"], kvstore=None if store.num_workers == 1 else store,
+        device=o["device"], threads=o["threads"], kvstore=store if store.num_workers > 1 or store.is_remote else None,
         output=o["output_name"], freeze=o["freeze"], train=o["train_only"], lazy=o["lazy"], ema=o["ema"],
         lr_mult=multipliers(o["lr_mults"], "--lr-mult"), wd_mult=multipliers(o["wd_mults"], "--wd-mult"),
         carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
         seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
-        on_nonfinite=o["on_nonfinite"], groups=placed(o["places"]), micro_batches=o["micro_batches"],
+        on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],
+        groups=placed(o["places"]), micro_batches=o["micro_batches"],
     )  # fmt: skip
 
 

@@ -53,8 +53,11 @@ from graphkit.ops._functions import adam_w_update as adam_w_update
 from graphkit.ops._functions import add as add
 from graphkit.ops._functions import affine_grid as affine_grid
 from graphkit.ops._functions import after as after
+from graphkit.ops._functions import all_gather_start as all_gather_start
+from graphkit.ops._functions import all_moments as all_moments
 from graphkit.ops._functions import all_reduce_start as all_reduce_start
 from graphkit.ops._functions import all_reduce_wait as all_reduce_wait
+from graphkit.ops._functions import all_sum as all_sum
 from graphkit.ops._functions import and_ as and_
 from graphkit.ops._functions import arg_max as arg_max
 from graphkit.ops._functions import arg_min as arg_min
@@ -219,6 +222,8 @@ from graphkit.ops._functions import reduce_max as reduce_max
 from graphkit.ops._functions import reduce_mean as reduce_mean
 from graphkit.ops._functions import reduce_min as reduce_min
 from graphkit.ops._functions import reduce_prod as reduce_prod
+from graphkit.ops._functions import reduce_scatter_start as reduce_scatter_start
+from graphkit.ops._functions import reduce_scatter_wait as reduce_scatter_wait
 from graphkit.ops._functions import reduce_sum as reduce_sum
 from graphkit.ops._functions import reduce_sum_square as reduce_sum_square
 from graphkit.ops._functions import reduce_to_shape_of as reduce_to_shape_of
@@ -238,6 +243,8 @@ from graphkit.ops._functions import rnn_recurrence_grad as rnn_recurrence_grad
 from graphkit.ops._functions import roi_align as roi_align
 from graphkit.ops._functions import rotary_embedding as rotary_embedding
 from graphkit.ops._functions import round as round
+from graphkit.ops._functions import row_sum_start as row_sum_start
+from graphkit.ops._functions import row_sum_wait as row_sum_wait
 from graphkit.ops._functions import scatter_elements as scatter_elements
 from graphkit.ops._functions import scatter_nd as scatter_nd
 from graphkit.ops._functions import selu as selu

@@ -82,6 +82,12 @@ RANKS_PER_HOST: Knob[int | None] = Knob(
 JOB_SIZE: Knob[int | None] = Knob(
     "GRAPHKIT_JOB_SIZE", _positive, None, "set by --processes for the ranks that it starts: how many they are"
 )
+MPIEXEC: Knob[str | None] = Knob(
+    "GRAPHKIT_MPIEXEC", str, None, "launcher of --processes; default: the one beside this Python, or the first on PATH"
+)
+SERVERS = Knob(
+    "GRAPHKIT_SERVERS", _positive, 1, "processes of a job that are servers, its last ones, where the store has servers"
+)
 PLACE_RANKS = Knob(
     "GRAPHKIT_PLACE_RANKS", _flag, True, "0 lets the ranks of a host run on all of its cores; 1: each on its own part"
 )

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -118,6 +118,14 @@ class Rank:
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return np.stack(self._exchange(array))
+
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        found = self._exchange(data)
+        assert [part.nbytes for part in found] == list(sizes)
+        return found
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         return self._exchange(array)[root].copy()

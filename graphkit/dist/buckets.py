@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from graphkit.dist.channel import Pending
+from graphkit.dist.posted import Pending
+from graphkit.dist.rows import RowSparse
+from graphkit.dist.slices import Slices
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore
@@ -34,9 +36,7 @@ class Buckets:
         self.waited_seconds = 0.0
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
-        known = self._joint.get(key)
-        if known is None or any(a is not b for a, b in zip(known.arrays, arrays, strict=True)):
-            known = self._joint[key] = _joint(arrays)
+        known = self._known(key, arrays)
         self.copied_bytes += copied
         if known.whole is not None:
             for gap in known.gaps:
@@ -52,11 +52,82 @@ class Buckets:
 
         self._begun[key] = self._store.start_sum(key, together, together, self._ordered, take_apart)
 
+    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
+        start = time.monotonic()
+        found: np.ndarray = self._store.gather(key, array)
+        self.waited_seconds += time.monotonic() - start
+        return found
+
+    def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
+        self.copied_bytes += copied
+        whole, slices, then = self._in_slices(key, arrays)
+        self._begun[key] = self._store.start_scattered_sum(key, whole, slices, self._ordered, then)
+
+    def start_gather(
+        self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
+    ) -> None:
+        rank, ranks = self._store.rank, self._store.num_workers
+        slices = Slices.of([a.size for a in wholes], wholes[0].dtype.itemsize, ranks)
+        mine = np.zeros(slices.bounds[rank + 1] - slices.bounds[rank], wholes[0].dtype)
+        for of, begin, piece in pieces:
+            at = slices.begins[of] + begin - slices.bounds[rank]
+            mine[at : at + piece.size] = piece
+
+        def spread(parts: Sequence[np.ndarray]) -> None:
+            for other, part in enumerate(parts):
+                for index, whole in enumerate(wholes):
+                    begin, end = slices.part(index, other)
+                    at = slices.begins[index] - slices.bounds[other]
+                    whole[begin:end] = part[at + begin : at + end]
+
+        self._begun[key] = self._store.start_gather(key, mine, slices, spread)
+
+    def _in_slices(
+        self, key: str, arrays: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, Slices, Callable[[np.ndarray], Any]]:
+        """One vector of arrays, how it is cut into slices, and what to do with it in the end."""
+        slices = Slices.of([a.size for a in arrays], arrays[0].dtype.itemsize, self._store.num_workers)
+        known = self._known(key, arrays)
+        if known.whole is not None and known.whole.size == slices.bounds[-1]:
+            for gap in known.gaps:
+                gap.fill(0)
+            return known.whole, slices, _nothing
+        together = np.zeros(slices.bounds[-1], arrays[0].dtype)
+        places = [together[begin : begin + a.size] for begin, a in zip(slices.begins, arrays, strict=True)]
+        for place, array in zip(places, arrays, strict=True):
+            place[:] = array.reshape(-1)
+        self.copied_bytes += 2 * together.nbytes
+
+        def take_apart(_: np.ndarray) -> None:
+            for place, array in zip(places, arrays, strict=True):
+                np.copyto(array, place.reshape(array.shape))
+
+        return together, slices, take_apart
+
+    def _known(self, key: str, arrays: Sequence[np.ndarray]) -> _Joint:
+        known = self._joint.get(key)
+        if known is None or any(a is not b for a, b in zip(known.arrays, arrays, strict=True)):
+            known = self._joint[key] = _joint(arrays)
+        return known
+
+    def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
+        self._begun[key] = self._store.start_row_sum(key, RowSparse(indices, rows))
+
+    def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        start = time.monotonic()
+        total = self._begun.pop(key).wait()
+        self.waited_seconds += time.monotonic() - start
+        return total.indices, total.values
+
     def wait(self, keys: Sequence[str]) -> None:
         start = time.monotonic()
         for key in keys:
             self._begun.pop(key).wait()
         self.waited_seconds += time.monotonic() - start
+
+
+def _nothing(_: np.ndarray) -> None:
+    """It is where it was."""
 
 
 class _Joint(NamedTuple):

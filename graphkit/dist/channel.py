@@ -10,37 +10,44 @@ to them, they go on for ever: then all raise the same error, which names what ea
 
 from __future__ import annotations
 
-import hashlib
-import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from graphkit.dist import announcement
+from graphkit.dist.announcement import ENDED, POSTED, TEXT, Announcement, Waits
+from graphkit.dist.posted import (
+    Action,
+    Pending,
+    Sum,
+    alone,
+    carried,
+    flies,
+    grouped,
+    in_rank_order,
+    is_carried,
+    order,
+    totals,
+)
 from graphkit.errors import RuntimeFailure, UsageError
-
-# What a process says that takes part in nothing any more.
-ENDED = "ended"
 
 # How sums get on while a process computes: not at all, one after the other, or several at a time.
 Overlap: TypeAlias = Literal["funnelled", "chained", "concurrent"]
 OVERLAPS: tuple[Overlap, ...] = ("funnelled", "chained", "concurrent")
 
-# Rounds without anything in common, while all wait, after which they give up; a pause between two, in seconds.
-_STUCK, _PAUSE = 500, 1e-3
+# Rounds without anything in common after which processes give up: while all that could post anything waits, and while
+# another thread of one of them might still. A pause between two, in seconds.
+_STUCK, _STUCK_THREADS, _PAUSE = 500, 20_000, 1e-3
 # The longest time in which a waiting thread does not look for who is lost, in seconds.
 _LOOK = 0.05
 
 # Calls whose digests are kept.
 _KEPT = 4096
-
-# Sums of one dtype of at most so many bytes each are sent together.
-_SMALL = 16 << 10
 
 
 class Links(Protocol):
@@ -55,6 +62,7 @@ class Links(Protocol):
         ...
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray: ...
+    def allgather(self, array: np.ndarray) -> np.ndarray: ...
     def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
         """Begin a sum: something with a method `Test`, and where the sum will be, which may be `out`."""
         ...
@@ -72,79 +80,8 @@ class Links(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Sum:
-    """A sum over the processes, into `out` when given. then: gets it, and what it returns is the result of the call.
-
-    alone: it is sent on its own, so that its bits do not depend on what else there is.
-    """
-
-    array: np.ndarray
-    out: np.ndarray | None
-    then: Callable[[np.ndarray], Any]
-    alone: bool = False
-
-    def deliver(self, total: np.ndarray) -> Any:
-        """The result, once there is the sum."""
-        return self.then(placed(total.astype(self.array.dtype, copy=False).reshape(self.array.shape), self.out))
-
-
-def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-    """The result, written into `out` when given."""
-    if out is None or out is result:
-        return result
-    np.copyto(out, result)
-    return out
-
-
-Action: TypeAlias = Callable[[], Any] | Sum
-
-
-class Pending:
-    """What was posted and may not be done yet. `wait` returns its result, or raises its error."""
-
-    __slots__ = (
-        "_channel",
-        "action",
-        "call",
-        "digest",
-        "done",
-        "error",
-        "name",
-        "number",
-        "priority",
-        "result",
-        "text",
-    )
-
-    def __init__(self, call: str, action: Action | None, priority: int, channel: Channel | None = None):
-        self.call, self.action, self.priority, self._channel = call, action, priority, channel
-        self.name = self.digest = self.number = 0
-        self.text = b""
-        self.done = False
-        self.result: Any = None
-        self.error: Exception | None = None
-
-    def wait(self) -> Any:
-        if not self.done and self._channel is not None:
-            self._channel.wait(self)
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-    def finish(self, result: Any = None, error: Exception | None = None) -> None:
-        self.result, self.error, self.action = result, error, None
-        self.done = True
-
-
-def alone(call: str, action: Action | None) -> Pending:
-    """A call in which one process takes part: it is done at once."""
-    made = Pending(call, None, 0)
-    if isinstance(action, Sum):
-        made.finish(action.deliver(action.array.copy() if action.out is None else action.array))
-    else:
-        made.finish(action() if action is not None else None)
-    return made
+# A result, or why there is none.
+_Outcome: TypeAlias = tuple[Any, Exception | None]
 
 
 class _Flight(NamedTuple):
@@ -156,37 +93,28 @@ class _Flight(NamedTuple):
     summed: Sum
 
 
-# Steps, calls, digest of all that is posted, how many these are, whether somebody waits; what for.
-_FORMAT = struct.Struct("<qqQq?95s")
-# Where the digest and the number lie in it.
-_POSTED = slice(16, 32)
-
-_BITS = (1 << 64) - 1
-
-
-class Announcement(NamedTuple):
-    """What a process waits for or has posted: in how many steps and calls, and whether it waits."""
-
-    steps: int
-    calls: int
-    digest: int
-    posted: int
-    waits: bool
-    text: str
-
-    @classmethod
-    def unpack(cls, data: bytes) -> Announcement:
-        steps, calls, digest, posted, waits, text = _FORMAT.unpack(data)
-        return cls(steps, calls, digest, posted, waits, text.rstrip(b"\0").decode(errors="replace"))
-
-    def __str__(self) -> str:
-        if self.text == ENDED:
-            return f"{ENDED} after {self.steps} steps"
-        return f"{self.text} in step {self.steps}" if self.steps else f"{self.text} as call {self.calls}"
-
-
 class _Lost(RuntimeFailure):
     """Another process is given up."""
+
+
+class _News:
+    """A lock, and what threads that hold it wait for and tell. Both cost little where nobody sleeps."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._condition = threading.Condition(self.lock)
+        self._asleep = 0
+
+    def wait(self, seconds: float | None = None) -> None:
+        self._asleep += 1
+        try:
+            self._condition.wait(seconds)
+        finally:
+            self._asleep -= 1
+
+    def tell(self) -> None:
+        if self._asleep:
+            self._condition.notify_all()
 
 
 class Channel:
@@ -198,12 +126,17 @@ class Channel:
         self.calls = 0
         self.disagreement: str | None = None
         self._failure: str | None = None
-        # By call, what was posted and is not done, in order; `_news` guards it.
+        # By call, what was posted and is not done, in order; the lock guards it.
         self._posted: dict[str, deque[Pending]] = {}
-        self._news = threading.Condition()
+        self._news = _News()
         self._known: dict[Any, tuple[int, int, bytes]] = {}
-        self._awaited: list[Pending] = []
-        # The thread that drives a round, or 0; `_news` guards it.
+        # Who waits for what: pairs of thread and what was posted.
+        self._awaited: list[tuple[int, Pending]] = []
+        # Threads that have posted something.
+        self._threads: set[int] = set()
+        # What failed, and nobody has waited for.
+        self._unheard: list[Pending] = []
+        # The thread that drives a round, or 0; the lock guards it.
         self._driver = 0
         self._flying: deque[_Flight] = deque()
         self._broken: list[_Flight] = []
@@ -229,19 +162,20 @@ class Channel:
         """
         if self._links.size == 1:
             return alone(call, action)
-        if self._failure is not None:
-            raise RuntimeFailure(self._failure)
         made = Pending(call, action, priority, self)
         made.name, made.digest, made.text = self._told(call, arrays)
         self._links.doing(made.text)
-        with self._news:
+        with self._news.lock:
+            if self._failure is not None:
+                raise RuntimeFailure(self._failure)
+            self._threads.add(threading.get_ident())
             self.calls += 1
             made.number = self.calls
             self._posted.setdefault(call, deque()).append(made)
             if later and self.overlap != "funnelled" and self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="graphkit-channel", daemon=True)
                 self._thread.start()
-            self._news.notify_all()
+            self._news.tell()
         return made
 
     def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
@@ -256,19 +190,24 @@ class Channel:
             if len(self._known) >= _KEPT:
                 self._known.clear()
             what = " ".join((call, *(f"{a.dtype}{list(a.shape)}" for a in arrays)))
-            text = (what if len(arrays) <= 1 else call).encode()[:95]
-            found = self._known[key] = _digest(call), _digest(what), text
+            text = (what if len(arrays) <= 1 else call).encode()[:TEXT]
+            found = self._known[key] = announcement.digest_of(call), announcement.digest_of(what), text
         return found
 
     def flush(self) -> None:
-        """Wait for all that was posted; raises the first error."""
-        while True:
-            with self._news:
-                left = [made for queue in self._posted.values() for made in queue]
-            if not left:
-                return
+        """Wait for all that was posted; raises the first error that nobody has heard of."""
+        while left := self._left():
             for made in left:
                 made.wait()
+        for made in self._unheard:
+            if not made.heard:
+                made.wait()
+
+    def _left(self) -> list[Pending]:
+        """What is not done."""
+        with self._news.lock:
+            posted = [made for queue in self._posted.values() for made in queue]
+            return posted + [flight.made for flight in self._flying]
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -277,7 +216,8 @@ class Channel:
         if self._driver == threading.get_ident():
             raise UsageError(f"{pending.call}: what becomes of a sum cannot wait for another one")
         with self._links.waiting(pending.call != ENDED):
-            self._awaited.append(pending)
+            mine = threading.get_ident(), pending
+            self._awaited.append(mine)
             try:
                 while not pending.done:
                     if not self._takes_the_wheel(pending):
@@ -289,14 +229,14 @@ class Channel:
                     finally:
                         self._leaves_the_wheel()
             finally:
-                self._awaited.remove(pending)
+                self._awaited.remove(mine)
                 if self._thread is not None:
-                    with self._news:
-                        self._news.notify_all()
+                    with self._news.lock:
+                        self._news.tell()
 
     def _takes_the_wheel(self, pending: Pending) -> bool:
         """Whether this thread drives from now on; if another one does, it waits for news."""
-        with self._news:
+        with self._news.lock:
             if self._driver:
                 if not pending.done:
                     self._news.wait(_LOOK)
@@ -305,9 +245,9 @@ class Channel:
             return True
 
     def _leaves_the_wheel(self) -> None:
-        with self._news:
+        with self._news.lock:
             self._driver = 0
-            self._news.notify_all()
+            self._news.tell()
 
     def _look(self) -> None:
         if self._failure is None and (reason := self._links.lost()) is not None:
@@ -318,7 +258,7 @@ class Channel:
     def _serve(self) -> None:
         """Drive the rounds while nobody waits."""
         while True:
-            with self._news:
+            with self._news.lock:
                 while not self._closed and (self._driver or self._awaited or not (self._posted or self._flying)):
                     self._news.wait()
                 if self._closed:
@@ -326,8 +266,8 @@ class Channel:
                 self._driver = threading.get_ident()
             try:
                 self._drive()
-            except RuntimeFailure as error:  # who waits next is told
-                self._break(str(error))
+            except Exception as error:  # noqa: BLE001 - who waits next is told
+                self._break(f"{type(error).__name__}: {error}")
             finally:
                 self._leaves_the_wheel()
 
@@ -335,19 +275,34 @@ class Channel:
         """Nothing is done together from now on: whoever waits, or posts something, is told the reason."""
         self._break(reason)
 
+    @contextmanager
+    def at_the_wheel(self) -> Iterator[None]:
+        """No other thread drives a round meanwhile."""
+        with self._news.lock:
+            while self._driver:
+                self._news.wait(_LOOK)
+            self._driver = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._leaves_the_wheel()
+
     def close(self) -> None:
         """No round is driven any more."""
-        with self._news:
+        with self._news.lock:
             self._closed = True
-            self._news.notify_all()
+            self._news.tell()
         if self._thread is not None:
             self._thread.join()
 
     def quiet(self, seconds: float) -> bool:
         """Whether no thread drives a round, within that time; none does from then on."""
-        with self._news:
-            if not self._news.wait_for(lambda: not self._driver, seconds):
-                return False
+        with self._news.lock:
+            end = time.monotonic() + seconds
+            while self._driver:
+                if (left := end - time.monotonic()) <= 0:
+                    return False
+                self._news.wait(left)
             self._driver = threading.get_ident()
             return True
 
@@ -356,39 +311,54 @@ class Channel:
     def _drive(self) -> None:
         """One round, or a look at the sums in flight where nothing else is posted."""
         self._land()
-        with self._news:
+        with self._news.lock:
             heads, calls = [queue[0] for queue in self._posted.values()], self.calls
-            awaited = self._awaited[-1] if self._awaited else None
+            awaited = self._awaited[-1][1] if self._awaited else None
         if not heads:
             if self._flying:
                 time.sleep(0)
             return
-        mine = self._announcement(heads, awaited)
+        if len(heads) > 1:
+            heads.sort(key=order)
+        small = carried(heads)
+        mine = self._announcement(heads, awaited).pack(b"".join(array.tobytes() for array in small.values()))
         try:
             rows = self._links.tell(mine)
-            alike = all(row[_POSTED] == mine[_POSTED] for row in rows)
+            alike = all(row[POSTED] == mine[POSTED] for row in rows)
             chosen = heads if alike else self._common(heads, rows)
         except RuntimeFailure as error:
             self._break(str(error))
             raise
-        except BaseException:
+        except BaseException as error:
             at = (awaited or heads[0]).text.decode(errors="replace")
-            self._break(f"rank {self._links.rank} was interrupted in step {self._links.steps}, at {at}")
+            what = f"failed ({type(error).__name__}: {error})" if isinstance(error, Exception) else "was interrupted"
+            self._break(f"rank {self._links.rank} {what} in step {self._links.steps}, at {at}")
             raise
         if chosen:
             self._stuck = 0
-            if len(chosen) > 1:
-                chosen.sort(key=lambda made: (-made.priority, made.call))
-            self._carry_out(chosen)
+            self._carry_out(chosen, totals(small, rows) if alike and small else {})
         else:
             self._without_common(rows, calls)
 
-    def _announcement(self, heads: Sequence[Pending], awaited: Pending | None) -> bytes:
+    def _announcement(self, heads: Sequence[Pending], awaited: Pending | None) -> Announcement:
         shown = awaited or heads[0]
         # Of the calls in any order, each with its own priority.
-        digest = sum(made.digest if made.priority == 0 else _mixed(made) for made in heads) & _BITS
-        waits = awaited is not None
-        return _FORMAT.pack(self._links.steps, shown.number, digest, len(heads), waits, shown.text)
+        digest = sum(m.digest if m.priority == 0 else announcement.mixed(m.digest, m.priority) for m in heads)
+        digest = announcement.unsigned(digest)
+        return Announcement(self._links.steps, shown.number, digest, len(heads), self._who_waits(), shown.text)
+
+    def _who_waits(self) -> Waits:
+        if not self._awaited:
+            return Waits.NOBODY
+        if len(self._threads) == 1 and self._awaited[0][0] in self._threads:
+            return Waits.ALL
+        waiting = {thread for thread, _ in self._awaited}
+        others = self._threads - waiting
+        if others:
+            others &= {thread.ident for thread in threading.enumerate()}
+            with self._news.lock:
+                self._threads &= others | waiting
+        return Waits.SOME if others else Waits.ALL
 
     @property
     def awaited(self) -> bool:
@@ -407,7 +377,7 @@ class Channel:
         most = max(Announcement.unpack(row).posted for row in rows)
         table = np.zeros((most, 3), np.uint64)
         for line, made in zip(table, heads, strict=False):
-            line[:] = made.name, made.digest, made.priority & _BITS
+            line[:] = made.name, made.digest, announcement.unsigned(made.priority)
         told = self._links.tell(table.tobytes())
         tables = [np.frombuffer(data, np.uint64).reshape(-1, 3).tolist() for data in told]
         posted = [{name: (digest, priority) for name, digest, priority in lines if name} for lines in tables]
@@ -417,33 +387,36 @@ class Channel:
                 self._disagree(rows)
         found = [made for made in heads if made.name in names]
         for made in found:  # the same everywhere
-            made.priority = max(_signed(lines[made.name][1]) for lines in posted)
+            made.priority = max(announcement.signed(lines[made.name][1]) for lines in posted)
+        found.sort(key=order)
         return found
 
     def _without_common(self, rows: Sequence[bytes], calls: int) -> None:
         """Nothing is common to all. Where all wait, and go on waiting, none of them will go on."""
-        self._stuck = self._stuck + 1 if all(Announcement.unpack(row).waits for row in rows) else 0
-        if self._stuck >= _STUCK:
+        least = min(Announcement.unpack(row).waits for row in rows)
+        self._stuck = self._stuck + 1 if least else 0
+        if self._stuck >= (_STUCK if least == Waits.ALL else _STUCK_THREADS):
             self._disagree(rows)
-        with self._news:
+        with self._news.lock:
             if self.calls == calls:
                 self._news.wait(_PAUSE)
 
     def _disagree(self, rows: Sequence[bytes]) -> None:
-        self.disagreement = _disagreement([Announcement.unpack(row) for row in rows])
+        self.disagreement = announcement.disagreement([Announcement.unpack(row) for row in rows])
         self._break(self.disagreement)
         raise RuntimeFailure(self.disagreement)
 
     # --- doing ------------------------------------------------------------------------------------
 
-    def _carry_out(self, chosen: Sequence[Pending]) -> None:
-        for group in _grouped(chosen):
-            first = group[0].action
-            if self.overlap == "concurrent" and isinstance(first, Sum) and len(group) == 1:
-                self._fly(group[0], first)
-                continue
+    def _carry_out(self, chosen: Sequence[Pending], there: Mapping[str, np.ndarray]) -> None:
+        """Do it in this order. there: sums that are there already, by call."""
+        for group in grouped(chosen, there):
+            flight, outcomes = None, []
             try:
-                outcomes = self._outcomes(group)
+                if self.overlap == "concurrent" and flies(group, there):
+                    flight = self._flight(group[0])
+                else:
+                    outcomes = self._outcomes(group, there)
             except _Lost as error:
                 self._break(str(error))
                 raise
@@ -452,41 +425,66 @@ class Channel:
             except BaseException:
                 self._break(f"rank {self._links.rank} was interrupted in step {self._links.steps}, in {group[0].call}")
                 raise
-            with self._news:
+            with self._news.lock:
                 self._taken(group)
-                for made, (result, failure) in zip(group, outcomes, strict=True):
-                    made.finish(result, failure)
-                self._news.notify_all()
+                if flight is not None:
+                    self._flying.append(flight)
+                for made, (result, failure) in zip(group, outcomes, strict=flight is None):
+                    self._finish(made, result, failure)
+                self._news.tell()
 
-    def _outcomes(self, group: Sequence[Pending]) -> list[tuple[Any, Exception | None]]:
+    def _flight(self, made: Pending) -> _Flight:
+        """Begin a sum, which goes on by itself."""
+        summed = made.action
+        assert isinstance(summed, Sum)
+        return _Flight(*self._links.start_allreduce(summed.array, summed.out), made, summed)
+
+    def _outcomes(self, group: Sequence[Pending], there: Mapping[str, np.ndarray]) -> list[_Outcome]:
         """The results of what is done in one go, each with its own error."""
+        if self._flying:
+            self._await_flights({made.call for made in group})
         sums = [made.action for made in group if isinstance(made.action, Sum)]
         if not sums:
             action = group[0].action
             return [(action() if callable(action) else None, None)]
         if len(sums) == 1:
-            return [_delivered(sums[0], self._links.allreduce(sums[0].array, sums[0].out))]
+            known = there.get(group[0].call)
+            return [_delivered(sums[0], self._sum(sums[0]) if known is None else known)]
         total = self._links.allreduce(np.concatenate([s.array.reshape(-1) for s in sums]))
         ends = np.cumsum([s.array.size for s in sums])
         return [_delivered(s, total[end - s.array.size : end].copy()) for s, end in zip(sums, ends, strict=True)]
 
-    def _fly(self, made: Pending, summed: Sum) -> None:
-        """Begin a sum, which goes on by itself."""
-        request, total = self._links.start_allreduce(summed.array, summed.out)
-        self._flying.append(_Flight(request, total, made, summed))
-        with self._news:
-            self._taken([made])
+    def _sum(self, summed: Sum) -> np.ndarray:
+        if summed.alone and is_carried(summed):  # as if it had been: its bits are the same
+            return in_rank_order(self._links.allgather(summed.array))
+        return self._links.allreduce(summed.array, summed.out)
+
+    def _await_flights(self, calls: Collection[str]) -> None:
+        """Return when no sum of these calls is in flight: what is done to a key is done in its order."""
+        while any(flight.made.call in calls for flight in self._flying):
+            self._land()
+            time.sleep(0)
+            self._look()
 
     def _land(self) -> None:
         """Finish the sums in flight that have arrived, in their order."""
         while self._flying and self._flying[0].request.Test():
-            flight = self._flying.popleft()
-            flight.made.finish(*_delivered(flight.summed, flight.total))
-            with self._news:
-                self._news.notify_all()
+            flight = self._flying[0]
+            outcome = _delivered(flight.summed, flight.total)
+            with self._news.lock:
+                if self._flying:  # all is not broken off
+                    self._flying.popleft()
+                    self._finish(flight.made, *outcome)
+                self._news.tell()
+
+    def _finish(self, made: Pending, result: Any = None, error: Exception | None = None) -> None:
+        """It is done, and stays known as long as nobody has heard of its error; the lock is held."""
+        made.finish(result, error)
+        if error is not None:
+            self._unheard = [m for m in self._unheard if not m.heard] + [made]
 
     def _taken(self, group: Iterable[Pending]) -> None:
-        """It is posted no longer; `_news` is held."""
+        """It is posted no longer; the lock is held."""
         for made in group:
             queue = self._posted[made.call]
             queue.popleft()
@@ -495,7 +493,7 @@ class Channel:
 
     def _break(self, reason: str) -> None:
         """Nothing is done together any more."""
-        with self._news:
+        with self._news.lock:
             if self._failure is None:
                 self._failure = reason
             left = [made for queue in self._posted.values() for made in queue]
@@ -504,59 +502,13 @@ class Channel:
             self._broken.extend(self._flying)  # MPI may go on to write there
             self._flying.clear()
             for made in left:
-                made.finish(error=RuntimeFailure(self._failure))
-            self._news.notify_all()
+                self._finish(made, error=RuntimeFailure(self._failure))
+            self._news.tell()
 
 
-def _delivered(summed: Sum, total: np.ndarray) -> tuple[Any, Exception | None]:
+def _delivered(summed: Sum, total: np.ndarray) -> _Outcome:
     """What becomes of a sum, or why nothing does."""
     try:
         return summed.deliver(total), None
     except Exception as error:  # noqa: BLE001 - whoever waits for it is told
         return None, error
-
-
-def _grouped(chosen: Sequence[Pending]) -> Iterator[list[Pending]]:
-    """What is done in one go: small sums of one dtype that follow each other, and each other thing alone."""
-    group: list[Pending] = []
-    for made in chosen:
-        action = made.action
-        small = isinstance(action, Sum) and not action.alone and action.array.nbytes <= _SMALL
-        if group and not (small and action.array.dtype == group[0].action.array.dtype):  # type: ignore[union-attr]
-            yield group
-            group = []
-        if small:
-            group.append(made)
-        else:
-            yield [made]
-    if group:
-        yield group
-
-
-def _mixed(made: Pending) -> int:
-    """64 bits of a call and its priority (the finaliser of SplitMix64, Steele et al., OOPSLA 2014)."""
-    bits = (made.digest ^ (made.priority & _BITS) * 0x9E3779B97F4A7C15) & _BITS
-    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _BITS
-    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & _BITS
-    return bits ^ bits >> 31
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >> 63 else bits
-
-
-def _digest(text: str) -> int:
-    """64 bits that are not 0."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
-
-
-def _disagreement(found: Sequence[Announcement]) -> str:
-    groups: dict[str, list[int]] = {}
-    for rank, announced in enumerate(found):
-        groups.setdefault(str(announced), []).append(rank)
-    said = [f"rank{'s' if len(r) > 1 else ''} {', '.join(map(str, r))}: {what}" for what, r in groups.items()]
-    if len(said) == 1:  # texts that were cut
-        said.append("with different arrays")
-    return (
-        f"the processes do not go on together: {'; '.join(said)}. All must take the same steps and make the same calls"
-    )

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.dist.channel import Action, Pending, alone, placed
+from graphkit.dist.posted import Action, Pending, alone, placed
 from graphkit.dist.transfers import Messages
 from graphkit.errors import UsageError
 
@@ -60,6 +60,14 @@ class Communicator(Protocol):
         """The arrays of all processes, one behind the other along a new first axis; all pass one of the same type."""
         ...
 
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        """This process's slice of the sum over all processes, from its bound to the next; the array is a vector."""
+        ...
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        """The bytes of each process, of which there are so many by rank; they are at multiples of 8 in memory."""
+        ...
+
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         """The root's array, in a new array; all processes pass one of the same dtype and shape."""
         ...
@@ -104,6 +112,12 @@ class LocalCommunicator:
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
         return array[None].copy()
+
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        return array.copy()
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        return [data.copy()]
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         return array.copy()

@@ -14,32 +14,59 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
+from typing import NoReturn
 
-from graphkit.dist.channel import ENDED
+from graphkit.dist.announcement import ENDED
 from graphkit.dist.mpi import MpiCommunicator
-from graphkit.errors import GraphkitError, RuntimeFailure
+from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 
 # How long processes that do not agree wait for each other's last words, in seconds.
 GRACE = 10.0
 
 _INTERRUPTED, _TERMINATED = 130, 143
 
+_joined: MpiCommunicator | None = None
 _followed: MpiCommunicator | None = None
+_farewells: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _failure: BaseException | None = None
 
 
-@cache
-def join() -> MpiCommunicator:
-    """The communicator of all processes; initialises MPI at the first call, which every process must make."""
+def join(servers: int = 0) -> MpiCommunicator:
+    """The communicator of all processes but the last ones, so many servers.
+
+    Initialises MPI at the first call, which every process must make; later ones, which servers do not come to, give the
+    same. Raises UsageError for servers that it has not.
+    """
+    global _joined
+    if _joined is None:
+        _joined = _begun(servers)
+    if servers and servers != _joined.servers:
+        raise UsageError(f"the job has {_joined.servers} servers from its first store on, not {servers}")
+    return _joined
+
+
+def _begun(servers: int) -> MpiCommunicator:
     global _followed
-    _followed = communicator = MpiCommunicator()
+    _followed = communicator = MpiCommunicator(servers)
     atexit.register(end)
-    if communicator.size > 1:
+    if communicator.processes > 1:
         _follow_failures()
     return communicator
+
+
+def before_end(leave: Callable[[], None], last: Callable[[], None]) -> None:
+    """At the end of this process, but not of one that failed: `leave`, and once all workers have, `last`."""
+    _farewells.append((leave, last))
+
+
+def end_of_server(communicator: MpiCommunicator) -> NoReturn:
+    """Close MPI together with the workers, and leave."""
+    global _followed
+    _followed = None
+    communicator.finalize()
+    sys.exit(0)
 
 
 def _follow_failures() -> None:
@@ -71,7 +98,11 @@ def end() -> None:
         if _failure is not None:
             _abort(communicator, _failure)
         communicator.flush()
+        for leave, _ in _farewells:
+            leave()
         communicator.perform(ENDED)
+        for _, last in _farewells:
+            last()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the others end with this process
         _abort(communicator, error)
     communicator.finalize()
@@ -79,7 +110,7 @@ def end() -> None:
 
 def in_company() -> bool:
     """Whether this process is one of several in a job that has not ended."""
-    return _followed is not None and _followed.size > 1
+    return _followed is not None and _followed.processes > 1
 
 
 @contextlib.contextmanager
@@ -102,7 +133,7 @@ def abort_on_error() -> Iterator[None]:
 
 
 def _abort(communicator: MpiCommunicator, error: BaseException) -> None:
-    print(f"graphkit: rank {communicator.rank}: {_described(error)}; this ends the job", file=sys.stderr)
+    print(f"graphkit: rank {communicator.place}: {_described(error)}; this ends the job", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     try:

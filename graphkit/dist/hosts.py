@@ -8,7 +8,7 @@ there is but one host, MPI's own call is as good.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -103,6 +103,18 @@ class Hosts:
         """The bytes of all processes, one behind the other."""
         self.sent += source.nbytes if self.several else 0
         complete(self._world.Iallgather(source, result), source, result)
+
+    def reduce_scatter(self, source: np.ndarray, result: np.ndarray, counts: Sequence[int], complete: Complete) -> None:
+        """This process's slice of the sum of vectors; so many elements for each."""
+        self._count(source)
+        complete(self._world.Ireduce_scatter(source, result, counts), source, result)
+
+    def allgather_parts(
+        self, source: np.ndarray, result: np.ndarray, sizes: Sequence[int], begins: Sequence[int], complete: Complete
+    ) -> None:
+        """The bytes of all processes, of which each has so many, from such places on."""
+        self.sent += source.nbytes if self.several else 0
+        complete(self._world.Iallgatherv(source, [result, (list(sizes), list(begins))]), source, result)
 
 
 class _Done:

@@ -20,6 +20,8 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # What processes that were interrupted or terminated leave with themselves.
 _OWN = (130, 143)
+# What Open MPI's launcher leaves with that was told to end.
+_ENDED_BY_LAUNCHER = 1
 
 # Open MPI, of the fourth and the fifth generation, starts no more processes than cores, and none for root, unless it is
 # told to.
@@ -31,11 +33,16 @@ _FOR_ROOT = tuple(f"{name}_ALLOW_RUN_AS_ROOT{more}" for name in ("OMPI", "PRTE")
 
 
 def find_mpiexec() -> str:
-    """The launcher beside this Python (a wheel's), else the first on PATH; raises MissingDependency."""
+    """The launcher: GRAPHKIT_MPIEXEC, the one beside this Python (a wheel's), or the first on PATH.
+
+    Raises MissingDependency where there is none.
+    """
     local = Path(sys.executable).parent / "mpiexec"
-    found = str(local) if local.exists() else shutil.which("mpiexec")
+    chosen = config.MPIEXEC.get() or (str(local) if local.exists() else "mpiexec")
+    found = shutil.which(chosen)
     if found is None:
-        raise MissingDependency("no mpiexec found; install an MPI with: pip install 'graphkit[mpi]'")
+        why = f" ({config.MPIEXEC.name}={chosen})" if config.MPIEXEC.get() else ""
+        raise MissingDependency(f"no mpiexec found{why}; install an MPI with: pip install 'graphkit[mpi]'")
     return found
 
 
@@ -62,6 +69,8 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
     environment[config.JOB_SIZE.name] = str(processes)
+    if not sys.stdout.isatty():  # Open MPI gives its processes a terminal of their own
+        environment["TERM"] = "dumb"
     further = _MORE_THAN_CORES | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
     for name, value in further.items():
         environment.setdefault(name, value)
@@ -71,10 +80,14 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     command = [find_mpiexec(), "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
     # A group in the background must not read from the terminal.
     job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-    with _forwarded(job):
+    with _forwarded(job) as sent:
         status = job.wait()
     if status < 0:
         return 128 - status
+    if sent and status == _ENDED_BY_LAUNCHER:
+        what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
+        print(f"graphkit: the job was {what}", file=sys.stderr)  # the words of its processes may be lost
+        return 128 + sent[0]
     if (number := _signal_of(status)) is not None:
         print(f"graphkit: a process of the job was ended by {number.name}", file=sys.stderr)
         return RuntimeFailure.exit_code
@@ -90,17 +103,20 @@ def _signal_of(status: int) -> signal.Signals | None:
 
 
 @contextlib.contextmanager
-def _forwarded(job: subprocess.Popen[bytes]) -> Iterator[None]:
+def _forwarded(job: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Send signals to the job; which these were."""
+    sent: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield sent
         return
 
     def forward(number: int, frame: FrameType | None) -> None:
+        sent.append(number)
         job.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield sent
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

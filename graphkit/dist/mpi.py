@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.dist.channel import Action, Channel, Pending, placed
+from graphkit.dist.channel import Channel
 from graphkit.dist.hosts import Hosts
+from graphkit.dist.mail import Mail
 from graphkit.dist.placement import Allowed, place
+from graphkit.dist.posted import placed
 from graphkit.dist.relay import Relay
 from graphkit.dist.transfers import Messages
 from graphkit.dist.watch import Board, Watch
@@ -77,14 +79,19 @@ def _mpi() -> Any:
 
 
 def library() -> str:
-    """The first line of what the MPI library says of itself."""
-    return " ".join(str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0].split())
+    """The first words of what the MPI library says of itself: its name and version."""
+    first = str(_mpi().Get_library_version()).strip("\0 \n").splitlines()[0]
+    return " ".join(first.partition(",")[0].split())
 
 
 class MpiCommunicator:
-    """All processes of MPI_COMM_WORLD. MPI is called by one thread at a time, the one that drives the channel."""
+    """The workers of MPI_COMM_WORLD: all processes but the last `servers`, which have a communicator of their own.
 
-    def __init__(self) -> None:
+    MPI is called by one thread at a time, the one that drives the channel. `place` is this process's rank in the job,
+    `mail` what workers and servers send each other.
+    """
+
+    def __init__(self, servers: int = 0) -> None:
         mpi = _mpi()
         self._opened = not mpi.Is_initialized()
         # Starting waits for every process, in a library that sees no signals of Python's.
@@ -97,10 +104,21 @@ class MpiCommunicator:
                         f"MPI gives thread level {level}; MPI_THREAD_SERIALIZED ({mpi.THREAD_SERIALIZED}) is needed"
                     )
             # A communicator of our own: what is sent here never meets what a script sends.
-            self._comm = mpi.COMM_WORLD.Dup()
-            here = self._comm.Split_type(mpi.COMM_TYPE_SHARED)
-            self.hosts = Hosts(self._comm, here, mpi.IN_PLACE, config.RANKS_PER_HOST.get())
+            self._job = mpi.COMM_WORLD.Dup()
+            self.place, self.processes, self.servers = self._job.rank, self._job.size, servers
+            if not 0 <= servers < self.processes:
+                raise UsageError(f"{servers} servers leave no worker of {self.processes} processes")
+            here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
+            apart = config.RANKS_PER_HOST.get()
+            self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, apart)
             place(here.allgather(Allowed.here()), here.rank)
+            self._comm, self.mail = self._job, None
+            if servers:
+                self._comm = self._job.Split(int(self.serves), self.place)
+                beside = here.Split(int(self.serves), self.place)
+                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, apart)
+                beside.Free()
+                self.mail = Mail(self._job.Dup(), mpi.Status, mpi.BYTE)
             here.Free()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
@@ -110,25 +128,13 @@ class MpiCommunicator:
         self._watch = self._watched()
         self.channel = Channel(self)
         self.messages = Messages(self)
+        self.at_the_wheel = self.channel.at_the_wheel
+        self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
 
-    # --- what is done together ---------------------------------------------------------------------
-
-    def post(
-        self,
-        call: str,
-        arrays: Sequence[np.ndarray] = (),
-        action: Action | None = None,
-        *,
-        priority: int = 0,
-        later: bool = True,
-    ) -> Pending:
-        return self.channel.post(call, arrays, action, priority=priority, later=later)
-
-    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
-        return self.channel.perform(call, arrays, action)
-
-    def flush(self) -> None:
-        self.channel.flush()
+    @property
+    def serves(self) -> bool:
+        """Whether this process is a server."""
+        return bool(self.place >= self.processes - self.servers)
 
     @property
     def sent_between_hosts(self) -> int:
@@ -162,6 +168,23 @@ class MpiCommunicator:
         self.hosts.allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8), self._complete)
         return result
 
+    def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+        mine = slice(bounds[self.rank], bounds[self.rank + 1])
+        # Half floats have no MPI type. Over several hosts, one of each exchanges the whole.
+        if self.hosts.levels or array.dtype.itemsize == 2:
+            return self.allreduce(array)[mine]
+        result = np.empty(mine.stop - mine.start, array.dtype)
+        self.hosts.reduce_scatter(np.ascontiguousarray(array), result, np.diff(bounds).tolist(), self._complete)
+        return result
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        begins = [0]
+        for size in sizes:
+            begins.append(begins[-1] + -(-size // 8) * 8)
+        result = np.empty(begins[-1], np.uint8)
+        self.hosts.allgather_parts(np.ascontiguousarray(data), result, sizes, begins[:-1], self._complete)
+        return [result[at : at + size] for at, size in zip(begins, sizes, strict=False)]
+
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.
@@ -183,8 +206,8 @@ class MpiCommunicator:
 
     def _watched(self) -> Watch | None:
         """The watch over the processes of all hosts, or of this one where MPI takes calls of one thread at a time."""
-        hosts, mpi = self.hosts, _mpi()
-        everywhere = hosts.several and self._comm.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
+        hosts, mpi = self._everywhere, _mpi()
+        everywhere = hosts.several and self._job.allreduce(mpi.Query_thread(), mpi.MIN) == mpi.THREAD_MULTIPLE
         watched = hosts.all if everywhere else (hosts.all[hosts.index],)
         ranks = sorted(rank for host in watched for rank in host.ranks)
         if len(ranks) == 1:
@@ -194,13 +217,13 @@ class MpiCommunicator:
             try:
                 path = Board.create(len(ranks), len(watched))
             except OSError as error:
-                failure = f"rank {self.rank}: no memory to share between processes: {error}"
+                failure = f"rank {self.place}: no memory to share between processes: {error}"
         path, failure = hosts.inside.bcast((path, failure))
         if path is None:
             raise RuntimeFailure(failure)
         board = Board(path, len(ranks), len(watched))
         relay = Relay(hosts.leaders.Dup(), board, watched) if everywhere and hosts.leads else None
-        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.rank)
+        here, mine = watched.index(hosts.all[hosts.index]), ranks.index(self.place)
         watch = Watch(board, ranks, mine, config.RANK_TIMEOUT.get(), watched, here, relay)
         hosts.inside.Barrier()
         if hosts.leads:
@@ -286,7 +309,7 @@ class MpiCommunicator:
 
     def abort(self, code: int) -> None:
         """End every process of the job."""
-        self._comm.Abort(code)
+        self._job.Abort(code)
 
 
 def _summands(array: np.ndarray, out: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -119,17 +119,18 @@ _NO_GRAPHS: Mapping[str, Graph] = MappingProxyType({})
 class Op:
     """An operator with its attribute values. Immutable; equal when class and attributes are equal.
 
-    Class attributes: `inputs`, `outputs` (names; `"b?"` optional, `"xs*"` variadic), `types` (input name to the set
-    of allowed dtypes, or to the name of an earlier input that has the same dtype), `onnx`, `inplace` (pairs
-    (input, output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped),
-    `shape_only` (inputs of which only the shape is read), `contiguous` (the results lie one behind the other in planned
-    memory, each at a multiple of its alignment), `random` (draws from the generator; never merged), `pointwise` (an
-    element of the output depends on the elements at its place of the operands, which broadcast),
-    `per_example` (operands that may have the examples of a batch along their first axis, see `is_batchwise`),
-    `substitutes` (the types of results for certain sizes are those for names, with the sizes in their place, under the
-    assumptions that `graphkit.ir.dims` records: inference asks no more of a size than `may_equal` and `broadcast`, but
-    that none is negative), `widens` (the reference computes half floats in float32), `composite` (the executor runs the
-    nodes of `expand` in its place), `samples` (a tuple of Sample, or a function that returns one).
+    Class attributes: `inputs`, `outputs` (names; `"b?"` optional, `"xs*"` variadic), `types` (input name to the set of
+    allowed dtypes, or to the name of an earlier input that has the same dtype), `onnx`, `inplace` (pairs (input,
+    output) that may share memory), `views` (pairs where the output is the input's bytes, reshaped), `shape_only`
+    (inputs of which only the shape is read), `contiguous` (the results lie one behind the other in planned memory, each
+    at a multiple of its alignment), `random` (draws from the generator; never merged), `collective` (all processes take
+    part in it, each once: it is never computed again), `pointwise` (an element of the output depends on the elements at
+    its place of the operands, which broadcast), `per_example` (operands that may have the examples of a batch along
+    their first axis, see `is_batchwise`), `substitutes` (the types of results for certain sizes are those for names,
+    with the sizes in their place, under the assumptions that `graphkit.ir.dims` records: inference asks no more of a
+    size than `may_equal` and `broadcast`, but that none is negative), `widens` (the reference computes half floats in
+    float32), `composite` (the executor runs the nodes of `expand` in its place), `samples` (a tuple of Sample, or a
+    function that returns one).
     """
 
     domain: ClassVar[str] = ""
@@ -146,6 +147,7 @@ class Op:
     shape_only: ClassVar[tuple[str, ...]] = ()
     contiguous: ClassVar[bool] = False
     random: ClassVar[bool] = False
+    collective: ClassVar[bool] = False
     pointwise: ClassVar[bool] = False
     per_example: ClassVar[tuple[str, ...]] = ()
     substitutes: ClassVar[bool] = False

@@ -94,6 +94,28 @@ def affine_grid(
 def after(x: Operand, token: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """x itself; what reads the result is computed after `token`, of which nothing is read."""
 
+def all_gather_start(
+    *pieces: Operand | Sequence[Operand | None] | None,
+    key: str,
+    sizes: Sequence[int],
+    of: Sequence[int],
+    begins: Sequence[int],
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> Any:
+    """Begin to make arrays of `sizes` elements of every process's slice of them, under this key."""
+
+def all_moments(
+    count: Operand,
+    mean: Operand,
+    deviations: Operand,
+    *,
+    key: str,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value, Value]:
+    """Of the samples of all processes, which all call this `key`: their number, mean, and sum of squared ..."""
+
 def all_reduce_start(
     *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
 ) -> Any:
@@ -106,6 +128,11 @@ def all_reduce_wait(
     meta: Mapping[str, str] | None = None,
 ) -> Value:
     """Wait for the sums of such keys; what reads them comes after the result, a 0. `started` are some of them."""
+
+def all_sum(
+    *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Any:
+    """The sum of each x over all processes, which all call it `key`: AllReduceStart and AllReduceWait in one."""
 
 def and_(a: Operand, b: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Logical and."""
@@ -1666,6 +1693,16 @@ def reduce_prod(
 ) -> Value:
     """Product over axes; 1 over no elements."""
 
+def reduce_scatter_start(
+    *xs: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Any:
+    """Begin the sum of each x over all processes, which all call it `key`; each gets its slice of them."""
+
+def reduce_scatter_wait(
+    *sums: Operand | Sequence[Operand | None] | None, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """Wait for the slice of such sums, all of them, which are in use up to here; what reads them comes after ..."""
+
 def reduce_sum(
     x: Operand,
     axes: Operand | None = None,
@@ -1909,6 +1946,21 @@ def rotary_embedding(
 
 def round(x: Operand, *, name: str = "", meta: Mapping[str, str] | None = None) -> Value:
     """Nearest integer, halves to even."""
+
+def row_sum_start(
+    indices: Operand, rows: Operand, *, key: str, name: str = "", meta: Mapping[str, str] | None = None
+) -> Value:
+    """Begin the sum over all processes, which all call it `key`, of arrays that are 0 but in some rows."""
+
+def row_sum_wait(
+    indices: Operand,
+    rows: Operand,
+    *started: Operand | Sequence[Operand | None] | None,
+    key: str,
+    name: str = "",
+    meta: Mapping[str, str] | None = None,
+) -> tuple[Value, Value]:
+    """The sum that RowSumStart has begun with `indices` and `rows` under this key, once it is there."""
 
 def scan(
     *values: Operand | Sequence[Operand | None] | None,

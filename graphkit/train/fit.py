@@ -223,6 +223,7 @@ class Fit:
             return
         trainer = self.trainer
         trainer.position.seconds = self.log.seconds
+        trainer._stepper.settle()
         parts = saving.whole_parts(trainer)
         if trainer.position.within and trainer.kvstore is not None and self._ranks > 1:
             parts = gather(trainer.kvstore, parts[0])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from graphkit.dist.kvstore import KVStore
-from graphkit.ir.types import dtype_of
-from graphkit.ir.weights import restored, stored
+from graphkit.dist.messages import pack_named, unpack_named
 from graphkit.train.metrics import Metric
 
 
 def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     """What each rank gave, by rank; names, types and shapes may differ. Every process has to call it."""
-    mine = _packed(arrays)
+    mine = pack_named(arrays)
     sizes = np.zeros(store.num_workers, np.int64)
     sizes[store.rank] = len(mine)
     sizes = store.pushpull("gathered bytes", sizes)
@@ -23,28 +21,8 @@ def gather(store: KVStore, arrays: Mapping[str, np.ndarray]) -> list[dict[str, n
     for rank, size in enumerate(sizes):
         # All pass an array of one size, of which the root's counts.
         part = mine if rank == store.rank else np.zeros(size, np.uint8)
-        found.append(_unpacked(store.broadcast("gathered", part, root=rank)))
+        found.append(unpack_named(store.broadcast("gathered", part, root=rank)))
     return found
-
-
-def _packed(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """uint8 vector: the length of a header, the header, the bytes of all arrays."""
-    types = {name: dtype_of(array.dtype) for name, array in arrays.items()}
-    header = json.dumps([[name, types[name].value, list(array.shape)] for name, array in arrays.items()]).encode()
-    data = [bytes(stored(array, types[name]).data) for name, array in arrays.items()]
-    return np.frombuffer(b"".join([len(header).to_bytes(8, "little"), header, *data]), np.uint8)
-
-
-def _unpacked(packed: np.ndarray) -> dict[str, np.ndarray]:
-    raw = packed.tobytes()
-    at = 8 + int.from_bytes(raw[:8], "little")
-    arrays = {}
-    for name, type_name, shape in json.loads(raw[8:at]):
-        dtype = dtype_of(type_name)
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        arrays[name] = restored(raw[at : at + size], dtype, tuple(shape))
-        at += size
-    return arrays
 
 
 def reduced(store: KVStore, metrics: Sequence[Metric]) -> dict[str, float]:

@@ -170,6 +170,24 @@ class PipelineStepper:
             for name in taken:
                 self.store_of(name).release(name, self._holder(name))
 
+    # --- what other steppers do ------------------------------------------------------------------
+
+    saves_together = False
+
+    def states(self) -> Mapping[str, np.ndarray]:
+        """What a checkpoint has beside the parameters, whole; in the first process, within `gathered`."""
+        return dict(self.slots)
+
+    def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The arrays of a checkpoint."""
+        return dict(arrays)
+
+    def spread(self) -> None:
+        """Nothing else has copies of what was resumed."""
+
+    def settle(self) -> None:
+        """All is in place after each step."""
+
     # --- a batch ---------------------------------------------------------------------------------
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:

@@ -84,6 +84,8 @@ def create(
         return None
     if store is None or store.num_workers == 1:
         raise UsageError("Trainer: groups= places a model on several processes: kvstore= is a store of one")
+    if store.is_remote:
+        raise UsageError(f"Trainer: groups= needs a kvstore of the type 'dist_sync', not {store.type!r}")
     if given := [name for name, there in refused.items() if there]:
         raise UsageError(f"Trainer: {', '.join(given)} does not go with groups=")
     return Pipeline(groups, micro_batches, axes or {}, store, inputs)

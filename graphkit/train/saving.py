@@ -38,6 +38,9 @@ def save(trainer: Trainer, folder: str | Path) -> None:
         raise UsageError(
             f"gradients of {waiting} batches wait in {ranks} processes: call flush() in all of them before save()"
         )
+    trainer._stepper.settle()
+    if trainer._stepper.saves_together and trainer._place[0] > 0:
+        return
     path, fit = Path(folder), trainer._fit
     within = fit is not None and fit.folder is not None and fit.folder.resolve() == path.resolve()
     parts = whole_parts(trainer)
@@ -80,7 +83,7 @@ def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> 
     stepper, loss = trainer._stepper, trainer.loss
     seed, step = trainer.executor.rng
     return checkpoints.Checkpoint(
-        arrays={**trainer.net.params, **stepper.slots},
+        arrays={**trainer.net.params, **stepper.states()},
         parts=parts,
         optimizer=trainer.optimizer.describe(),
         loss=loss if isinstance(loss, str) else getattr(loss, "__name__", "function"),
@@ -106,7 +109,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
     saved = checkpoints.load(folder)
     stepper = trainer._stepper
     waiting = int(saved.settings.get("waiting", 0))
-    arrays = dict(saved.arrays)
+    arrays = stepper.own_states(saved.arrays)
     fit_sums(arrays, trainer.trained, stepper.slots, waiting, trainer._place[0])
     recurrent, metric_states = _mine(saved.parts, trainer._place, folder)
     unknown = set(recurrent) - {*trainer._recurrent_state.keys}
@@ -127,6 +130,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         trainer.notes = saved.notes
         trainer.run, trainer.seed = saved.run, saved.data_seed
         stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
+        stepper.spread()
         stepper.waiting, stepper.waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
         trainer._resumed = trainer.position.until > trainer.position.start
         trainer.torn = False

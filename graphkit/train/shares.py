@@ -6,12 +6,13 @@ reaches at about the same time: from the loss to the inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType
 from graphkit.ops import F
+from graphkit.train.sparse import Rows
 
 # The key of the sum of losses.
 LOSS = "loss"
@@ -19,20 +20,27 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Buckets:
-    """Positions of parameters, bucket by bucket. means: what is sent is divided by the weight of all before."""
+    """Positions of parameters, bucket by bucket. means: what is sent is divided by the weight of all before.
+
+    place: this process's rank and how many there are, where each updates its slice of a bucket alone.
+    """
 
     groups: tuple[tuple[int, ...], ...]
     means: bool = False
+    place: tuple[int, int] | None = None
 
 
-def make_buckets(graph: Graph, values: Sequence[Value], limit: int, means: bool) -> Buckets:
-    """Buckets of parameters of `graph`, of one dtype each, which take more as long as they are below `limit` bytes."""
-    first = {v: len(graph.nodes) for v in values}
+def make_buckets(
+    graph: Graph, values: Mapping[int, Value], limit: int, means: bool, place: tuple[int, int] | None = None
+) -> Buckets:
+    """Buckets of parameters of `graph`, by position, of one dtype each, which take more as long as they are below
+    `limit` bytes."""
+    first = {v: len(graph.nodes) for v in values.values()}
     for position, node in reversed(list(enumerate(graph.nodes))):
         first.update((v, position) for v in node.operands if v in first)
     groups: list[list[int]] = []
     filled: dict[DType, tuple[list[int], int]] = {}
-    for index in sorted(range(len(values)), key=lambda i: (-first[values[i]], i)):
+    for index in sorted(values, key=lambda i: (-first[values[i]], i)):
         kind = values[index].tensor
         group, held = filled.get(kind.dtype, ([], limit))
         if held >= limit:
@@ -40,7 +48,7 @@ def make_buckets(graph: Graph, values: Sequence[Value], limit: int, means: bool)
             groups.append(group)
         group.append(index)
         filled[kind.dtype] = group, held + kind.nbytes
-    return Buckets(tuple(map(tuple, groups)), means)
+    return Buckets(tuple(map(tuple, groups)), means, place)
 
 
 def mean_loss(loss: Value, weight: Value) -> tuple[Value, Value]:
@@ -59,28 +67,44 @@ def mean_of(pair: Value, dtype: DType) -> tuple[Value, Value]:
     return F.cast(F.div(loss, weight), to=dtype), F.cast(weight, to="float32")
 
 
-def means(parts: Sequence[Value], total: Value, buckets: Buckets) -> tuple[list[Value], list[Value]]:
-    """The sums of `parts` over all processes, divided by `total`, and what is there once a bucket is.
+def means(parts: Sequence[Value | Rows], total: Value, buckets: Buckets) -> tuple[list[Value | Rows], list[Value]]:
+    """The sums of `parts` over all processes, divided by `total`, and what is there once each sum is.
 
-    All sums are begun before the first is awaited.
+    Of a table, which is in no bucket, they are the rows that any process has, each once. All sums are begun before the
+    first is awaited.
     """
+    dense = {i: part for i, part in enumerate(parts) if isinstance(part, Value)}
     if buckets.means:
-        parts = [F.div(part, cast_like(total, part)) for part in parts]
+        dense = {i: F.div(part, cast_like(total, part)) for i, part in dense.items()}
+    tables = {i: part for i, part in enumerate(parts) if isinstance(part, Rows)}
+    own = {i: rows.compact() for i, rows in tables.items()}
     begun: dict[int, Value] = {}
-    firsts = []
+    heads = []
     for number, group in enumerate(buckets.groups):
-        sums = _begun([parts[i] for i in group], _key(number))
-        firsts.append(sums[0])
+        sums = _begun([dense[i] for i in group], bucket_key(number))
+        heads.append(sums[0])
         begun.update(zip(group, sums, strict=True))
-    done = [F.all_reduce_wait(*firsts, keys=(_key(number),)) for number in range(len(firsts))]
+    firsts = [*heads, *(F.row_sum_start(*own[i], key=_row_key(i)) for i in tables)]
+    done = [F.all_reduce_wait(*firsts, keys=(bucket_key(number),)) for number in range(len(heads))]
     bucket_of = {i: number for number, group in enumerate(buckets.groups) for i in group}
-    found = [F.after(begun[i], done[bucket_of[i]]) for i in range(len(parts))]
-    return found if buckets.means else [F.div(s, cast_like(total, s)) for s in found], done
+    found: dict[int, Value | Rows] = {}
+    for i in dense:
+        summed = F.after(begun[i], done[bucket_of[i]])
+        found[i] = summed if buckets.means else F.div(summed, cast_like(total, summed))
+    for i, rows in tables.items():
+        indices, summed = F.row_sum_wait(*own[i], *firsts, key=_row_key(i))
+        found[i] = Rows(rows.table, indices, None, F.div(summed, cast_like(total, summed)))
+        done.append(indices)
+    return [found[i] for i in range(len(parts))], done
 
 
-def _key(number: int) -> str:
+def bucket_key(number: int) -> str:
     """Of a bucket. What is begun first is first in the order of keys, and summed first."""
     return f"bucket {number:05}"
+
+
+def _row_key(index: int) -> str:
+    return f"rows {index:05}"
 
 
 def _begun(parts: Sequence[Value], key: str) -> Sequence[Value]:

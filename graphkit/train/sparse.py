@@ -55,12 +55,12 @@ class Rows:
     """Rows of a table by index (with repetitions), and a gradient for them.
 
     `gradient` has at the place of a row's owner the sum over all places that name the row, and zeros at the others:
-    its norm is that of the dense gradient.
+    its norm is that of the dense gradient. owners: None where each row comes once.
     """
 
     table: Value
     indices: Value
-    owners: Value
+    owners: Value | None
     gradient: Value
 
     def take(self, state: Value) -> Value:
@@ -70,8 +70,16 @@ class Rows:
 
     def per_place(self, gradient: Value) -> Value:
         """The gradient of its row at every place; `gradient` is this one, or a multiple of it."""
-        spread: Value = F.gather(gradient, self.owners, axis=0)
+        spread: Value = gradient if self.owners is None else F.gather(gradient, self.owners, axis=0)
         return spread
+
+    def compact(self) -> tuple[Value, Value]:
+        """The same with each row once: its index, and its gradient."""
+        if self.owners is None:
+            return self.indices, self.gradient
+        places = F.range(np.array(0), F.reshape(F.shape(self.indices), np.array([], np.int64)), np.array(1))
+        own = F.equal(self.owners, places)
+        return F.compress(self.indices, own, axis=0), F.compress(self.gradient, own, axis=0)
 
     def put(self, state: Value, rows: Value) -> Value:
         """The state with the rows replaced; places that name the same row hold the same bits."""

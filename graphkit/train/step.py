@@ -15,22 +15,27 @@ import numpy as np
 
 from graphkit.autodiff.reverse_mode import gradient, reached
 from graphkit.errors import UsageError
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import DType, TensorType
 from graphkit.ops import F
+from graphkit.ops.internal.moments import AllMoments
 from graphkit.ops.pointwise import scalar_like
-from graphkit.train import finite, shares
+from graphkit.passes.training.sync_batch_norm import chained
+from graphkit.train import finite, sharded, shares
 from graphkit.train.arguments import NOT_NEGATIVE, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.optim import Optimizer
 from graphkit.train.shares import Buckets, cast_like
 from graphkit.train.sparse import Rows, lookups
+from graphkit.train.statistics import Absence, absence
 
 LEARNING_RATE = "learning_rate"
 BATCH_WEIGHT = "batch_weight"
 TOTAL_WEIGHT = "total_weight"
 STEP = "optimizer_step"
+GRADIENT = "gradient"
 GRADIENT_SUM = "gradient_sum"
+ROWS = "rows"
 LOSS_SUM = "loss_sum"
 SCALE = "gradient_scale"
 
@@ -135,11 +140,14 @@ def _multiplier(name: str, value: Value, key: str, patterns: Mapping[str, float]
 def clip_by_global_norm(gradients: Sequence[Value], max_norm: float) -> list[Value]:
     """Scale all gradients by min(1, max_norm / norm), norm the 2-norm of all together (Pascanu et al., 2013)."""
     squares = [F.reduce_sum_square(g, keepdims=False) for g in gradients]
-    norm = F.sqrt(squares[0] if len(squares) == 1 else F.sum(*squares))
+    return _clipped(gradients, F.sqrt(squares[0] if len(squares) == 1 else F.sum(*squares)), max_norm)
+
+
+def _clipped(gradients: Sequence[Value], norm: Value, max_norm: float) -> list[Value]:
     limit = scalar_like(max_norm, norm)
     # max(norm, limit) keeps the quotient at 1 for small gradients, and free of 0 / 0.
     scale = F.div(limit, F.max(norm, limit))
-    return [F.mul(g, scale) for g in gradients]
+    return [F.mul(g, cast_like(scale, g)) for g in gradients]
 
 
 def _updates(
@@ -196,8 +204,8 @@ def _guarded_updates(graph: Graph, token: Value | None) -> list[tuple[Value, Val
     return [(state, finite.guarded(new, token)) for state, new in graph.updates]
 
 
-def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
-    """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
+def _gradients(graph: Graph, loss: Value, trained: Sequence[TrainedParameter], rule: UpdateRule) -> list[Value | Rows]:
+    """The gradients of a loss that is made of the values of `graph`; those of tables by rows."""
     tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
     if tables and not rule.optimizer.elementwise:
         raise UsageError(
@@ -205,13 +213,35 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
             f"({', '.join(tables)}) need another optimizer"
         )
     wanted = [tables[t.name].outputs if t.lazy else [t.value] for t in trained]
-    flat = iter(gradient([graph.outputs[0]], [v for values in wanted for v in values]))
+    flat = iter(gradient([loss], [v for values in wanted for v in values]))
     grouped = [[next(flat) for _ in values] for values in wanted]
-    gradients = [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trained, grouped, strict=True)]
+    return [tables[t.name].rows(group) if t.lazy else group[0] for t, group in zip(trained, grouped, strict=True)]
+
+
+def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
+    """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
+    gradients = _gradients(graph, graph.outputs[0], trained, rule)
     token = _token(graph.outputs[0], gradients, rule)
     inputs, updates = _updates(trained, gradients, rule, token)
     statistics = _guarded_updates(graph, token)
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
+
+
+def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
+    """`graph` plus backward, with the gradients of `trained`, in this order, as its last outputs.
+
+    Raises UsageError for row-sparse updates: the gradients are dense.
+    """
+    _refuse_lazy(trained)
+    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
+    token = _token(graph.outputs[0], gradients, rule)
+    if rule.clip_norm is not None:
+        gradients = clip_by_global_norm(gradients, rule.clip_norm)
+    return graph.replace(
+        outputs=[*graph.outputs, *(finite.guarded(g, token) for g in gradients)],
+        output_names=[*graph.output_names, *(f"{t.name}/{GRADIENT}" for t in trained)],
+        updates=_guarded_updates(graph, token),
+    )
 
 
 def split_step(
@@ -232,14 +262,30 @@ def split_step(
         known, total = shares.mean_loss(graph.outputs[0], weight)
         outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
     token = None if rule.on_nonfinite == "ignore" else known
-    factor = finite.guarded(weight, token)
-    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
-    added = [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)]
+    added, token = _added(graph.outputs[0], [t.value for t in trained], sums, weight, token, buckets is not None)
     updates = [*_guarded_updates(graph, token), *added]
     accumulate = graph.replace(
         inputs=[*graph.inputs, weight, *sums], outputs=outputs, output_names=names, updates=updates
     )
+    if buckets is not None:
+        accumulate = chained(accumulate, total)
     return accumulate, _update(graph.name, trained, rule, sums, buckets)
+
+
+def _added(
+    loss: Value, wanted: Sequence[Value], sums: Sequence[Value], weight: Value, token: Value | None, shared: bool
+) -> tuple[list[tuple[Value, Value]], Value | None]:
+    """The updates of `sums` by gradient * weight, and what has to be finite. shared: the loss may be one of several
+    processes whose gradients go through statistics of all, so that their weights come first."""
+    if not shared or not any(isinstance(node.op, AllMoments) for node in topological([loss])):
+        factor = finite.guarded(weight, token)
+        gradients = gradient([loss], wanted)
+        return [(s, F.add(s, F.mul(g, cast_like(factor, g)))) for s, g in zip(sums, gradients, strict=True)], token
+    gradients = gradient([F.mul(loss, cast_like(weight, loss))], wanted)
+    if token is not None:
+        for found in gradients:  # nobody may stop while another one waits for a sum
+            token = F.after(token, found)
+    return [(s, F.add(finite.guarded(s, token), g)) for s, g in zip(sums, gradients, strict=True)], token
 
 
 def _update(
@@ -247,8 +293,11 @@ def _update(
 ) -> Graph:
     """The program that updates by the gradients that wait, and resets their sums."""
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
-    means = [F.div(s, cast_like(total, s)) for s in sums] if buckets is None else shares.means(sums, total, buckets)[0]
-    inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
+    if buckets is None:
+        means: Sequence[Value | Rows] = [F.div(s, cast_like(total, s)) for s in sums]
+        inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
+    else:
+        inputs, updates, _ = _shared_updates(trained, rule, sums, None, total, buckets)
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
     return Graph(
         [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *reset], f"{name}_update",
@@ -288,38 +337,86 @@ def shared_step(
     """The whole step of one of several processes, whose gradients are summed while the backward pass goes on; and that
     of a process without samples, which gives zeros and takes part in the sums and the update.
 
-    `batch_weight` is fed as for `split_step`; of the second, `<parameter>/gradient_sum` and `loss_sum` are.
+    `batch_weight` is fed as for `split_step`; of the second, `<parameter>/gradient_sum` and `loss_sum` are, and of a
+    table, which has no rows then, `<parameter>/rows` too.
     """
-    _refuse_lazy(trained)
     weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
     loss, total = shares.mean_loss(graph.outputs[0], weight)
     weighted = F.mul(graph.outputs[0], cast_like(weight, graph.outputs[0]))
-    parts = gradient([weighted], [t.value for t in trained])
+    parts = _gradients(graph, weighted, trained, rule)
     inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
     step = graph.replace(
         inputs=[*graph.inputs, weight, *inputs], outputs=[loss, *graph.outputs[1:]], output_names=graph.output_names,
         updates=[*_guarded_updates(graph, token), *updates],
     )  # fmt: skip
-    nothing = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}") for t in trained]
+    step = chained(step, total)
+    return step, _idle(graph, trained, rule, buckets, absence(graph, step))
+
+
+def _idle(
+    graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, buckets: Buckets, absent: Absence
+) -> Graph:
+    """The step of a process without samples."""
     pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
-    loss, total = shares.mean_of(pair, graph.outputs[0].dtype)
-    inputs, updates, _ = _shared_updates(trained, rule, nothing, loss, total, buckets)
-    idle = Graph(
-        [pair, *nothing, *inputs, *(t.value for t in trained)], [loss], updates, f"{graph.name}_idle",
-        output_names=graph.output_names[:1],
+    loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
+    fed = _nothing(trained)
+    parts = _parts(trained, absent.after_sums(fed, total))
+    inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
+    statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
+    updated = [t.value for t in trained]
+    states = [v for v in absent.states if v not in set(updated)]
+    return Graph(
+        [pair, *fed, *absent.inputs, *inputs, *updated, *states], [loss], [*statistics, *updates],
+        f"{graph.name}_idle", output_names=graph.output_names[:1],
     )  # fmt: skip
-    return step, idle
+
+
+def split_idle(graph: Graph, accumulate: Graph, rule: UpdateRule) -> Graph | None:
+    """What a process without samples does in the place of `accumulate`, the first program of a `split_step` of `graph`;
+    None where that is to take part in the sum of losses alone."""
+    absent = absence(graph, accumulate)
+    if absent.last is None:
+        return None
+    pair = Value(TensorType(DType.FLOAT64, (2,)), LOSS_SUM)
+    loss, total = shares.mean_of(absent.before(pair), graph.outputs[0].dtype)
+    (total,) = absent.after_sums([total], total)
+    token = None if rule.on_nonfinite == "ignore" else F.after(loss, total)
+    statistics = [(state, finite.guarded(new, token)) for state, new in absent.updates]
+    return Graph(
+        [pair, *absent.inputs, *absent.states], [loss, total], statistics, f"{graph.name}_idle",
+        output_names=[graph.output_names[0], TOTAL_WEIGHT],
+    )  # fmt: skip
+
+
+def _nothing(trained: Sequence[TrainedParameter]) -> list[Value]:
+    """Inputs of a process without samples, zeros: the gradients, and of tables no rows."""
+    fed: list[Value] = []
+    for t in trained:
+        kind = t.value.tensor
+        if t.lazy:
+            fed.append(Value(TensorType(DType.INT64, (0,)), f"{t.name}/{ROWS}"))
+            kind = TensorType(kind.dtype, (0, *kind.known_shape[1:]))
+        fed.append(Value(kind, f"{t.name}/{GRADIENT_SUM}"))
+    return fed
+
+
+def _parts(trained: Sequence[TrainedParameter], fed: Sequence[Value]) -> list[Value | Rows]:
+    """The gradients made of such inputs."""
+    values = iter(fed)
+    return [Rows(t.value, next(values), None, next(values)) if t.lazy else next(values) for t in trained]
 
 
 def _shared_updates(
     trained: Sequence[TrainedParameter],
     rule: UpdateRule,
-    parts: Sequence[Value],
-    loss: Value,
+    parts: Sequence[Value | Rows],
+    loss: Value | None,
     total: Value,
     buckets: Buckets,
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
     """New inputs and updates from this process's parts of the gradients; what has to be finite, behind all sums."""
+    if buckets.place is not None:
+        return _sharded_updates(trained, rule, parts, loss, total, buckets)
     means, done = shares.means(parts, total, buckets)
     token = _token(loss, means, rule)
     if token is not None:
@@ -329,9 +426,46 @@ def _shared_updates(
     return inputs, updates, token
 
 
+def _sharded_updates(
+    trained: Sequence[TrainedParameter],
+    rule: UpdateRule,
+    parts: Sequence[Value | Rows],
+    loss: Value | None,
+    total: Value,
+    buckets: Buckets,
+) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
+    """The same where this process updates its slices of the buckets, and gets those of the others."""
+    values = [t.value for t in trained]
+    own, done = sharded.scattered(values, _dense(parts), total, buckets)
+    gradients, token = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
+    if rule.clip_norm is not None or rule.on_nonfinite == "skip":
+        squares, zero, after = sharded.of_all(gradients, done)
+        done.append(after)
+        if rule.on_nonfinite == "skip":
+            token = zero if loss is None else F.add(cast_like(loss, zero), zero)
+        if rule.clip_norm is not None:
+            gradients = _clipped(gradients, F.sqrt(squares), rule.clip_norm)
+    if token is not None:
+        for sums in done:  # nobody may stop while another one waits for a sum
+            token = F.after(token, sums)
+    pieces = [replace(trained[piece.position], value=piece.weight) for piece in own]
+    inputs, found = _updates(pieces, gradients, replace(rule, clip_norm=None, ema=None), token)
+    weights = {piece.weight for piece in own}
+    new = [result for state, result in found if state in weights]
+    updates = [(state, result) for state, result in found if state not in weights]
+    step = updates[0][1]
+    for parameter, whole in zip(trained, sharded.gathered(values, own, new, token, done, buckets), strict=True):
+        updates.append((parameter.value, whole))
+        if rule.ema is not None:
+            average = Value(parameter.value.type, f"{parameter.name}/{AVERAGE}", role="state")
+            inputs.append(average)
+            updates.append((average, rule.ema.update(average, whole, step)))
+    return inputs, updates, token
+
+
 def _refuse_lazy(trained: Sequence[TrainedParameter]) -> None:
     if lazy := [t.name for t in trained if t.lazy]:
-        raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one process and one batch per update")
+        raise UsageError(f"row-sparse updates ({', '.join(lazy)}) need one batch per update")
 
 
 def fit_sums(

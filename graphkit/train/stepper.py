@@ -8,19 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
 from graphkit.dist.kvstore import KVStore
-from graphkit.errors import NotFinite
+from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
-from graphkit.train import finite, recomputation, shares
+from graphkit.train import finite, recomputation, sharded, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
+from graphkit.train.gather import gather
 from graphkit.train.metrics import Metric
 from graphkit.train.position import Position
 
@@ -47,38 +49,79 @@ class Stepper:
         accumulate: int,
         recompute: recomputation.Recompute | None,
         options: dict[str, Any],
+        shard: bool = False,
     ):
         self.updates = self.skipped = self.waiting = 0
         self.waiting_weight = 0.0
         self.trained = tuple(t.name for t in trained)
         self._rule = rule
+        # Whether every process takes part in what is saved, which the first one writes.
+        self.saves_together = shard
+        self._values = {t.name: t.value for t in trained}
+        # Slots of which this process has parts, put together.
+        self._whole: Mapping[str, np.ndarray] | None = None
         self._kvstore = kvstore
         self._group = accumulate
         # Waits for the shapes of the first batch.
         self._recompute = recompute
         self._options = dict(options)
         self.buckets: shares.Buckets | None = None
+        # What a process without samples runs, and its executor.
         self._idle: Graph | None = None
+        self._resting: Executor | None = None
         if kvstore is not None and kvstore.num_workers > 1:
-            self.buckets = self._in_buckets(graph, trained, kvstore)
+            if shard:
+                _check_sharded(trained, rule, kvstore.compresses)
+            self.buckets = self._in_buckets(graph, trained, kvstore, shard)
             self.collectives = kvstore.collectives(ordered=options["deterministic"])
             self._options["collectives"] = self.collectives
-        if accumulate > 1:
-            self.programs = list(steps.split_step(graph, trained, rule, self.buckets))
-        elif self.buckets is not None:
-            step, self._idle = steps.shared_step(graph, trained, rule, self.buckets)
-            self.programs = [step]
-        else:
-            self.programs = [steps.fused_step(graph, trained, rule)]
+        self.programs = self._made(graph, trained, rule)
         self.programs[0] = recomputation.marked(self.programs[0], options["device"])
         self.slots = self._starts(params)
         self.store = JointStore([params, self.slots])
         self.executors = [Executor(program, self.store, **self._options) for program in self.programs]
 
-    def _in_buckets(self, graph: Graph, trained: Sequence[steps.TrainedParameter], kvstore: KVStore) -> shares.Buckets:
+    def _made(self, graph: Graph, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule) -> list[Graph]:
+        """The programs of a step."""
+        if self._group > 1:
+            programs = steps.split_step(graph, trained, rule, self.buckets)
+            if self.buckets is not None:
+                self._idle = steps.split_idle(graph, programs[0], rule)
+            return list(programs)
+        if self.buckets is None:
+            return [steps.fused_step(graph, trained, rule)]
+        step, self._idle = steps.shared_step(graph, trained, rule, self.buckets)
+        return [step]
+
+    def _in_buckets(
+        self, graph: Graph, trained: Sequence[steps.TrainedParameter], kvstore: KVStore, shard: bool
+    ) -> shares.Buckets:
         # The bits of a sum over more than two processes may depend on what it is summed with.
         limit = kvstore.bucket_bytes(fixed=self._options["deterministic"])
-        return shares.make_buckets(graph, [t.value for t in trained], limit, kvstore.compresses)
+        dense = {i: t.value for i, t in enumerate(trained) if not t.lazy}
+        place = (kvstore.rank, kvstore.num_workers) if shard else None
+        return shares.make_buckets(graph, dense, limit, kvstore.compresses, place)
+
+    def states(self) -> Mapping[str, np.ndarray]:
+        """What a checkpoint has beside the parameters, whole; in the first process, after `settle`."""
+        return self.slots if self._whole is None else self._whole
+
+    def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What this process has of a checkpoint's arrays."""
+        if self.buckets is None or self.buckets.place is None:
+            return dict(arrays)
+        return sharded.own_slots(self._values, self._rule.optimizer.slots, self.buckets, arrays)
+
+    def spread(self) -> None:
+        """Parameters and states were set from outside: whoever else holds them takes them over."""
+
+    def settle(self) -> None:
+        """Parameters and states are asked for, which every process calls: what others hold of them is brought here."""
+        if self._kvstore is None or self.buckets is None or self.buckets.place is None:
+            return
+        names, first = self._rule.optimizer.slots, self._kvstore.rank == 0
+        found = sharded.whole_slots(self._values, names, self.slots, partial(gather, self._kvstore), keep=first)
+        self._whole = {**self.slots, **found} if first else {}
 
     def _starts(self, params: ParamStore) -> ParamStore:
         """A store with the states of the programs that the model does not hold, as they are before the first step."""
@@ -184,7 +227,7 @@ class Stepper:
         generator = executor.rng
         try:
             # Fewer samples than processes leave some without any.
-            results = executor.run(feeds) if weight else self._loss_of_others()
+            results = executor.run(feeds) if weight else self._nothing_to_add()
         except NotFinite as error:
             if how == "raise":
                 self._raise(error, feeds, generator, position)
@@ -199,14 +242,16 @@ class Stepper:
     def _without_samples(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Take part in the sums and the update."""
         assert self._idle is not None, "one of several processes"
-        if len(self.executors) == 1:
-            self.executors.append(Executor(self._idle, self.store, **self._options))
+        if self._resting is None:
+            self._resting = Executor(self._idle, self.store, **self._options)
         nothing = {v: v.tensor for v in self._idle.inputs if v.role == "data"}
         zeros = {self._idle.name_of(v): np.zeros(t.static_shape, t.dtype.numpy) for v, t in nothing.items()}
-        return self.executors[1].run(zeros | {steps.LEARNING_RATE: feeds[steps.LEARNING_RATE]})
+        return self._resting.run(zeros | {n: a for n, a in feeds.items() if n == steps.LEARNING_RATE})
 
-    def _loss_of_others(self) -> dict[str, Any]:
-        """Take part in the sum of losses alone; raises NotFinite as those with samples do."""
+    def _nothing_to_add(self) -> dict[str, Any]:
+        """Take part in the sums of losses and statistics alone; raises NotFinite as those with samples do."""
+        if self._idle is not None:
+            return self._without_samples({})
         pair = np.zeros(2)
         self.collectives.start(shares.LOSS, [pair], 0)
         self.collectives.wait([shares.LOSS])
@@ -259,3 +304,15 @@ class Stepper:
             f"the loss is {value} at {where}, {origin}; the parameters are those before the step. Lower the learning "
             "rate, look for NaN in the data, or give on_nonfinite='skip'"
         ) from None
+
+
+def _check_sharded(trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, compresses: bool) -> None:
+    """Raise UsageError for what cannot be divided among processes."""
+    if not rule.optimizer.elementwise:
+        raise UsageError(
+            f"shard_optimizer: {rule.optimizer.kind} takes norms of whole parameters, of which a process updates parts"
+        )
+    if lazy := [t.name for t in trained if t.lazy]:
+        raise UsageError(f"shard_optimizer: lazy tables ({', '.join(lazy)}) are updated by every process")
+    if compresses:
+        raise UsageError("shard_optimizer: sums are of slices, which gradients in fewer bytes do not have")

@@ -31,6 +31,7 @@ from graphkit.model import Model
 from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
+from graphkit.passes.training.sync_batch_norm import synchronise
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
 from graphkit.train import finite, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
@@ -44,6 +45,7 @@ from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
+from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
 from graphkit.train.stepper import Stepper
 from graphkit.train.targets import Targets
@@ -85,6 +87,7 @@ class Trainer:
     too, to bfloat16; gradients of convolutions' weights, convolutions with one filter for each channel, parameters,
     slots and all else are float32. deterministic: the same bits for any number of threads.
     straight_through: gradients pass through rounding (Round, Floor, Ceil, Sign, casts to integers and back).
+    sync_batch_norm: statistics of BatchNormalization are over the samples of all processes.
     ema: the decay of a moving average of the parameters, or an EMA: evaluation and the saved model take the averages.
 
     on_nonfinite: "raise" ends a step whose loss is not finite with NotFinite, which names the first node that made it;
@@ -97,6 +100,8 @@ class Trainer:
     Each process has the parameters of its own, and every batch, which all of them are given whole, goes through them as
     a pipeline of `micro_batches` (see docs/processes.md). batch_axes: the axis that counts samples by input and target,
     where it is not 0; None: every micro-batch gets all of it. Data sets say it themselves.
+    shard_optimizer: each process of the kvstore holds a part of the optimizer's slots, updates what they belong to, and
+    gets the rest of the parameters from the others; `save` is then called by all of them, and rank 0 writes.
 
     carry: input name to output name, of state that `fit` and `evaluate` feed from each batch to the next; it is 0 at
     the start of an epoch and whenever the batch size changes. Gradients do not reach back into earlier batches. `step`
@@ -132,6 +137,8 @@ class Trainer:
         groups: Mapping[str, int] | None = None,
         micro_batches: int = 1,
         batch_axes: Mapping[str, int | None] | None = None,
+        shard_optimizer: bool = False,
+        sync_batch_norm: bool = False,
     ):
         recomputation.check(recompute)
         on_nonfinite = finite.choice(on_nonfinite)
@@ -164,6 +171,7 @@ class Trainer:
         self._input_names = net.inputs
         refused = {
             "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
+            "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm,
             "compression": kvstore is not None and kvstore.compresses,
         }  # fmt: skip
         self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
@@ -185,6 +193,8 @@ class Trainer:
         self._targets = self._expected(graph, targets is None)
         if straight_through:
             graph = pass_through_rounding(graph)
+        if sync_batch_norm and self._place[1] > 1:
+            graph = synchronise(graph)
         trained = steps.select_parameters(graph, selection)
         rule = steps.UpdateRule(self.optimizer, clip_norm, self.ema, on_nonfinite)
         options: dict[str, Any] = {
@@ -204,9 +214,9 @@ class Trainer:
             )
             self._inference = PipelineInference(self._inference_graph, net.params, self._stepper, self._output, options)
         else:
-            self._stepper = Stepper(
+            self._stepper = stepper_for(kvstore)(
                 graph, trained, rule, net.params,
-                kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options,
+                kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options, shard=shard_optimizer,
             )  # fmt: skip
             self._inference = Executor(self._inference_graph, net.params, **options)
         self.trained, self._slots = self._stepper.trained, self._stepper.slots
@@ -216,6 +226,7 @@ class Trainer:
             for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
                 net.params[name] = array
             self._start_averages()
+        self._stepper.spread()
 
     def _expected(self, graph: Graph, by_loss: bool) -> Targets:
         """The targets of a training graph; by_loss: a loss by name says what they are."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphkit.errors import InvalidModel
+from graphkit.dist.rows import RowSparse, total
+from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
@@ -33,12 +34,42 @@ class OptimizerUpdater:
         self._slots: dict[Key, list[np.ndarray]] = {}
         self._updates: dict[Key, int] = {}
         # By type and decay: the inputs that the update needs, and what computes it.
-        self._programs: dict[tuple[str, tuple[int, ...], float], tuple[tuple[str, ...], Executor]] = {}
+        self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
 
-    def __call__(self, key: Key, gradient: np.ndarray, stored: np.ndarray) -> None:
-        """Change `stored` in place."""
+    def __call__(self, key: Key, gradient: np.ndarray | RowSparse, stored: np.ndarray) -> None:
+        """Change `stored` in place; of a RowSparse gradient only its rows, and those of the slots (the lazy update, see
+        `graphkit.train.sparse`). Raises UsageError then for an optimizer that takes norms of whole parameters."""
         slots = self._slots_of(key, stored)
         step = self._updates.get(key, 0)
+        if isinstance(gradient, RowSparse):
+            self._update_rows(key, total([gradient]), stored, slots, step)
+        else:
+            new, self._slots[key] = self._updated(key, gradient, stored, slots, step)
+            np.copyto(stored, new)
+        self._updates[key] = step + 1
+
+    def _update_rows(
+        self, key: Key, gradient: RowSparse, stored: np.ndarray, slots: Sequence[np.ndarray], step: int
+    ) -> None:
+        if not self.optimizer.elementwise:
+            raise UsageError(
+                f"key {key!r}: {self.optimizer.kind} takes norms of whole parameters: rows need another optimizer"
+            )
+        rows = gradient.indices
+        new, kept = self._updated(key, gradient.values, stored[rows], [slot[rows] for slot in slots], step, rows=True)
+        for state, array in zip((stored, *slots), (new, *kept), strict=True):
+            state[rows] = array
+
+    def _updated(
+        self,
+        key: Key,
+        gradient: np.ndarray,
+        stored: np.ndarray,
+        slots: Sequence[np.ndarray],
+        step: int,
+        rows: bool = False,
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """What a value and its slots are after an update. rows: these are some rows of them."""
         feeds = {
             "weight": stored,
             "gradient": gradient,
@@ -46,11 +77,10 @@ class OptimizerUpdater:
             "step": np.int64(step + 1),
             **{f"slot{number}": slot for number, slot in enumerate(slots)},
         }
-        names, program = self._program(stored, self._decay.get(key, 1.0))
+        kind = TensorType(dtype_of(stored.dtype), ("rows", *stored.shape[1:]) if rows else stored.shape)
+        names, program = self._program(kind, self._decay.get(key, 1.0))
         found = program.run({name: feeds[name] for name in names})
-        np.copyto(stored, found["weight"])
-        self._slots[key] = [found[f"slot{number}"] for number in range(len(slots))]
-        self._updates[key] = step + 1
+        return found["weight"], [found[f"slot{number}"] for number in range(len(slots))]
 
     def _slots_of(self, key: Key, stored: np.ndarray) -> list[np.ndarray]:
         if key not in self._slots:
@@ -58,11 +88,10 @@ class OptimizerUpdater:
             self._slots[key] = [np.full(stored.shape, start, stored.dtype) for start in starts]
         return self._slots[key]
 
-    def _program(self, stored: np.ndarray, decay: float) -> tuple[tuple[str, ...], Executor]:
-        kind = dtype_of(stored.dtype)
-        found = self._programs.get((kind.value, stored.shape, decay))
+    def _program(self, type_: TensorType, decay: float) -> tuple[tuple[str, ...], Executor]:
+        key = (type_.dtype.value, tuple(map(str, type_.known_shape)), decay)
+        found = self._programs.get(key)
         if found is None:
-            type_ = TensorType(kind, stored.shape)
             weight, gradient = Value(type_, "weight"), Value(type_, "gradient")
             slots = [Value(type_, f"slot{number}") for number in range(len(self.optimizer.slots))]
             rate, step = Value(TensorType("float32", ()), "rate"), Value(TensorType("int64", ()), "step")
@@ -70,7 +99,7 @@ class OptimizerUpdater:
             outputs = {"weight": new, **{f"slot{number}": slot for number, slot in enumerate(kept)}}
             model = Model(outputs, name="update")
             found = tuple(model.inputs), model.compile(threads=self._threads)
-            self._programs[kind.value, stored.shape, decay] = found
+            self._programs[key] = found
         return found
 
     # --- what is kept ---------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def test_jobs_end_in_order_with_signs_on_their_way(monkeypatch):
 
 
 LEVEL = """
-    import mpi4py
+    import atexit, mpi4py
     import numpy as np
     mpi4py.rc(initialize=False)
     from mpi4py import MPI
@@ -226,7 +226,12 @@ LEVEL = """
     [
         (None, "", "SERIALIZED", True),  # what does not cost time
         ("1", "", "MULTIPLE", True),
-        ("1", "MPI.Init_thread(MPI.THREAD_SERIALIZED)", "SERIALIZED", False),  # as a script has it
+        (
+            "1",
+            "MPI.Init_thread(MPI.THREAD_SERIALIZED); atexit.register(MPI.Finalize)",
+            "SERIALIZED",
+            False,
+        ),  # as a script has it
     ],
 )
 def test_threads_of_mpi_are_asked_for_where_there_are_hosts(monkeypatch, per_host, first, level, watched):

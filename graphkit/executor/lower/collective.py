@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from graphkit.errors import UnsupportedError
 from graphkit.executor.lower.lowering import Collectives, Lowering, Site
-from graphkit.executor.lower.python_step import PythonKernel
+from graphkit.executor.lower.python_step import PythonFunction, PythonKernel
 from graphkit.ops.internal.collective import AllReduceStart, AllReduceWait
+from graphkit.ops.internal.moments import AllMoments, AllSum, merged_moments
+from graphkit.ops.internal.row_sum import RowSumStart, RowSumWait
+from graphkit.ops.internal.sharded import AllGatherStart, ReduceScatterStart, ReduceScatterWait
+
+_OPERATORS = (
+    AllReduceStart, AllReduceWait, ReduceScatterStart, ReduceScatterWait, AllGatherStart, RowSumStart, RowSumWait,
+    AllMoments, AllSum,
+)  # fmt: skip
 
 
 def collective(site: Site) -> Lowering | None:
-    """A step of AllReduceStart or AllReduceWait, where the executor knows of other processes."""
+    """A step of an operator that begins a sum or waits for it, where the executor knows of other processes."""
     op, carrier = site.node.op, site.settings.collectives
-    if carrier is None or not isinstance(op, (AllReduceStart, AllReduceWait)):
+    if carrier is None or not isinstance(op, _OPERATORS):
         return None
     if site.settings.device != "cpu":
         raise UnsupportedError(f"sums over processes are of arrays in the host's memory, not of {site.settings.device}")
-    if isinstance(op, AllReduceStart):
-        return PythonKernel("native", site.node, _Start(carrier, op.key, len(site.node.inputs)))
-    return PythonKernel("native", site.node, _Wait(carrier, op.keys))
+    if isinstance(op, (AllReduceStart, ReduceScatterStart)):
+        begin = carrier.start if isinstance(op, AllReduceStart) else carrier.start_scattered
+        return PythonKernel("native", site.node, _Start(begin, op.key, len(site.node.inputs)))
+    if isinstance(op, AllGatherStart):
+        return PythonKernel("native", site.node, _StartGather(carrier, op))
+    if isinstance(op, RowSumStart):
+        return PythonKernel("native", site.node, _StartRows(carrier, op.key))
+    if isinstance(op, AllMoments):
+        return PythonKernel("native", site.node, partial(_all_moments, carrier, op.key))
+    if isinstance(op, AllSum):
+        return PythonKernel("native", site.node, partial(_all_sum, carrier, op.key))
+    if isinstance(op, RowSumWait):
+        return PythonFunction("native", partial(_wait_rows, carrier, op.key))
+    return PythonKernel(
+        "native", site.node, _Wait(carrier, (op.key,) if isinstance(op, ReduceScatterWait) else op.keys)
+    )
 
 
 class _Start:
     """Hands arrays over; those that do not lie where their sums will are copied."""
 
-    def __init__(self, carrier: Collectives, key: str, count: int):
-        self._carrier, self._key = carrier, key
+    def __init__(self, begin: Callable[[str, Sequence[np.ndarray], int], None], key: str, count: int):
+        self._begin, self._key = begin, key
         self.inplace = tuple((i, i) for i in range(count))
 
     def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
@@ -41,7 +63,20 @@ class _Start:
                 np.copyto(total, x)
                 copied += x.nbytes
             sums.append(total)
-        self._carrier.start(self._key, sums, copied)
+        self._begin(self._key, sums, copied)
+
+
+class _StartGather:
+    """Hands over pieces, and the arrays that they are of; all of these are read later."""
+
+    def __init__(self, carrier: Collectives, op: AllGatherStart):
+        self._carrier, self._op = carrier, op
+
+    def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
+        wholes = [whole for whole in outputs if whole is not None]
+        assert len(wholes) == len(outputs), "every array is read"
+        pieces = [piece for piece in inputs if piece is not None]
+        self._carrier.start_gather(self._op.key, wholes, list(zip(self._op.of, self._op.begins, pieces, strict=True)))
 
 
 class _Wait:
@@ -55,6 +90,50 @@ class _Wait:
         for done in outputs:
             if done is not None:
                 done.fill(0)
+
+
+class _StartRows:
+    """Hands rows over, and says so by a 0."""
+
+    def __init__(self, carrier: Collectives, key: str):
+        self._carrier, self._key = carrier, key
+
+    def __call__(self, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]) -> None:
+        indices, rows = inputs
+        assert indices is not None, "every operand is there"
+        assert rows is not None, "every operand is there"
+        self._carrier.start_rows(self._key, indices, rows)
+        for started in outputs:
+            if started is not None:
+                started.fill(0)
+
+
+def _wait_rows(carrier: Collectives, key: str, _inputs: Sequence[np.ndarray | None]) -> Sequence[np.ndarray]:
+    return carrier.wait_rows(key)
+
+
+def _all_moments(
+    carrier: Collectives, key: str, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]
+) -> None:
+    own = [x.reshape(-1) for x in inputs if x is not None]
+    size = len(own[1])
+    gathered = carrier.gather(key, np.concatenate(own))
+    counts, means, deviations = gathered[:, :1], gathered[:, 1 : 1 + size], gathered[:, 1 + size :]
+    for found, result in zip(merged_moments(counts, means, deviations), outputs, strict=True):
+        if result is not None:
+            result[...] = found.reshape(result.shape)
+
+
+def _all_sum(
+    carrier: Collectives, key: str, inputs: Sequence[np.ndarray | None], outputs: Sequence[np.ndarray | None]
+) -> None:
+    own = [x.reshape(-1) for x in inputs if x is not None]
+    together = np.concatenate(own)
+    carrier.start(key, [together], 0)
+    carrier.wait([key])
+    for part, result in zip(np.split(together, np.cumsum([len(x) for x in own[:-1]])), outputs, strict=True):
+        if result is not None:
+            np.copyto(result, part.reshape(result.shape))
 
 
 def _address(array: np.ndarray) -> int:

@@ -44,6 +44,28 @@ class Collectives(Protocol):
         planned; `copied` bytes had to be moved for it."""
         ...
 
+    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
+        """The arrays of all processes under this key, of one type, by rank along a new first axis."""
+        ...
+
+    def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
+        """Begin to sum rows by index, as others do under the same key; the arrays are read in this call alone."""
+        ...
+
+    def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of all by ascending index, and their sums, in new arrays; raises as `wait` does."""
+        ...
+
+    def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
+        """The same; of what lies one behind the other, only this process's slice is summed."""
+        ...
+
+    def start_gather(
+        self, key: str, wholes: Sequence[np.ndarray], pieces: Sequence[tuple[int, int, np.ndarray]]
+    ) -> None:
+        """Begin to fill vectors by what each process has of them: of which one, from where on, and what."""
+        ...
+
     def wait(self, keys: Sequence[str]) -> None:
         """Return when these sums are there. Raises RuntimeFailure when other processes do not take part."""
         ...

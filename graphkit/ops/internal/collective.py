@@ -25,6 +25,7 @@ class AllReduceStart(Op):
     outputs = ("sums*",)
     types = {"xs": NUMERIC}
     contiguous = True
+    collective = True
     samples = (
         Sample((2, 3), (5,), key="a", onnx=False),
         Sample((0, 2), key="b", onnx=False),
@@ -53,6 +54,7 @@ class AllReduceWait(Op):
     outputs = ("done",)
     types = {"started": ANY}
     shape_only = ("started",)
+    collective = True
     samples = (Sample((2, 3), (5,), keys=("a", "b"), onnx=False), Sample((0, 2), keys=("c",), onnx=False))
 
     def infer(self, *started: TensorType) -> TensorType:

@@ -54,7 +54,9 @@ class _Mirror:
 
     def _segment(self, value: Value) -> int | None:
         """The segment that a value of the forward part is copied with; None when it is kept."""
-        return None if value.node is None or value in self._kept else self._part_of.get(value.node)
+        if value.node is None or value in self._kept or getattr(value.node.op, "collective", False):
+            return None
+        return self._part_of.get(value.node)
 
     def _find_tokens(self) -> None:
         """Fill in `wanted` and `token` of the parts.

@@ -1,0 +1,168 @@
+"""What is posted to a channel: calls, and arrays that are summed; what is done in one go, what announcements carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from graphkit.dist.announcement import CARRIED
+
+# Sums of one dtype of at most so many bytes each are sent together, those of so many bytes with the announcement.
+_SMALL, _ROOM = 16 << 10, CARRIED.stop - CARRIED.start
+
+
+@dataclass(slots=True)
+class Sum:
+    """A sum over the processes, into `out` when given. then: gets it, and what it returns is the result of the call.
+
+    alone: it is sent on its own, so that its bits do not depend on what else there is.
+    """
+
+    array: np.ndarray
+    out: np.ndarray | None
+    then: Callable[[np.ndarray], Any]
+    alone: bool = False
+
+    def deliver(self, total: np.ndarray) -> Any:
+        """The result, once there is the sum."""
+        array = self.array
+        if total.dtype != array.dtype or total.shape != array.shape:
+            total = total.astype(array.dtype, copy=False).reshape(array.shape)
+        return self.then(placed(total, self.out))
+
+
+def placed(result: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """The result, written into `out` when given."""
+    if out is None or out is result:
+        return result
+    np.copyto(out, result)
+    return out
+
+
+Action: TypeAlias = Callable[[], Any] | Sum
+
+
+class Waiter(Protocol):
+    """What returns when a call is done."""
+
+    def wait(self, pending: Pending) -> None: ...
+
+
+class Pending:
+    """What was posted and may not be done yet. `wait` returns its result, or raises its error."""
+
+    __slots__ = (
+        "_channel",
+        "action",
+        "call",
+        "digest",
+        "done",
+        "error",
+        "heard",
+        "name",
+        "number",
+        "priority",
+        "result",
+        "text",
+    )
+
+    def __init__(self, call: str, action: Action | None, priority: int, channel: Waiter | None = None):
+        self.call, self.action, self.priority, self._channel = call, action, priority, channel
+        self.name = self.digest = self.number = 0
+        self.text = b""
+        self.done = self.heard = False
+        self.result: Any = None
+        self.error: Exception | None = None
+
+    def wait(self) -> Any:
+        if not self.done and self._channel is not None:
+            self._channel.wait(self)
+        if self.error is not None:
+            self.heard = True
+            raise self.error
+        return self.result
+
+    def finish(self, result: Any = None, error: Exception | None = None) -> None:
+        self.result, self.error, self.action = result, error, None
+        self.done = True
+
+
+def alone(call: str, action: Action | None) -> Pending:
+    """A call in which one process takes part: it is done at once."""
+    made = Pending(call, None, 0)
+    if isinstance(action, Sum):
+        made.finish(action.deliver(action.array.copy() if action.out is None else action.array))
+    else:
+        made.finish(action() if action is not None else None)
+    return made
+
+
+def order(made: Pending) -> tuple[int, str]:
+    """The same in all processes."""
+    return -made.priority, made.call
+
+
+def grouped(chosen: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> Iterator[list[Pending]]:
+    """What is done in one go: small sums of one dtype that follow each other, and each other thing alone."""
+    if len(chosen) == 1:
+        yield [*chosen]
+        return
+    group: list[Pending] = []
+    for made in chosen:
+        action = made.action
+        small = isinstance(action, Sum) and not action.alone and action.array.nbytes <= _SMALL
+        small = small and made.call not in totals
+        if group and not (small and action.array.dtype == group[0].action.array.dtype):  # type: ignore[union-attr]
+            yield group
+            group = []
+        if small:
+            group.append(made)
+        else:
+            yield [made]
+    if group:
+        yield group
+
+
+def flies(group: Sequence[Pending], totals: Mapping[str, np.ndarray]) -> bool:
+    """Whether it is a sum that may go on by itself."""
+    first, action = group[0], group[0].action
+    if len(group) > 1 or not isinstance(action, Sum) or first.call in totals:
+        return False
+    return not (action.alone and is_carried(action))
+
+
+def is_carried(summed: Sum) -> bool:
+    """Whether announcements have room for it."""
+    return summed.array.nbytes <= _ROOM and summed.array.dtype.kind in "iufcV"
+
+
+def carried(heads: Iterable[Pending]) -> dict[str, np.ndarray]:
+    """By call, the arrays that travel with the announcement."""
+    found, room = {}, _ROOM
+    for made in heads:
+        action = made.action
+        if isinstance(action, Sum) and is_carried(action) and action.array.nbytes <= room:
+            found[made.call] = action.array
+            room -= action.array.nbytes
+    return found
+
+
+def totals(mine: Mapping[str, np.ndarray], rows: Sequence[bytes]) -> dict[str, np.ndarray]:
+    """The sums of what announcements have carried, of which these are this process's arrays, by call."""
+    found, at = {}, CARRIED.start
+    for call, array in mine.items():
+        data = b"".join(row[at : at + array.nbytes] for row in rows)
+        found[call] = in_rank_order(np.ndarray((len(rows), *array.shape), array.dtype, data))
+        at += array.nbytes
+    return found
+
+
+def in_rank_order(parts: np.ndarray) -> np.ndarray:
+    """The sum along the first axis, one after the other; of half floats in float32."""
+    wide = np.float32 if parts.dtype.itemsize == 2 and parts.dtype.kind in "fV" else parts.dtype
+    if wide is parts.dtype and len(parts) == 2:
+        return np.asarray(parts[0] + parts[1])
+    return np.asarray(np.add.accumulate(parts, axis=0, dtype=wide)[-1])

@@ -1,0 +1,139 @@
+"""How workers and servers reach each other: messages between polls, with an eye on who is lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import numpy as np
+
+from graphkit.dist.mail import Mail
+from graphkit.dist.servers.server import Server
+from graphkit.errors import RuntimeFailure
+
+# After the last message: how long the core is only offered to others, and the pauses after that, in seconds.
+_EAGER, _PAUSE = 0.005, 2e-4
+# Between two looks for who is lost, and two at messages that leave while nobody waits, in seconds.
+_LOOK, _LEAVING = 0.05, 1e-3
+
+
+class Post(Protocol):
+    """What takes a worker's messages to the servers."""
+
+    servers: int
+
+    @property
+    def sent_bytes(self) -> int: ...
+    def send(self, server: int, message: np.ndarray) -> None:
+        """Send behind what was sent before, and return at once."""
+        ...
+
+    def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
+        """The next answer of each; raises RuntimeFailure when a process is given up meanwhile."""
+        ...
+
+
+class Company(Protocol):
+    """The processes of a job: who calls MPI, and signs of life."""
+
+    def at_the_wheel(self) -> AbstractContextManager[None]:
+        """This thread alone calls MPI meanwhile."""
+        ...
+
+    def doing(self, call: bytes) -> None: ...
+    def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
+    def lost(self) -> str | None: ...
+
+
+class Correspondent:
+    """Sends and receives for a process, worker or server, whose polls do not block."""
+
+    def __init__(self, mail: Mail, company: Company):
+        self._mail, self._company = mail, company
+        self._looked = self._heard = time.monotonic()
+
+    def receive(self) -> list[tuple[int, np.ndarray]]:
+        """What has come; waits a little where nothing has. Raises RuntimeFailure when a process is given up."""
+        with self._company.at_the_wheel():
+            come = self._mail.receive()
+        now = time.monotonic()
+        if come:
+            self._heard = now
+            return come
+        if now - self._heard < _EAGER:
+            os.sched_yield()
+        else:
+            time.sleep(_PAUSE)
+        if now - self._looked > _LOOK:
+            self._looked = now
+            if (reason := self._company.lost()) is not None:
+                raise RuntimeFailure(reason)
+        return []
+
+    def dispatch(self, to: int, message: np.ndarray) -> bool:
+        """Send, and return at once: whether something is on its way still."""
+        with self._company.at_the_wheel():
+            self._mail.send(to, message)
+            return self._mail.progress()
+
+
+class WorkersPost(Correspondent):
+    """A worker's: servers are the ranks from `first` on."""
+
+    def __init__(self, mail: Mail, company: Company, first: int, servers: int):
+        super().__init__(mail, company)
+        self.servers = servers
+        self._first = first
+        self._come: dict[int, list[np.ndarray]] = {}
+        self._leaves = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._mail.sent_bytes
+
+    def send(self, server: int, message: np.ndarray) -> None:
+        if self.dispatch(self._first + server, message):
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._see_off, name="graphkit-post", daemon=True)
+                self._thread.start()
+            self._leaves.set()
+
+    def _see_off(self) -> None:
+        """Large messages leave while this process computes."""
+        while True:
+            self._leaves.wait()
+            with self._company.at_the_wheel():
+                if not self._mail.progress():
+                    self._leaves.clear()
+            time.sleep(_LEAVING)
+
+    def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
+        self._company.doing(call.encode())
+        wanted = [self._first + server for server in servers]
+        with self._company.waiting(True):
+            while not all(self._come.get(source) for source in wanted):
+                for source, message in self.receive():
+                    self._come.setdefault(source, []).append(message)
+            return [self._come[source].pop(0) for source in wanted]
+
+
+def serve(server: Server, mail: Mail, company: Company) -> None:
+    """Answer workers until the job ends. Raises RuntimeFailure when a process is given up."""
+    post = Correspondent(mail, company)
+    while not server.ended:
+        come: list[tuple[int, np.ndarray]] = []
+        with company.waiting(False):
+            while not come:
+                come = post.receive()
+        for worker, message in come:
+            company.doing(f"message of rank {worker}".encode())
+            for to, answer in server.handle(worker, message):
+                post.dispatch(to, answer)
+    with company.waiting(False):
+        while mail.progress():
+            time.sleep(_PAUSE)

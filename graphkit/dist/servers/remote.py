@@ -1,0 +1,341 @@
+"""A store whose values live on servers: each worker pushes and pulls when it comes to it, and waits for no other.
+
+`dist_async`: as it comes. `dist_bounded`: a worker is at most `bound` steps ahead of what it reads of the slowest one.
+`elastic`: workers train by themselves, and are drawn towards a centre on the servers.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from graphkit import errors
+from graphkit.dist import compression
+from graphkit.dist.buckets import Buckets
+from graphkit.dist.communicator import Communicator
+from graphkit.dist.messages import pack, pack_named, unpack
+from graphkit.dist.rows import RowSparse
+from graphkit.dist.servers.post import Post
+from graphkit.dist.servers.server import PACKED, PLAIN, ZERO
+from graphkit.dist.servers.sharding import Part, Sharding
+from graphkit.dist.store import HasUpdater, Key, KVStore, Updater, pairs_of
+from graphkit.errors import InputError, RuntimeFailure, UsageError
+from graphkit.ir.weights import read_arrays, write_arrays
+
+
+class _Spec(NamedTuple):
+    """A key: its number, type, and where its parts are."""
+
+    number: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    def cut(self, array: np.ndarray, part: Part) -> np.ndarray:
+        return array if len(self.parts) == 1 else array.reshape(-1)[part.begin : part.end]
+
+
+class RemoteStore(KVStore):
+    """The workers' side. Keys, values and calls are those of KVStore, with these differences.
+
+    `push` is applied when it reaches the server, alone and not summed with those of other workers; `pull` gives what
+    is there once the own pushes before it are. bound: see the module, None for none. A step begins with `begin_step`.
+    `staleness` is the largest number of steps by which the slowest worker was behind in what this one has pulled.
+    `sent_bytes` counts all that went to the servers.
+    """
+
+    is_remote = True
+
+    def __init__(self, type: str, communicator: Communicator, post: Post, bound: int | None = None):
+        super().__init__(type, communicator)
+        self._servers = post
+        self._bound = bound
+        self._sharding = Sharding(post.servers)
+        self._specs: dict[Key, _Spec] = {}
+        # Keys whose numbers a server knows.
+        self._introduced: list[set[int]] = [set() for _ in range(post.servers)]
+        # By key and server, the part that was pulled last, and its version.
+        self._pulled: dict[tuple[Key, int], tuple[int, np.ndarray]] = {}
+        self._turn = threading.RLock()
+        self.staleness = 0
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_bytes + self._servers.sent_bytes
+
+    def _tell(self, server: int, keys: Sequence[Key], fields: Mapping[str, Any], arrays: Sequence[np.ndarray]) -> None:
+        numbers = {self._specs[k].number: k for k in keys}
+        new = [[n, k] for n, k in numbers.items() if n not in self._introduced[server]]
+        self._introduced[server].update(numbers)
+        self._servers.send(server, pack({**fields, **({"names": new} if new else {})}, arrays))
+
+    def _ask(
+        self, call: str, keys: Sequence[Key], each: Mapping[int, tuple[Mapping[str, Any], Sequence[np.ndarray]]]
+    ) -> dict[int, tuple[Any, list[np.ndarray]]]:
+        """The answers to one message to each of these servers; raises what one of them refuses, or could not do."""
+        with self._turn:
+            for server, (fields, arrays) in each.items():
+                self._tell(server, keys, {"call": call, "asks": True, **fields}, arrays)
+            shown = f"{call} {keys[0]!r}" if len(keys) == 1 else f"{call} {len(keys)} keys" if keys else call
+            found = {
+                s: unpack(a) for s, a in zip(each, self._servers.answers(list(each), f"{shown} (servers)"), strict=True)
+            }
+        for fields, _ in found.values():
+            if isinstance(fields, dict) and "error" in fields:
+                _raise(*fields["error"])
+        return found
+
+    def _ask_all(self, call: str, fields: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> list[Any]:
+        """The same of all servers."""
+        found = self._ask(call, [], dict.fromkeys(range(self._servers.servers), (fields, arrays)))
+        return list(found.values())
+
+    def _by_server(self, keys: Sequence[Key]) -> Iterator[tuple[int, list[tuple[Key, Part]]]]:
+        """The parts of these keys, server by server."""
+        found: dict[int, list[tuple[Key, Part]]] = {}
+        for key in keys:
+            for part in self._spec(key).parts:
+                found.setdefault(part.server, []).append((key, part))
+        yield from found.items()
+
+    def _spec(self, key: Key) -> _Spec:
+        if key not in self._specs:
+            known = [str(k) for k in self._specs]
+            raise UsageError(f"key {key!r} is not initialised{errors.did_you_mean(str(key), known)}")
+        return self._specs[key]
+
+    # --- values -----------------------------------------------------------------------------------
+
+    def init(self, key: Key | Sequence[Key], value: Any) -> None:
+        pairs = [(k, np.asarray(v)) for k, v in pairs_of(key, value)]
+        for k, v in pairs:
+            if k in self._specs:
+                raise UsageError(f"key {k!r} is initialised already")
+            self._specs[k] = _Spec(len(self._specs), v.dtype, v.shape, tuple(self._sharding.parts(k, v.size)))
+        self._place("init", dict(pairs))
+
+    def put(self, values: Mapping[Any, np.ndarray]) -> None:
+        """Replace stored values by rank 0's; every worker calls it."""
+        self._place("put", values)
+
+    def _place(self, call: str, values: Mapping[Any, np.ndarray]) -> None:
+        if self.rank == 0:
+            each = {}
+            for server, parts in self._by_server(list(values)):
+                arrays = [self._spec(key).cut(values[key], part) for key, part in parts]
+                numbers = [self._spec(key).number for key, _ in parts]
+                places = [[n, p.begin, p.end] for n, (_, p) in zip(numbers, parts, strict=True)]
+                each[server] = {"parts": places if call == "init" else numbers}, arrays
+            self._ask(call, list(values), each)
+        self._communicator.perform(f"{call} {', '.join(map(repr, values))}", list(values.values()))
+
+    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+        """Send the value (of a list, the sum) to where the key lives, and return. What fails is raised by what asks
+        the servers next. Parts that are all 0 travel as a word."""
+        given = {}
+        for k, v in pairs_of(key, value):
+            summed = self._local_sum(k, v, known=True)
+            if isinstance(summed, RowSparse):
+                raise UsageError(f"key {k!r}: servers of {self.type!r} take whole arrays; dist_sync takes rows")
+            given[k] = summed
+        for server, parts in self._by_server(list(given)):
+            hows, arrays = [], []
+            for k, part in parts:
+                how, sent = self._reduced((k, server), self._spec(k).cut(given[k], part))
+                hows.append([self._spec(k).number, how])
+                arrays += sent
+            with self._turn:
+                self._tell(server, [k for k, _ in parts], {"call": "push", "asks": False, "parts": hows}, arrays)
+
+    def _reduced(self, place: tuple[Key, int], array: np.ndarray) -> tuple[int, list[np.ndarray]]:
+        """How a part travels, and what does."""
+        if self._compression is not None and array.dtype == np.float32:
+            residual = self._residuals.setdefault(place, np.zeros(array.size, np.float32))  # type: ignore[arg-type]
+            return PACKED, [self._compression.pack(np.ascontiguousarray(array).reshape(-1), residual)]
+        return (PLAIN, [array]) if array.any() else (ZERO, [])
+
+    def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
+        """Copies of the stored values. What has not changed since the last pull is not sent again."""
+        keys: list[Key] = list(key) if isinstance(key, (list, tuple)) else [key]  # type: ignore[list-item]
+        clock: dict[str, Any] = {"clock": self._finished}
+        if self._bound is not None:
+            clock["bound"] = self._bound
+        each = {}
+        with self._turn:
+            for server, parts in self._by_server(keys):
+                known = [[self._spec(k).number, self._pulled.get((k, server), (-1,))[0]] for k, _ in parts]
+                each[server] = {"parts": known, **clock}, ()
+            answers = self._ask("pull", keys, each)
+            for server, parts in self._by_server(keys):
+                self._take(server, parts, *answers[server])
+            found = [self._joined(k) for k in keys]
+        if out is not None:
+            outs = out if isinstance(key, (list, tuple)) else [out]
+            for array, o in zip(found, outs, strict=True):
+                np.copyto(o, array)
+            return out
+        return found if isinstance(key, (list, tuple)) else found[0]
+
+    @property
+    def _finished(self) -> int:
+        """Steps that are over, the one that has begun not among them."""
+        return max(0, self._communicator.steps - 1)
+
+    def _take(self, server: int, parts: Sequence[tuple[Key, Part]], fields: Any, arrays: Sequence[np.ndarray]) -> None:
+        self.staleness = max(self.staleness, int(fields["behind"]))
+        changed = iter(arrays)
+        for (k, _), version in zip(parts, fields["versions"], strict=True):
+            if self._pulled.get((k, server), (-1,))[0] != version:
+                self._pulled[k, server] = version, next(changed)
+
+    def _joined(self, key: Key) -> np.ndarray:
+        spec = self._spec(key)
+        parts = [self._pulled[key, part.server][1] for part in spec.parts]
+        return parts[0].copy() if len(parts) == 1 else np.concatenate(parts).reshape(spec.shape)
+
+    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
+        """`push`, then `pull`; of keys without `init`, the sum over all workers, of which nothing is kept."""
+        keys = key if isinstance(key, (list, tuple)) else [key]
+        if not any(k in self._specs for k in keys):
+            return super().pushpull(key, value, out, priority)
+        self.push(key, value, priority)
+        return self.pull(key, out)
+
+    def exchange(self, values: Mapping[Any, np.ndarray], alpha: float) -> dict[Any, np.ndarray]:
+        """Draw these values and the stored ones together, each by alpha of what is between them; the new values.
+
+        Elastic averaging (Zhang, Choromanska, LeCun, NIPS 2015, equations 2 and 3).
+        """
+        each = {}
+        for server, parts in self._by_server(list(values)):
+            arrays = [self._spec(k).cut(values[k], part) for k, part in parts]
+            each[server] = {"parts": [self._spec(k).number for k, _ in parts], "alpha": alpha}, arrays
+        answers = self._ask("elastic", list(values), each)
+        new = {k: np.array(v) for k, v in values.items()}
+        for server, parts in self._by_server(list(values)):
+            for (k, part), move in zip(parts, answers[server][1], strict=True):
+                spec = self._spec(k)
+                spec.cut(new[k], part)[...] -= move
+        return new
+
+    def wait(self, key: Key | Sequence[Key] | None = None) -> None:
+        """Wait until all that was pushed has been applied; raises what failed."""
+        self._ask_all("wait", {"clock": self._communicator.steps})
+
+    def leave(self) -> None:
+        """This worker pushes and pulls no more; nobody waits for it from now on."""
+        self._ask_all("leave", {"clock": None})
+
+    def dismiss(self) -> None:
+        """The servers end. One worker says so, once all have left."""
+        self._ask_all("end", {})
+
+    # --- what happens on the servers --------------------------------------------------------------
+
+    def set_updater(self, updater: Updater) -> None:
+        """`updater(key, gradient, stored)` changes stored values on the servers, which find it by its module and name.
+
+        The parts of a large key are updated one by one, each as an array of one axis.
+        """
+        self._set(updater, f"set_updater({getattr(updater, '__qualname__', updater)!r})")
+
+    def set_optimizer(self, optimizer: HasUpdater) -> None:
+        """Update the stored values on the servers by each gradient that is pushed; see `gk.optim`."""
+        divided = [key for key, spec in self._specs.items() if len(spec.parts) > 1]
+        if divided and not getattr(optimizer, "elementwise", True):
+            raise UsageError(
+                f"{type(optimizer).__name__} takes norms of whole parameters, and key {divided[0]!r} is divided among "
+                f"{self._servers.servers} servers: use one server, or another optimizer"
+            )
+        self._set(optimizer, f"set_optimizer({optimizer!r})")
+
+    def _set(self, updater: Any, call: str) -> None:
+        if self.rank == 0:
+            self._ask_all("updater", {}, [_pickled(updater)])
+        self._communicator.perform(call[:80])
+
+    def call_servers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What `function(values, *arguments)` returns on each server, `values` being its parts by key, to read or to
+        change. It is found by its module and name; one worker's call is enough."""
+        answers = self._ask_all("function", {}, [_pickled((function, arguments))])
+        return [pickle.loads(arrays[0].tobytes()) for _, arrays in answers]
+
+    def set_gradient_compression(self, options: str | Mapping[str, Any]) -> None:
+        """As of KVStore: of what is pushed."""
+        made = compression.create(options)
+        if self.rank == 0:
+            self._ask_all("compression", {"options": options if isinstance(options, str) else dict(options)})
+        self._communicator.perform(f"set_gradient_compression({options!r})")
+        self._compression, self._residuals = made, {}
+
+    # --- states of the optimizer ------------------------------------------------------------------
+
+    def optimizer_states(self) -> dict[str, np.ndarray]:
+        """Of all servers, whole, as `save_optimizer_states` writes them."""
+        parts: dict[str, list[np.ndarray]] = {}
+        for names, arrays in self._ask_all("states", {}):
+            for name, array in zip(names, arrays, strict=True):
+                parts.setdefault(name, []).append(array)
+        shapes = {_state_name(key): spec for key, spec in self._specs.items()}
+        found = {}
+        for name, arrays in parts.items():
+            spec = shapes[name.rpartition("/")[0]]
+            whole = len(spec.parts) == 1 or not arrays[0].shape
+            found[name] = arrays[0] if whole else np.concatenate(arrays).reshape(spec.shape)
+        return found
+
+    def restore_optimizer_states(self, states: Mapping[str, np.ndarray]) -> None:
+        """Take over such states, rank 0's; every worker calls it. Raises InvalidModel for another optimizer's."""
+        if self.rank == 0:
+            each: dict[int, dict[str, np.ndarray]] = {server: {} for server in range(self._servers.servers)}
+            for key, spec in self._specs.items():
+                start = f"{_state_name(key)}/"
+                mine = {name: array for name, array in states.items() if name.rpartition("/")[0] + "/" == start}
+                for part in spec.parts:
+                    each[part.server] |= {n: a if not a.shape else spec.cut(a, part) for n, a in mine.items()}
+            self._ask("restore", [], {s: ({}, [pack_named(arrays)]) for s, arrays in each.items()})
+        self._communicator.perform("restore_optimizer_states")
+
+    def save_optimizer_states(self, path: str | Path) -> None:
+        write_arrays(Path(path), self.optimizer_states())
+
+    def load_optimizer_states(self, path: str | Path) -> None:
+        self.restore_optimizer_states(read_arrays(Path(path)))
+
+    # --- what there is not ------------------------------------------------------------------------
+
+    def collectives(self, ordered: bool = False) -> Buckets:
+        raise UsageError(f"gradients of {self.type!r} are pushed, and not summed inside of a program")
+
+    def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
+        raise UsageError(f"servers of {self.type!r} give whole arrays; dist_sync gives rows")
+
+    def _stored(self, key: Key) -> np.ndarray:
+        spec = self._spec(key)
+        return np.broadcast_to(np.zeros((), spec.dtype), spec.shape)
+
+
+def _state_name(key: Key) -> str:
+    """What states of a key begin with, as an optimizer's updater names them."""
+    return f"{'i' if isinstance(key, int) else 's'}:{key}"
+
+
+def _pickled(given: Any) -> np.ndarray:
+    try:
+        return np.frombuffer(pickle.dumps(given), np.uint8)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"servers find functions by their module and name, and values by pickling them: {error}"
+        ) from None
+
+
+def _raise(kind: str, text: str) -> NoReturn:
+    cls = getattr(errors, kind, RuntimeFailure)
+    raise cls(text)

@@ -1,0 +1,446 @@
+"""Arrays by key, held alike by all processes of a job, which add up what they push."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from graphkit.dist import compression
+from graphkit.dist.buckets import Buckets
+from graphkit.dist.communicator import Communicator
+from graphkit.dist.compression import Compression
+from graphkit.dist.posted import Action, Pending, Sum, placed
+from graphkit.dist.rows import RowSparse, RowSum, local_rows, rows_of
+from graphkit.dist.slices import Slices
+from graphkit.dist.transfers import Messages
+from graphkit.errors import InputError, UsageError, did_you_mean
+from graphkit.ir.weights import read_arrays, write_arrays
+
+Key: TypeAlias = int | str
+# Of a key, the sum (a RowSparse where such were pushed) and the stored value.
+Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
+
+# Bytes of a bucket where none are measured, and bounds where they are: as many as take so many latencies.
+_FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
+_LATENCIES, _TRIALS = 20, 5
+
+
+@runtime_checkable
+class StatefulUpdater(Protocol):
+    """An updater with states of its own, as arrays by name."""
+
+    def __call__(self, key: Key, gradient: Any, stored: np.ndarray) -> Any: ...
+    def states(self) -> dict[str, np.ndarray]: ...
+    def restore(self, states: Mapping[str, np.ndarray]) -> None: ...
+
+
+class HasUpdater(Protocol):
+    """What `set_optimizer` takes, as an Optimizer is."""
+
+    def updater(self) -> Updater: ...
+
+
+class KVStore:
+    """`push` adds up the values given for a key, here and in all processes, and stores or applies the sum.
+
+    Without an updater the sum replaces the stored value; `set_updater(f)` calls f(key, sum, stored) instead, which
+    changes `stored` in place. Keys are ints or strings; a sequence of keys takes a sequence of values. `sent_bytes`
+    counts what this process has given to be summed.
+    """
+
+    # Whether values live on servers, and each process pushes and pulls by itself.
+    is_remote = False
+
+    def __init__(self, type: str, communicator: Communicator, bucket_bytes: int | None = None):
+        self.type = type
+        self._communicator = communicator
+        self._values: dict[Key, np.ndarray] = {}
+        self._updater: Updater | None = None
+        self._compression: Compression | None = None
+        self._residuals: dict[Key, np.ndarray] = {}
+        # What was pushed and not awaited.
+        self._pushed: dict[Key, list[Pending]] = {}
+        self._bucket_bytes = bucket_bytes
+        self._sent_bytes = 0
+
+    @property
+    def rank(self) -> int:
+        return self._communicator.rank
+
+    @property
+    def num_workers(self) -> int:
+        return self._communicator.size
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_bytes
+
+    @property
+    def sent_between_hosts(self) -> int:
+        """Bytes that this process gave to be exchanged with other hosts; of a host's processes one does for all."""
+        return self._communicator.sent_between_hosts
+
+    @property
+    def compresses(self) -> bool:
+        """Whether float32 arrays are sent in fewer bytes."""
+        return self._compression is not None
+
+    def init(self, key: Key | Sequence[Key], value: Any) -> None:
+        """Create keys, once each; every process takes rank 0's value."""
+        pairs = [(k, np.asarray(v)) for k, v in pairs_of(key, value)]
+        for k, _ in pairs:
+            if k in self._values:
+                raise UsageError(f"key {k!r} is initialised already")
+        self._values.update(zip([k for k, _ in pairs], self._broadcast("init", pairs, 0), strict=True))
+
+    def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
+        """Sum the value (or list of values, one per device) over processes into the store.
+
+        With several processes it returns at once, and the values may be changed then: a thread sees to the sums, those
+        of higher priority first, and `pull` waits for those of its key. What fails is raised there, or by `wait`.
+
+        Of a RowSparse, which all processes push to the key then, its rows alone travel; without an updater the other
+        rows become 0.
+        """
+        for k, v in self._given(key, value, known=True):
+            waiting = self._pushed.setdefault(k, [])
+            waiting[:] = [made for made in waiting if not made.done or made.error is not None]
+            waiting.append(self._post(k, v, None, partial(self._keep, k), priority, later=True))
+
+    def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
+        """A copy of the stored value, written into `out` when given; a list for a sequence of keys.
+
+        It waits for what was pushed to the key before.
+        """
+        if isinstance(key, (list, tuple)):
+            outs = [None] * len(key) if out is None else out
+            return [self.pull(k, o) for k, o in zip(key, outs, strict=True)]
+        stored = self._stored(key)  # type: ignore[arg-type]
+        self.wait(key)
+        stored = self._stored(key)  # type: ignore[arg-type]
+        if out is None:
+            return stored.copy()
+        np.copyto(out, stored)
+        return out
+
+    def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
+        """Some rows of the stored value, a RowSparse with each of them once, by ascending index; waits as `pull` does.
+
+        row_ids: a vector of integers; for a sequence of keys, one for each, and a list is returned. out: an array of
+        the key's type, of which these rows are written and no others. Raises InputError where there is no such row.
+        """
+        if isinstance(key, (list, tuple)):
+            outs = [None] * len(key) if out is None else out
+            return [self.row_sparse_pull(k, i, o) for k, i, o in zip(key, row_ids, outs, strict=True)]
+        self._stored(key)  # type: ignore[arg-type]
+        self.wait(key)
+        found = rows_of(f"key {key!r}", self._stored(key), row_ids)  # type: ignore[arg-type]
+        if out is not None:
+            out[found.indices] = found.values
+        return found
+
+    def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
+        """`push`, then `pull`. Without an updater the keys need no `init`, and nothing is kept."""
+        if self._updater is not None:
+            self.push(key, value, priority)
+            return self.pull(key, out)
+        if not isinstance(key, (list, tuple)):
+            given = self._local_sum(key, value, known=False)  # type: ignore[arg-type]
+            total = self._post(key, given, out, _itself, priority, later=False).wait()  # type: ignore[arg-type]
+            return total if out is None else out
+        pairs = self._given(key, value, known=False)
+        outs = [None] * len(pairs) if out is None else out
+        if len(outs) != len(pairs):
+            raise UsageError(f"{len(pairs)} keys need as many arrays to write to, not {len(outs)}")
+        posted = [self._post(k, v, o, _itself, priority, later=False) for (k, v), o in zip(pairs, outs, strict=True)]
+        totals = [made.wait() for made in posted]
+        return totals if out is None else out
+
+    def wait(self, key: Key | Sequence[Key] | None = None) -> None:
+        """Wait for what was pushed to a key, several, or all; raises the first error."""
+        keys = list(self._pushed) if key is None else key if isinstance(key, (list, tuple)) else [key]
+        for k in keys:
+            waiting = self._pushed.pop(k, None)  # type: ignore[arg-type]
+            for made in waiting or ():
+                made.wait()
+
+    def collectives(self, ordered: bool = False) -> Buckets:
+        """What carries the sums inside of a program; ordered: in the order of the ranks."""
+        return Buckets(self, ordered)
+
+    @property
+    def messages(self) -> Messages:
+        """Arrays from this process to another one, and back."""
+        return self._communicator.messages
+
+    def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Come to where all processes come, with arrays of the same types; all that was pushed is there then."""
+        self.wait()
+        self._communicator.flush()
+        self._communicator.perform(call, arrays)
+
+    def bucket_bytes(self, fixed: bool = False) -> int:
+        """How many bytes of gradients are best summed at once; the same in every process.
+
+        As given; or so many that what a sum takes however small it is, as measured, is a small part of it. fixed:
+        measure nothing.
+        """
+        if self._bucket_bytes is None and (fixed or self.num_workers == 1):
+            return _FIXED_BUCKET
+        if self._bucket_bytes is None:
+            self._bucket_bytes = int(self.broadcast("bucket_bytes", np.array(self._measured_bucket())))
+        return self._bucket_bytes
+
+    def _measured_bucket(self) -> int:
+        """From the times of a small sum and a larger one: time = latency + bytes / bandwidth (Hockney, 1994)."""
+        small, large = np.zeros(16, np.float32), np.zeros(1 << 18, np.float32)
+        times = {}
+        for array in (small, large):
+            spent = []
+            for _ in range(_TRIALS):
+                start = time.perf_counter()
+                self._communicator.perform("bucket_bytes", [array], Sum(array, array, _itself))
+                spent.append(time.perf_counter() - start)
+            times[array.nbytes] = float(np.median(spent))
+        latency, longer = times[small.nbytes], times[large.nbytes]
+        per_byte = max(longer - latency, 0.1 * longer) / large.nbytes
+        return int(np.clip(_LATENCIES * latency / per_byte, _LEAST_BUCKET, _LARGEST_BUCKET))
+
+    def start_sum(
+        self,
+        key: str,
+        array: np.ndarray,
+        out: np.ndarray,
+        ordered: bool = False,
+        then: Callable[[np.ndarray], Any] | None = None,
+    ) -> Pending:
+        """Begin the sum of an array over the processes into `out`, which may be the same; the array must not change.
+
+        ordered: it is added up in the order of the ranks, whatever their number does to MPI's own order. then: called
+        with the sum. Nothing is kept; `wait` of the result returns when it is there.
+        """
+        done = _itself if then is None else then
+        if self._compression is not None and array.dtype == np.float32:
+            action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, done)
+        else:
+            self._sent_bytes += array.nbytes
+            action = partial(self._in_order, array, out, done) if ordered else Sum(array, out, done, alone=True)
+        return self._communicator.post(f"sum of {key}", [array], action)
+
+    def start_scattered_sum(
+        self, key: str, array: np.ndarray, slices: Slices, ordered: bool, then: Callable[[np.ndarray], Any]
+    ) -> Pending:
+        """Begin the sum of a vector over the processes; in this process's slice of it, the sum is written over it."""
+        if ordered:
+            return self.start_sum(key, array, array, True, then)
+        mine = slices.of_rank(self.rank)
+        self._sent_bytes += array.nbytes
+
+        def scatter() -> Any:
+            array[mine] = self._communicator.reduce_scatter(array, slices.bounds)
+            return then(array)
+
+        return self._communicator.post(f"sum of {key}", [array], scatter)
+
+    def start_gather(
+        self, key: str, mine: np.ndarray, slices: Slices, then: Callable[[Sequence[np.ndarray]], Any]
+    ) -> Pending:
+        """Begin to bring every process's slice of a vector to all; `then` is called with the slices, by rank."""
+        self._sent_bytes += mine.nbytes
+        sizes = [(end - begin) * mine.itemsize for begin, end in itertools.pairwise(slices.bounds)]
+
+        def gathered() -> Any:
+            parts = self._communicator.allgather_parts(mine.view(np.uint8), sizes)
+            return then([part.view(mine.dtype) for part in parts])
+
+        # The same of all, whose slices differ in length.
+        shown = np.broadcast_to(np.zeros((), mine.dtype), (slices.bounds[-1],))
+        return self._communicator.post(f"gather {key}", [shown], gathered)
+
+    def gather(self, key: str, array: np.ndarray) -> np.ndarray:
+        """The arrays of all processes, of one type, by rank along a new first axis."""
+        self._sent_bytes += array.nbytes
+        action = partial(self._communicator.allgather, array)
+        found: np.ndarray = self._communicator.perform(f"gathering of {key}", [array], action)
+        return found
+
+    def start_row_sum(self, key: str, rows: RowSparse) -> Pending:
+        """Begin the sum of rows over the processes, which may be changed at once; `wait` of the result returns it."""
+        return self._post_rows(f"sum of {key}", RowSum(rows), _itself)
+
+    def _post_rows(
+        self, call: str, rows: RowSum, then: Callable[[RowSparse], Any], priority: int = 0, later: bool = True
+    ) -> Pending:
+        self._sent_bytes += rows.sent_bytes
+        action = lambda: then(rows(self._communicator))  # noqa: E731 - what all do then
+        return self._communicator.post(call, rows.types, action, priority=priority, later=later)
+
+    def _in_order(self, array: np.ndarray, out: np.ndarray, then: Callable[[np.ndarray], Any]) -> Any:
+        first, *others = self._communicator.allgather(array)
+        for part in others:
+            first += part
+        return then(placed(first, out))
+
+    def broadcast(self, key: Key | Sequence[Key], value: Any, root: int = 0) -> Any:
+        """The value that process `root` holds; a list for a sequence of keys. Nothing is kept."""
+        found = self._broadcast(
+            f"broadcast from rank {root} of", [(k, np.asarray(v)) for k, v in pairs_of(key, value)], root
+        )
+        return found if isinstance(key, (list, tuple)) else found[0]
+
+    def barrier(self) -> None:
+        """Wait until every process has come here; what was pushed before is done then."""
+        self.wait()
+        self._communicator.perform("barrier")
+
+    def working(self) -> AbstractContextManager[None]:
+        """What takes long, and other processes may wait for, goes on meanwhile: this process has not stalled."""
+        return self._communicator.working()
+
+    def begin_step(self) -> None:
+        """Count a step, by which errors say where a process is."""
+        self._communicator.steps += 1
+
+    def set_updater(self, updater: Updater) -> None:
+        self._updater = updater
+
+    def set_optimizer(self, optimizer: HasUpdater) -> None:
+        """Update the stored values by the gradients that are pushed, in all processes alike; see `gk.optim`."""
+        self._updater = optimizer.updater()
+
+    def save_optimizer_states(self, path: str | Path) -> None:
+        """Write slots and counts of updates to a safetensors file, whole or not at all.
+
+        Raises UsageError without an optimizer.
+        """
+        write_arrays(Path(path), self._stateful().states())
+
+    def load_optimizer_states(self, path: str | Path) -> None:
+        """Take over such a file. Raises InvalidModel for one that is damaged, or another optimizer's."""
+        self._stateful().restore(read_arrays(Path(path)))
+
+    def _stateful(self) -> StatefulUpdater:
+        updater = self._updater
+        if not isinstance(updater, StatefulUpdater):
+            raise UsageError("the store has no optimizer with states: call set_optimizer first")
+        return updater
+
+    def set_gradient_compression(self, options: str | Mapping[str, Any]) -> None:
+        """Send float32 arrays that are pushed from now on in fewer bytes, in all processes alike.
+
+        options: {"type": "2bit", "threshold": 0.5}, {"type": "top_k", "ratio": 0.01}, "float16" or "bfloat16". What a
+        push leaves out is added to the next one of its key. Raises UsageError for others, and where nothing is sent.
+        """
+        if self.type == "local":
+            raise UsageError("a local store sends nothing: compression is for 'dist_sync'")
+        made = compression.create(options)
+        self.wait()
+        self._communicator.perform(f"set_gradient_compression({options!r})")
+        self._compression = made
+        self._residuals = {}
+
+    def __reduce__(self) -> Any:
+        raise UsageError(
+            "a KVStore holds a connection of this process and is not copied or pickled: create() one where it is used"
+        )
+
+    def _stored(self, key: Key) -> np.ndarray:
+        if key not in self._values:
+            raise UsageError(f"key {key!r} is not initialised{did_you_mean(str(key), [str(k) for k in self._values])}")
+        return self._values[key]
+
+    def _given(self, key: Key | Sequence[Key], value: Any, known: bool) -> list[tuple[Key, np.ndarray | RowSparse]]:
+        """The sum for each key over what is given here; all are looked at before any is sent."""
+        return [(k, self._local_sum(k, v, known)) for k, v in pairs_of(key, value)]
+
+    def _post(
+        self,
+        key: Key,
+        array: np.ndarray | RowSparse,
+        out: np.ndarray | None,
+        then: Callable[[Any], Any],
+        priority: int,
+        later: bool,
+    ) -> Pending:
+        """Sum over the processes, into `out` when given, and call `then` with it."""
+        if isinstance(array, RowSparse):
+            return self._post_rows(f"sum {key!r}", RowSum(array), then, priority, later)
+        if self._compression is not None and array.dtype == np.float32:
+            action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, then)
+        else:
+            self._sent_bytes += array.nbytes
+            if later and self.num_workers > 1:
+                array = array.copy()
+            action = Sum(array, out, then)
+        return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later)
+
+    def _packed(self, key: Key, array: np.ndarray) -> np.ndarray:
+        assert self._compression is not None
+        residual = self._residuals.setdefault(key, np.zeros(array.size, np.float32))
+        if residual.size != array.size:
+            raise InputError(
+                f"key {key!r} had {residual.size} elements when it was pushed before, and has {array.size}"
+            )
+        packed = self._compression.pack(np.ascontiguousarray(array).reshape(-1), residual)
+        self._sent_bytes += packed.nbytes
+        return packed
+
+    def _unpacked(
+        self, packed: np.ndarray, shape: tuple[int, ...], out: np.ndarray | None, then: Callable[[np.ndarray], Any]
+    ) -> Any:
+        assert self._compression is not None
+        total = np.zeros(shape, np.float32)
+        # In the order of the ranks: the sum is the same everywhere.
+        for part in self._communicator.allgather(packed):
+            self._compression.add(part, total.reshape(-1))
+        return then(placed(total, out))
+
+    def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
+        stored = self._values[key]
+        if self._updater is not None:
+            self._updater(key, summed, stored)
+        else:
+            self._values[key] = summed.dense(len(stored)) if isinstance(summed, RowSparse) else summed
+
+    def _local_sum(self, key: Key, value: Any, known: bool) -> np.ndarray | RowSparse:
+        given = value if isinstance(value, (list, tuple)) else [value]
+        if any(isinstance(v, RowSparse) for v in given):
+            return local_rows(f"key {key!r}", given, self._stored(key) if known else None)
+        values = [np.asarray(v) for v in value] if isinstance(value, (list, tuple)) else [np.asarray(value)]
+        if known:
+            stored = self._stored(key)
+            for v in values:
+                if v.shape != stored.shape or v.dtype != stored.dtype:
+                    raise InputError(
+                        f"key {key!r} is {stored.dtype}{list(stored.shape)}; pushed {v.dtype}{list(v.shape)}"
+                    )
+        return values[0] if len(values) == 1 else np.sum(values, axis=0, dtype=values[0].dtype)
+
+    def _broadcast(self, call: str, pairs: Sequence[tuple[Key, np.ndarray]], root: int) -> list[np.ndarray]:
+        """The root's arrays; `call` is for errors."""
+        if not pairs:
+            return []
+        names = repr(pairs[0][0]) if len(pairs) == 1 else f"{len(pairs)} keys {', '.join(repr(k) for k, _ in pairs)}"
+        arrays = [v for _, v in pairs]
+        send = lambda: [self._communicator.broadcast(v, root) for v in arrays]  # noqa: E731 - what all do then
+        found: list[np.ndarray] = self._communicator.perform(f"{call} {names}", arrays, send)
+        return found
+
+
+def _itself(total: Any) -> Any:
+    return total
+
+
+def pairs_of(key: Key | Sequence[Key], value: Any) -> list[tuple[Key, Any]]:
+    if not isinstance(key, (list, tuple)):
+        return [(key, value)]  # type: ignore[list-item]
+    if not isinstance(value, (list, tuple)) or len(value) != len(key):
+        raise UsageError(f"{len(key)} keys need as many values")
+    return list(zip(key, value, strict=True))

@@ -1,0 +1,102 @@
+"""Counts, means and squared deviations over the samples of all processes, and the sum that their gradients need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir.graph import Node
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import DOMAIN, F, Op, Rand, Sample, op
+from graphkit.ops._checks import fits
+
+_DOUBLE = frozenset({DType.FLOAT64})
+_COUNT = Rand((), 3.0, 5.0)
+
+
+def merged_moments(
+    counts: np.ndarray, means: np.ndarray, deviations: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Number, mean and sum of squared deviations of all from those of parts, along the first axis: Chan, Golub and
+    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979. Parts of no samples
+    count for nothing."""
+    total = counts.sum(axis=0)
+    mean = (counts * means).sum(axis=0) / np.maximum(total, 1)
+    return total, mean, (deviations + counts * (means - mean) ** 2).sum(axis=0)
+
+
+@op
+class AllMoments(Op):
+    """Of the samples of all processes, which all call this `key`: their number, mean, and sum of squared deviations
+    from the mean, from those of each process.
+
+    count: a scalar, 0 where there are no samples; mean and deviations: vectors [C]. All are float64. Merged as in
+    Chan, Golub and LeVeque, 1979. By its reference, and as an ONNX file, it is what one process has.
+    """
+
+    key: str
+    domain = DOMAIN
+    inputs = ("count", "mean", "deviations")
+    outputs = ("total", "joint_mean", "joint_deviations")
+    types = {"count": _DOUBLE, "mean": _DOUBLE, "deviations": _DOUBLE}
+    collective = True
+    samples = (Sample(_COUNT, (3,), (3,), key="a", onnx=False), Sample(_COUNT, (0,), (0,), key="b", onnx=False))
+
+    def infer(self, count: TensorType, mean: TensorType, deviations: TensorType) -> tuple[TensorType, ...]:
+        if not fits(count.shape, ()) or (mean.shape is not None and not fits(deviations.shape, mean.shape)):
+            raise TypeMismatch(f"{count}, {mean} and {deviations} are not a number and two vectors")
+        return tuple(TensorType(DType.FLOAT64, t.shape) for t in (count, mean, deviations))
+
+    def reference(self, xp: Any, count: Any, mean: Any, deviations: Any) -> Any:
+        return xp.array(count), xp.array(mean), xp.array(deviations)
+
+    def grad(self, node: Node, d_total: Any, d_mean: Any, d_deviations: Any) -> Any:
+        """The gradients of all processes' results, which each result has gone to, summed.
+
+        With n = total: joint mean = sum(count * mean) / n; joint deviations = sum(deviations + count * (mean - joint
+        mean)^2), in which the part by way of the joint mean is 0. The count has no gradient.
+        """
+        count, mean, _ = node.operands
+        total, joint, _ = node.outputs
+        found = [d for d in (d_mean, d_deviations) if d is not None]
+        if not found:
+            return None, None, None
+        summed = F.all_sum(*found, key=f"{self.key} gradient")
+        sums = iter([summed] if len(found) == 1 else summed)
+        parts, by_deviations = [], None
+        if d_mean is not None:
+            parts.append(F.mul(F.div(count, total), next(sums)))
+        if d_deviations is not None:
+            by_deviations = next(sums)
+            parts.append(F.mul(F.mul(F.add(count, count), F.sub(mean, joint)), by_deviations))
+        return None, parts[0] if len(parts) == 1 else F.add(*parts), by_deviations
+
+    def expand(self, count: Any, mean: Any, deviations: Any) -> Any:
+        return F.identity(count), F.identity(mean), F.identity(deviations)
+
+
+@op
+class AllSum(Op):
+    """The sum of each x over all processes, which all call it `key`: AllReduceStart and AllReduceWait in one.
+
+    By its reference, and as an ONNX file, it is the sum over one process.
+    """
+
+    key: str
+    domain = DOMAIN
+    inputs = ("xs*",)
+    outputs = ("sums*",)
+    types = {"xs": _DOUBLE}
+    collective = True
+    samples = (Sample((3,), (3,), key="a", onnx=False), Sample((0,), key="b", onnx=False))
+
+    def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
+        return tuple(TensorType(x.dtype, x.shape) for x in xs)
+
+    def reference(self, xp: Any, *xs: Any) -> tuple[Any, ...]:
+        return tuple(xp.array(x) for x in xs)
+
+    def expand(self, *xs: Any) -> Any:
+        return tuple(F.identity(x) for x in xs)

@@ -1,0 +1,88 @@
+"""Sums of row-sparse arrays over processes, as two operators: only rows that somebody has travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir import dims
+from graphkit.ir.types import ANY, NUMERIC, DType, TensorType
+from graphkit.ops._base import DOMAIN, F, Op, Sample, op
+from graphkit.ops.axes import INT64
+
+
+def _check(indices: TensorType, rows: TensorType) -> None:
+    """Raises TypeMismatch where the operands are no vector of indices, and a row for each."""
+    if indices.shape is not None and len(indices.shape) != 1:
+        raise TypeMismatch(f"indices of rows are a vector, not {indices}")
+    if rows.shape is not None and not rows.shape:
+        raise TypeMismatch(f"{rows} has no rows")
+    if indices.shape and rows.shape and not dims.may_equal(indices.shape[0], rows.shape[0]):
+        raise TypeMismatch(f"{rows} has not one row for each of {indices}")
+
+
+@op
+class RowSumStart(Op):
+    """Begin the sum over all processes, which all call it `key`, of arrays that are 0 but in some rows.
+
+    indices: which rows these are, each once; rows: what they hold. How many they are differs by process. The result is
+    a 0; RowSumWait has the sum.
+    """
+
+    key: str
+    domain = DOMAIN
+    inputs = ("indices", "rows")
+    outputs = ("started",)
+    types = {"indices": INT64, "rows": NUMERIC}
+    collective = True
+    samples = (
+        Sample(np.array([4, 0]), (2, 3), key="a", onnx=False),
+        Sample(np.zeros(0, np.int64), (0, 2, 2), key="b", onnx=False),
+    )
+
+    def infer(self, indices: TensorType, rows: TensorType) -> TensorType:
+        _check(indices, rows)
+        return TensorType(DType.INT64, ())
+
+    def reference(self, xp: Any, indices: Any, rows: Any) -> Any:
+        return xp.zeros((), np.int64)
+
+    def expand(self, indices: Any, rows: Any) -> Any:
+        return F.constant(value=np.zeros((), np.int64))
+
+
+@op
+class RowSumWait(Op):
+    """The sum that RowSumStart has begun with `indices` and `rows` under this key, once it is there.
+
+    The rows of all processes, each once, by ascending index; those that several have are added up in the order of the
+    ranks. It comes after `started`. By its reference, and as an ONNX file, it is the sum over one process.
+    """
+
+    key: str
+    domain = DOMAIN
+    inputs = ("indices", "rows", "started*")
+    outputs = ("all_indices", "sums")
+    types = {"indices": INT64, "rows": NUMERIC, "started": ANY}
+    shape_only = ("started",)
+    collective = True
+    samples = (
+        Sample(np.array([4, 0]), (2, 3), (), key="a", onnx=False),
+        Sample(np.zeros(0, np.int64), (0, 2, 2), (), (2,), key="b", onnx=False),
+    )
+
+    def infer(self, indices: TensorType, rows: TensorType, *started: TensorType) -> tuple[TensorType, TensorType]:
+        _check(indices, rows)
+        count = dims.fresh()
+        shape = None if rows.shape is None else (count, *rows.shape[1:])
+        return TensorType(DType.INT64, (count,)), TensorType(rows.dtype, shape)
+
+    def reference(self, xp: Any, indices: Any, rows: Any, *started: Any) -> tuple[Any, Any]:
+        order = xp.argsort(indices)
+        return xp.take(indices, order), xp.take(rows, order, axis=0)
+
+    def expand(self, indices: Any, rows: Any, *started: Any) -> tuple[Any, Any]:
+        _, order = F.top_k(indices, F.shape(indices), axis=0, largest=False)
+        return F.gather(indices, order, axis=0), F.gather(rows, order, axis=0)

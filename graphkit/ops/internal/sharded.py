@@ -1,0 +1,117 @@
+"""Sums of which each process gets a slice, and arrays made of every process's slice, begun in a program.
+
+AllReduceWait, under the same key, waits for either (Rajbhandari et al., "ZeRO", SC 2020, section 5).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir.types import ANY, NUMERIC, DType, TensorType
+from graphkit.ops._base import DOMAIN, F, Op, Sample, op
+
+
+@op
+class ReduceScatterStart(Op):
+    """Begin the sum of each x over all processes, which all call it `key`; each gets its slice of them.
+
+    The results lie one behind the other, and so are cut into slices (`graphkit.dist.slices`): what lies in this
+    process's slice is the sum, once ReduceScatterWait is done, and the rest is anything. By its reference, and as an
+    ONNX file, it is the sum over one process.
+    """
+
+    key: str
+    domain = DOMAIN
+    inputs = ("xs*",)
+    outputs = ("sums*",)
+    types = {"xs": NUMERIC}
+    contiguous = True
+    samples = (Sample((2, 3), (5,), key="a", onnx=False), Sample((0, 2), key="b", onnx=False))
+
+    def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
+        if any(x.dtype is not xs[0].dtype for x in xs):
+            raise TypeMismatch(f"what travels as one array has one dtype, not {', '.join(map(str, xs))}")
+        return tuple(TensorType(x.dtype, x.shape) for x in xs)
+
+    def reference(self, xp: Any, *xs: Any) -> tuple[Any, ...]:
+        return tuple(xp.array(x) for x in xs)
+
+    def expand(self, *xs: Any) -> Any:
+        return tuple(F.identity(x) for x in xs)
+
+
+@op
+class ReduceScatterWait(Op):
+    """Wait for the slice of such sums, all of them, which are in use up to here; what reads them comes after the
+    result, a 0."""
+
+    key: str
+    domain = DOMAIN
+    inputs = ("sums*",)
+    outputs = ("done",)
+    types = {"sums": ANY}
+    samples = (Sample((2, 3), (5,), key="a", onnx=False),)
+
+    def infer(self, *sums: TensorType) -> TensorType:
+        return TensorType(DType.INT64, ())
+
+    def reference(self, xp: Any, *sums: Any) -> Any:
+        return xp.zeros((), np.int64)
+
+    def expand(self, *sums: Any) -> Any:
+        return F.constant(value=np.zeros((), np.int64))
+
+
+@op
+class AllGatherStart(Op):
+    """Begin to make arrays of `sizes` elements of every process's slice of them, under this key.
+
+    pieces: vectors, what this process's slice has of some of them: `of` says of which, `begins` where it begins there.
+    The results are there after AllReduceWait. By its reference, and as an ONNX file, they are 0 where this process has
+    no piece.
+    """
+
+    key: str
+    sizes: tuple[int, ...]
+    of: tuple[int, ...]
+    begins: tuple[int, ...]
+    domain = DOMAIN
+    inputs = ("pieces*",)
+    outputs = ("wholes*",)
+    types = {"pieces": NUMERIC}
+    samples = (
+        Sample((3,), (2,), key="a", sizes=(5, 4, 2), of=(0, 1), begins=(2, 0), onnx=False),
+        Sample((0,), key="b", sizes=(0,), of=(0,), begins=(0,), onnx=False),
+    )
+
+    def infer(self, *pieces: TensorType) -> tuple[TensorType, ...]:
+        for piece, of, begin in zip(pieces, self.of, self.begins, strict=True):
+            if piece.dtype is not pieces[0].dtype or (piece.shape is not None and len(piece.shape) != 1):
+                raise TypeMismatch(f"pieces are vectors of one dtype, not {', '.join(map(str, pieces))}")
+            size = piece.known_shape[0] if piece.is_static else 0
+            if isinstance(size, int) and begin + size > self.sizes[of]:
+                raise TypeMismatch(f"{size} elements from {begin} on are beyond the {self.sizes[of]} of their array")
+        return tuple(TensorType(pieces[0].dtype, (size,)) for size in self.sizes)
+
+    def reference(self, xp: Any, *pieces: Any) -> tuple[Any, ...]:
+        wholes = [xp.zeros(size, pieces[0].dtype) for size in self.sizes]
+        for piece, of, begin in zip(pieces, self.of, self.begins, strict=True):
+            wholes[of][begin : begin + len(piece)] = piece
+        return tuple(wholes)
+
+    def expand(self, *pieces: Any) -> Any:
+        found = {of: (piece, begin) for piece, of, begin in zip(pieces, self.of, self.begins, strict=True)}
+        dtype, wholes = pieces[0].dtype.numpy, []
+        for index, size in enumerate(self.sizes):
+            piece, begin = found.get(index, (None, size))
+            if piece is None:
+                wholes.append(F.constant(value=np.zeros(size, dtype)))
+                continue
+            rest = size - begin - math.prod(piece.tensor.static_shape)
+            zeros = [F.constant(value=np.zeros(count, dtype)) for count in (begin, rest)]
+            wholes.append(F.concat(zeros[0], piece, zeros[1], axis=0))
+        return tuple(wholes)

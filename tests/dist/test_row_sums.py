@@ -1,0 +1,318 @@
+"""Row-sparse tables over processes: the rows that any of them read follow one update, and no others travel."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import finish, start
+
+import graphkit as gk
+
+USERS, ITEMS = 60, 40
+TABLES = ["user*", "item*"]
+
+
+def net(seed=1):
+    return gk.models.build("matrix_factorization", users=USERS, items=ITEMS, factors=8)
+
+
+def ratings(count, seed=0):
+    rng = np.random.default_rng(seed)
+    inputs = {"user": rng.integers(0, USERS, count), "item": rng.integers(0, ITEMS, count)}
+    return inputs, rng.standard_normal(count, np.float32)
+
+
+def part_of(store, count, sizes=None):
+    rank, ranks = (0, 1) if store is None else (store.rank, store.num_workers)
+    if sizes is None or store is None:
+        return slice(rank * count // ranks, (rank + 1) * count // ranks)
+    return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+
+def trained(store, steps=5, count=16, sizes=None, optimizer=None, data=ratings, **options):
+    """A trainer after so many steps with this rank's part of the samples, and the losses."""
+    optimizer = gk.optim.Adam(0.01) if optimizer is None else optimizer
+    trainer = gk.Trainer(net(), "mse", optimizer, kvstore=store, threads=1, seed=3, lazy=TABLES, **options)
+    losses = []
+    for step in range(steps):
+        inputs, target = data(count, step)
+        mine = part_of(store, count, sizes)
+        losses.append(float(trainer.step({n: a[mine] for n, a in inputs.items()}, target[mine])))
+    return trainer, losses
+
+
+def states(trainer):
+    return {**trainer.net.params, **trainer._slots}
+
+
+def assert_same(found, expected, bound=1e-5):
+    for name, array in states(expected).items():
+        difference = np.linalg.norm(states(found)[name].astype(np.float64) - array)
+        assert difference <= bound * np.linalg.norm(array), name
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_step_is_that_of_one_process(on_ranks, processes):
+    whole, losses = trained(None)
+    for found, seen in on_ranks(lambda store: trained(store), processes):
+        assert_same(found, whole)
+        np.testing.assert_allclose(seen, losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_norm": 0.05},
+        {"ema": 0.9},
+        {"recompute": "sqrt"},
+        {"precision": "bf16"},
+        {"deterministic": True},
+        {"on_nonfinite": "skip"},
+        {"on_nonfinite": "ignore"},
+        {"lr_mult": {"user*": 3.0, "item_bias*": 0.5}, "wd_mult": {"item*": 2.0}},
+        {"optimizer": gk.optim.SGD(0.1, momentum=0.9, weight_decay=0.1)},
+        {"optimizer": gk.optim.Adagrad(0.1)},
+        {"freeze": ["item_weight"]},
+    ],
+    ids=str,
+)
+def test_whatever_else_a_step_does(on_ranks, options):
+    whole, losses = trained(None, **options)
+    bound = 1e-2 if "precision" in options else 1e-5
+    found = on_ranks(lambda store: trained(store, **options))
+    for trainer, seen in found:
+        assert_same(trainer, whole, bound)
+        np.testing.assert_allclose(seen, losses, rtol=bound)
+    first, second = (states(trainer) for trainer, _ in found)
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, second[name])  # to the bit
+
+
+@pytest.mark.parametrize("compression", ["float16", "2bit:0.001"])
+def test_rows_are_not_compressed(on_ranks, compression):
+    """Only `mean`, which is no table, is."""
+
+    def work(store):
+        store.set_gradient_compression(compression)
+        return trained(store, steps=1)[0]
+
+    whole, _ = trained(None, steps=1)
+    for found in on_ranks(work):
+        for name in TABLES_BY_NAME:
+            np.testing.assert_allclose(found.net.params[name], whole.net.params[name], rtol=1e-5, atol=1e-7)
+
+
+TABLES_BY_NAME = ["user_weight", "item_weight", "user_bias_weight", "item_bias_weight"]
+
+
+@pytest.mark.parametrize("sizes", [(5, 11), (16, 0), (0, 16), (1, 15)])
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"clip_norm": 0.05, "on_nonfinite": "skip"}], ids=str)
+def test_parts_of_any_size_and_of_none(on_ranks, sizes, options):
+    whole, losses = trained(None, **options)
+    for found, seen in on_ranks(lambda store: trained(store, sizes=sizes, **options)):
+        assert_same(found, whole)
+        np.testing.assert_allclose(seen, losses, rtol=1e-5)
+
+
+def test_a_process_that_has_samples_now_and_none_then(on_ranks):
+    def parts(store, step):
+        rank = 0 if store is None else store.rank
+        return slice(0, 16) if store is None else [slice(0, 16), slice(0, 0)][(rank + step) % 2]
+
+    def work(store):
+        trainer = gk.Trainer(net(), "mse", gk.optim.Adam(0.01), kvstore=store, threads=1, seed=3, lazy=TABLES)
+        for step in range(4):
+            inputs, target = ratings(16, step)
+            mine = parts(store, step)
+            trainer.step({n: a[mine] for n, a in inputs.items()}, target[mine])
+        return trainer
+
+    whole = work(None)
+    for found in on_ranks(work):
+        assert_same(found, whole)
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
+def test_ids_that_repeat_in_processes_and_between_them(on_ranks, options):
+    """Also those that count from the back; rows that nobody read, and their slots, keep their bits."""
+
+    def repeated(count, seed=0):
+        _, target = ratings(count, seed)
+        users = np.array([3, 3, 7, -1, 3, USERS - 1, 7, 3] * (count // 8))
+        return {"user": users, "item": np.arange(count) // 3}, target
+
+    start_ = {name: array.copy() for name, array in net().params.items()}
+    whole, _ = trained(None, data=repeated, **options)
+    for found, _ in on_ranks(lambda store: trained(store, data=repeated, **options), 3 if not options else 2):
+        assert_same(found, whole)
+        assert found._slots["user_weight/mean"][[3, 7, -1]].any()
+        others = [row for row in range(USERS - 1) if row not in (3, 7)]
+        np.testing.assert_array_equal(found.net.params["user_weight"][others], start_["user_weight"][others])
+        for slot in ("mean", "variance"):
+            assert not found._slots[f"user_weight/{slot}"][others].any()
+
+
+def test_only_rows_that_were_read_travel(on_ranks):
+    """Each once: an index of 8 bytes, and its row. Beside them the loss, its weight, and `mean`."""
+    others = 16 + 4
+
+    def work(store):
+        trainer, _ = trained(store, steps=0)
+        found = []
+        for step in range(3):
+            inputs, target = ratings(16, step)
+            mine = {n: a[part_of(store, 16)] for n, a in inputs.items()}
+            sent = store.sent_bytes
+            trainer.step(mine, target[part_of(store, 16)])
+            rows = {n: len(np.unique(a)) for n, a in mine.items()}
+            expected = sum(count * (8 + 8 * 4 + 8 + 4) for count in rows.values()) + others
+            found.append((store.sent_bytes - sent, expected))
+        return found
+
+    for found in on_ranks(work, 3):
+        for sent, expected in found:
+            assert sent == expected
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("how", ["skip", "raise"])
+def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, bad, how):
+    def work(store):
+        trainer, _ = trained(store, steps=2, on_nonfinite=how)
+        before = {name: array.copy() for name, array in states(trainer).items()}
+        inputs, target = ratings(16, 9)
+        mine = part_of(store, 16)
+        inputs, target = {n: a[mine] for n, a in inputs.items()}, target[mine]
+        broken = np.where(np.arange(8) == 3, np.nan, target).astype(np.float32) if store.rank == bad else target
+        if how == "raise":
+            with pytest.raises(gk.errors.NotFinite):
+                trainer.step(inputs, broken)
+        else:
+            assert np.isnan(float(trainer.step(inputs, broken)))
+            assert trainer.skipped == 1
+        for name, array in before.items():
+            np.testing.assert_array_equal(states(trainer)[name], array)
+        assert np.isfinite(float(trainer.step(inputs, target)))  # and it goes on
+        return trainer.updates
+
+    assert on_ranks(work) == [3, 3]
+
+
+def test_what_is_lazy_needs_one_batch_per_update_still(on_ranks):
+    def work(store):
+        with pytest.raises(gk.errors.UsageError, match="one batch per update"):
+            trained(store, steps=0, accumulate=2)
+        with pytest.raises(gk.errors.UsageError, match="norms of whole parameters"):
+            trained(store, steps=0, optimizer=gk.optim.Lamb())
+        return True
+
+    assert all(on_ranks(work))
+
+
+def test_it_goes_on_with_another_number_of_processes(on_ranks, tmp_path):
+    whole, _ = trained(None, steps=6)
+
+    def first(store):
+        trainer, _ = trained(store, steps=3)
+        if store.rank == 0:
+            trainer.save(tmp_path)
+        store.barrier()
+
+    on_ranks(first, 3)
+
+    def second(store):
+        trainer, _ = trained(store, steps=0)
+        trainer.resume(tmp_path)
+        for step in range(3, 6):
+            inputs, target = ratings(16, step)
+            mine = part_of(store, 16)
+            trainer.step({n: a[mine] for n, a in inputs.items()}, target[mine])
+        return trainer
+
+    for found in [*on_ranks(second), second(None)]:
+        assert_same(found, whole)
+
+
+def test_steps_are_native(on_ranks):
+    def work(store):
+        trainer, _ = trained(store, steps=1)
+        plan = trainer.plan({"user": (8,), "item": (8,), "target": (8,)})
+        return [step.op for step in plan.steps if step.kernel == "interpreted"]
+
+    assert on_ranks(work) == [[], []]
+
+
+# --- jobs -------------------------------------------------------------------------------------------------
+
+JOB = """
+    import sys, numpy as np, graphkit as gk
+    sys.path.insert(0, {here!r})
+    from test_row_sums import large, ratings_of_large, LARGE
+    kv = gk.kvstore.create("dist_sync")
+    trainer = large(kv)
+    sent, most = kv.sent_bytes, 0
+    for step in range(50):
+        inputs, target = ratings_of_large(step)
+        mine = slice(16 * kv.rank, 16 * kv.rank + 16)
+        inputs = {{name: array[mine] for name, array in inputs.items()}}
+        most += sum(len(np.unique(array)) for array in inputs.values()) * (8 + 32 * 4 + 8 + 4) + 16 + 4
+        trainer.step(inputs, target[mine])
+    assert kv.sent_bytes - sent == most, (kv.sent_bytes - sent, most)
+    kv.barrier()
+    if kv.rank == 0:
+        np.savez({out!r}, **trainer.net.params)
+"""
+
+LARGE = 64
+
+
+def large(kv):
+    """Tables of the size of MovieLens 100K."""
+    net = gk.models.build("matrix_factorization")
+    return gk.Trainer(net, "mse", gk.optim.Adam(0.01), kvstore=kv, threads=1, seed=0, lazy=TABLES)
+
+
+def ratings_of_large(step):
+    rng = np.random.default_rng(step)
+    inputs = {"user": rng.zipf(1.3, LARGE) % 943, "item": rng.zipf(1.3, LARGE) % 1682}
+    return inputs, rng.standard_normal(LARGE, np.float32)
+
+
+def test_four_processes_reach_the_weights_of_one(tmp_path):
+    out = tmp_path / "weights.npz"
+    job = JOB.format(here=str(Path(__file__).parent), out=str(out))
+    status, _, errors = finish(start(4, job, trainer=False), 120)
+    assert (status, errors) == (0, "")
+    one = large(None)
+    for step in range(50):
+        one.step(*ratings_of_large(step))
+    found = np.load(out)
+    whole = one.net.params
+    apart = np.linalg.norm([np.linalg.norm(found[name] - array) for name, array in whole.items()])
+    assert apart <= 1e-4 * np.linalg.norm([np.linalg.norm(array) for array in whole.values()])
+
+
+OUT_OF_RANGE = """
+    import sys, numpy as np, graphkit as gk
+    from graphkit.dist import ending
+    sys.path.insert(0, {here!r})
+    from test_row_sums import ratings, trained, USERS
+    with ending.abort_on_error():
+        kv = gk.kvstore.create("dist_sync", timeout=30)
+        trainer, _ = trained(kv, steps=2)
+        inputs, target = ratings(4)
+        if kv.rank == 1:
+            inputs["user"][2] = USERS
+        trainer.step(inputs, target)
+        print("went on", flush=True)
+"""
+
+
+def test_an_id_out_of_range_is_named_and_ends_the_job():
+    job = OUT_OF_RANGE.format(here=str(Path(__file__).parent))
+    status, out, errors = finish(start(2, job, trainer=False), 90)
+    assert status != 0
+    assert "went on" not in out
+    assert "rank 1" in errors
+    assert f"{USERS}" in errors
+    assert "out of range" in errors or "outside" in errors

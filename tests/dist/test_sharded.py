@@ -1,0 +1,208 @@
+"""Optimizer states divided among processes: the results are those of one process, and files say nothing of it."""
+
+import numpy as np
+import pytest
+from jobs import finish, start
+from test_shared_step import assert_same, net, samples, trained
+
+import graphkit as gk
+from graphkit.dist.kvstore import KVStore
+from graphkit.dist.slices import Slices
+from graphkit.errors import UsageError
+from graphkit.train.sharded import parts_of
+
+
+@pytest.fixture(params=[1, 2000, 1 << 20])
+def buckets(monkeypatch, request):
+    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: request.param)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("sizes", [[1], [0], [5, 0, 1000, 3], [17, 16, 15], [100_000, 1]])
+def test_slices_are_everything_once(sizes, ranks, itemsize):
+    slices = Slices.of(sizes, itemsize, ranks)
+    assert all(bound * itemsize % 64 == 0 for bound in slices.bounds[:-1] if bound < slices.bounds[-1])
+    for index, size in enumerate(sizes):
+        parts = [slices.part(index, rank) for rank in range(ranks)]
+        covered = [element for begin, end in parts for element in range(begin, end)]
+        assert covered == list(range(size))
+    longest = max(slices.bounds[rank + 1] - slices.bounds[rank] for rank in range(ranks))
+    assert longest <= sum(sizes) / ranks + (len(sizes) + 1) * 64 / itemsize
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip_norm": 0.05},
+        {"ema": 0.9},
+        {"recompute": "sqrt"},
+        {"accumulate": 2},
+        {"accumulate": 3, "clip_norm": 0.05},
+        {"precision": "bf16"},
+        {"deterministic": True},
+        {"on_nonfinite": "skip"},
+        {"on_nonfinite": "ignore"},
+        {"wd_mult": {"a*": 0.0}, "lr_mult": {"b*": 0.5}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_step_is_that_of_one_process(on_ranks, buckets, options, processes):
+    whole, losses = trained(None, count=18, **options)
+    for found, seen in on_ranks(lambda store: trained(store, count=18, shard_optimizer=True, **options), processes):
+        bound = 1e-2 if "precision" in options else 1e-5
+        assert_same(found, whole, bound)
+        np.testing.assert_allclose(seen, losses, rtol=bound)
+        assert found.updates == whole.updates
+
+
+@pytest.mark.parametrize("sizes", [(5, 11), (16, 0), (0, 16)])
+def test_parts_of_any_size_and_of_none(on_ranks, buckets, sizes):
+    whole, _ = trained(None)
+
+    def part(rank):
+        return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+    for found, _ in on_ranks(lambda store: trained(store, part=part, shard_optimizer=True)):
+        assert_same(found, whole)
+
+
+def test_each_process_has_its_part_of_the_states(on_ranks):
+    whole, _ = trained(None)
+    slots = sum(array.nbytes for name, array in whole._slots.items() if "/" in name)
+
+    def work(store):
+        trainer, _ = trained(store, shard_optimizer=True)
+        return sum(array.nbytes for name, array in trainer._slots.items() if "/" in name)
+
+    for ranks in (2, 4):
+        held = on_ranks(work, ranks)
+        assert sum(held) == slots
+        assert max(held) <= slots / ranks + 8 * 64 * 2
+
+
+def test_nothing_is_copied_to_lie_together(on_ranks, buckets):
+    def work(store):
+        trainer, _ = trained(store, shard_optimizer=True)
+        return trainer._stepper.collectives.copied_bytes
+
+    assert on_ranks(work) == [0, 0]
+
+
+def test_sums_are_of_slices(on_ranks):
+    """Each gets half of the sums of two, and gives half of the parameters."""
+
+    def work(store):
+        seen = []
+        links = store._communicator
+        scatter, gather = links.reduce_scatter, links.allgather_parts
+        links.reduce_scatter = lambda a, bounds: seen.append("scatter") or scatter(a, bounds)
+        links.allgather_parts = lambda data, sizes: seen.append(data.nbytes) or gather(data, sizes)
+        trained(store, steps=1, shard_optimizer=True)
+        return seen
+
+    total = sum(array.nbytes for array in net().params.values())
+    found = on_ranks(work)
+    assert [seen[0] for seen in found] == ["scatter"] * 2
+    assert total <= sum(seen[1] for seen in found) <= total + 6 * 64
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, buckets, bad):
+    def work(store):
+        trainer, _ = trained(store, steps=2, on_nonfinite="skip", shard_optimizer=True)
+        before = {name: array.copy() for name, array in [*trainer.net.params.items(), *trainer._slots.items()]}
+        x, y = samples(16)
+        if store.rank == bad:
+            x[3] = np.nan
+        assert np.isnan(float(trainer.step(x[:8], y[:8])))
+        assert trainer.skipped == 1
+        for name, array in before.items():
+            np.testing.assert_array_equal(({**trainer.net.params, **trainer._slots})[name], array)
+        x, y = samples(16)  # and it goes on
+        assert np.isfinite(float(trainer.step(x[:8], y[:8])))
+        return trainer.updates
+
+    assert on_ranks(work) == [3, 3]
+
+
+def test_a_checkpoint_goes_on_with_any_number_divided_or_not(on_ranks, tmp_path):
+    def begun(store, **options):
+        trainer, _ = trained(store, steps=3, count=24, deterministic=True, **options)
+        trainer.save(tmp_path / "run")
+        return None
+
+    on_ranks(lambda store: begun(store, shard_optimizer=True), 3)
+
+    def resumed(store, ranks, **options):
+        trainer = gk.Trainer(
+            net(5), "mse", gk.optim.Adam(0.01), kvstore=store, threads=1, seed=3, deterministic=True, **options
+        )
+        trainer.resume(tmp_path / "run")
+        rank = 0 if store is None else store.rank
+        for step in range(3):
+            x, y = samples(24, step + 10)
+            mine = slice(rank * 24 // ranks, (rank + 1) * 24 // ranks)
+            trainer.step(x[mine], y[mine])
+        return trainer
+
+    one = resumed(None, 1)
+    two = on_ranks(lambda store: resumed(store, 2, shard_optimizer=True), 2)
+    plain = on_ranks(lambda store: resumed(store, 2), 2)
+    for found in (*two, *plain):
+        assert_same(found, one)
+    for name, array in plain[0].net.params.items():
+        np.testing.assert_array_equal(two[0].net.params[name], array)  # to the bit
+
+
+def test_what_cannot_be_divided_is_refused(on_ranks):
+    def work(store):
+        for optimizer, options, message in [
+            (gk.optim.Lamb(0.1), {}, "takes norms of whole parameters"),
+            (gk.optim.LARS(0.1), {}, "takes norms of whole parameters"),
+            (gk.optim.SGD(0.1), {"compressed": True}, "gradients in fewer bytes"),
+        ]:
+            if options.pop("compressed", False):
+                store.set_gradient_compression("2bit")
+            with pytest.raises(UsageError, match=f"shard_optimizer.*{message}"):
+                gk.Trainer(net(), "mse", optimizer, kvstore=store, shard_optimizer=True)
+
+    on_ranks(work)
+
+
+def test_every_element_has_one_owner():
+    from graphkit.train.shares import Buckets
+
+    graph = net().graph
+    values = [v for v in graph.inputs if v.role == "parameter"]
+    owned = {}
+    for rank in range(3):
+        buckets = Buckets((tuple(range(0, 6, 2)), tuple(range(1, 6, 2))), place=(rank, 3))
+        for index, begin, end in parts_of(values, buckets, rank):
+            owned.setdefault(index, []).extend(range(begin, end))
+    assert {i: sorted(elements) for i, elements in owned.items()} == {
+        i: list(range(int(np.prod(v.tensor.static_shape)))) for i, v in enumerate(values)
+    }
+
+
+def test_real_processes(tmp_path):
+    x = gk.input("x", ["N", 1, 8, 8])
+    hidden = gk.relu(gk.nn.linear(gk.flatten(x), 64))
+    gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")
+    code = f"""
+    import sys
+    from graphkit.cli import main
+    sys.argv = ["graphkit", "train", {str(tmp_path / "net.json")!r}, "--data", "digits", "--epochs", "2", "--optimizer",
+        "adam", "--lr", "0.003", "--kvstore", "dist_sync", "--batch-size", "32", "--deterministic", "--seed", "1", "-o",
+        {str(tmp_path)!r} + "/FOLDER", *MORE]
+    main()
+    """
+    for folder, more in (("divided", ["--shard-optimizer"]), ("plain", [])):
+        told = code.replace("FOLDER", folder).replace("MORE", repr(more))
+        status, _, errors = finish(start(3, told, trainer=False), 120)
+        assert status == 0, errors
+    divided, plain = (gk.load(tmp_path / folder / "model.json") for folder in ("divided", "plain"))
+    for name, array in plain.params.items():
+        np.testing.assert_array_equal(divided.params[name], array)

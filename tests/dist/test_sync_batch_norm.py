@@ -1,0 +1,288 @@
+"""Statistics of BatchNormalization over the samples of all processes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import finish, start
+
+import graphkit as gk
+from graphkit.autodiff.reverse_mode import gradient
+from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
+from graphkit.ir.graph import Graph
+from graphkit.passes.training.sync_batch_norm import chained, synchronise
+
+
+def net(seed=1):
+    """Two branches with a BatchNormalization each, and one behind them, of vectors. No bias goes before one: its
+    gradient would be nothing but rounding."""
+    x = gk.input("x", ["N", 2, 4, 4])
+    a = gk.relu(gk.nn.batch_norm(gk.nn.conv2d(x, 3, 3, bias=False, name="ca"), name="na"))
+    b = gk.tanh(gk.nn.batch_norm(gk.nn.conv2d(x, 3, 3, bias=False, name="cb"), name="nb"))
+    h = gk.reduce_mean(a * b + b, [2, 3], keepdims=False)
+    h = gk.tanh(gk.nn.batch_norm(gk.nn.linear(h, 5, bias=False, name="fc"), name="nf"))
+    return gk.Model(gk.nn.linear(h, 2, name="out"), seed=seed)
+
+
+def samples(count, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((count, 2, 4, 4), np.float32) * rng.uniform(0.2, 3, (count, 1, 1, 1)).astype(np.float32)
+    return x, rng.standard_normal((count, 2), np.float32)
+
+
+def trained(store, steps=4, count=32, sizes=None, model=net, data=samples, **options):
+    trainer = gk.Trainer(
+        model(), "mse", options.pop("optimizer", None) or gk.optim.SGD(0.1, momentum=0.9), kvstore=store, threads=1,
+        seed=3, sync_batch_norm=True, **options,
+    )  # fmt: skip
+    rank, ranks = (0, 1) if store is None else (store.rank, store.num_workers)
+    losses = []
+    for step in range(steps):
+        x, y = data(count, step)
+        mine = slice(rank * count // ranks, (rank + 1) * count // ranks)
+        if sizes is not None and store is not None:
+            mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        losses.append(float(trainer.step(x[mine], y[mine])))
+    trainer.flush()
+    return trainer, losses
+
+
+def assert_same(found, expected, bound=1e-5):
+    for name, array in expected.net.params.items():
+        difference = np.linalg.norm(found.net.params[name].astype(np.float64) - array)
+        assert difference <= bound * np.linalg.norm(array), name
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_processes_are_one_with_all_samples(on_ranks, processes):
+    whole, losses = trained(None)
+    found = on_ranks(lambda store: trained(store), processes)
+    for trainer, seen in found:
+        assert_same(trainer, whole)
+        np.testing.assert_allclose(seen, losses, rtol=1e-5)
+    for name, array in found[0][0].net.params.items():
+        for trainer, _ in found[1:]:
+            np.testing.assert_array_equal(trainer.net.params[name], array)  # running statistics as well
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_norm": 0.05},
+        {"ema": 0.9},
+        {"recompute": "sqrt"},
+        {"deterministic": True},
+        {"on_nonfinite": "skip"},
+        {"on_nonfinite": "ignore"},
+        {"precision": "bf16"},
+        {"freeze": ["na_weight", "na_bias"]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", [None, (20, 12), (1, 31), (0, 32), (32, 0)])
+def test_whatever_else_a_step_does_and_however_many_samples_each_has(on_ranks, sizes, options):
+    whole, losses = trained(None, **options)
+    bound = 1e-1 if "precision" in options else 1e-5
+    for trainer, seen in on_ranks(lambda store: trained(store, sizes=sizes, **options)):
+        assert_same(trainer, whole, bound)
+        np.testing.assert_allclose(seen, losses, rtol=bound)
+
+
+@pytest.mark.parametrize("sizes", [None, (20, 12), (0, 32), (32, 0)])
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}, {"on_nonfinite": "ignore"}], ids=str)
+def test_gradients_of_several_batches(on_ranks, sizes, options):
+    whole, losses = trained(None, accumulate=2, steps=5, **options)
+    for trainer, seen in on_ranks(lambda store: trained(store, sizes=sizes, accumulate=2, steps=5, **options)):
+        assert_same(trainer, whole)
+        np.testing.assert_allclose(seen, losses, rtol=1e-5)
+        assert trainer.updates == 3
+
+
+def test_without_the_option_and_in_one_process_statistics_are_those_of_each(on_ranks):
+    def work(store):
+        model = net()
+        trainer = gk.Trainer(model, "mse", gk.optim.SGD(0.1), kvstore=store, threads=1, seed=3)
+        x, y = samples(32)
+        mine = slice(16 * store.rank, 16 * store.rank + 16)
+        trainer.step(x[mine], y[mine])
+        return model.params["nf_running_mean"]
+
+    first, second = on_ranks(work)
+    assert not np.allclose(first, second)
+    (alone,) = on_ranks(lambda store: trained(store), 1)
+    assert_same(alone[0], trained(None)[0], 0)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("sizes", [(16, 16), (32, 0), (0, 32)])
+def test_a_nan_anywhere_is_seen_by_all_and_changes_nothing(on_ranks, sizes, accumulate):
+    def work(store):
+        trainer, _ = trained(store, steps=2, accumulate=accumulate, on_nonfinite="skip")
+        before = {name: array.copy() for name, array in trainer.net.params.items()}
+        mine = slice(sum(sizes[: store.rank]), sum(sizes[: store.rank + 1]))
+        x, y = samples(32, 7)
+        bad = x.copy()
+        bad[3] = np.nan
+        for _ in range(accumulate):
+            assert np.isnan(float(trainer.step(bad[mine], y[mine])))
+        assert trainer.skipped == 1
+        for name, array in before.items():
+            np.testing.assert_array_equal(trainer.net.params[name], array)
+        for _ in range(accumulate):
+            assert np.isfinite(float(trainer.step(x[mine], y[mine])))
+        return trainer.updates
+
+    assert on_ranks(work) == [2 // accumulate + 1] * 2
+
+
+# --- accuracy -------------------------------------------------------------------------------------------------
+
+
+def moments_of(store, x, epsilon=1e-5, momentum=0.5):
+    """What a step makes of the running statistics of x, and the normalised x, in this process."""
+    given = gk.input("x", ["N", *x.shape[1:]])
+    model = gk.Model(gk.nn.batch_norm(given, name="n", momentum=momentum, epsilon=epsilon), seed=0)
+    trainer = gk.Trainer(model, "mse", gk.optim.SGD(0.0), kvstore=store, threads=1, sync_batch_norm=True)
+    rank, ranks = (0, 1) if store is None else (store.rank, store.num_workers)
+    mine = slice(rank * len(x) // ranks, (rank + 1) * len(x) // ranks)
+    loss = float(trainer.step(x[mine], np.zeros_like(x[mine])))
+    return loss, {name: array for name, array in model.params.items() if "running" in name}
+
+
+@pytest.mark.parametrize("mean", [1e4, -1e6])
+def test_a_variance_does_not_vanish_beside_a_large_mean(on_ranks, mean):
+    """Chan, Golub and LeVeque: that E[x^2] - E[x]^2 loses all digits here. Each process has another mean."""
+    rng = np.random.default_rng(0)
+    x = (mean * (1 + 1e-5 * (np.arange(64) // 16)[:, None]) + rng.standard_normal((64, 3))).astype(np.float32)
+    exact = x.astype(np.float64)
+    for loss, running in on_ranks(lambda store: moments_of(store, x), 4):
+        np.testing.assert_allclose(running["n_running_mean"], 0.5 * exact.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(running["n_running_var"], 0.5 + 0.5 * exact.var(0), rtol=1e-5)
+        np.testing.assert_allclose(loss, (exact.var(0) / (exact.var(0) + 1e-5)).mean(), rtol=1e-5)
+
+
+def test_channels_of_one_sample_in_all_and_in_each(on_ranks):
+    x = np.array([[3.0, -2.0], [5.0, 4.0]], np.float32)
+    for loss, running in on_ranks(lambda store: moments_of(store, x, momentum=0.0)):
+        np.testing.assert_allclose(running["n_running_mean"], [4, 1])
+        np.testing.assert_allclose(running["n_running_var"], [1, 9])
+        np.testing.assert_allclose(loss, 1, rtol=1e-4)
+    # One sample in the job: its variance is 0, and its gradient.
+    for loss, running in on_ranks(lambda store: moments_of(store, x[:1], momentum=0.0)):
+        np.testing.assert_array_equal(running["n_running_var"], [0, 0])
+        np.testing.assert_allclose(running["n_running_mean"], [3, -2])
+        assert loss == 0
+
+
+def test_the_gradient_through_the_statistics_of_others_is_exact(on_ranks):
+    """Numeric differentiation in float64, by the samples of every process, of a weighted sum of what all make."""
+    rng = np.random.default_rng(0)
+    x, weights = rng.standard_normal((5, 2, 3)), rng.standard_normal((5, 2, 3))
+    scale, offset = rng.standard_normal(2), rng.standard_normal(2)
+    sizes = [2, 3]
+
+    def function(whole):
+        mean, var = whole.mean((0, 2), keepdims=True), whole.var((0, 2), keepdims=True)
+        y = (whole - mean) / np.sqrt(var + 1e-5) * scale[:, None] + offset[:, None]
+        return (np.sin(y) * weights).sum()
+
+    def work(store):
+        mine = slice(sum(sizes[: store.rank]), sum(sizes[: store.rank + 1]))
+        given = gk.input("x", ["N", 2, 3], "float64")
+        kinds = {n: gk.input(n, [2], "float64") for n in ("scale", "offset", "mean", "var")}
+        y, *_ = gk.batch_normalization(given, *kinds.values(), training_mode=True)
+        weighted = gk.input("weights", ["N", 2, 3], "float64")
+        loss = gk.reduce_sum(gk.sin(y) * weighted, keepdims=False)
+        graph = synchronise(Graph([given, *kinds.values(), weighted], [loss]))
+        wanted = [graph.inputs[i] for i in (0, 1, 2)]
+        graph = chained(graph.replace(outputs=gradient(graph.outputs, wanted)), graph.outputs[0])
+        executor = Executor(graph, ParamStore({}, {}), collectives=store.collectives(), threads=1)
+        feeds = dict(zip(("x", *kinds, "weights"), (x[mine], scale, offset, offset, scale, weights[mine]), strict=True))
+        return list(executor.run(feeds).values())
+
+    found = on_ranks(work)
+    numeric = np.zeros_like(x)
+    for place in np.ndindex(x.shape):
+        step = np.zeros_like(x)
+        step[place] = 1e-5
+        numeric[place] = (function(x + step) - function(x - step)) / 2e-5
+    np.testing.assert_allclose(np.concatenate([dx for dx, *_ in found]), numeric, rtol=1e-6, atol=1e-8)
+    mean, var = x.mean((0, 2), keepdims=True), x.var((0, 2), keepdims=True)
+    h = (x - mean) / np.sqrt(var + 1e-5)
+    slope = np.cos(h * scale[:, None] + offset[:, None]) * weights
+    np.testing.assert_allclose(sum(f[1] for f in found), (slope * h).sum((0, 2)), rtol=1e-9)
+    np.testing.assert_allclose(sum(f[2] for f in found), slope.sum((0, 2)), rtol=1e-9)
+
+
+# --- how ------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_and_calls(on_ranks):
+    """For each normalisation, number, mean and deviations go once, and the sums of the two gradients, in float64."""
+
+    def work(store):
+        trainer, _ = trained(store, steps=1)
+        sent = store.sent_bytes
+        x, y = samples(32)
+        trainer.step(x[:16], y[:16])
+        plain = sum(trainer.net.params[name].nbytes for name in trainer.trained) + 16
+        channels = [3, 3, 5]
+        return store.sent_bytes - sent - plain, sum((1 + 2 * c) + 2 * c for c in channels) * 8
+
+    for sent, expected in on_ranks(work):
+        # Between gradients of one bucket there may be gaps.
+        assert 0 <= sent - expected <= 64 * 11
+
+
+def test_statistics_in_a_branch_are_refused(on_ranks):
+    """Which another process may not take."""
+
+    def branched():
+        x = gk.input("x", ["N", 3])
+        large = gk.reduce_max(x, keepdims=False) > 1.0
+        return gk.Model(gk.cond(large, lambda v: gk.nn.batch_norm(v, name="n"), lambda v: v, x))
+
+    def work(store):
+        with pytest.raises(gk.errors.UnsupportedError, match="inside of"):
+            gk.Trainer(branched(), "mse", kvstore=store, sync_batch_norm=True)
+        return True
+
+    assert all(on_ranks(work))
+
+
+def test_one_that_keeps_its_statistics_sends_nothing(on_ranks):
+    """As those whose scale and offset are frozen."""
+
+    def work(store):
+        frozen = [f"n{letter}_{what}" for letter in "abf" for what in ("weight", "bias")]
+        trainer, _ = trained(store, steps=1, freeze=frozen)
+        return [n.op.name for n in trainer.graph.nodes if n.op.name in ("AllMoments", "AllSum")]
+
+    assert on_ranks(work) == [[], []]
+
+
+# --- jobs -----------------------------------------------------------------------------------------------------
+
+JOB = """
+    import sys, numpy as np, graphkit as gk
+    sys.path.insert(0, {here!r})
+    from test_sync_batch_norm import trained
+    kv = gk.kvstore.create("dist_sync")
+    trainer, _ = trained(kv, steps=10, sizes={sizes})
+    kv.barrier()
+    np.savez({out!r} + str(kv.rank), **trainer.net.params)
+"""
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 8, 8), (3, 0, 20, 9)])
+def test_four_processes_are_one(tmp_path, sizes):
+    job = JOB.format(here=str(Path(__file__).parent), out=str(tmp_path / "weights"), sizes=sizes)
+    status, _, errors = finish(start(4, job, trainer=False), 120)
+    assert (status, errors) == (0, "")
+    one, _ = trained(None, steps=10)
+    found = [np.load(tmp_path / f"weights{rank}.npz") for rank in range(4)]
+    for name, array in one.net.params.items():
+        assert np.linalg.norm(found[0][name] - array) <= 1e-5 * np.linalg.norm(array), name
+        for other in found[1:]:
+            np.testing.assert_array_equal(other[name], found[0][name])
