@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import click
 
 from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import print_json, print_table
+from graphkit.ir.context import GROUP
+from graphkit.ir.graph import Value
 from graphkit.model import Model
 from graphkit.passes.pipeline import effects
 
@@ -44,12 +47,30 @@ def command(model: str, form: str, external_root: str | None, as_json: bool) -> 
                 "parameters": {n: str(net.params.type_of(n)) for n in net.params},
                 "num_parameters": net.num_parameters,
                 "nodes": len(net.graph.nodes),
+                "groups": groups(net),
                 "operators": dict(Counter(n.op.name for n in net.graph.nodes).most_common()),
                 "meta": net.meta,
             },
         )
         return
     click.echo({"text": net.to_text, "dot": net.to_dot, "summary": net.summary}[form]())
+    if form == "summary" and (found := groups(net)):
+        print_table("groups", ("group", "nodes", "parameters"), [(n, *f.values()) for n, f in found.items()])
+
+
+def groups(net: Model) -> dict[str, dict[str, int]]:
+    """By group (ctx_group): its nodes, and the elements of the parameters that it is the first to read."""
+    found: dict[str, dict[str, int]] = {}
+    counted: set[Value] = set()
+    for node in net.graph.nodes:
+        if (name := node.meta.get(GROUP)) is None:
+            continue
+        group = found.setdefault(name, {"nodes": 0, "parameters": 0})
+        group["nodes"] += 1
+        for value in {v for v in node.operands if v.role == "parameter" and v not in counted}:
+            group["parameters"] += math.prod(value.tensor.static_shape)
+            counted.add(value)
+    return found
 
 
 def _print_passes(net: Model, as_json: bool) -> None:

@@ -168,6 +168,20 @@ _SKIPPED, _RECORDED = 2, 10
     "--shard-optimizer", is_flag=True, help="Divide the optimizer's states among the processes of --kvstore dist_sync."
 )
 @click.option("--deterministic", is_flag=True, help="The same bits for any number of threads.")
+@click.option(
+    "--place",
+    "places",
+    multiple=True,
+    metavar="GROUP=RANK",
+    help="Compute a group of nodes (ctx_group) in a process of the job, as a stage of a pipeline; repeat for all.",
+)
+@click.option(
+    "--micro-batches",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Into so many parts each batch is cut, which go through the pipeline one behind the other.",
+)
 @process_options
 @device_options
 @external_root_option
@@ -184,6 +198,7 @@ def command(
     graphkit train bert.onnx --data reviews.npz --head classes=2 --head pool=first --head-at last_hidden_state -o run/
     graphkit train net.json --data digits --processes 2 --kvstore dist_sync -o run/
     mpiexec -n 2 graphkit train net.json --data digits --kvstore dist_sync -o run/
+    graphkit train net.json --data digits --processes 2 --kvstore dist_sync --place a=0 --place b=1 --micro-batches 8
     graphkit train net.json --data sentences:reviews/ --optimizer adam -o run/
     graphkit train net.json -o run/ --resume
     graphkit train net.json --data text:book.txt --metric perplexity --carry h=last_h --carry c=last_c -o run/
@@ -277,6 +292,7 @@ def _trainer(net: Model, optimizer: Optimizer, store: KVStore, o: Mapping[str, A
         carry=key_values(o["carries"], "--carry"), clip_norm=o["clip_norm"], accumulate=o["accumulate"],
         seed=o["seed"], deterministic=o["deterministic"], recompute=o["recompute"], precision=o["precision"],
         on_nonfinite=o["on_nonfinite"], shard_optimizer=o["shard_optimizer"], sync_batch_norm=o["sync_batch_norm"],
+        groups=placed(o["places"]), micro_batches=o["micro_batches"],
     )  # fmt: skip
 
 
@@ -371,6 +387,15 @@ def axis_options(texts: tuple[str, ...]) -> dict[str, int | None]:
             raise UsageError(f"--batch-axis {name}={text}: expected the number of an axis, or none")
         axes[name] = None if text == "none" else int(text)
     return axes
+
+
+def placed(texts: tuple[str, ...]) -> dict[str, int] | None:
+    """`GROUP=RANK` texts as ranks by group; None without any."""
+    found = key_values(texts, "--place")
+    for name, text in found.items():
+        if not text.isdecimal():
+            raise UsageError(f"--place {name}={text}: expected the number of a process, from 0")
+    return {name: int(text) for name, text in found.items()} or None
 
 
 def multipliers(texts: tuple[str, ...], option: str) -> dict[str, float]:

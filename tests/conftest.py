@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -48,17 +49,30 @@ def steps() -> Callable[[Callable[[], Any]], int]:
     return count
 
 
+class _Mailbox:
+    """What is on its way from one rank to another under one tag, and what waits for it, in their order."""
+
+    def __init__(self) -> None:
+        self.sent: deque[np.ndarray] = deque()
+        self.awaited: deque[_Expected] = deque()
+
+
+_Post = defaultdict[tuple[int, int, int], _Mailbox]
+
+
 class Rank:
     """A communicator among threads of one process, as `KVStore` takes it; `parts` has a place for each."""
 
     steps = 0
 
-    def __init__(self, rank: int, parts: list[Any], there: threading.Barrier):
+    def __init__(self, rank: int, parts: list[Any], there: threading.Barrier, post: _Post):
         from graphkit.dist.channel import Channel
+        from graphkit.dist.transfers import Messages
 
         self.rank, self.size = rank, len(parts)
         self._parts, self._there = parts, there
-        self.channel = Channel(self)
+        self.channel, self._post = Channel(self), post
+        self.messages = Messages(self)
         self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
 
     def working(self, *_: Any) -> contextlib.AbstractContextManager[None]:
@@ -70,7 +84,17 @@ class Rank:
         """Nobody looks."""
 
     def lost(self) -> str | None:
-        return None
+        return "another rank has failed" if self._there.broken else None
+
+    def fail(self, reason: str) -> None:
+        self.channel.fail(reason)
+
+    def start_send(self, data: np.ndarray, to: int, tag: int) -> Any:
+        self._post[self.rank, to, tag].sent.append(data.copy())
+        return _Arrived()
+
+    def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
+        return _Expected(self._post[source, self.rank, tag], data)
 
     def tell(self, mine: bytes) -> list[bytes]:
         return self._exchange(mine)
@@ -118,6 +142,21 @@ class _Arrived:
         return self._looks > 1
 
 
+class _Expected:
+    """A request for the next message of a mailbox."""
+
+    def __init__(self, box: _Mailbox, data: np.ndarray):
+        self._box, self._data, self._there = box, data, False
+        box.awaited.append(self)
+
+    def Test(self) -> bool:  # noqa: N802 - MPI's name
+        while self._box.sent and self._box.awaited:
+            first = self._box.awaited.popleft()
+            np.copyto(first._data, self._box.sent.popleft())
+            first._there = True
+        return self._there
+
+
 @pytest.fixture
 def on_ranks() -> Callable[..., list[Any]]:
     """`on_ranks(work, size)`: what `work(store)` returns on each of so many ranks, threads of this process.
@@ -130,13 +169,14 @@ def on_ranks() -> Callable[..., list[Any]]:
         from graphkit.dist.kvstore import KVStore
 
         there = threading.Barrier(size)
+        post: _Post = defaultdict(_Mailbox)
         parts: list[Any] = [None] * size
         found: list[Any] = [None] * size
         failed: list[BaseException] = []
 
         def go(rank: int) -> None:
             try:
-                found[rank] = work(KVStore("dist_sync", Rank(rank, parts, there)))
+                found[rank] = work(KVStore("dist_sync", Rank(rank, parts, there, post)))
             except threading.BrokenBarrierError as error:  # another one failed, or has not come
                 failed.append(error)
             except BaseException as error:  # noqa: BLE001 - it is raised again in the thread of the test

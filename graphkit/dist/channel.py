@@ -271,6 +271,10 @@ class Channel:
             finally:
                 self._leaves_the_wheel()
 
+    def fail(self, reason: str) -> None:
+        """Nothing is done together from now on: whoever waits, or posts something, is told the reason."""
+        self._break(reason)
+
     @contextmanager
     def at_the_wheel(self) -> Iterator[None]:
         """No other thread drives a round meanwhile."""

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from graphkit.dist.posted import Action, Pending, alone, placed
+from graphkit.dist.transfers import Messages
+from graphkit.errors import UsageError
 
 
 class Communicator(Protocol):
@@ -70,6 +72,11 @@ class Communicator(Protocol):
         """The root's array, in a new array; all processes pass one of the same dtype and shape."""
         ...
 
+    @property
+    def messages(self) -> Messages:
+        """From this process to another one."""
+        ...
+
     def working(self) -> AbstractContextManager[None]:
         """What takes long, and others may wait for, goes on meanwhile: this process has not stalled."""
         ...
@@ -114,6 +121,10 @@ class LocalCommunicator:
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         return array.copy()
+
+    @property
+    def messages(self) -> Messages:
+        raise UsageError("a local store has nobody to send messages to")
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -26,6 +26,7 @@ from graphkit.dist.mail import Mail
 from graphkit.dist.placement import Allowed, place
 from graphkit.dist.posted import placed
 from graphkit.dist.relay import Relay
+from graphkit.dist.transfers import Messages
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
@@ -126,6 +127,7 @@ class MpiCommunicator:
         self._kept: list[Any] = []
         self._watch = self._watched()
         self.channel = Channel(self)
+        self.messages = Messages(self)
         self.at_the_wheel = self.channel.at_the_wheel
         self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
 
@@ -188,6 +190,17 @@ class MpiCommunicator:
         # As bytes, so that every dtype travels.
         self.hosts.broadcast(result.reshape(-1).view(np.uint8), root, self._complete)
         return result
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def start_send(self, data: np.ndarray, to: int, tag: int) -> Any:
+        return self._comm.Isend(data, dest=to, tag=tag)
+
+    def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
+        return self._comm.Irecv(data, source=source, tag=tag)
+
+    def fail(self, reason: str) -> None:
+        self.channel.fail(reason)
 
     # --- signs of life ---------------------------------------------------------------------------
 

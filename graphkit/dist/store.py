@@ -19,6 +19,7 @@ from graphkit.dist.compression import Compression
 from graphkit.dist.posted import Action, Pending, Sum, placed
 from graphkit.dist.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.dist.slices import Slices
+from graphkit.dist.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
 
@@ -173,6 +174,17 @@ class KVStore:
     def collectives(self, ordered: bool = False) -> Buckets:
         """What carries the sums inside of a program; ordered: in the order of the ranks."""
         return Buckets(self, ordered)
+
+    @property
+    def messages(self) -> Messages:
+        """Arrays from this process to another one, and back."""
+        return self._communicator.messages
+
+    def meet(self, call: str, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Come to where all processes come, with arrays of the same types; all that was pushed is there then."""
+        self.wait()
+        self._communicator.flush()
+        self._communicator.perform(call, arrays)
 
     def bucket_bytes(self, fixed: bool = False) -> int:
         """How many bytes of gradients are best summed at once; the same in every process.

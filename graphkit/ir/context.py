@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+# The attribute that says which nodes one process computes, where several do.
+GROUP = "ctx_group"
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:

@@ -159,7 +159,9 @@ class Fit:
             position.loss_sum += loss * batch.global_size
             position.seen += batch.global_size
             if batch.size:
-                self._background.measure(measured, results[trainer._output], first(batch.targets))
+                target = trainer._targets.names[0], first(batch.targets)
+                for pair in trainer._stepper.compared(results, trainer._output, target):
+                    self._background.measure(measured, *pair)
         self.bar.advance(f"loss {loss:.4f}")
         if self.every and trainer.updates > before and trainer.updates % self.every == 0:
             self._save()
@@ -182,7 +184,7 @@ class Fit:
         position.skipped += trainer.skipped - skipped
         self._background.settle()
         if trainer.kvstore is None or self._ranks == 1:
-            values = {m.name: m.value for m in measured}
+            values = trainer._stepper.values(measured)
         else:
             values = reduced(trainer.kvstore, measured)
         position.trained = {"loss": position.loss_sum / max(position.seen, 1), **values}
@@ -222,11 +224,12 @@ class Fit:
         trainer = self.trainer
         trainer.position.seconds = self.log.seconds
         trainer._stepper.settle()
-        parts = [saving.gathered(trainer)]
+        parts = saving.whole_parts(trainer)
         if trainer.position.within and trainer.kvstore is not None and self._ranks > 1:
             parts = gather(trainer.kvstore, parts[0])
-        if self._rank == 0:
-            saving.write(trainer, self.folder, parts)
+        with trainer._stepper.gathered():
+            if trainer._writes:
+                saving.write(trainer, self.folder, parts)
 
     def _stopped(self, interrupt: KeyboardInterrupt) -> None:
         """Save where a single process stands; ranks that were interrupted need not stand at the same batch."""
@@ -236,7 +239,7 @@ class Fit:
         where = f"stopped {trainer.position}"
         if trainer.torn:
             where += ", in the middle of a step: parameters may be half updated; go on from the last checkpoint"
-        elif self.folder is not None and self._ranks == 1:
+        elif self.folder is not None and trainer._alone:
             with uninterrupted:
                 self._save()
             where += f"; {self.folder} has a checkpoint of it"

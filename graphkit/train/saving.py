@@ -13,6 +13,8 @@ from graphkit.errors import InputError, InvalidModel, UsageError
 from graphkit.executor.run.interruption import uninterrupted
 from graphkit.model import Model
 from graphkit.train import checkpoint as checkpoints
+from graphkit.train.gather import gather
+from graphkit.train.pipeline import PipelineStepper
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.run_folder import MODEL, RunFolder, model_then_checkpoint
 from graphkit.train.step import fit_sums
@@ -41,8 +43,12 @@ def save(trainer: Trainer, folder: str | Path) -> None:
         return
     path, fit = Path(folder), trainer._fit
     within = fit is not None and fit.folder is not None and fit.folder.resolve() == path.resolve()
-    with contextlib.nullcontext() if within else RunFolder(path, patience=_PATIENCE):
-        write(trainer, path, [gathered(trainer)])
+    parts = whole_parts(trainer)
+    with trainer._stepper.gathered():
+        if trainer._pipeline is not None and not trainer._writes:
+            return
+        with contextlib.nullcontext() if within else RunFolder(path, patience=_PATIENCE):
+            write(trainer, path, parts)
 
 
 def gathered(trainer: Trainer) -> dict[str, np.ndarray]:
@@ -53,6 +59,14 @@ def gathered(trainer: Trainer) -> dict[str, np.ndarray]:
     states = position.metrics if trainer._fit is None else trainer._fit.metric_states()
     measured = {f"{m}{_METRIC}{key}": array for m, state in states.items() for key, array in state.items()}
     return {**trainer._recurrent_state.arrays, **measured}
+
+
+def whole_parts(trainer: Trainer) -> list[dict[str, np.ndarray]]:
+    """What `gathered` gives; in a pipeline, on every rank, what the rank gives that has measured."""
+    mine, stepper = gathered(trainer), trainer._stepper
+    if not isinstance(stepper, PipelineStepper) or not trainer.position.within:
+        return [mine]
+    return [gather(stepper.pipe.store, mine)[stepper.output_rank]]
 
 
 def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -102,6 +116,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
     odd = sorted((set(arrays) ^ {*trainer.net.params, *stepper.slots}) | unknown)
     if odd:
         raise InvalidModel(f"the checkpoint in {folder} does not fit this model and optimizer: {', '.join(odd[:5])}")
+    arrays = {name: array for name, array in arrays.items() if stepper.keeps(name)}
     try:
         arrays = {name: stepper.store.fitting(name, array) for name, array in arrays.items()}
     except InputError as error:

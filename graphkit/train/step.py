@@ -37,6 +37,7 @@ GRADIENT = "gradient"
 GRADIENT_SUM = "gradient_sum"
 ROWS = "rows"
 LOSS_SUM = "loss_sum"
+SCALE = "gradient_scale"
 
 
 @dataclass(frozen=True)
@@ -302,6 +303,32 @@ def _update(
         [total, *inputs, *(t.value for t in trained), *sums], [inputs[1]], [*updates, *reset], f"{name}_update",
         output_names=["previous_step"],
     )  # fmt: skip
+
+
+def staged_update(name: str, trained: Sequence[TrainedParameter], rule: UpdateRule) -> tuple[Graph, Graph]:
+    """The update of the parameters of one of several stages, around what all stages have to tell each other.
+
+    Both read the gradients that wait, and `total_weight`. The first has the outputs `squares`, the sum of squares of
+    the mean gradients, and `finite`, which is 0 when they are; the second updates, and resets the sums. Where the rule
+    clips gradients, they are multiplied by its input `gradient_scale`.
+    """
+    _refuse_lazy(trained)
+    total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
+    scale = Value(TensorType(DType.FLOAT32, ()), SCALE)
+    sums = [Value(t.value.type, f"{t.name}/{GRADIENT_SUM}", role="state") for t in trained]
+    means = [F.div(s, cast_like(total, s)) for s in sums]
+    squares = [F.cast(F.reduce_sum_square(m, keepdims=False), to="float32") for m in means]
+    told = [squares[0] if len(squares) == 1 else F.sum(*squares), finite.zero_if_finite(means)]
+    measure = Graph([total, *sums], told, (), f"{name}_measure", output_names=["squares", "finite"])
+    clips = rule.clip_norm is not None
+    scaled = [F.mul(m, cast_like(scale, m)) for m in means] if clips else means
+    inputs, updates = _updates(trained, scaled, replace(rule, clip_norm=None), None)
+    reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
+    update = Graph(
+        [total, *([scale] if clips else ()), *inputs, *(t.value for t in trained), *sums], [inputs[1]],
+        [*updates, *reset], f"{name}_update", output_names=["previous_step"],
+    )  # fmt: skip
+    return measure, update
 
 
 def shared_step(

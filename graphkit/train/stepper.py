@@ -6,7 +6,8 @@ With several processes the programs themselves sum losses and gradients over the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,6 +23,7 @@ from graphkit.train import finite, recomputation, sharded, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.gather import gather
+from graphkit.train.metrics import Metric
 from graphkit.train.position import Position
 
 # The loss of a step that was not taken.
@@ -135,6 +137,29 @@ class Stepper:
         if self._rule.ema is not None:
             arrays |= {f"{name}/{AVERAGE}": params[name] for name in self.trained}
         return ParamStore(types, arrays)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """What is trained and has its values in this process."""
+        return self.trained
+
+    def keeps(self, name: str) -> bool:
+        """Whether this process has a parameter, state or slot from step to step."""
+        return True
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Around what needs all parameters and slots in rank 0."""
+        return nullcontext()
+
+    def compared(
+        self, results: Mapping[str, Any], output: str, target: tuple[str, np.ndarray]
+    ) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+        """What metrics compare after a step: pairs of an output and a target. target: by name, of the batch."""
+        return [(results[output], target[1])]
+
+    def values(self, measured: Sequence[Metric]) -> dict[str, float]:
+        """The values of metrics, as this process knows them."""
+        return {m.name: m.value for m in measured}
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
         self._fit_memory(shapes)

@@ -32,7 +32,7 @@ from graphkit.passes.fuse.recognise import recognise
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.straight_through import pass_through_rounding
 from graphkit.passes.training.to_training import is_in_training, to_inference, to_training
-from graphkit.train import finite, losses, metrics, recomputation, saving
+from graphkit.train import finite, losses, metrics, placed, recomputation, saving
 from graphkit.train import optim as optimizers
 from graphkit.train import step as steps
 from graphkit.train.arguments import POSITIVE, integer, real
@@ -40,12 +40,14 @@ from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
 from graphkit.train.background import BackgroundWork
 from graphkit.train.fit import Fit, first, length_of
+from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
 from graphkit.train.progress import JsonLog, ProgressBar
 from graphkit.train.recurrent_state import RecurrentState
 from graphkit.train.remote_step import stepper_for
 from graphkit.train.run_folder import RunFolder
 from graphkit.train.statistics import over_processes
+from graphkit.train.stepper import Stepper
 from graphkit.train.targets import Targets
 
 
@@ -94,6 +96,10 @@ class Trainer:
     group of batches, with `accumulate`, but for statistics), and all processes decide alike; gradients that are not
     finite while the loss is, "raise" finds at the next step.
 
+    groups: the rank of each group of nodes (`gk.attr_scope(ctx_group=...)`), for a model that is larger than a rank.
+    Each process has the parameters of its own, and every batch, which all of them are given whole, goes through them as
+    a pipeline of `micro_batches` (see docs/processes.md). batch_axes: the axis that counts samples by input and target,
+    where it is not 0; None: every micro-batch gets all of it. Data sets say it themselves.
     shard_optimizer: each process of the kvstore holds a part of the optimizer's slots, updates what they belong to, and
     gets the rest of the parameters from the others; `save` is then called by all of them, and rank 0 writes.
 
@@ -128,11 +134,15 @@ class Trainer:
         deterministic: bool = False,
         straight_through: bool = False,
         on_nonfinite: str = "raise",
+        groups: Mapping[str, int] | None = None,
+        micro_batches: int = 1,
+        batch_axes: Mapping[str, int | None] | None = None,
         shard_optimizer: bool = False,
         sync_batch_norm: bool = False,
     ):
         recomputation.check(recompute)
         on_nonfinite = finite.choice(on_nonfinite)
+        micro_batches = integer("Trainer", "micro_batches", micro_batches, 1)
         accumulate = integer("Trainer", "accumulate", accumulate, 1)
         clip_norm = None if clip_norm is None else real("Trainer", "clip_norm", clip_norm, POSITIVE)
         seed = None if seed is None else integer("Trainer", "seed", seed, 0)
@@ -159,11 +169,19 @@ class Trainer:
         self._recurrent_state = RecurrentState(net, carry or {})
         self._input_types = net.input_types
         self._input_names = net.inputs
-        # The rank of this process, and how many there are.
-        self._place = (0, 1) if kvstore is None else (kvstore.rank, kvstore.num_workers)
+        refused = {
+            "accumulate": accumulate > 1, "carry": bool(carry), "lazy": bool(lazy), "recompute": recompute is not None,
+            "shard_optimizer": shard_optimizer, "sync_batch_norm": sync_batch_norm,
+            "compression": kvstore is not None and kvstore.compresses,
+        }  # fmt: skip
+        self._pipeline = placed.create(groups, micro_batches, batch_axes, kvstore, net.inputs, refused)
+        # Which part of the data this process takes, and of how many; stages of a pipeline take the same.
+        self._place = (0, 1) if kvstore is None or self._pipeline else (kvstore.rank, kvstore.num_workers)
+        self._alone = kvstore is None or kvstore.num_workers == 1
+        self._writes = kvstore is None or kvstore.rank == 0
         # Around what an interrupt has to leave whole. One of several ranks may wait for the others there for ever, and
         # is interrupted at once.
-        self._interrupts = uninterrupted if self._place[1] == 1 else contextlib.nullcontext()
+        self._interrupts = uninterrupted if self._alone else contextlib.nullcontext()
 
         self.ema = moving_average(ema)
         selection = steps.ParameterSelection(freeze, train, lazy, lr_mult or {}, wd_mult or {})
@@ -185,15 +203,24 @@ class Trainer:
             "precision": precision,
             "deterministic": deterministic,
         }
-        self._stepper = stepper_for(kvstore)(
-            graph, trained, rule, net.params,
-            kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options, shard=shard_optimizer,
-        )  # fmt: skip
+        self._stepper: Stepper | PipelineStepper
+        self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
+        self._inference: Executor | PipelineInference
+        if self._pipeline is not None:
+            found = graph.outputs[1 + net.outputs.index(self._output)]
+            self._stepper = PipelineStepper(
+                graph, trained, rule, net.params, self._pipeline, found, self._output, options
+            )
+            self._inference = PipelineInference(self._inference_graph, net.params, self._stepper, self._output, options)
+        else:
+            self._stepper = stepper_for(kvstore)(
+                graph, trained, rule, net.params,
+                kvstore=kvstore, accumulate=accumulate, recompute=recompute, options=options, shard=shard_optimizer,
+            )  # fmt: skip
+            self._inference = Executor(self._inference_graph, net.params, **options)
         self.trained, self._slots = self._stepper.trained, self._stepper.slots
         self._averaged = False
-        self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
-        self._inference = Executor(self._inference_graph, net.params, **options)
-        if kvstore is not None and kvstore.num_workers > 1:
+        if kvstore is not None and not self._alone and self._pipeline is None:
             names = list(net.params)
             for name, array in zip(names, kvstore.broadcast(names, [net.params[n] for n in names]), strict=True):
                 net.params[name] = array
@@ -226,7 +253,7 @@ class Trainer:
         if self.ema is None:
             raise UsageError("there is no moving average: give the Trainer ema=0.999, or another decay")
         with uninterrupted:
-            for name in self.trained:
+            for name in self._stepper.held:
                 key = f"{name}/{AVERAGE}"
                 weight, average = self.net.params[name], self._slots[key]
                 self.net.params.commit(name, average)
@@ -369,7 +396,7 @@ class Trainer:
         batch_size = integer("fit", "batch_size", batch_size, 1)
         checkpoint_every = None if checkpoint_every is None else integer("fit", "checkpoint_every", checkpoint_every, 1)
         self._plan(epochs)
-        writes = self._place[0] == 0
+        writes = self._writes
         held = folder if folder is None or isinstance(folder, RunFolder) else RunFolder(folder)
         path = None if held is None else held.path
         with contextlib.ExitStack() as stack:
@@ -417,7 +444,10 @@ class Trainer:
 
     def _data(self, given: Any) -> Dataset | Iterated:
         kinds = {n: t for n, t in self._input_types.items() if n not in self._recurrent_state.names}
-        return as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
+        found = as_dataset(given, {n: t.rank if isinstance(t, TensorType) else None for n, t in kinds.items()})
+        if self._pipeline is not None:
+            self._pipeline.follow(found)
+        return found
 
     def _prepared(self, batch: Batch) -> Batch:
         """The batch with its inputs by name, in arrays that programs take without a copy."""
@@ -446,22 +476,25 @@ class Trainer:
     ) -> dict[str, float]:
         measured = self._metrics(specs)
         state = RecurrentState(self.net, self._recurrent_state.names)
-        with self._working(), self.averaged(), BackgroundWork(prefetch) as background:
+        together = contextlib.nullcontext() if isinstance(self._inference, Executor) else self._inference.batches()
+        with self._working(), self.averaged(), BackgroundWork(prefetch) as background, together:
             batches = data.batches(batch_size, shuffle=False)
             bar.start("validation", length_of(batches), passing=True)
             for inputs, targets in background.batches(map(self._prepared, batches)):
                 results = self._inference.run(state.feeds(inputs))
                 state.keep(results)
-                background.measure(measured, results[self._output], first(targets))
+                if self._pipeline is None or self._output in results:
+                    background.measure(measured, results[self._output], first(targets))
                 bar.advance()
-        return {m.name: m.value for m in measured}
+        return self._stepper.values(measured)
 
     # --- files -----------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
         """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole.
 
-        The model is in inference mode and has the moving averages where there are any; the checkpoint has both.
+        The model is in inference mode and has the moving averages where there are any; the checkpoint has both. Every
+        rank of a pipeline calls it; rank 0 writes.
         """
         with self._working():
             saving.save(self, folder)

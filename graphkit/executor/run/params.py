@@ -30,6 +30,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._arrays: dict[str, np.ndarray] = {}
         self._stored: dict[str, StoredArray] = {}
         self._own: set[str] = set()
+        # Who has arrays that were released.
+        self._elsewhere: dict[str, str] = {}
         # Through what own arrays were handed out.
         self._views: dict[str, SharedMemory] = {}
         self._versions = dict.fromkeys(self._types, 0)
@@ -56,7 +58,8 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         if (stored := self._stored.get(name)) is not None:
             return stored.array
         if name not in self._arrays:
-            raise InputError(f"parameter {name!r} has no value yet")
+            where = self._elsewhere.get(name)
+            raise InputError(f"parameter {name!r} " + (f"is held by {where}" if where else "has no value yet"))
         array = self._arrays[name]
         if name not in self._own:
             return array
@@ -120,6 +123,19 @@ class ParamStore(MutableMapping[str, np.ndarray]):
         self._views.pop(name, None)
         self._versions[name] += 1
         self._stamp += 1
+
+    def release(self, name: str, holder: str) -> None:
+        """Forget the array of `name`, which `holder` has, until another one is written; reading it is an InputError."""
+        self.type_of(name)
+        self._arrays.pop(name, None)
+        self._stored.pop(name, None)
+        self._own.discard(name)
+        self._elsewhere[name] = holder
+        self._written(name)
+
+    def holds(self, name: str) -> bool:
+        """Whether there is an array for a name."""
+        return name in self._arrays or name in self._stored
 
     def donate(self, name: str) -> np.ndarray | None:
         """The array, to be written over when it is the store's own and nobody sees it, else None; see `commit`."""

@@ -70,10 +70,15 @@ def recompute_marked(graph: Graph) -> Graph:
     """Nodes with the attribute recompute=True are computed again (`gk.attr_scope(recompute=True)`)."""
     forward = _Forward(graph, {})
     runs: list[list[Node]] = []
-    for marked, run in itertools.groupby(forward.nodes, lambda n: _is_true(n.meta.get(MARK))):
+    for marked, run in itertools.groupby(forward.nodes, is_marked):
         if marked:
             runs.append(list(run))
     return mirrored(graph, [frozenset(run) for run in runs]) if runs else graph
+
+
+def is_marked(node: Node) -> bool:
+    """Whether a node is to be computed again."""
+    return _is_true(node.meta.get(MARK))
 
 
 def _is_true(text: str | None) -> bool:
