@@ -515,7 +515,7 @@ def test_a_killed_server_is_recovered_from_by_a_restart(net):
     site.mkdir()
     code = f"import sys; sys.argv.insert(1, {str(net / 'flag')!r}); exec(open({str(script)!r}).read())\n"
     (site / "sitecustomize.py").write_text(f"import os\nif os.environ.get('GRAPHKIT_JOB_SIZE'):\n    {code}")
-    command = [sys.executable, "-m", "graphkit", "train", str(net / "net.json"), "--data", "digits", "--epochs", "4",
+    command = [sys.executable, "-P", "-m", "graphkit", "train", str(net / "net.json"), "--data", "digits", "--epochs", "4",
                "--batch-size", "32", "--processes", "2", "--kvstore", "dist_async", "-o", str(net / "run"),
                "--max-restarts", "1"]  # fmt: skip
     environment = dict(os.environ, PYTHONPATH=str(site))

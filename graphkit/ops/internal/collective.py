@@ -11,26 +11,15 @@ from graphkit.ir.types import ANY, NUMERIC, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
 
 
-@op
-class AllReduceStart(Op):
-    """Begin the sum of each x over all processes, which all call it `key`. The sums are there after AllReduceWait.
+class Summed(Op):
+    """What begins a sum of arrays that travel as one, and lie one behind the other; the same types come out."""
 
-    They lie next to each other, so that they travel as one array. By its reference, and as an ONNX file, it is the sum
-    over one process.
-    """
-
-    key: str
     domain = DOMAIN
     inputs = ("xs*",)
     outputs = ("sums*",)
     types = {"xs": NUMERIC}
     contiguous = True
     collective = True
-    samples = (
-        Sample((2, 3), (5,), key="a", onnx=False),
-        Sample((0, 2), key="b", onnx=False),
-        Sample((), (3, 1), (40,), key="c", onnx=False),
-    )
 
     def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
         if any(x.dtype is not xs[0].dtype for x in xs):
@@ -42,6 +31,22 @@ class AllReduceStart(Op):
 
     def expand(self, *xs: Any) -> Any:
         return tuple(F.identity(x) for x in xs)
+
+
+@op
+class AllReduceStart(Summed):
+    """Begin the sum of each x over all processes, which all call it `key`. The sums are there after AllReduceWait.
+
+    They lie next to each other, so that they travel as one array. By its reference, and as an ONNX file, it is the sum
+    over one process.
+    """
+
+    key: str
+    samples = (
+        Sample((2, 3), (5,), key="a", onnx=False),
+        Sample((0, 2), key="b", onnx=False),
+        Sample((), (3, 1), (40,), key="c", onnx=False),
+    )
 
 
 @op

@@ -13,10 +13,11 @@ import numpy as np
 from graphkit.errors import TypeMismatch
 from graphkit.ir.types import ANY, NUMERIC, DType, TensorType
 from graphkit.ops._base import DOMAIN, F, Op, Sample, op
+from graphkit.ops.internal.collective import Summed
 
 
 @op
-class ReduceScatterStart(Op):
+class ReduceScatterStart(Summed):
     """Begin the sum of each x over all processes, which all call it `key`; each gets its slice of them.
 
     The results lie one behind the other, and so are cut into slices (`graphkit.dist.slices`): what lies in this
@@ -25,23 +26,7 @@ class ReduceScatterStart(Op):
     """
 
     key: str
-    domain = DOMAIN
-    inputs = ("xs*",)
-    outputs = ("sums*",)
-    types = {"xs": NUMERIC}
-    contiguous = True
     samples = (Sample((2, 3), (5,), key="a", onnx=False), Sample((0, 2), key="b", onnx=False))
-
-    def infer(self, *xs: TensorType) -> tuple[TensorType, ...]:
-        if any(x.dtype is not xs[0].dtype for x in xs):
-            raise TypeMismatch(f"what travels as one array has one dtype, not {', '.join(map(str, xs))}")
-        return tuple(TensorType(x.dtype, x.shape) for x in xs)
-
-    def reference(self, xp: Any, *xs: Any) -> tuple[Any, ...]:
-        return tuple(xp.array(x) for x in xs)
-
-    def expand(self, *xs: Any) -> Any:
-        return tuple(F.identity(x) for x in xs)
 
 
 @op
@@ -54,6 +39,7 @@ class ReduceScatterWait(Op):
     inputs = ("sums*",)
     outputs = ("done",)
     types = {"sums": ANY}
+    collective = True
     samples = (Sample((2, 3), (5,), key="a", onnx=False),)
 
     def infer(self, *sums: TensorType) -> TensorType:
@@ -85,6 +71,7 @@ class AllGatherStart(Op):
     inputs = ("pieces*",)
     outputs = ("wholes*",)
     types = {"pieces": NUMERIC}
+    collective = True
     samples = (
         Sample((3,), (2,), key="a", sizes=(5, 4, 2), of=(0, 1), begins=(2, 0), ends=(5, 2), onnx=False),
         Sample((0,), key="b", sizes=(0,), of=(0,), begins=(0,), ends=(0,), onnx=False),
