@@ -10,6 +10,10 @@ import pytest
 
 from graphkit.dist import launch
 
+# Statuses of a launcher whose job failed: MPICH's may tell of the signal by which it ended the ranks, in place of the
+# code that the first of them has left with.
+FAILED = (5, 9)
+
 TRAINER = """
     import sys, time, numpy as np, graphkit as gk
     kv = gk.kvstore.create("dist_sync")

@@ -8,7 +8,7 @@ import time
 import ml_dtypes
 import numpy as np
 import pytest
-from jobs import finish, start
+from jobs import FAILED, finish, start
 
 from graphkit.dist import kvstore
 from graphkit.dist.channel import OVERLAPS
@@ -382,5 +382,5 @@ def test_a_push_that_nobody_else_makes_is_named_at_the_end():
             trainer=False,
         )
     )
-    assert status == 5
+    assert status in FAILED
     assert re.search(r"rank 0: ended after 0 steps; rank 1: sum 'lonely' float64\[3\] as call 2", errors)

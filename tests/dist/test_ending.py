@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from jobs import finish, start
+from jobs import FAILED, finish, start
 
 
 def run(processes, code, trainer=True):
@@ -34,7 +34,7 @@ def test_processes_that_do_other_work_at_the_end_wait_for_each_other(tmp_path):
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.full)])
 def test_uneven_numbers_of_steps_are_an_error_of_all_processes(processes):
     status, out, errors = run(processes, "steps(4 if kv.rank == 0 else 2)\nprint('after', kv.rank)")
-    assert status == 5
+    assert status in FAILED
     assert "after 0" not in out
     others = "rank 1:" if processes == 2 else "ranks 1, 2:"
     message = rf"rank 0: sum of loss float64\[2\] in step 3; {others} ended after 2 steps"
@@ -45,7 +45,7 @@ def test_uneven_numbers_of_steps_are_an_error_of_all_processes(processes):
 @pytest.mark.full
 def test_a_process_that_takes_no_step_is_named():
     status, _, errors = run(2, "if kv.rank == 0: steps(1)")
-    assert status == 5
+    assert status in FAILED
     assert "rank 1: ended after 0 steps" in errors
 
 
@@ -80,7 +80,7 @@ def test_who_catches_the_error_may_save_but_the_job_fails(tmp_path):
                 print("still")
         """,
     )
-    assert status == 5
+    assert status in FAILED
     assert "caught 1" in out
     assert "still" in out
 

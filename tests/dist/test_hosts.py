@@ -7,7 +7,7 @@ import re
 import time
 
 import pytest
-from jobs import finish, start
+from jobs import FAILED, finish, start
 
 from graphkit import config
 from graphkit.dist.hosts import Host
@@ -178,7 +178,7 @@ def test_a_rank_of_another_host_that_does_not_come_ends_the_job(monkeypatch, ran
     monkeypatch.setenv(config.RANKS_PER_HOST.name, str(per_host))
     began = time.monotonic()
     status, _, errors = finish(start(ranks, STOPS.format(rank=rank, how=how)))
-    assert status == 5
+    assert status in FAILED
     assert time.monotonic() - began < 45
     assert re.search(f"graphkit: ({said})", errors), errors
 

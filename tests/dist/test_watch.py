@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import finish, start
+from jobs import FAILED, finish, start
 
 import graphkit as gk
 from graphkit import config
@@ -114,7 +114,7 @@ def soon(monkeypatch):
 def test_a_rank_that_does_not_come_ends_the_job(soon, how):
     began = time.monotonic()
     status, _, errors = finish(start(3, failing(how)))
-    assert status == 5
+    assert status in FAILED
     assert time.monotonic() - began < 45
     what = "has shown no sign of life" if how == "stop" else "has not gone on"
     # The first of them to see it ends the other.
@@ -124,7 +124,7 @@ def test_a_rank_that_does_not_come_ends_the_job(soon, how):
 def test_a_rank_that_stops_inside_of_a_collective_ends_the_job(soon):
     where = "kv._communicator.allreduce = lambda *_: act('stop')"
     status, _, errors = finish(start(2, failing("stop", where)))
-    assert status == 5
+    assert status in FAILED
     assert re.search(r"graphkit: rank 0: rank 1 .* no sign of life", errors)
 
 
@@ -142,7 +142,7 @@ def test_a_rank_that_works_for_long_is_waited_for(soon):
 def test_no_process_is_left(soon):
     says = r"import os; print(f'process {os.getpid()}\n', end='', flush=True)"
     status, out, _ = finish(start(2, f"{says}\n{failing('stop')}"))
-    assert status == 5
+    assert status in FAILED
     processes = [int(n) for n in re.findall(r"process (\d+)", out)]
     assert len(processes) == 2
     deadline = time.monotonic() + 20
