@@ -19,10 +19,12 @@ from graphkit.train import saving
 from graphkit.train.background import BackgroundWork
 from graphkit.train.gather import gather, reduced
 from graphkit.train.metrics import Metric
+from graphkit.train.pace import Pace
 from graphkit.train.position import MetricStates
 from graphkit.train.progress import JsonLog, ProgressBar
 
 if TYPE_CHECKING:
+    from graphkit.dist.kvstore import KVStore
     from graphkit.train.trainer import Trainer
 
 
@@ -50,6 +52,9 @@ class Fit:
     def __post_init__(self) -> None:
         self._rank, self._ranks = self.trainer._place
         self._measured: list[Metric] | None = None
+        # Of several processes: samples of all, and the time for which this one waits.
+        self._pace: Pace | None = None
+        self._logged: dict[str, float] = {}
         self._background = BackgroundWork(0)
 
     def run(self) -> list[dict[str, float]]:
@@ -86,6 +91,7 @@ class Fit:
                 updates=trainer.updates,
                 learning_rate=trainer.learning_rate,
                 processes=self._ranks,
+                **self._logged,
                 **record,
             )
             self._save()
@@ -104,6 +110,8 @@ class Fit:
         self._restore(measured)
         count = length_of(batches)
         self.bar.start(f"epoch {position.epoch + 1}/{position.until}", count, position.batch)
+        if self._ranks > 1:
+            self._pace = Pace(lambda: trainer._stepper.waited_seconds)
         with BackgroundWork(self.prefetch) as background:
             self._measured, self._background = measured, background
             try:
@@ -162,7 +170,9 @@ class Fit:
                 target = trainer._targets.names[0], first(batch.targets)
                 for pair in trainer._stepper.compared(results, trainer._output, target):
                     self._background.measure(measured, *pair)
-        self.bar.advance(f"loss {loss:.4f}")
+        if self._pace is not None:
+            self._pace.add(batch.global_size)
+        self.bar.advance(f"loss {loss:.4f}" if self._pace is None else f"loss {loss:.4f}, {self._pace}")
         if self.every and trainer.updates > before and trainer.updates % self.every == 0:
             self._save()
 
@@ -187,12 +197,20 @@ class Fit:
             values = trainer._stepper.values(measured)
         else:
             values = reduced(trainer.kvstore, measured)
+            self._logged = self._paced(trainer.kvstore)
         position.trained = {"loss": position.loss_sum / max(position.seen, 1), **values}
         if position.skipped:
             position.trained["skipped"] = position.skipped
         position.metrics, self._measured = {}, None
         if self.every and self.valid is not None:
             self._save()
+
+    def _paced(self, store: KVStore) -> dict[str, float]:
+        """For the log: samples/s of all processes, and the mean share of time for which they waited for each other."""
+        assert self._pace is not None, "there are several processes"
+        mine = np.array([self._pace.waited, self._pace.seconds])
+        waited, seconds = store.pushpull("waited", mine)
+        return {"samples_per_second": self._pace.samples_per_second, "waiting": float(waited / seconds)}
 
     # --- checkpoints --------------------------------------------------------------------------------
 

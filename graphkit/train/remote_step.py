@@ -63,6 +63,10 @@ class _Apart(Stepper):
     def _check(self, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, accumulate: int) -> None:
         """Raise UsageError for what the servers do not do."""
 
+    @property
+    def waited_seconds(self) -> float:
+        return self._remote.waited_seconds
+
     def spread(self) -> None:
         values = {name: self._params[name] for name in self.trained}
         if not self._placed:

@@ -112,6 +112,11 @@ class Stepper:
             return dict(arrays)
         return sharded.own_slots(self._values, self._rule.optimizer.slots, self.buckets, arrays)
 
+    @property
+    def waited_seconds(self) -> float:
+        """For which programs have waited for other processes."""
+        return self.collectives.waited_seconds if self.buckets is not None else 0.0
+
     def spread(self) -> None:
         """Parameters and states were set from outside: whoever else holds them takes them over."""
 

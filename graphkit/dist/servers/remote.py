@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -46,7 +47,7 @@ class RemoteStore(KVStore):
     `push` is applied when it reaches the server, alone and not summed with those of other workers; `pull` gives what
     is there once the own pushes before it are. bound: see the module, None for none. A step begins with `begin_step`.
     `staleness` is the largest number of steps by which the slowest worker was behind in what this one has pulled.
-    `sent_bytes` counts all that went to the servers.
+    `sent_bytes` counts all that went to the servers, `waited_seconds` the time for which answers were awaited.
     """
 
     is_remote = True
@@ -63,6 +64,7 @@ class RemoteStore(KVStore):
         self._pulled: dict[tuple[Key, int], tuple[int, np.ndarray]] = {}
         self._turn = threading.RLock()
         self.staleness = 0
+        self.waited_seconds = 0.0
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -84,9 +86,11 @@ class RemoteStore(KVStore):
             for server, (fields, arrays) in each.items():
                 self._tell(server, keys, {"call": call, "asks": True, **fields}, arrays)
             shown = f"{call} {keys[0]!r}" if len(keys) == 1 else f"{call} {len(keys)} keys" if keys else call
+            start = time.monotonic()
             found = {
                 s: unpack(a) for s, a in zip(each, self._servers.answers(list(each), f"{shown} (servers)"), strict=True)
             }
+            self.waited_seconds += time.monotonic() - start
         for fields, _ in found.values():
             if isinstance(fields, dict) and "error" in fields:
                 _raise(*fields["error"])

@@ -1,0 +1,50 @@
+"""Samples and waiting of several processes, as the log and the progress line say them."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+import graphkit as gk
+from graphkit.train.pace import Pace
+
+
+def test_a_pace_counts_from_where_it_begins():
+    waited = [7.0]
+    pace = Pace(lambda: waited[0])
+    pace.add(30)
+    pace.add(12)
+    time.sleep(0.05)
+    waited[0] += 0.025
+    assert pace.waited == pytest.approx(0.025)
+    assert 0.05 <= pace.seconds < 5
+    assert pace.samples_per_second == pytest.approx(42 / pace.seconds, rel=0.5)
+    assert str(pace).endswith("%")
+    assert "samples/s, waiting " in str(pace)
+
+
+def test_the_log_of_several_processes_says_how_fast_they_are_and_how_long_they_wait(on_ranks, tmp_path):
+    x, y = np.ones((48, 3), np.float32), np.zeros((48, 2), np.float32)
+
+    def work(store):
+        net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
+        trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), kvstore=store, threads=1)
+        if store.rank:
+            step = trainer._stepper.take
+            trainer._stepper.take = lambda *given: time.sleep(0.03) or step(*given)
+        return trainer.fit((x, y), epochs=2, batch_size=4, folder=tmp_path / "run", progress=False)
+
+    histories = on_ranks(work)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    for line in lines:
+        assert 0 < line["samples_per_second"] < 48 / (4 * 0.03)  # six batches, the first of which may be begun
+        assert 0.2 < line["waiting"] < 0.8  # one of two waits nearly always
+    assert all("waiting" not in record for history in histories for record in history)
+
+
+def test_one_process_waits_for_nobody(tmp_path):
+    net = gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2, name="fc"), seed=0)
+    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), threads=1)
+    trainer.fit((np.ones((8, 3), np.float32), np.zeros((8, 2), np.float32)), folder=tmp_path / "run", progress=False)
+    assert "waiting" not in json.loads((tmp_path / "run" / "log.jsonl").read_text())
