@@ -154,7 +154,7 @@ _SKIPPED, _RECORDED = 2, 10
     "trace",
     type=click.Path(dir_okay=False),
     help="Write a trace of ten runs, from the third on, for Perfetto or Chrome to this .json file, and print the time "
-    "of each operator.",
+    "of each operator. Of several processes, one trace of all, with what is on its way between them.",
 )
 @click.option("--seed", type=click.IntRange(0), default=None, help="Seed of data order and dropout.")
 @click.option(
@@ -226,6 +226,7 @@ def _train(
     from graphkit.executor.run.profile import profile
     from graphkit.train import checkpoint
     from graphkit.train.run_folder import RunFolder
+    from graphkit.train.traces import write_merged
 
     writes = store.rank == 0
     run = None if folder is None else RunFolder(folder)
@@ -257,13 +258,16 @@ def _train(
             run.claim(trainer.run, overwrite=overwrite)
             if train_set.vocabulary is not None:
                 train_set.vocabulary.save(run.path / "vocabulary.json")
-        trace = o["trace"] if writes else None
-        recorded = None if trace is None else stack.enter_context(profile(trace, skip=_SKIPPED, runs=_RECORDED))
+        trace, alone = o["trace"], store.num_workers == 1
+        recording = profile(trace if alone else None, skip=_SKIPPED, runs=_RECORDED)
+        recorded = None if trace is None else stack.enter_context(recording)
         history = [] if over else trainer.fit(
             train_set, valid_set, epochs=epochs, batch_size=o["batch_size"],
             metrics=o["metric_names"] or _METRICS.get(o["loss"], ()), folder=run,
             checkpoint_every=o["checkpoint_every"], on_epoch=_teller(store, as_json) if writes else None,
         )  # fmt: skip
+    if recorded is not None and not alone:
+        write_merged(recorded, trainer, store, trace)
     if writes:
         _report(trainer, store, None if over else folder, folder, history, recorded, trace, as_json)
 

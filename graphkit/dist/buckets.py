@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,21 @@ if TYPE_CHECKING:
 
 # Arrays that are no further apart than this lie one behind the other.
 _GAP = 64
+# Exchanges that are remembered.
+_FLIGHTS = 4096
+
+
+@dataclass(slots=True)
+class Flight:
+    """What was exchanged under a key: how many bytes, from when to when in nanoseconds; `arrived` is 0 until then."""
+
+    key: str
+    size: int
+    begun: int
+    arrived: int = 0
+
+    def arrive(self, _: object = None) -> None:
+        self.arrived = time.monotonic_ns()
 
 
 class Buckets:
@@ -34,6 +51,8 @@ class Buckets:
         self._begun: dict[str, Pending] = {}
         self.copied_bytes = 0
         self.waited_seconds = 0.0
+        # The last ones, for traces.
+        self.flights: deque[Flight] = deque(maxlen=_FLIGHTS)
 
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         known = self._known(key, arrays)
@@ -41,12 +60,16 @@ class Buckets:
         if known.whole is not None:
             for gap in known.gaps:
                 gap.fill(0)
-            self._begun[key] = self._store.start_sum(key, known.whole, known.whole, self._ordered)
+            flight = self._flight(key, known.whole.nbytes)
+            self._begun[key] = self._store.start_sum(key, known.whole, known.whole, self._ordered, flight.arrive)
             return
         together = np.concatenate([a.reshape(-1) for a in arrays])
         self.copied_bytes += 2 * together.nbytes
 
+        flight = self._flight(key, together.nbytes)
+
         def take_apart(total: np.ndarray) -> None:
+            flight.arrive()
             for array, part in zip(arrays, np.split(total, np.cumsum([a.size for a in arrays[:-1]])), strict=True):
                 np.copyto(array, part.reshape(array.shape))
 
@@ -60,7 +83,13 @@ class Buckets:
 
     def start_scattered(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         self.copied_bytes += copied
-        whole, slices, then = self._in_slices(key, arrays)
+        whole, slices, take_apart = self._in_slices(key, arrays)
+        flight = self._flight(key, whole.nbytes)
+
+        def then(total: np.ndarray) -> None:
+            flight.arrive()
+            take_apart(total)
+
         self._begun[key] = self._store.start_scattered_sum(key, whole, slices, self._ordered, then)
 
     def start_gather(
@@ -73,7 +102,10 @@ class Buckets:
             at = slices.begins[of] + begin - slices.bounds[rank]
             mine[at : at + piece.size] = piece
 
+        flight = self._flight(key, slices.bounds[-1] * mine.itemsize)
+
         def spread(parts: Sequence[np.ndarray]) -> None:
+            flight.arrive()
             for other, part in enumerate(parts):
                 for index, whole in enumerate(wholes):
                     begin, end = slices.part(index, other)
@@ -103,6 +135,11 @@ class Buckets:
                 np.copyto(array, place.reshape(array.shape))
 
         return together, slices, take_apart
+
+    def _flight(self, key: str, size: int) -> Flight:
+        flight = Flight(key, size, time.monotonic_ns())
+        self.flights.append(flight)
+        return flight
 
     def _known(self, key: str, arrays: Sequence[np.ndarray]) -> _Joint:
         known = self._joint.get(key)

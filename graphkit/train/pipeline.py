@@ -43,8 +43,9 @@ class PipelineStepper:
     that `take` returns where they are made, beside the loss.
     """
 
-    # Stages wait for each other by design, which is not counted.
+    # Stages wait for each other by design, which is not counted; nor is what they send.
     waited_seconds = 0.0
+    flights = ()
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from graphkit.dist.buckets import Flight
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.report.plan import Plan
@@ -111,6 +112,11 @@ class Stepper:
         if self.buckets is None or self.buckets.place is None:
             return dict(arrays)
         return sharded.own_slots(self._values, self._rule.optimizer.slots, self.buckets, arrays)
+
+    @property
+    def flights(self) -> Sequence[Flight]:
+        """What was exchanged with other processes of late."""
+        return tuple(self.collectives.flights) if self.buckets is not None else ()
 
     @property
     def waited_seconds(self) -> float:

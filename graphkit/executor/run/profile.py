@@ -148,31 +148,44 @@ class Profile:
         summary = f"{runs}, {self.seconds * 1e3:.3f} ms, {inside * 1e3:.3f} ms of it in steps"
         return f"{format_table(*self.table())}\n\n{summary}"
 
-    def trace(self) -> dict[str, Any]:
-        """The trace as plain data for JSON: a row for each thread, and the bytes that live in the arena."""
-        process = os.getpid()
-        events: list[dict[str, Any]] = [_named("process_name", process, 0, "graphkit")]
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Begin of the first run and end of the last one, in nanoseconds of the monotonic clock; None without runs."""
+        if not self._runs:
+            return None
+        return min(run.start for run in self._runs), max(run.end for run in self._runs)
+
+    def trace(self, process: int | None = None, name: str = "graphkit", origin: int | None = None) -> dict[str, Any]:
+        """The trace as plain data for JSON: a row for each thread, and the bytes that live in the arena.
+
+        process and name: what it is called there, one of several. origin: where time begins, in nanoseconds of the
+        monotonic clock; by default where the profile does.
+        """
+        process = os.getpid() if process is None else process
+        origin = self._start if origin is None else origin
+        events: list[dict[str, Any]] = [_named("process_name", process, 0, name)]
         events += [_named("thread_name", process, thread, name) for thread, name in self._threads.items()]
         for run in self._runs:
-            events += self._run_events(run, process)
+            events += self._run_events(run, process, origin)
         for row in sorted({(w.engine, w.worker) for w in self._work}):
             events.append(_named("thread_name", process, _row(*row), f"engine {row[0]}, worker {row[1]}"))
         for w in self._work:
-            event = self._slice(w.operation, "engine", process, _row(w.engine, w.worker), w.start, w.end)
-            events.append(event)
+            thread = _row(w.engine, w.worker)
+            events.append(_slice(w.operation, "engine", process, thread, w.start - origin, w.end - origin))
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"producer": "graphkit"}}
 
     def save(self, path: str | Path) -> None:
         """Write the trace."""
         write_whole(Path(path), [json.dumps(self.trace()).encode()])
 
-    def _run_events(self, run: _Run, process: int) -> Iterator[dict[str, Any]]:
+    def _run_events(self, run: _Run, process: int, origin: int) -> Iterator[dict[str, Any]]:
         steps = self._known(run.program)
-        yield self._slice(f"run {run.program.graph.name}", "run", process, run.thread, run.start, run.end)
+        whole = f"run {run.program.graph.name}"
+        yield _slice(whole, "run", process, run.thread, run.start - origin, run.end - origin)
         counter = {"name": f"arena of {run.program.graph.name}", "ph": "C", "pid": process, "id": str(run.thread)}
         for name, start, end in run.events:
             step = steps.get(name) or _copy(name)
-            event = self._slice(step.operator, step.kind, process, run.thread, start, end)
+            event = _slice(step.operator, step.kind, process, run.thread, start - origin, end - origin)
             event["args"] = {
                 "node": step.node,
                 "implementation": step.implementation,
@@ -182,17 +195,8 @@ class Profile:
             }
             yield event
             if step.live_bytes is not None:
-                yield {**counter, "ts": self._microseconds(start), "args": {"live bytes": step.live_bytes}}
-        yield {**counter, "ts": self._microseconds(run.end), "args": {"live bytes": 0}}
-
-    def _slice(self, name: str, category: str, process: int, thread: int, start: int, end: int) -> dict[str, Any]:
-        return {
-            "name": name, "cat": category, "ph": "X", "pid": process, "tid": thread,
-            "ts": self._microseconds(start), "dur": (end - start) / 1e3,
-        }  # fmt: skip
-
-    def _microseconds(self, time: int) -> float:
-        return (time - self._start) / 1e3
+                yield {**counter, "ts": (start - origin) / 1e3, "args": {"live bytes": step.live_bytes}}
+        yield {**counter, "ts": (run.end - origin) / 1e3, "args": {"live bytes": 0}}
 
     def _known(self, program: BaseProgram) -> dict[str, _Step]:
         """The program's steps, and those of its subgraphs, by the name that the native trace gives them."""
@@ -297,6 +301,13 @@ def _own_times(events: Sequence[tuple[str, int, int]]) -> list[int]:
         own.append(end - start - inside)
         open_.append((start, end - start))
     return own
+
+
+def _slice(name: str, category: str, process: int, thread: int, start: int, end: int) -> dict[str, Any]:
+    return {
+        "name": name, "cat": category, "ph": "X", "pid": process, "tid": thread, "ts": start / 1e3,
+        "dur": (end - start) / 1e3,
+    }  # fmt: skip
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:

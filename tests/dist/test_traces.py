@@ -1,0 +1,84 @@
+"""One trace of all processes."""
+
+import json
+
+import numpy as np
+import pytest
+from jobs import finish, start
+
+import graphkit as gk
+from graphkit.dist.buckets import Flight
+from graphkit.train.traces import _exchanged, _origin
+
+
+def test_one_moment_is_the_same_for_all(on_ranks):
+    assert len(set(on_ranks(_origin, 3))) == 1
+
+
+class Clocks:
+    """A store whose rank 1 is on another machine, with a clock five seconds ahead and looks that are not quite even."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def barrier(self):
+        """All are there."""
+
+    def gather(self, key, array):
+        self.given = array
+        return np.stack([array, array + np.array([1, *(5 * 10**9 + n * 1000 for n in range(len(array) - 1))])])
+
+
+def test_clocks_of_other_machines_are_aligned():
+    first, second = Clocks(0), Clocks(1)
+    assert _origin(first) == first.given[1]
+    assert _origin(second) == second.given[1] + 5 * 10**9 + 4 * 1000
+
+
+def test_exchanges_of_the_runs_that_were_recorded_are_shown():
+    flights = [Flight("before", 4, 5, 8), Flight("a", 8, 20, 35), Flight("b", 16, 30, 31), Flight("lost", 16, 31)]
+    events = list(_exchanged(flights, (10, 90), 3, 10))
+    assert [(e["name"], e["ph"], e["ts"]) for e in events] == [
+        ("a", "b", 0.01), ("a", "e", 0.025), ("b", "b", 0.02), ("b", "e", 0.021),
+    ]  # fmt: skip
+    assert len({e["id"] for e in events}) == 2
+    assert {e["pid"] for e in events} == {3}
+    assert list(_exchanged(flights, None, 3, 10)) == []
+
+
+@pytest.mark.parametrize("option", [[], ["--shard-optimizer"], ["--bucket-mb", "0.001"]])
+def test_processes_write_one_trace(tmp_path, option):
+    hidden = gk.relu(gk.nn.linear(gk.flatten(gk.input("x", ["N", 1, 8, 8])), 64))
+    gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")
+    code = f"""
+    import sys
+    from graphkit.cli import main
+    sys.argv = ["graphkit", "train", {str(tmp_path / "net.json")!r}, "--data", "digits", "--batch-size", "32",
+        "--kvstore", "dist_sync", "--profile", {str(tmp_path / "trace.json")!r}, *{option!r}]
+    main()
+    """
+    status, out, errors = finish(start(2, code, trainer=False), 120)
+    assert status == 0, errors
+    assert "time by operator" in out
+    assert errors.count("wrote") == 1
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(named) == [0, 1]
+    assert all(name.startswith(f"rank {rank} on ") for rank, name in named.items())
+    for rank in (0, 1):
+        runs = [e for e in events if e["pid"] == rank and e.get("cat") == "run"]
+        assert len(runs) == 10
+        begun = {e["id"]: e for e in events if e["pid"] == rank and e["ph"] == "b"}
+        ended = {e["id"]: e for e in events if e["pid"] == rank and e["ph"] == "e"}
+        assert begun
+        assert begun.keys() == ended.keys()
+        assert {"loss"} < {e["name"] for e in begun.values()}
+        assert all(ended[key]["ts"] > e["ts"] >= 0 for key, e in begun.items())
+        assert all(e["args"]["bytes"] > 0 for e in begun.values())
+    # What one has begun last, the other has not had before: the clocks are one.
+    sums = [
+        {r: [e["ts"] for e in events if e["pid"] == r and e["ph"] == ph and e["name"] == "loss"] for r in (0, 1)}
+        for ph in "be"
+    ]
+    for begins, ends in zip(zip(*sums[0].values(), strict=True), zip(*sums[1].values(), strict=True), strict=True):
+        assert max(begins) <= min(ends)
