@@ -190,8 +190,9 @@ class ElasticStepper(_Apart):
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:
+        before = self.updates
         found = super().take(feeds, size, rate, position)
-        if self.updates % ELASTIC_PERIOD == 0:
+        if self.updates > before and self.updates % ELASTIC_PERIOD == 0:
             self._exchange()
         return found
 

@@ -15,6 +15,7 @@ from jobs import FAILED, finish, start
 import graphkit as gk
 from graphkit.dist.communicator import LocalCommunicator
 from graphkit.dist.messages import pack, pack_named, unpack, unpack_named
+from graphkit.dist.servers import remote
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.dist.servers.server import Server
 from graphkit.dist.servers.sharding import LARGE, Sharding
@@ -167,6 +168,17 @@ def test_what_has_not_changed_is_not_sent_again_and_zeros_are_a_word():
     assert (store.pull("w") == 3).all()
     store.push("w", np.full(10_000, np.nan))  # is not 0
     assert np.isnan(store.pull("w")).all()
+
+
+def test_who_only_pushes_is_answered_now_and_then(monkeypatch):
+    """So that servers that are slower have no more than a window of each worker to hold."""
+    monkeypatch.setattr(remote, "WINDOW", 1000)
+    (store,), _ = workers(1)
+    begun([store], {"w": np.zeros(100)})
+    before = len(store._servers.sent)
+    for _ in range(10):
+        store.push("w", np.ones(100))
+    assert [fields["call"] for fields in store._servers.sent[before:]] == ["push", "push", "wait"] * 5
 
 
 def test_keys_are_named_once():

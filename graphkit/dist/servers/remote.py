@@ -28,6 +28,9 @@ from graphkit.dist.store import HasUpdater, Key, KVStore, Updater, pairs_of
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 from graphkit.ir.weights import read_arrays, write_arrays
 
+# Bytes that a worker pushes without an answer from the servers.
+WINDOW = 64 << 20
+
 
 class _Spec(NamedTuple):
     """A key: its number, type, and where its parts are."""
@@ -63,6 +66,8 @@ class RemoteStore(KVStore):
         # By key and server, the part that was pulled last, and its version.
         self._pulled: dict[tuple[Key, int], tuple[int, np.ndarray]] = {}
         self._turn = threading.RLock()
+        # Bytes that were pushed since a server has answered.
+        self._under_way = 0
         self.staleness = 0
         self.waited_seconds = 0.0
 
@@ -91,6 +96,7 @@ class RemoteStore(KVStore):
                 s: unpack(a) for s, a in zip(each, self._servers.answers(list(each), f"{shown} (servers)"), strict=True)
             }
             self.waited_seconds += time.monotonic() - start
+            self._under_way = 0
         for fields, _ in found.values():
             if isinstance(fields, dict) and "error" in fields:
                 _raise(*fields["error"])
@@ -149,6 +155,7 @@ class RemoteStore(KVStore):
             if isinstance(summed, RowSparse):
                 raise UsageError(f"key {k!r}: servers of {self.type!r} take whole arrays; dist_sync takes rows")
             given[k] = summed
+        self._under_way += sum(array.nbytes for array in given.values())
         for server, parts in self._by_server(list(given)):
             hows, arrays = [], []
             for k, part in parts:
@@ -157,6 +164,8 @@ class RemoteStore(KVStore):
                 arrays += sent
             with self._turn:
                 self._tell(server, [k for k, _ in parts], {"call": "push", "asks": False, "parts": hows}, arrays)
+        if self._under_way > WINDOW:  # servers that are slower must not drown
+            self._ask_all("wait", {})
 
     def _reduced(self, place: tuple[Key, int], array: np.ndarray) -> tuple[int, list[np.ndarray]]:
         """How a part travels, and what does."""
@@ -230,7 +239,7 @@ class RemoteStore(KVStore):
         return new
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
-        """Wait until all that was pushed has been applied; raises what failed."""
+        """Wait until all that was pushed has been applied; raises what failed. The step under way counts as over."""
         self._ask_all("wait", {"clock": self._communicator.steps})
 
     def leave(self) -> None:
