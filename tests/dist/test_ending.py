@@ -169,3 +169,26 @@ def test_a_signal_to_the_command_that_started_the_job_ends_the_job(tmp_path, num
     status, _, errors = finish(job, 30)
     assert status == 128 + number
     assert "interrupted" in errors or "terminated" in errors
+
+
+def test_a_full_disk_ends_the_job_and_the_last_checkpoint_is_whole(tmp_path):
+    """A limit on the size of files stands for the disk: writing fails behind the first epoch."""
+    status, _, errors = run(
+        2,
+        f"""
+        import resource
+        def limit(epoch, record):
+            if kv.rank == 0:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (200, resource.RLIM_INFINITY))
+        x, y = np.ones((32, 3), np.float32), np.zeros((32, 2), np.float32)
+        trainer.fit((x, y), epochs=5, batch_size=4, folder={str(tmp_path / "run")!r}, on_epoch=limit, progress=False)
+        """,
+    )
+    assert status in FAILED
+    assert re.search(r"graphkit: rank 0: .*(cannot be written|File too large)", errors), errors
+    import graphkit as gk
+
+    net = gk.load(tmp_path / "run" / "model.json")
+    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1))
+    trainer.resume(tmp_path / "run")
+    assert trainer.epoch == 1
