@@ -10,7 +10,7 @@ import click
 from graphkit.cli._options import device_options, external_root_option, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._training import check_training, trainer_of, training_options
-from graphkit.errors import UnsupportedError
+from graphkit.errors import UnsupportedError, UsageError
 from graphkit.ir.atomic import write_whole
 from graphkit.text import human
 
@@ -24,6 +24,13 @@ _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", Fa
 )
 @click.option("--shape", "shapes", multiple=True, metavar="NAME:SHAPE", help="Shape of one input; repeat.")
 @training_options
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="With --training: the optimizer's states where so many processes divide them (train --shard-optimizer).",
+)
 @click.option("--steps", is_flag=True, help="Print every step with its offsets.")
 @click.option("--compare", is_flag=True, help="Also without in-place and without sharing: the four-way table.")
 @click.option(
@@ -41,6 +48,7 @@ def command(
     loss: str,
     optimizer: str,
     recompute: str | int | None,
+    processes: int,
     steps: bool,
     compare: bool,
     html: str | None,
@@ -57,6 +65,7 @@ def command(
     graphkit plan net.onnx --batch 64 --compare --no-run
     graphkit plan net.onnx --html memory.html
     graphkit plan net.onnx --training --batch 16 --recompute sqrt
+    graphkit plan net.onnx --training --batch 16 --optimizer adam --processes 4
     """
     from graphkit.checks.inputs import concrete_shapes
     from graphkit.cli._inputs import parse_shapes
@@ -64,6 +73,8 @@ def command(
 
     net = read_model(model, external_root)
     check_training(training, recompute)
+    if processes > 1 and not training:
+        raise UsageError("--processes is for --training: inference has no optimizer's states to divide")
     switches: dict[str, Any] = {"device": device, "threads": threads}
     # A Trainer has a graph and plans it, as a model does.
     subject: Any = trainer_of(net, loss, optimizer, recompute=recompute, **switches) if training else net
@@ -80,6 +91,8 @@ def command(
     title = f"{what}: " + ", ".join(f"{n}{list(s)}" for n, s in bound.items())
     result = plan.to_dict() | {"model": net.name, "inputs": {n: list(s) for n, s in bound.items()}}
     result["parameter_bytes"] = sum(net.params.entry(n).nbytes for n in net.params)
+    if training:
+        result |= {"processes": processes, "optimizer_state_bytes": subject.slot_bytes(processes)}
     if html is not None:
         write_whole(Path(html), [plan.to_html(title).encode()])
         log(f"wrote {html}")
@@ -119,10 +132,18 @@ def _measure(subject: Any, executor: Any, shapes: dict[str, tuple[int, ...]]) ->
     }
 
 
+def _optimizer_states(result: dict[str, Any]) -> list[tuple[str, str]]:
+    if "optimizer_state_bytes" not in result:
+        return []
+    among = f", of each of {result['processes']} processes" if result["processes"] > 1 else ""
+    return [(f"optimizer states{among}", human(result["optimizer_state_bytes"]))]
+
+
 def _rows(plan: Any, result: dict[str, Any]) -> list[tuple[str, Any]]:
     times = f" ({plan.naive_bytes / plan.arena_bytes:.1f} times the arena)" if plan.arena_bytes else ""
     rows = [
         ("parameters", human(result["parameter_bytes"])),
+        *_optimizer_states(result),
         ("packed by kernels", human(plan.packed_bytes)),
         ("results", human(plan.result_bytes)),
         ("activations", human(plan.activation_bytes)),

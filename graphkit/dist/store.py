@@ -28,7 +28,7 @@ Key: TypeAlias = int | str
 Updater: TypeAlias = Callable[[Key, Any, np.ndarray], Any]
 
 # Bytes of a bucket where none are measured, and bounds where they are: as many as take so many latencies.
-_FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
+FIXED_BUCKET, _LEAST_BUCKET, _LARGEST_BUCKET = 4 << 20, 256 << 10, 64 << 20
 _LATENCIES, _TRIALS = 20, 5
 
 
@@ -193,7 +193,7 @@ class KVStore:
         measure nothing.
         """
         if self._bucket_bytes is None and (fixed or self.num_workers == 1):
-            return _FIXED_BUCKET
+            return FIXED_BUCKET
         if self._bucket_bytes is None:
             self._bucket_bytes = int(self.broadcast("bucket_bytes", np.array(self._measured_bucket())))
         return self._bucket_bytes

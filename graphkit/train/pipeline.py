@@ -14,7 +14,7 @@ import numpy as np
 
 from graphkit.dist import pipeline
 from graphkit.dist.transfers import Kind
-from graphkit.errors import InputError, NotFinite, did_you_mean
+from graphkit.errors import InputError, NotFinite, UsageError, did_you_mean
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
@@ -46,6 +46,12 @@ class PipelineStepper:
     # Stages wait for each other by design, which is not counted; nor is what they send.
     waited_seconds = 0.0
     flights = ()
+
+    def slot_bytes(self, processes: int = 1) -> int:
+        """Of the optimizer's slots of this rank's stage; raises UsageError where processes are to divide them."""
+        if processes > 1:
+            raise UsageError("stages of a pipeline have their own slots, and do not divide them")
+        return sum(self.slots[name].nbytes for name in self.slots)
 
     def __init__(
         self,

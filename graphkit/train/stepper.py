@@ -15,6 +15,7 @@ import numpy as np
 
 from graphkit.dist.buckets import Flight
 from graphkit.dist.kvstore import KVStore
+from graphkit.dist.store import FIXED_BUCKET
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
@@ -106,6 +107,19 @@ class Stepper:
     def states(self) -> Mapping[str, np.ndarray]:
         """What a checkpoint has beside the parameters, whole; in the first process, after `settle`."""
         return self.slots if self._whole is None else self._whole
+
+    def slot_bytes(self, processes: int = 1) -> int:
+        """Of the optimizer's slots in the process that has most of them, where so many divide them (`shard`)."""
+        values, slots = list(self._values.values()), len(self._rule.optimizer.slots)
+        if processes == 1:
+            return slots * sum(v.tensor.nbytes for v in values)
+        _check_elementwise(self._rule)
+        place = (0, processes)
+        buckets = shares.make_buckets(self.programs[0], dict(enumerate(values)), FIXED_BUCKET, False, place)
+        return slots * max(
+            sum((end - begin) * values[i].dtype.itemsize for i, begin, end in sharded.parts_of(values, buckets, rank))
+            for rank in range(processes)
+        )
 
     def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What this process has of a checkpoint's arrays."""
@@ -317,12 +331,16 @@ class Stepper:
         ) from None
 
 
-def _check_sharded(trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, compresses: bool) -> None:
-    """Raise UsageError for what cannot be divided among processes."""
+def _check_elementwise(rule: steps.UpdateRule) -> None:
     if not rule.optimizer.elementwise:
         raise UsageError(
             f"shard_optimizer: {rule.optimizer.kind} takes norms of whole parameters, of which a process updates parts"
         )
+
+
+def _check_sharded(trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, compresses: bool) -> None:
+    """Raise UsageError for what cannot be divided among processes."""
+    _check_elementwise(rule)
     if lazy := [t.name for t in trained if t.lazy]:
         raise UsageError(f"shard_optimizer: lazy tables ({', '.join(lazy)}) are updated by every process")
     if compresses:

@@ -295,6 +295,11 @@ class Trainer:
         """The memory plan of the step for inputs and targets of the given shapes (of the accumulating program)."""
         return self._stepper.plan(shapes)
 
+    def slot_bytes(self, processes: int = 1) -> int:
+        """Bytes of the optimizer's slots, of the most that one process has where so many divide them
+        (`shard_optimizer`)."""
+        return self._stepper.slot_bytes(processes)
+
     @property
     def epoch(self) -> int:
         """How many epochs are over."""

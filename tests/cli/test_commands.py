@@ -239,6 +239,26 @@ def test_plan_of_a_training_step(call, folder):
     assert "add --training" in err
 
 
+def test_plan_of_states_that_processes_divide(call, folder):
+    def states(*options):
+        code, out, err = call("plan", folder / "net.json", "--batch", "8", "--no-run", "--json", "--training", *options)
+        assert code == 0, err
+        return json.loads(out)["optimizer_state_bytes"]
+
+    whole, part = states("--optimizer", "adam"), states("--optimizer", "adam", "--processes", "4")
+    assert whole / 4 <= part <= whole / 4 + 8 * 64 * 2
+    text = call("plan", folder / "net.json", "--batch", "8", "--no-run", "--training", "--processes", "2")[1]
+    assert "optimizer states, of each of 2 processes" in text
+    code, _, err = call("plan", folder / "net.json", "--processes", "2")
+    assert code == 2
+    assert "is for --training" in err
+    code, _, err = call(
+        "plan", folder / "net.json", "--training", "--optimizer", "lamb", "--processes", "2", "--no-run"
+    )
+    assert code == 2
+    assert "takes norms of whole parameters" in err
+
+
 def test_plan_measures_a_run_and_writes_a_page(call, folder, tmp_path):
     page = tmp_path / "memory.html"
     code, out, err = call("plan", folder / "net.json", "--batch", "8", "--html", page, "--json")
