@@ -86,8 +86,8 @@ class Job(NamedTuple):
         job = cls(**{name: options.pop(name) for name in cls._fields})
         if job.processes > 1 and job.kvstore == "local":
             raise UsageError(
-                "--processes needs a --kvstore of several, as dist_sync: with a local store every process would train "
-                "alone"
+                "--processes needs --kvstore dist_sync, or one with servers: with a local store every process would "
+                "train alone"
             )
         if job.servers is not None and job.kvstore not in REMOTE:
             raise UsageError(f"--servers: {job.kvstore!r} has none; {', '.join(REMOTE)} do")
