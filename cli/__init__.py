@@ -137,6 +137,7 @@ def _command(argv: Sequence[str], raise_errors: Callable[[], bool]) -> int:
         if raise_errors() and not isinstance(error, click.ClickException):
             _failure.print_error(error, argv)
             if isinstance(error, click.Abort):  # that is what click makes of an interruption
-                raise KeyboardInterrupt from None
+                code = getattr(error, "exit_code", _failure.INTERRUPTED)
+                raise (KeyboardInterrupt if code == _failure.INTERRUPTED else SystemExit(code)) from None
             raise
         return _failure.report(error, argv, whole="--traceback" in argv)
