@@ -22,6 +22,8 @@ POSTED = slice(16, 32)
 TEXT = 95
 # Behind it: so many bytes of arrays that are to be summed.
 CARRIED = slice(_FORMAT.size, _FORMAT.size + 64)
+# All of it.
+LENGTH = CARRIED.stop
 
 
 class Waits(IntEnum):
@@ -55,6 +57,12 @@ class Announcement(NamedTuple):
         if text == ENDED:
             return f"{ENDED} after {self.steps} steps"
         return f"{text} in step {self.steps}" if self.steps else f"{text} as call {self.calls}"
+
+
+def alike(mine: bytes, rows: Sequence[bytes]) -> bool:
+    """Whether all have posted the same, by their announcements."""
+    posted = mine[POSTED]
+    return all(row[POSTED] == posted for row in rows)
 
 
 def disagreement(found: Sequence[Announcement]) -> str:

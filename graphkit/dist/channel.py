@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from graphkit.dist import announcement
-from graphkit.dist.announcement import ENDED, POSTED, TEXT, Announcement, Waits
+from graphkit.dist.announcement import ENDED, TEXT, Announcement, Waits, alike
 from graphkit.dist.posted import (
     Action,
     Pending,
@@ -180,7 +180,42 @@ class Channel:
 
     def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
         """Post it and wait for it; its result."""
+        if isinstance(action, Sum) and self._links.size > 1 and is_carried(action):
+            return self._at_once(call, arrays, action)
         return self.post(call, arrays, action, later=False).wait()
+
+    def _at_once(self, call: str, arrays: Sequence[np.ndarray], summed: Sum) -> Any:
+        """The same of a sum that an announcement carries: where nothing else is posted, one exchange is all."""
+        me = threading.get_ident()
+        made = Pending(call, summed, 0, self)
+        made.name, made.digest, made.text = self._told(call, arrays)
+        self._links.doing(made.text)
+        with self._news.lock:
+            free = self._failure is None and not (self._driver or self._posted or self._flying or self._awaited)
+            if free:
+                self._threads.add(me)
+                self.calls += 1
+                made.number = self.calls
+                self._driver = me
+        if not free:
+            return self.post(call, arrays, summed, later=False).wait()
+        self._awaited.append((me, made))
+        try:
+            with self._links.waiting(True):
+                mine = self._announcement([made], made).pack(summed.array.tobytes())
+                rows = self._exchanged(mine, made)
+                if alike(mine, rows):
+                    self._stuck = 0
+                    (total,) = totals({call: summed.array}, rows).values()
+                    return summed.deliver(total)
+                # Others have posted something else, which this process has to look at as they do.
+                with self._news.lock:
+                    self._posted.setdefault(call, deque()).append(made)
+                self._go_on([made], {}, mine, rows, self.calls)
+        finally:
+            self._awaited.remove((me, made))
+            self._leaves_the_wheel()
+        return made.wait()
 
     def _told(self, call: str, arrays: Sequence[np.ndarray]) -> tuple[int, int, bytes]:
         """The digests of a call without and with its arrays, and what is said of it."""
@@ -321,30 +356,43 @@ class Channel:
         if len(heads) > 1:
             heads.sort(key=order)
         small = carried(heads)
-        mine = self._announcement(heads, awaited).pack(b"".join(array.tobytes() for array in small.values()))
+        mine = self._announcement(heads, awaited).pack(b"".join([array.tobytes() for array in small.values()]))
+        rows = self._exchanged(mine, awaited or heads[0])
+        self._go_on(heads, small, mine, rows, calls)
+
+    def _exchanged(self, mine: bytes, shown: Pending) -> list[bytes]:
+        """What all announce. What goes wrong ends all that is done together, of which `shown` is awaited."""
         try:
-            rows = self._links.tell(mine)
-            alike = all(row[POSTED] == mine[POSTED] for row in rows)
-            chosen = heads if alike else self._common(heads, rows)
+            return self._links.tell(mine)
         except RuntimeFailure as error:
             self._break(str(error))
             raise
         except BaseException as error:
-            at = (awaited or heads[0]).text.decode(errors="replace")
+            at = shown.text.decode(errors="replace")
             what = f"failed ({type(error).__name__}: {error})" if isinstance(error, Exception) else "was interrupted"
             self._break(f"rank {self._links.rank} {what} in step {self._links.steps}, at {at}")
             raise
+
+    def _go_on(
+        self, heads: Sequence[Pending], small: Mapping[str, np.ndarray], mine: bytes, rows: Sequence[bytes], calls: int
+    ) -> None:
+        """Do what all have announced. small: the arrays that the announcements carry; calls: of which they know."""
+        same = alike(mine, rows)
+        chosen = heads if same else self._common(heads, rows)
         if chosen:
             self._stuck = 0
-            self._carry_out(chosen, totals(small, rows) if alike and small else {})
+            self._carry_out(chosen, totals(small, rows) if same and small else {})
         else:
             self._without_common(rows, calls)
 
     def _announcement(self, heads: Sequence[Pending], awaited: Pending | None) -> Announcement:
         shown = awaited or heads[0]
         # Of the calls in any order, each with its own priority.
-        digest = sum(m.digest if m.priority == 0 else announcement.mixed(m.digest, m.priority) for m in heads)
-        digest = announcement.unsigned(digest)
+        if len(heads) == 1 and not heads[0].priority:
+            digest = heads[0].digest
+        else:
+            digest = sum(m.digest if m.priority == 0 else announcement.mixed(m.digest, m.priority) for m in heads)
+            digest = announcement.unsigned(digest)
         return Announcement(self._links.steps, shown.number, digest, len(heads), self._who_waits(), shown.text)
 
     def _who_waits(self) -> Waits:
@@ -378,7 +426,7 @@ class Channel:
         table = np.zeros((most, 3), np.uint64)
         for line, made in zip(table, heads, strict=False):
             line[:] = made.name, made.digest, announcement.unsigned(made.priority)
-        told = self._links.tell(table.tobytes())
+        told = self._exchanged(table.tobytes(), heads[0])
         tables = [np.frombuffer(data, np.uint64).reshape(-1, 3).tolist() for data in told]
         posted = [{name: (digest, priority) for name, digest, priority in lines if name} for lines in tables]
         names = set(posted[0]).intersection(*posted[1:])

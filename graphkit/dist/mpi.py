@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
+from graphkit.dist import announcement
 from graphkit.dist.channel import Channel
+from graphkit.dist.exchange import MOST, Exchange
 from graphkit.dist.hosts import Hosts
 from graphkit.dist.mail import Mail
 from graphkit.dist.placement import Allowed, place
@@ -128,6 +130,10 @@ class MpiCommunicator:
         self._watch = self._watched()
         self.channel = Channel(self)
         self.messages = Messages(self)
+        # None: more processes than tell each other one by one.
+        self._exchange: Exchange | None = None
+        if self.size <= MOST:
+            self._exchange = Exchange(self._comm.Dup(), _mpi().BYTE, announcement.LENGTH, self._complete)
         self.at_the_wheel = self.channel.at_the_wheel
         self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
 
@@ -257,6 +263,8 @@ class MpiCommunicator:
     def tell(self, mine: bytes) -> list[bytes]:
         if _mpi().Is_finalized():
             raise RuntimeFailure(f"rank {self.rank} goes on after the end of MPI")
+        if self._exchange is not None and len(mine) == announcement.LENGTH:
+            return self._exchange(mine)
         gathered = bytearray(self.size * len(mine))
         self._complete(self._comm.Iallgather(mine, gathered), mine, gathered)
         return [bytes(gathered[at : at + len(mine)]) for at in range(0, len(gathered), len(mine))]

@@ -153,7 +153,11 @@ class KVStore:
             return self.pull(key, out)
         if not isinstance(key, (list, tuple)):
             given = self._local_sum(key, value, known=False)  # type: ignore[arg-type]
-            total = self._post(key, given, out, _itself, priority, later=False).wait()  # type: ignore[arg-type]
+            if priority or isinstance(given, RowSparse):
+                total = self._post(key, given, out, _itself, priority, later=False).wait()  # type: ignore[arg-type]
+            else:
+                action = self._sum(key, given, out, _itself)  # type: ignore[arg-type]
+                total = self._communicator.perform(f"sum {key!r}", [given], action)
             return total if out is None else out
         pairs = self._given(key, value, known=False)
         outs = [None] * len(pairs) if out is None else out
@@ -372,14 +376,17 @@ class KVStore:
         """Sum over the processes, into `out` when given, and call `then` with it."""
         if isinstance(array, RowSparse):
             return self._post_rows(f"sum {key!r}", RowSum(array), then, priority, later)
-        if self._compression is not None and array.dtype == np.float32:
-            action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, then)
-        else:
-            self._sent_bytes += array.nbytes
-            if later and self.num_workers > 1:
-                array = array.copy()
-            action = Sum(array, out, then)
+        action = self._sum(key, array, out, then, later)
         return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later)
+
+    def _sum(
+        self, key: Key, array: np.ndarray, out: np.ndarray | None, then: Callable[[Any], Any], later: bool = False
+    ) -> Action:
+        """later: the array may change at once."""
+        if self._compression is not None and array.dtype == np.float32:
+            return partial(self._unpacked, self._packed(key, array), array.shape, out, then)
+        self._sent_bytes += array.nbytes
+        return Sum(array.copy() if later and self.num_workers > 1 else array, out, then)
 
     def _packed(self, key: Key, array: np.ndarray) -> np.ndarray:
         assert self._compression is not None
