@@ -1,11 +1,18 @@
 """Steps of several processes over a slow network: without and with overlap, buckets, compression.
 
-    python bench/overlap.py [--ranks 2] [--gbit 0.5,2] [--latency 0.0005] [--layers 8] [--width 1024] [--quick]
+    python bench/overlap.py [--network namespaces] [--ranks 2] [--gbit 0.5,2] [--layers 8] [--width 1024]
 
-The network is simulated: a sum over processes is done as ever, and then lasts, asleep, as long as its bytes take
-(ring: 2 (n - 1) / n of them over the given bandwidth, and latency for each of the 2 (n - 1) messages). It takes no
-processor time, as a network card does not. Bound: max(computation, communication) + the last bucket, from the same run.
-Processes have one thread each; the network is a perceptron of so many layers. The table is Markdown, on stdout.
+`--network namespaces` puts each process into a network namespace, behind a line of that rate (namespaces.py; needs
+root): sums cross TCP, which takes processor time of the same cores. What communication takes is measured, by sums of
+the same buckets while nothing else is done.
+
+`--network simulated`: a sum over processes is done as ever, and lasts, asleep, as long as its bytes would take (ring:
+2 (n - 1) / n of them over the given bandwidth, and `--latency` for each of the 2 (n - 1) messages), as with a network
+card that needs no processor.
+
+Bound: max(computation, communication) + the sum of the last bucket, from the same run. No sum can begin before the
+forward pass and the first gradients are there, which it leaves out. Processes have one thread each; the network is a
+perceptron of so many layers. The table is Markdown, on stdout.
 """
 
 from __future__ import annotations
@@ -15,10 +22,13 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from engines import versions
+from namespaces import line
 from processes import log, machine
 from tables import table
 
@@ -40,7 +50,7 @@ FORMS = (
 )
 
 
-class Network:
+class SimulatedNetwork:
     """Makes the calls of a communicator last as long as a network would take; counts these seconds."""
 
     def __init__(self, communicator: MpiCommunicator, gbit: float, latency: float):
@@ -50,20 +60,21 @@ class Network:
         communicator.allreduce = self.allreduce  # type: ignore[method-assign]
         communicator.allgather = self.allgather  # type: ignore[method-assign]
 
-    def _last(self, bytes_: float, messages: int) -> None:
+    def _last(self, since: float, bytes_: float, messages: int) -> None:
         seconds = bytes_ / self._rate + messages * self._latency
         self.seconds += seconds
-        time.sleep(seconds)
+        time.sleep(max(0.0, since + seconds - time.perf_counter()))
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        n = self._ranks
+        n, since = self._ranks, time.perf_counter()
         found = self._allreduce(array, out)
-        self._last(2 * (n - 1) / n * array.nbytes, 2 * (n - 1))
+        self._last(since, 2 * (n - 1) / n * array.nbytes, 2 * (n - 1))
         return found
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
+        since = time.perf_counter()
         found = self._allgather(array)
-        self._last((self._ranks - 1) * array.nbytes, self._ranks - 1)
+        self._last(since, (self._ranks - 1) * array.nbytes, self._ranks - 1)
         return found
 
 
@@ -81,59 +92,66 @@ def worker(options: argparse.Namespace) -> dict[str, Any] | None:
     size = None if megabytes is None else int(megabytes * 1e6)
     store = gk.kvstore.create("dist_sync", overlap=overlap, bucket_bytes=size)
     communicator: Any = store._communicator
-    network = Network(communicator, options.gbit[0], options.latency)
+    if options.network == "simulated":
+        SimulatedNetwork(communicator, options.gbit[0], options.latency)
     if compression is not None:
         store.set_gradient_compression(compression)
     rng = np.random.default_rng(store.rank)
     x, y = rng.random((options.batch, options.width), np.float32), rng.integers(0, 10, options.batch)
     both, alone = trainer(store, options), trainer(None, options)
-    times: dict[str, list[float]] = {"step": [], "computation": []}
-    for one, name in ((both, "step"), (alone, "computation")):
-        one.step(x, y)
-        store.barrier()
-        network.seconds = 0.0
-        for _ in range(options.steps):
-            start = time.perf_counter()
-            one.step(x, y)
-            times[name].append(time.perf_counter() - start)
-            store.barrier()
-        if one is both:
-            communication = network.seconds / options.steps
     stepper = both._stepper
     assert stepper.buckets is not None
     groups = stepper.buckets.groups
-    held = [sum(both.net.params[stepper.trained[i]].nbytes for i in group) for group in groups]
+    buckets = [np.zeros(sum(both.net.params[stepper.trained[i]].size for i in g), np.float32) for g in groups]
+    times: dict[str, list[float]] = {"step": [], "computation": [], "communication": [], "last": []}
+    sent = 0
+    for _ in range(options.steps + 1):
+        for one, name in ((both, "step"), (alone, "computation")):
+            store.barrier()
+            before, start = store.sent_bytes, time.perf_counter()
+            float(one.step(x, y))
+            times[name].append(time.perf_counter() - start)
+            sent += store.sent_bytes - before
+        store.barrier()
+        start = time.perf_counter()
+        for number, bucket in enumerate(buckets):
+            begun = time.perf_counter()
+            store.start_sum(f"alone {number}", bucket, bucket).wait()
+        times["last"].append(time.perf_counter() - begun)
+        times["communication"].append(time.perf_counter() - start)
     if store.rank:
         return None
     return {
-        **{name: float(np.median(found)) for name, found in times.items()},
-        "communication": communication,
+        **{name: float(np.median(found[1:])) for name, found in times.items()},
         "buckets": len(groups),
-        "last": held[-1] / sum(held),
-        "sent": store.sent_bytes / (options.steps + 1),
+        "sent": sent / (options.steps + 1),
         "copied": stepper.collectives.copied_bytes,
     }
 
 
-def measured(form: int, gbit: float, options: argparse.Namespace) -> dict[str, Any]:
+def measured(form: int, gbit: float, launcher: list[str], options: argparse.Namespace) -> dict[str, Any]:
     given = {"form": form, "gbit": gbit, "latency": options.latency, "layers": options.layers, "width": options.width}
-    given |= {"batch": options.batch, "steps": options.steps}
+    given |= {"batch": options.batch, "steps": options.steps, "network": options.network}
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    command = [launch.find_mpiexec(), "-n", str(options.ranks), sys.executable, __file__, "--worker", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [*launcher, sys.executable, str(Path(__file__).resolve()), "--worker", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-500:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=["simulated", "namespaces"], default="simulated")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--gbit", type=lambda text: [float(n) for n in text.split(",")], default=[0.5, 2.0])
-    parser.add_argument("--latency", type=float, default=5e-4, help="seconds of a message")
+    parser.add_argument("--latency", type=float, default=5e-4, help="seconds of a message, simulated")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--only", type=lambda text: [int(n) for n in text.split(",")], help="numbers of forms, from 0")
     parser.add_argument("--form", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -147,17 +165,19 @@ def main() -> int:
     head = ["form", "buckets", "step ms", "computation", "communication", "bound", "step / bound", "sent MB", "copied"]
     for gbit in options.gbit:
         body = []
-        for form, (name, *_) in enumerate(FORMS):
-            log(f"{gbit} Gbit/s: {name}")
-            row = measured(form, gbit, options)
-            bound = max(row["computation"], row["communication"]) + row["last"] * row["communication"]
-            milliseconds = [f"{1e3 * row[k]:.1f}" for k in ("step", "computation", "communication")]
-            ratio = f"{row['step'] / bound:.2f}"
-            sent = f"{row['sent'] / 1e6:.2f}"
-            body.append(
-                [name, str(row["buckets"]), *milliseconds, f"{1e3 * bound:.1f}", ratio, sent, str(row["copied"])]
-            )
-        print("\n".join(["", f"## {gbit} Gbit/s, {1e3 * options.latency} ms", "", table(head, body)]), flush=True)
+        alike = nullcontext([launch.find_mpiexec(), "-n", str(options.ranks)])
+        with line(options.ranks, gbit) if options.network == "namespaces" else alike as launcher:
+            for form, (name, *_) in enumerate(FORMS):
+                if options.only and form not in options.only:
+                    continue
+                log(f"{gbit} Gbit/s: {name}")
+                row = measured(form, gbit, launcher, options)
+                bound = max(row["computation"], row["communication"]) + row["last"]
+                milliseconds = [f"{1e3 * row[k]:.1f}" for k in ("step", "computation", "communication")]
+                ratio, megabytes = f"{row['step'] / bound:.2f}", f"{row['sent'] / 1e6:.2f}"
+                cells = [name, str(row["buckets"]), *milliseconds, f"{1e3 * bound:.1f}", ratio, megabytes]
+                body.append([*cells, str(row["copied"])])
+        print("\n".join(["", f"## {gbit} Gbit/s, {options.network}", "", table(head, body)]), flush=True)
     return 0
 
 

@@ -34,6 +34,7 @@ from graphkit.dist.posted import (
     order,
     totals,
 )
+from graphkit.dist.promptness import be_prompt
 from graphkit.errors import RuntimeFailure, UsageError
 
 # How sums get on while a process computes: not at all, one after the other, or several at a time.
@@ -292,6 +293,7 @@ class Channel:
 
     def _serve(self) -> None:
         """Drive the rounds while nobody waits."""
+        be_prompt()
         while True:
             with self._news.lock:
                 while not self._closed and (self._driver or self._awaited or not (self._posted or self._flying)):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from graphkit.dist.promptness import be_prompt
 from graphkit.errors import RuntimeFailure
 
 # Tags: of headers and of arrays, for each lane.
@@ -149,6 +150,7 @@ class Messages:
         self._news.notify_all()
 
     def _serve(self) -> None:
+        be_prompt()
         while True:
             with self._news:
                 self._news.wait_for(lambda: self._failure is None and (self._sent or self._awaited))

@@ -34,7 +34,11 @@ def make_buckets(
     graph: Graph, values: Mapping[int, Value], limit: int, means: bool, place: tuple[int, int] | None = None
 ) -> Buckets:
     """Buckets of parameters of `graph`, by position, of one dtype each, which take more as long as they are below
-    `limit` bytes."""
+    `limit` bytes.
+
+    The last of a dtype, whose sum nothing is left to hide, is joined to the one before where it has less than half:
+    the two are begun almost at once, and a sum more costs its latency.
+    """
     first = {v: len(graph.nodes) for v in values.values()}
     for position, node in reversed(list(enumerate(graph.nodes))):
         first.update((v, position) for v in node.operands if v in first)
@@ -48,6 +52,11 @@ def make_buckets(
             groups.append(group)
         group.append(index)
         filled[kind.dtype] = group, held + kind.nbytes
+    for dtype, (group, held) in filled.items():
+        before = [g for g in groups if g is not group and values[g[0]].dtype is dtype]
+        if before and held < limit / 2:
+            before[-1] += group
+            groups.remove(group)
     return Buckets(tuple(map(tuple, groups)), means, place)
 
 

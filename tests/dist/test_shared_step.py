@@ -185,13 +185,15 @@ def test_gradients_of_a_bucket_lie_together(on_ranks, monkeypatch, limit):
         bytes_ = {name: trainer.net.params[name].nbytes for name in trainer.trained}
         held = [sum(bytes_[trainer.trained[i]] for i in group) for group in groups]
         last = [bytes_[trainer.trained[group[-1]]] for group in groups]
-        assert all(total - size < limit for total, size in zip(held, last, strict=True))
+        # What is left over is joined to the last one.
+        assert all(total - size < limit for total, size in zip(held[:-1], last[:-1], strict=True))
+        assert held[-1] >= min(limit / 2, sum(held))
         return stepper.collectives.copied_bytes, stepper.collectives.waited_seconds, len(groups)
 
     for copied, waited, count in on_ranks(work):
         assert copied == 0
         assert waited > 0
-        assert count == {1: 6, 500: 3, 2000: 2, 1 << 20: 1}[limit]
+        assert count == {1: 6, 500: 2, 2000: 2, 1 << 20: 1}[limit]
 
 
 @pytest.mark.parametrize("name", ["lenet", "lstm_lm"])
