@@ -48,6 +48,11 @@ def line(ranks: int, gbit: float) -> Iterator[list[str]]:
         subprocess.run(["ip", "link", "del", _BRIDGE], check=False, capture_output=True)
 
 
+def first_host() -> str:
+    """The address of rank 0's host."""
+    return _NETWORK.format(1)
+
+
 def _host(rank: int, gbit: float) -> None:
     name = _NAME.format(rank)
     _ip(f"netns add {name}")

@@ -50,14 +50,28 @@ def open_engine(name: str, workload: Workload, threads: int) -> Runner:
     return _torch(workload, threads, compiled=name == "compiled")
 
 
+def open_shared(name: str, workload: Workload, threads: int) -> tuple[Runner, Callable[[], object]]:
+    """An engine in one of several processes, which share what they learn, and what waits for all of them.
+
+    PyTorch's finds the others by `MASTER_ADDR`, `MASTER_PORT` and `WORLD_SIZE`, and its rank by MPICH's launcher.
+    """
+    if name == "graphkit":
+        store = gk.kvstore.create("dist_sync")
+        return _graphkit(workload, threads, kvstore=store), store.barrier
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo", rank=int(os.environ["PMI_RANK"]))
+    return _torch(workload, threads, compiled=False, shared=True), torch.distributed.barrier
+
+
 def trainer(workload: Workload, threads: int, net: gk.Model | None = None, **options: Any) -> gk.Trainer:
     """graphkit's Trainer of a workload, or of another model of its network."""
     optimizer = gk.optim.SGD(LEARNING_RATE, momentum=MOMENTUM)
     return gk.Trainer(workload.net() if net is None else net, workload.loss, optimizer, threads=threads, **options)
 
 
-def _graphkit(workload: Workload, threads: int) -> Runner:
-    made = trainer(workload, threads)
+def _graphkit(workload: Workload, threads: int, **options: Any) -> Runner:
+    made = trainer(workload, threads, **options)
     inputs, target = workload.feeds()
     plan = made.plan({n: a.shape for n, a in {**inputs, "target": target}.items()})
     statistics = tuple(n for n in made.net.params if n not in made.trained)
@@ -70,7 +84,7 @@ def _graphkit(workload: Workload, threads: int) -> Runner:
     return Runner(lambda: float(made.step(inputs, target)), states, statistics, facts)
 
 
-def _torch(workload: Workload, threads: int, compiled: bool) -> Runner:
+def _torch(workload: Workload, threads: int, compiled: bool, shared: bool = False) -> Runner:
     if compiled:
         # Processes that measure the same program compile it once.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / "graphkit-bench-inductor"))
@@ -89,6 +103,8 @@ def _torch(workload: Workload, threads: int, compiled: bool) -> Runner:
     operands, target = [torch.from_numpy(a) for a in arrays.values()], torch.from_numpy(labels)
     sizes = _batch_sizes(module, operands, slots) if statistics else {}
     before = {name: slots[name].read() for name in sizes}
+    if shared:
+        module = torch.nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
     # The fastest of PyTorch's implementations: one kernel for each parameter's update.
     optimizer = torch.optim.SGD(module.parameters(), LEARNING_RATE, MOMENTUM, fused=True)
 

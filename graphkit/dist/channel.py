@@ -191,17 +191,17 @@ class Channel:
         made = Pending(call, summed, 0, self)
         made.name, made.digest, made.text = self._told(call, arrays)
         self._links.doing(made.text)
-        with self._news.lock:
-            free = self._failure is None and not (self._driver or self._posted or self._flying or self._awaited)
-            if free:
-                self._threads.add(me)
-                self.calls += 1
-                made.number = self.calls
-                self._driver = me
-        if not free:
-            return self.post(call, arrays, summed, later=False).wait()
-        self._awaited.append((me, made))
+        free = False
         try:
+            with self._news.lock:
+                free = self._failure is None and not (self._driver or self._posted or self._flying or self._awaited)
+                if free:
+                    self._threads.add(me)
+                    self.calls += 1
+                    made.number, self._driver = self.calls, me
+                    self._awaited.append((me, made))
+            if not free:
+                return self.post(call, arrays, summed, later=False).wait()
             with self._links.waiting(True):
                 mine = self._announcement([made], made).pack(summed.array.tobytes())
                 rows = self._exchanged(mine, made)
@@ -214,8 +214,9 @@ class Channel:
                     self._posted.setdefault(call, deque()).append(made)
                 self._go_on([made], {}, mine, rows, self.calls)
         finally:
-            self._awaited.remove((me, made))
-            self._leaves_the_wheel()
+            if free:
+                self._awaited.remove((me, made))
+                self._leaves_the_wheel()
         return made.wait()
 
     def _told(self, call: str, arrays: Sequence[np.ndarray]) -> tuple[int, int, bytes]:

@@ -384,3 +384,42 @@ def test_a_push_that_nobody_else_makes_is_named_at_the_end():
     )
     assert status in FAILED
     assert re.search(r"rank 0: ended after 0 steps; rank 1: sum 'lonely' float64\[3\] as call 2", errors)
+
+
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_small_sums_at_once_meet_those_that_others_have_pushed_before(on_ranks, overlap):
+    def work(store):
+        store._communicator.channel.overlap = overlap
+        store.init(["a", "b"], [np.zeros(3), np.zeros(70_000)])
+        found = []
+        for turn in range(20):
+            first = (turn + store.rank) % 2
+            if first:
+                store.push("b", np.full(70_000, turn + 1.0))
+            found.append(store.pushpull("c", np.full(2, store.rank + turn, np.float32)))
+            if not first:
+                store.push("b", np.full(70_000, turn + 1.0))
+            assert (store.pull("b") == 2 * (turn + 1.0)).all()
+        return found
+
+    for found in on_ranks(work):
+        assert [list(total) for total in found] == [[2.0 * turn + 1] * 2 for turn in range(20)]
+
+
+def test_an_interrupted_small_sum_leaves_nobody_at_the_wheel(on_ranks):
+    def work(store):
+        store.barrier()
+        if store.rank == 0:
+            links = store._communicator
+
+            def interrupted(mine):
+                raise KeyboardInterrupt
+
+            links.tell = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                store.pushpull("a", np.zeros(1))
+            assert links.channel.quiet(1)
+            with pytest.raises(RuntimeFailure, match="rank 0 was interrupted in step 0, at sum 'a'"):
+                store.pushpull("a", np.zeros(1))
+
+    on_ranks(work)
