@@ -50,6 +50,7 @@ def worker(options: argparse.Namespace) -> dict[str, Any]:
         times.append(time.perf_counter() - start)
         if step < _WARM:
             first.append(loss)
+    meet()
     return {"losses": first, "step": median(times[_WARM:]), **runner.facts}
 
 
@@ -65,7 +66,7 @@ def job(engine: str, name: str, launcher: list[str], address: str, options: argp
     command = [*launcher, "env", *given, sys.executable, str(Path(__file__).resolve()), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LIMIT)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-800:]}")
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[:800]}")
     found: dict[str, Any] = json.loads(next(text for text in done.stdout.splitlines() if text.startswith("{")))
     return found
 

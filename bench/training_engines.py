@@ -3,6 +3,7 @@ step by SGD with momentum."""
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import tempfile
@@ -61,6 +62,7 @@ def open_shared(name: str, workload: Workload, threads: int) -> tuple[Runner, Ca
     import torch.distributed
 
     torch.distributed.init_process_group("gloo", rank=int(os.environ["PMI_RANK"]))
+    atexit.register(torch.distributed.destroy_process_group)
     return _torch(workload, threads, compiled=False, shared=True), torch.distributed.barrier
 
 
