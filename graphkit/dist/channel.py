@@ -14,13 +14,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from graphkit.dist import announcement
 from graphkit.dist.announcement import ENDED, TEXT, Announcement, Waits, alike
+from graphkit.dist.links import Links
+from graphkit.dist.news import News
 from graphkit.dist.posted import (
     Action,
     Pending,
@@ -51,36 +53,6 @@ _LOOK = 0.05
 _KEPT = 4096
 
 
-class Links(Protocol):
-    """What carries a channel: exchanges of small messages, sums, and signs of life."""
-
-    rank: int
-    size: int
-    steps: int
-
-    def tell(self, mine: bytes) -> list[bytes]:
-        """The messages of all processes, all of one length."""
-        ...
-
-    def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray: ...
-    def allgather(self, array: np.ndarray) -> np.ndarray: ...
-    def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
-        """Begin a sum: something with a method `Test`, and where the sum will be, which may be `out`."""
-        ...
-
-    def doing(self, call: bytes) -> None:
-        """This process goes on, with this call."""
-        ...
-
-    def waiting(self, for_steps: bool) -> AbstractContextManager[None]:
-        """The others are awaited meanwhile: to go on, or only to be there."""
-        ...
-
-    def lost(self) -> str | None:
-        """Why another process is given up; None as long as there is hope."""
-        ...
-
-
 # A result, or why there is none.
 _Outcome: TypeAlias = tuple[Any, Exception | None]
 
@@ -98,26 +70,6 @@ class _Lost(RuntimeFailure):
     """Another process is given up."""
 
 
-class _News:
-    """A lock, and what threads that hold it wait for and tell. Both cost little where nobody sleeps."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._condition = threading.Condition(self.lock)
-        self._asleep = 0
-
-    def wait(self, seconds: float | None = None) -> None:
-        self._asleep += 1
-        try:
-            self._condition.wait(seconds)
-        finally:
-            self._asleep -= 1
-
-    def tell(self) -> None:
-        if self._asleep:
-            self._condition.notify_all()
-
-
 class Channel:
     """Carries out what all processes have posted, over `links`; `overlap` says what happens while nobody waits."""
 
@@ -129,7 +81,7 @@ class Channel:
         self._failure: str | None = None
         # By call, what was posted and is not done, in order; the lock guards it.
         self._posted: dict[str, deque[Pending]] = {}
-        self._news = _News()
+        self._news = News()
         self._known: dict[Any, tuple[int, int, bytes]] = {}
         # Who waits for what: pairs of thread and what was posted.
         self._awaited: list[tuple[int, Pending]] = []
