@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -133,12 +133,12 @@ class Channel:
 
     def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
         """Post it and wait for it; its result."""
-        if isinstance(action, Sum) and self._links.size > 1 and is_carried(action):
+        if isinstance(action, Sum) and self._links.size > 1:
             return self._at_once(call, arrays, action)
         return self.post(call, arrays, action, later=False).wait()
 
     def _at_once(self, call: str, arrays: Sequence[np.ndarray], summed: Sum) -> Any:
-        """The same of a sum that an announcement carries: where nothing else is posted, one exchange is all."""
+        """The same of a sum, which needs no queue where nothing else is posted."""
         me = threading.get_ident()
         made = Pending(call, summed, 0, self)
         made.name, made.digest, made.text = self._told(call, arrays)
@@ -155,11 +155,14 @@ class Channel:
             if not free:
                 return self.post(call, arrays, summed, later=False).wait()
             with self._links.waiting(True):
-                mine = self._announcement([made], made).pack(summed.array.tobytes())
+                small = {call: summed.array} if is_carried(summed) else {}
+                mine = self._announcement([made], made).pack(summed.array.tobytes() if small else b"")
                 rows = self._exchanged(mine, made)
                 if alike(mine, rows):
                     self._stuck = 0
-                    (total,) = totals({call: summed.array}, rows).values()
+                    total, failure = self._tried(made, self._total, summed, totals(small, rows).get(call))
+                    if failure is not None:
+                        raise failure
                     return summed.deliver(total)
                 # Others have posted something else, which this process has to look at as they do.
                 with self._news.lock:
@@ -415,19 +418,12 @@ class Channel:
         """Do it in this order. there: sums that are there already, by call."""
         for group in grouped(chosen, there):
             flight, outcomes = None, []
-            try:
-                if self.overlap == "concurrent" and flies(group, there):
-                    flight = self._flight(group[0])
-                else:
-                    outcomes = self._outcomes(group, there)
-            except _Lost as error:
-                self._break(str(error))
-                raise
-            except Exception as error:  # noqa: BLE001 - whoever waits for it is told
-                outcomes = [(None, error)] * len(group)
-            except BaseException:
-                self._break(f"rank {self._links.rank} was interrupted in step {self._links.steps}, in {group[0].call}")
-                raise
+            if self.overlap == "concurrent" and flies(group, there):
+                flight, failure = self._tried(group[0], self._flight, group[0])
+            else:
+                outcomes, failure = self._tried(group[0], self._outcomes, group, there)
+            if failure is not None:
+                outcomes = [(None, failure)] * len(group)
             with self._news.lock:
                 self._taken(group)
                 if flight is not None:
@@ -435,6 +431,19 @@ class Channel:
                 for made, (result, failure) in zip(group, outcomes, strict=flight is None):
                     self._finish(made, result, failure)
                 self._news.tell()
+
+    def _tried(self, made: Pending, do: Callable[..., Any], *arguments: Any) -> _Outcome:
+        """What comes of it, or why nothing does; what others may be in the middle of ends all that is done together."""
+        try:
+            return do(*arguments), None
+        except _Lost as error:
+            self._break(str(error))
+            raise
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+            return None, error
+        except BaseException:
+            self._break(f"rank {self._links.rank} was interrupted in step {self._links.steps}, in {made.call}")
+            raise
 
     def _flight(self, made: Pending) -> _Flight:
         """Begin a sum, which goes on by itself."""
@@ -451,13 +460,15 @@ class Channel:
             action = group[0].action
             return [(action() if callable(action) else None, None)]
         if len(sums) == 1:
-            known = there.get(group[0].call)
-            return [_delivered(sums[0], self._sum(sums[0]) if known is None else known)]
+            return [_delivered(sums[0], self._total(sums[0], there.get(group[0].call)))]
         total = self._links.allreduce(np.concatenate([s.array.reshape(-1) for s in sums]))
         ends = np.cumsum([s.array.size for s in sums])
         return [_delivered(s, total[end - s.array.size : end].copy()) for s, end in zip(sums, ends, strict=True)]
 
-    def _sum(self, summed: Sum) -> np.ndarray:
+    def _total(self, summed: Sum, known: np.ndarray | None) -> np.ndarray:
+        """The sum, which may be known."""
+        if known is not None:
+            return known
         if summed.alone and is_carried(summed):  # as if it had been: its bits are the same
             return in_rank_order(self._links.allgather(summed.array))
         return self._links.allreduce(summed.array, summed.out)

@@ -37,8 +37,9 @@ _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RAN
 # Processes of the job, and those of this host, as MPICH's and Open MPI's launchers tell.
 _COUNTS = (("PMI_SIZE", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
-# While others are awaited: how long the core is only offered to others, and the pauses after that, in seconds.
-_EAGER, _PAUSE = 0.02, 5e-5
+# While others are awaited: how long a core of its own is kept, how long it is only offered to others, and the pauses
+# after that, in seconds.
+_KEEPS, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
 
 # Larger sums go in parts of so many bytes: MPI's calls that do not block cut nothing themselves.
 _PART = 16 << 20
@@ -113,7 +114,8 @@ class MpiCommunicator:
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
             apart = config.RANKS_PER_HOST.get()
             self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, apart)
-            place(here.allgather(Allowed.here()), here.rank)
+            # Whoever offers a core, on a busy machine gets it back some milliseconds later.
+            self._keeps = _KEEPS if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:
                 self._comm = self._job.Split(int(self.serves), self.place)
@@ -279,8 +281,9 @@ class MpiCommunicator:
         try:
             while not request.Test():
                 # While this process computes, the core is wanted.
-                if self.channel.awaited and time.monotonic() - start < _EAGER:
-                    os.sched_yield()
+                if self.channel.awaited and (waited := time.monotonic() - start) < _EAGER:
+                    if waited >= self._keeps:
+                        os.sched_yield()
                 else:
                     time.sleep(_PAUSE)
                     self.channel.idle()

@@ -64,13 +64,23 @@ def part(processes: Sequence[Allowed], mine: int) -> list[int] | None:
     return cores.neighbours(allowed)[mine * each : (mine + 1) * each]
 
 
-def place(processes: Sequence[Allowed], mine: int) -> None:
-    """Give this process its share: of threads, and of cores, to which the threads that it has are moved."""
-    chosen = part(processes, mine)
+def are_apart(processes: Sequence[Allowed], mine: int) -> bool:
+    """Whether a process has cores to itself once it is placed, as far as those of its host are asked."""
+    own = processes[mine].cores
+    others = [process.cores for index, process in enumerate(processes) if index != mine]
+    return part(processes, mine) is not None or all(own.isdisjoint(found) for found in others)
+
+
+def place(processes: Sequence[Allowed], mine: int) -> bool:
+    """Give this process its share: of threads, and of cores, to which the threads that it has are moved.
+
+    Returns whether these cores are its own.
+    """
+    chosen, apart = part(processes, mine), are_apart(processes, mine)
     if len(processes) > 1:
         config.share_cores(share(processes, mine))
     if chosen is None:
-        return
+        return apart
     moved: set[str] = set()
     # Those that are started meanwhile may be of a thread that has not been moved.
     while left := {thread.name for thread in Path("/proc/self/task").iterdir()} - moved:
@@ -80,3 +90,4 @@ def place(processes: Sequence[Allowed], mine: int) -> None:
             except ProcessLookupError:  # it has ended
                 continue
         moved |= left
+    return apart

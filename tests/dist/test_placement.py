@@ -9,7 +9,7 @@ import pytest
 from jobs import finish, start
 
 from graphkit import config, cores
-from graphkit.dist.placement import Allowed, part, share
+from graphkit.dist.placement import Allowed, are_apart, part, share
 
 
 def process(allowed, quota=None, group="", threads=None, placed=True):
@@ -56,6 +56,21 @@ def test_cores_are_disjoint_and_as_many_for_each():
 )
 def test_who_stays_where_the_launcher_has_put_it(processes):
     assert parts(processes) == [None] * len(processes)
+
+
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ([process(range(4))], True),
+        ([process(range(4))] * 2, True),
+        ([process(range(4)), process(range(4, 8))], True),
+        ([process(range(4)), process(range(2, 6))], False),
+        ([process(range(2))] * 3, False),  # waiting, they offer their cores to each other
+        ([process(range(4)), process(range(4), placed=False)], False),
+    ],
+)
+def test_whether_cores_are_of_one_process_alone(processes, expected):
+    assert [are_apart(processes, mine) for mine in range(len(processes))] == [expected] * len(processes)
 
 
 def test_fewer_threads_than_cores_may_use_all_of_them():
