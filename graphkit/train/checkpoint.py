@@ -132,12 +132,12 @@ def load(folder: str | Path) -> Checkpoint:
         arrays = {n: restored(np.asarray(raw[n]), *types[n]) for n in types}
         if manifest["version"] == 1:
             return _first_version(manifest, arrays)
-        of_ranks = {
+        names = {"parts": manifest["parts"], "residuals": manifest.get("residuals", [])}
+        of_ranks: dict[str, Any] = {
             name: [
-                {key: arrays.pop(start.format(rank) + key) for key in keys}
-                for rank, keys in enumerate(manifest.get(name, []))
+                {key: arrays.pop(_OF_RANKS[name].format(rank) + key) for key in keys} for rank, keys in enumerate(ranks)
             ]
-            for name, start in _OF_RANKS.items()
+            for name, ranks in names.items()
         }
         known = {name: manifest[name] for name in _DESCRIBED if name in manifest}
         known["rng"] = tuple(known["rng"])

@@ -160,7 +160,7 @@ class RemoteStepper(_Apart):
         return {name: left for name, left in self._remote.residuals().items() if name in self.trained}
 
     def put_residuals(self, mine: Mapping[str, np.ndarray]) -> None:
-        self._remote.restore_residuals(mine)
+        self._remote.restore_residuals(dict(mine.items()))
 
     def _states(self) -> dict[str, np.ndarray]:
         """The slots as servers name them."""

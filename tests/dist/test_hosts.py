@@ -377,6 +377,39 @@ def test_a_rank_of_another_host_that_does_not_come_ends_the_job(monkeypatch, ran
     assert re.search(f"graphkit: ({said})", errors), errors
 
 
+COMPRESSED_STOPS = """
+    import os, signal, time
+    import numpy as np
+    from graphkit.dist import ending, kvstore
+    with ending.abort_on_error():
+        kv = kvstore.create("dist_sync")
+        kv.set_gradient_compression("float16")
+        def steps(n):
+            for _ in range(n):
+                kv.begin_step()
+                kv.pushpull("w", np.ones(1000, np.float32))
+                kv.start_row_sum("rows", kvstore.RowSparse([kv.rank], np.ones((1, 2)))).wait()
+        steps(3)
+        kv._communicator.set_timeout(2)
+        with kv.working():
+            time.sleep(1.5)
+        if kv.rank == {rank}:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        steps(2)
+"""
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_who_does_not_come_to_a_sum_inside_of_a_host_ends_the_job(monkeypatch, rank):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, "2")
+    began = time.monotonic()
+    status, _, errors = finish(start(4, COMPRESSED_STOPS.format(rank=rank), trainer=False))
+    assert status in FAILED
+    assert time.monotonic() - began < 45
+    stopped = rf"rank {rank} on \S+:1 .* no sign of life|host \S+:1 \(ranks 2, 3\) has shown no sign"
+    assert re.search(f"graphkit: rank [0-3]: ({stopped})", errors), errors
+
+
 def test_who_works_for_long_on_another_host_is_waited_for(monkeypatch):
     monkeypatch.setenv(config.RANKS_PER_HOST.name, "1")
     how = "with kv.working():\n            time.sleep(4)"

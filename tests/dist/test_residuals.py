@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+from test_servers import workers
 from test_shared_step import net, samples
 
 import graphkit as gk
@@ -15,7 +18,7 @@ KINDS = ["2bit:0.01", "float16", "bfloat16", "top_k:0.1"]
 HOSTS = [(), [(0, 1), (2, 3)], [(0, 2), (1, 3)]]
 
 
-@pytest.fixture(params=[1, 1 << 20], ids=["small buckets", "one bucket"], autouse=True)
+@pytest.fixture(params=[1, 1 << 20], ids=["small buckets", "one bucket"])
 def buckets(monkeypatch, request):
     monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: request.param)
 
@@ -27,7 +30,7 @@ def trainer_of(store, kind, **options):
     return gk.Trainer(net(), "mse", gk.optim.Adam(0.01), kvstore=store, threads=1, seed=3, **options)
 
 
-def trained(store, kind, steps, folder=None, save=None, **options):
+def trained(store, kind, steps, folder=None, save=None, barrier=True, **options):
     """A trainer after steps, from the checkpoint in a folder on, with this rank's part of the samples."""
     trainer = trainer_of(store, kind, **options)
     if folder is not None:
@@ -39,7 +42,8 @@ def trained(store, kind, steps, folder=None, save=None, **options):
         trainer.step(x[mine], y[mine])
     if save is not None:
         trainer.save(save)
-        store.barrier()
+        if barrier:
+            store.barrier()
     return trainer
 
 
@@ -52,6 +56,7 @@ def waiting(trainers):
     return found
 
 
+@pytest.mark.usefixtures("buckets")
 @pytest.mark.parametrize("hosts", HOSTS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=str)
@@ -71,6 +76,7 @@ def test_a_run_goes_on_to_the_bit(on_ranks, tmp_path, kind, hosts, options):
     assert any(array.any() for part in saved for array in part.values())
 
 
+@pytest.mark.usefixtures("buckets")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("before", "after"), [((4, ()), (2, ())), ((2, ()), (3, ())), ((4, HOSTS[1]), (4, ())), ((3, ()), (4, HOSTS[2]))]
@@ -157,6 +163,37 @@ def test_what_does_not_fit_is_refused(on_ranks, tmp_path, damage):
         return all(np.array_equal(trainer.net.params[n], a) for n, a in before.items())
 
     assert on_ranks(work) == [True, True]
+
+
+def test_a_checkpoint_of_before_holds_none(on_ranks, tmp_path):
+    on_ranks(lambda store: trained(store, None, range(2), save=tmp_path if store.rank == 0 else None, barrier=False))
+    manifest = json.loads((tmp_path / checkpoint.MANIFEST).read_text())
+    assert manifest.pop("residuals") == []
+    (tmp_path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    for trainer in on_ranks(lambda store: trained(store, "2bit:0.01", range(2, 3), tmp_path)):
+        assert any(array.any() for array in trainer._stepper._residuals().values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_worker_of_servers_goes_on_to_the_bit(tmp_path, kind, after):
+    """With as many servers, or others."""
+
+    def run(servers, steps, **options):
+        ((store,), _) = workers(1, servers)
+        return trained(store, kind, steps, deterministic=False, **options)
+
+    whole = run(1, range(6))
+    run(1, range(3), save=tmp_path)
+    found = run(after, range(3, 6), folder=tmp_path)
+    for trainer in (whole, found):
+        trainer._stepper.settle()
+    for name, array in whole.net.params.items():
+        np.testing.assert_array_equal(found.net.params[name], array)
+    left = whole._stepper._residuals()
+    assert any(array.any() for array in left.values())
+    for name, array in found._stepper._residuals().items():
+        np.testing.assert_array_equal(array, left[name])
 
 
 def test_all_ranks_save(on_ranks, tmp_path):
