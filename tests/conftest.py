@@ -60,17 +60,49 @@ class _Mailbox:
 _Post = defaultdict[tuple[int, int, int], _Mailbox]
 
 
-class Rank:
-    """A communicator among threads of one process, as `KVStore` takes it; `parts` has a place for each."""
+class Among:
+    """A rank of some threads of one process, as a `Group` of `graphkit.dist`; `parts` has a place for each."""
+
+    def __init__(self, rank: int, parts: list[Any], there: threading.Barrier):
+        self.rank, self.size = rank, len(parts)
+        self._parts, self._there = parts, there
+
+    def _exchange(self, mine: Any) -> list[Any]:
+        self._parts[self.rank] = mine if isinstance(mine, bytes) else mine.copy()  # sums may be written over it
+        self._there.wait(60)
+        found = list(self._parts)
+        self._there.wait(60)
+        return found
+
+    def sum_in_first(self, array: np.ndarray) -> np.ndarray | None:
+        # Not in the order of the ranks, of which nothing is promised.
+        total = np.sum(self._exchange(array)[::-1], axis=0, dtype=array.dtype)
+        return None if self.rank else total
+
+    def allgather(self, array: np.ndarray) -> np.ndarray:
+        return np.stack(self._exchange(array))
+
+    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+        found = self._exchange(data)
+        assert [part.nbytes for part in found] == list(sizes)
+        return found
+
+    def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        return self._exchange(array)[root].copy()
+
+
+class Rank(Among):
+    """A communicator among threads of one process, as `KVStore` takes it."""
 
     steps = 0
+    sent_between_hosts = 0
 
-    def __init__(self, rank: int, parts: list[Any], there: threading.Barrier, post: _Post):
+    def __init__(self, rank: int, parts: list[Any], there: threading.Barrier, post: _Post, levels: Any = None):
         from graphkit.dist.channel import Channel
         from graphkit.dist.transfers import Messages
 
-        self.rank, self.size = rank, len(parts)
-        self._parts, self._there = parts, there
+        super().__init__(rank, parts, there)
+        self.levels = levels
         self.channel, self._post = Channel(self), post
         self.messages = Messages(self)
         self.post, self.perform, self.flush = self.channel.post, self.channel.perform, self.channel.flush
@@ -99,13 +131,6 @@ class Rank:
     def tell(self, mine: bytes) -> list[bytes]:
         return self._exchange(mine)
 
-    def _exchange(self, mine: Any) -> list[Any]:
-        self._parts[self.rank] = mine if isinstance(mine, bytes) else mine.copy()  # sums may be written over it
-        self._there.wait(60)
-        found = list(self._parts)
-        self._there.wait(60)
-        return found
-
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         total = np.sum(self._exchange(array), axis=0, dtype=array.dtype)
         if out is None:
@@ -116,19 +141,25 @@ class Rank:
     def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
         return _Arrived(), self.allreduce(array, out)
 
-    def allgather(self, array: np.ndarray) -> np.ndarray:
-        return np.stack(self._exchange(array))
-
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
         return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
 
-    def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        found = self._exchange(data)
-        assert [part.nbytes for part in found] == list(sizes)
-        return found
 
-    def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
-        return self._exchange(array)[root].copy()
+def ranks_on_hosts(size: int, hosts: Sequence[Sequence[int]]) -> tuple[list[Rank], list[threading.Barrier]]:
+    """A communicator for each rank, and where they wait for each other. hosts: which ranks each has; none: one."""
+    from graphkit.dist.group import Levels
+
+    post: _Post = defaultdict(_Mailbox)
+    there = [threading.Barrier(n) for n in (size, len(hosts) or 1, *map(len, hosts))]
+    parts, leading = [None] * size, [None] * len(hosts)
+    levels: list[Levels | None] = [None] * size
+    for index, host in enumerate(hosts):
+        inside = [None] * len(host)
+        for place, rank in enumerate(host):
+            leaders = None if place else Among(index, leading, there[1])
+            firsts = tuple(ranks[0] for ranks in hosts)
+            levels[rank] = Levels(Among(place, inside, there[2 + index]), leaders, firsts)
+    return [Rank(rank, parts, there[0], post, levels[rank]) for rank in range(size)], there
 
 
 class _Arrived:
@@ -161,29 +192,35 @@ class _Expected:
 def on_ranks() -> Callable[..., list[Any]]:
     """`on_ranks(work, size)`: what `work(store)` returns on each of so many ranks, threads of this process.
 
+    hosts: the ranks of each host, where they are taken to be on several.
+
     An exception of the type `ends` is the result of its rank, which leaves the others alone; any other ends all ranks,
     and is raised.
     """
 
-    def run(work: Callable[[Any], Any], size: int = 2, ends: type[BaseException] | tuple[()] = ()) -> list[Any]:
+    def run(
+        work: Callable[[Any], Any],
+        size: int = 2,
+        ends: type[BaseException] | tuple[()] = (),
+        hosts: Sequence[Sequence[int]] = (),
+    ) -> list[Any]:
         from graphkit.dist.kvstore import KVStore
 
-        there = threading.Barrier(size)
-        post: _Post = defaultdict(_Mailbox)
-        parts: list[Any] = [None] * size
+        ranks, there = ranks_on_hosts(size, hosts)
         found: list[Any] = [None] * size
         failed: list[BaseException] = []
 
         def go(rank: int) -> None:
             try:
-                found[rank] = work(KVStore("dist_sync", Rank(rank, parts, there, post)))
+                found[rank] = work(KVStore("dist_sync", ranks[rank]))
             except threading.BrokenBarrierError as error:  # another one failed, or has not come
                 failed.append(error)
             except BaseException as error:  # noqa: BLE001 - it is raised again in the thread of the test
                 found[rank] = error
                 if not isinstance(error, ends):
                     failed.insert(0, error)
-                    there.abort()
+                    for barrier in there:
+                        barrier.abort()
 
         threads = [threading.Thread(target=go, args=(rank,), daemon=True) for rank in range(size)]
         for thread in threads:

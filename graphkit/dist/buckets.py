@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,6 +50,8 @@ class Buckets:
         self._ordered = ordered
         self._joint: dict[str, _Joint] = {}
         self._begun: dict[str, Pending] = {}
+        # What was left out before of arrays that have not come yet.
+        self._restored: dict[str, Sequence[np.ndarray]] = {}
         self.copied_bytes = 0
         self.waited_seconds = 0.0
         # The last ones, for traces.
@@ -57,6 +60,8 @@ class Buckets:
     def start(self, key: str, arrays: Sequence[np.ndarray], copied: int) -> None:
         known = self._known(key, arrays)
         self.copied_bytes += copied
+        if key in self._restored:
+            self._give_back(key, known)
         if known.whole is not None:
             for gap in known.gaps:
                 gap.fill(0)
@@ -74,6 +79,26 @@ class Buckets:
                 np.copyto(array, part.reshape(array.shape))
 
         self._begun[key] = self._store.start_sum(key, together, together, self._ordered, take_apart)
+
+    def residuals(self) -> dict[str, Sequence[np.ndarray]]:
+        """What compression has left out of each array of a key, as vectors. No sum may be on its way."""
+        found = dict(self._restored)
+        for key, left in self._store.residuals().items():
+            if isinstance(key, str) and key in self._joint and key not in found:
+                known = self._joint[key]
+                places = zip(known.begins, known.arrays, strict=True)
+                found[key] = [left[begin : begin + array.size] for begin, array in places]
+        return found
+
+    def restore(self, residuals: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """Take over what `residuals` gave; it is added to the sums that come next."""
+        self._restored = dict(residuals)
+
+    def _give_back(self, key: str, known: _Joint) -> None:
+        left = np.zeros(known.size, np.float32)
+        for begin, part in zip(known.begins, self._restored.pop(key), strict=True):
+            left[begin : begin + part.size] = part
+        self._store.restore_residuals({key: left})
 
     def gather(self, key: str, array: np.ndarray) -> np.ndarray:
         start = time.monotonic()
@@ -148,7 +173,7 @@ class Buckets:
         return known
 
     def start_rows(self, key: str, indices: np.ndarray, rows: np.ndarray) -> None:
-        self._begun[key] = self._store.start_row_sum(key, RowSparse(indices, rows))
+        self._begun[key] = self._store.start_row_sum(key, RowSparse(indices, rows), self._ordered)
 
     def wait_rows(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         start = time.monotonic()
@@ -168,23 +193,31 @@ def _nothing(_: np.ndarray) -> None:
 
 
 class _Joint(NamedTuple):
-    """Arrays, one array over all of them (None where they lie elsewhere), and what lies between them."""
+    """Arrays, where each begins in a vector of so many elements, the one over all of them (None where they lie
+    elsewhere, and are copied), and what lies between them."""
 
     arrays: Sequence[np.ndarray]
+    begins: Sequence[int]
+    size: int
     whole: np.ndarray | None
     gaps: Sequence[np.ndarray]
 
 
 def _joint(arrays: Sequence[np.ndarray]) -> _Joint:
     filled = [a for a in arrays if a.size]
+    ends = list(itertools.accumulate(a.size for a in arrays))
+    begins = [0, *ends[:-1]]
     if not filled:
-        return _Joint(arrays, arrays[0].reshape(-1), ())
+        return _Joint(arrays, begins, 0, arrays[0].reshape(-1), ())
     item = filled[0].dtype.itemsize
-    begins = [a.__array_interface__["data"][0] for a in filled]
-    ends = [begin + a.nbytes for begin, a in zip(begins, filled, strict=True)]
-    between = list(zip(ends, begins[1:], strict=False))
+    first = filled[0].__array_interface__["data"][0]
+    froms = [a.__array_interface__["data"][0] - first for a in filled]
+    tos = [at + a.nbytes for at, a in zip(froms, filled, strict=True)]
+    between = list(zip(tos, froms[1:], strict=False))
     if any(not 0 <= begin - end < _GAP or (begin - end) % item for end, begin in between):
-        return _Joint(arrays, None, ())
-    whole = as_strided(filled[0].reshape(-1), ((ends[-1] - begins[0]) // item,), (item,))
-    gaps = [whole[(end - begins[0]) // item : (begin - begins[0]) // item] for end, begin in between if end < begin]
-    return _Joint(arrays, whole, gaps)
+        return _Joint(arrays, begins, ends[-1], None, ())
+    whole = as_strided(filled[0].reshape(-1), (tos[-1] // item,), (item,))
+    gaps = [whole[end // item : begin // item] for end, begin in between if end < begin]
+    places = iter(froms)
+    begins = [next(places) // item if a.size else 0 for a in arrays]
+    return _Joint(arrays, begins, whole.size, whole, gaps)

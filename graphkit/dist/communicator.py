@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from graphkit.dist.group import Levels
 from graphkit.dist.posted import Action, Pending, alone, placed
 from graphkit.dist.transfers import Messages
 from graphkit.errors import UsageError
@@ -23,6 +24,11 @@ class Communicator(Protocol):
     @property
     def sent_between_hosts(self) -> int:
         """Bytes that this process gave to be exchanged with other hosts."""
+        ...
+
+    @property
+    def levels(self) -> Levels | None:
+        """What actions do inside of a host, and then between hosts; None where that saves nothing."""
         ...
 
     def post(
@@ -89,6 +95,7 @@ class LocalCommunicator:
     size = 1
     steps = 0
     sent_between_hosts = 0
+    levels = None
 
     def post(
         self,

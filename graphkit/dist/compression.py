@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from graphkit.errors import MissingDependency, UsageError, did_you_mean
@@ -23,7 +22,7 @@ class Compression(ABC):
 
     @abstractmethod
     def packed_bytes(self, size: int) -> int:
-        """The bytes that `size` elements take."""
+        """The bytes that `size` elements take; raises UsageError for more than it can take."""
 
     @abstractmethod
     def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
@@ -37,24 +36,20 @@ class Compression(ABC):
 class Halves(Compression):
     """float16 or bfloat16: half the bytes. Numbers beyond the largest are sent as this, and the rest follows."""
 
-    def __init__(self, dtype: Any):
-        self._dtype = np.dtype(dtype)
-        self._largest = float(ml_dtypes.finfo(self._dtype).max)
+    def __init__(self, type: str):
+        self._native = _native(type)
+        self._type = type
 
     def packed_bytes(self, size: int) -> int:
         return 2 * size
 
     def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        wanted = gradient + residual
-        finite = np.isfinite(wanted)
-        within = np.where(finite, np.clip(wanted, -self._largest, self._largest), wanted)
-        sent: np.ndarray = within.astype(self._dtype)
-        np.subtract(wanted, sent.astype(np.float32), out=residual, where=finite)
-        residual[~finite] = 0
+        sent = np.empty(gradient.size, np.uint16)
+        self._native.HalvesPack(gradient.size, self._type)([gradient, residual], [sent, residual])
         return sent.view(np.uint8)
 
     def add(self, packed: np.ndarray, total: np.ndarray) -> None:
-        total += packed.view(self._dtype).astype(np.float32)
+        self._native.HalvesAdd(total.size, self._type)([packed.view(np.uint16), total], [total])
 
 
 class TwoBit(Compression):
@@ -63,9 +58,7 @@ class TwoBit(Compression):
     def __init__(self, threshold: float = 0.5):
         if not (math.isfinite(threshold) and threshold > 0):
             raise UsageError(f"the threshold of 2bit compression is a number above 0, not {threshold!r}")
-        if not load_device("cpu"):
-            raise MissingDependency("2bit compression is native code; this graphkit is not installed: pip install .")
-        self._native = native_module()
+        self._native = _native("2bit")
         self._threshold = float(threshold)
 
     def packed_bytes(self, size: int) -> int:
@@ -81,31 +74,30 @@ class TwoBit(Compression):
 
 
 class TopK(Compression):
-    """The largest elements by magnitude, `ratio` of all, at least one. Raises UsageError for a ratio outside (0, 1]."""
+    """The largest elements by magnitude, `ratio` of all, at least one; of equal ones those that come first.
+
+    Raises UsageError for a ratio outside (0, 1], and for arrays of 2**32 elements and more.
+    """
 
     def __init__(self, ratio: float = 0.01):
         if not 0 < ratio <= 1:
             raise UsageError(f"the ratio of top_k compression is above 0 and at most 1, not {ratio!r}")
+        self._native = _native("top_k")
         self._ratio = float(ratio)
 
     def packed_bytes(self, size: int) -> int:
+        if size >= 1 << 32:
+            raise UsageError(f"top_k compression takes arrays below 2**32 elements, not {size}")
         return 8 * self._count(size)
 
     def _count(self, size: int) -> int:
         return min(size, max(1, math.ceil(self._ratio * size)))
 
     def pack(self, gradient: np.ndarray, residual: np.ndarray) -> np.ndarray:
-        if gradient.size >= 1 << 32:
-            raise UsageError(f"top_k compression takes arrays below 2**32 elements, not {gradient.size}")
-        residual += gradient
-        count = self._count(residual.size)
-        magnitude = np.abs(residual)
-        magnitude[np.isnan(magnitude)] = np.inf
-        chosen = np.sort(np.argpartition(magnitude, residual.size - count)[residual.size - count :])
+        count = self._count(gradient.size)
         packed = np.empty((2, count), np.uint32)
-        packed[0] = chosen
-        packed[1] = residual[chosen].view(np.uint32)
-        residual[chosen] = 0
+        places, values = packed[0], packed[1].view(np.float32)
+        self._native.TopKPack(gradient.size, count)([gradient, residual], [places, values, residual])
         return packed.reshape(-1).view(np.uint8)
 
     def add(self, packed: np.ndarray, total: np.ndarray) -> None:
@@ -113,10 +105,16 @@ class TopK(Compression):
         total[places] += values.view(np.float32)
 
 
+def _native(kind: str) -> Any:
+    if not load_device("cpu"):
+        raise MissingDependency(f"{kind} compression is native code; this graphkit is not installed: pip install .")
+    return native_module()
+
+
 # By type: the class and what it takes besides the type.
 _TYPES: Mapping[str, tuple[type[Compression], tuple[Any, ...], tuple[str, ...]]] = {
-    "float16": (Halves, (np.float16,), ()),
-    "bfloat16": (Halves, (ml_dtypes.bfloat16,), ()),
+    "float16": (Halves, ("float16",), ()),
+    "bfloat16": (Halves, ("bfloat16",), ()),
     "2bit": (TwoBit, (), ("threshold",)),
     "top_k": (TopK, (), ("ratio",)),
 }

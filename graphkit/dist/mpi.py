@@ -23,6 +23,7 @@ from graphkit import config
 from graphkit.dist import announcement
 from graphkit.dist.channel import Channel
 from graphkit.dist.exchange import MOST, Exchange
+from graphkit.dist.group import PART, Levels, as_bytes
 from graphkit.dist.hosts import Hosts
 from graphkit.dist.mail import Mail
 from graphkit.dist.placement import Allowed, place
@@ -40,9 +41,6 @@ _COUNTS = (("PMI_SIZE", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_
 # While others are awaited: how long a core of its own is kept, how long it is only offered to others, and the pauses
 # after that, in seconds.
 _KEEPS, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
-
-# Larger sums go in parts of so many bytes: MPI's calls that do not block cut nothing themselves.
-_PART = 16 << 20
 
 
 def launched_by_mpi() -> bool:
@@ -113,14 +111,14 @@ class MpiCommunicator:
                 raise UsageError(f"{servers} servers leave no worker of {self.processes} processes")
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
             apart = config.RANKS_PER_HOST.get()
-            self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, apart)
+            self._everywhere = self.hosts = Hosts(self._job, here, mpi.IN_PLACE, self._complete, apart)
             # Whoever offers a core, on a busy machine gets it back some milliseconds later.
             self._keeps = _KEEPS if place(here.allgather(Allowed.here()), here.rank) else 0.0
             self._comm, self.mail = self._job, None
             if servers:
                 self._comm = self._job.Split(int(self.serves), self.place)
                 beside = here.Split(int(self.serves), self.place)
-                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, apart)
+                self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._complete, apart)
                 beside.Free()
                 self.mail = Mail(self._job.Dup(), mpi.Status, mpi.BYTE)
             here.Free()
@@ -148,55 +146,46 @@ class MpiCommunicator:
     def sent_between_hosts(self) -> int:
         return self.hosts.sent
 
+    @property
+    def levels(self) -> Levels | None:
+        return self.hosts.levels
+
     # --- collectives -----------------------------------------------------------------------------
 
     def allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         source, result = _summands(array, out)
         given, total = source.reshape(-1), result.reshape(-1)
         # In parts, at least one: everybody has to take part in a sum of nothing, too.
-        step = _PART // source.itemsize
+        step = PART // source.itemsize
         for at in range(0, max(1, given.size), step):
-            self.hosts.allreduce(given[at : at + step], total[at : at + step], source is result, self._complete)
+            self.hosts.allreduce(given[at : at + step], total[at : at + step], source is result)
         if result.dtype != array.dtype:
             result = result.astype(array.dtype)
         return placed(result.reshape(array.shape), out)
 
     def start_allreduce(self, array: np.ndarray, out: np.ndarray | None = None) -> tuple[Any, np.ndarray]:
         source, result = _summands(array, out)
-        return self.hosts.start_allreduce(source, result, source is result, self._complete), result
+        return self.hosts.start_allreduce(source, result, source is result), result
 
     def raw_allreduce(self, array: np.ndarray, out: np.ndarray) -> None:
         """MPI's own Allreduce, for comparisons: two contiguous arrays of one type, neither checked nor watched."""
         self._comm.Allreduce(array, out)
 
     def allgather(self, array: np.ndarray) -> np.ndarray:
-        source = np.ascontiguousarray(array)
-        result = np.empty((self.size, *source.shape), source.dtype)
-        # As bytes, so that every dtype travels.
-        self.hosts.allgather(source.reshape(-1).view(np.uint8), result.reshape(-1).view(np.uint8), self._complete)
-        return result
+        return self.hosts.allgather(array)
 
     def reduce_scatter(self, array: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
-        mine = slice(bounds[self.rank], bounds[self.rank + 1])
-        # Half floats have no MPI type. Over several hosts, one of each exchanges the whole.
-        if self.hosts.levels or array.dtype.itemsize == 2:
-            return self.allreduce(array)[mine]
-        result = np.empty(mine.stop - mine.start, array.dtype)
-        self.hosts.reduce_scatter(np.ascontiguousarray(array), result, np.diff(bounds).tolist(), self._complete)
-        return result
+        if array.dtype.itemsize == 2:  # half floats have no MPI type
+            return self.allreduce(array)[bounds[self.rank] : bounds[self.rank + 1]]
+        return self.hosts.reduce_scatter(np.ascontiguousarray(array), bounds)
 
     def allgather_parts(self, data: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-        begins = [0]
-        for size in sizes:
-            begins.append(begins[-1] + -(-size // 8) * 8)
-        result = np.empty(begins[-1], np.uint8)
-        self.hosts.allgather_parts(np.ascontiguousarray(data), result, sizes, begins[:-1], self._complete)
-        return [result[at : at + size] for at, size in zip(begins, sizes, strict=False)]
+        return self.hosts.allgather_parts(data, sizes)
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
         result = np.array(array, order="C", copy=True)
         # As bytes, so that every dtype travels.
-        self.hosts.broadcast(result.reshape(-1).view(np.uint8), root, self._complete)
+        self.hosts.broadcast(as_bytes(result), root)
         return result
 
     # --- messages --------------------------------------------------------------------------------

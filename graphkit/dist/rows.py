@@ -11,6 +11,7 @@ from graphkit.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from graphkit.dist.communicator import Communicator
+    from graphkit.dist.group import Group, Levels
 
 
 class RowSparse:
@@ -76,7 +77,7 @@ def total(parts: Sequence[RowSparse]) -> RowSparse:
     Half floats are added in float32.
     """
     kind, tail = parts[0].dtype, parts[0].values.shape[1:]
-    wide = np.dtype(np.float32) if kind.itemsize == 2 and kind.kind in "fV" else kind
+    wide = _wide(kind)
     union, places = np.unique(np.concatenate([part.indices for part in parts]), return_inverse=True)
     sums = np.zeros((len(union), *tail), wide)
     at = 0
@@ -88,6 +89,11 @@ def total(parts: Sequence[RowSparse]) -> RowSparse:
         else:
             np.add.at(sums, mine, part.values.astype(wide, copy=False))
     return RowSparse(union, sums.astype(kind, copy=False))
+
+
+def _wide(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which elements are added."""
+    return np.dtype(np.float32) if kind.itemsize == 2 and kind.kind in "fV" else kind
 
 
 def local_rows(what: str, values: Sequence[Any], stored: np.ndarray | None) -> RowSparse:
@@ -112,26 +118,54 @@ def rows_of(what: str, stored: np.ndarray, given: Any) -> RowSparse:
 class RowSum:
     """What a process does for a sum over all of them, called when all are there: the total, the same everywhere.
 
-    Nothing of the rows given is read any more once this is made.
+    Rows are added up in the order of the ranks. Where several hosts have several processes, those of a host are added
+    up first, and then those of hosts in their order, so that a row crosses once for each host; ordered: as if there
+    were no hosts. Nothing of the rows given is read any more once this is made.
     """
 
-    def __init__(self, own: RowSparse):
-        self._kind, self._tail = own.dtype, own.values.shape[1:]
+    def __init__(self, own: RowSparse, ordered: bool = False):
+        self._own = RowSparse(own.indices.copy(), own.values.copy())
         # The arrays by whose types processes find out that they do not mean the same: no rows.
-        self.types = (own.values[:0], own.indices[:0])
-        self._message = np.concatenate([_bytes(own.indices), _bytes(own.values)])
-        self._count = len(own.indices)
-        self.sent_bytes = self._message.nbytes
+        self.types = (self._own.values[:0], self._own.indices[:0])
+        self._ordered = ordered
+        self.sent_bytes = self._own.nbytes
 
     def __call__(self, communicator: Communicator) -> RowSparse:
-        counts = communicator.allgather(np.array([self._count], np.int64)).reshape(-1).tolist()
-        width = 8 + self._kind.itemsize * int(np.prod(self._tail, dtype=np.int64))
-        messages = communicator.allgather_parts(self._message, [count * width for count in counts])
-        return total([self._read(m, c) for m, c in zip(messages, counts, strict=True)])
+        levels = None if self._ordered else communicator.levels
+        return total(_each(communicator, self._own)) if levels is None else self._over_hosts(levels)
 
-    def _read(self, message: np.ndarray, count: int) -> RowSparse:
-        indices, values = message[: 8 * count].view(np.int64), message[8 * count :].view(self._kind)
-        return RowSparse(indices, values.reshape(count, *self._tail))
+    def _over_hosts(self, levels: Levels) -> RowSparse:
+        kind = self._own.dtype
+        # Half floats are rounded once, in the end.
+        own = RowSparse(self._own.indices, self._own.values.astype(_wide(kind), copy=False))
+        here = _each(levels.inside, own)
+        found = None if levels.leaders is None else total(_each(levels.leaders, total(here)))
+        count = int(levels.inside.broadcast(np.array([0 if found is None else len(found.indices)]))[0])
+        message = np.empty(count * _width(own.values), np.uint8) if found is None else _message(found)
+        rows = _read(levels.inside.broadcast(message), count, own.values)
+        return RowSparse(rows.indices, rows.values.astype(kind, copy=False))
+
+
+def _each(group: Group | Communicator, own: RowSparse) -> list[RowSparse]:
+    """What each of a group has, in the order of the ranks."""
+    counts = group.allgather(np.array([len(own.indices)], np.int64)).reshape(-1).tolist()
+    messages = group.allgather_parts(_message(own), [count * _width(own.values) for count in counts])
+    return [_read(m, c, own.values) for m, c in zip(messages, counts, strict=True)]
+
+
+def _width(values: np.ndarray) -> int:
+    """Bytes that a row takes with its index."""
+    return 8 + values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+
+
+def _message(rows: RowSparse) -> np.ndarray:
+    return np.concatenate([_bytes(rows.indices), _bytes(rows.values)])
+
+
+def _read(message: np.ndarray, count: int, like: np.ndarray) -> RowSparse:
+    """So many rows of a message; their type is that of other ones."""
+    indices, values = message[: 8 * count].view(np.int64), message[8 * count :].view(like.dtype)
+    return RowSparse(indices, values.reshape(count, *like.shape[1:]))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from graphkit.dist import compression
 from graphkit.dist.buckets import Buckets
 from graphkit.dist.communicator import Communicator
-from graphkit.dist.compression import Compression
+from graphkit.dist.compressed import CompressedSums
 from graphkit.dist.posted import Action, Pending, Sum, placed
 from graphkit.dist.rows import RowSparse, RowSum, local_rows, rows_of
 from graphkit.dist.slices import Slices
@@ -52,7 +52,7 @@ class KVStore:
 
     Without an updater the sum replaces the stored value; `set_updater(f)` calls f(key, sum, stored) instead, which
     changes `stored` in place. Keys are ints or strings; a sequence of keys takes a sequence of values. `sent_bytes`
-    counts what this process has given to be summed.
+    counts what this process has given to be summed, compressed as between hosts.
     """
 
     # Whether values live on servers, and each process pushes and pulls by itself.
@@ -63,8 +63,7 @@ class KVStore:
         self._communicator = communicator
         self._values: dict[Key, np.ndarray] = {}
         self._updater: Updater | None = None
-        self._compression: Compression | None = None
-        self._residuals: dict[Key, np.ndarray] = {}
+        self._compressed: CompressedSums | None = None
         # What was pushed and not awaited.
         self._pushed: dict[Key, list[Pending]] = {}
         self._bucket_bytes = bucket_bytes
@@ -90,7 +89,7 @@ class KVStore:
     @property
     def compresses(self) -> bool:
         """Whether float32 arrays are sent in fewer bytes."""
-        return self._compression is not None
+        return self._compressed is not None
 
     def init(self, key: Key | Sequence[Key], value: Any) -> None:
         """Create keys, once each; every process takes rank 0's value."""
@@ -231,11 +230,13 @@ class KVStore:
         with the sum. Nothing is kept; `wait` of the result returns when it is there.
         """
         done = _itself if then is None else then
-        if self._compression is not None and array.dtype == np.float32:
-            action: Action = partial(self._unpacked, self._packed(key, array), array.shape, out, done)
+        action: Action
+        if self._compressed is not None and array.dtype == np.float32:
+            action, size = self._compressed.action(key, array, out, done, ordered=ordered, later=False)
         else:
-            self._sent_bytes += array.nbytes
+            size = array.nbytes
             action = partial(self._in_order, array, out, done) if ordered else Sum(array, out, done, alone=True)
+        self._sent_bytes += size
         return self._communicator.post(f"sum of {key}", [array], action)
 
     def start_scattered_sum(
@@ -275,9 +276,12 @@ class KVStore:
         found: np.ndarray = self._communicator.perform(f"gathering of {key}", [array], action)
         return found
 
-    def start_row_sum(self, key: str, rows: RowSparse) -> Pending:
-        """Begin the sum of rows over the processes, which may be changed at once; `wait` of the result returns it."""
-        return self._post_rows(f"sum of {key}", RowSum(rows), _itself)
+    def start_row_sum(self, key: str, rows: RowSparse, ordered: bool = False) -> Pending:
+        """Begin the sum of rows over the processes, which may be changed at once; `wait` of the result returns it.
+
+        ordered: in the order of the ranks, wherever they are.
+        """
+        return self._post_rows(f"sum of {key}", RowSum(rows, ordered), _itself)
 
     def _post_rows(
         self, call: str, rows: RowSum, then: Callable[[RowSparse], Any], priority: int = 0, later: bool = True
@@ -347,8 +351,31 @@ class KVStore:
         made = compression.create(options)
         self.wait()
         self._communicator.perform(f"set_gradient_compression({options!r})")
-        self._compression = made
-        self._residuals = {}
+        self._compressed = CompressedSums(made, self._communicator)
+
+    @property
+    def compressing(self) -> tuple[int, ...]:
+        """The ranks that send float32 arrays in fewer bytes, and keep what is left out: of a host with several, its
+        first alone, where there are several hosts."""
+        levels = self._communicator.levels
+        return tuple(range(self.num_workers)) if levels is None else levels.leading
+
+    def residuals(self) -> dict[Key, np.ndarray]:
+        """Vectors with what compression has left out of what this process has sent, by key; `restore_residuals` of this
+        process takes them back. All that was pushed has to be there: `wait`."""
+        return {} if self._compressed is None else self._compressed.residuals.copies()
+
+    def restore_residuals(self, residuals: Mapping[Key, np.ndarray]) -> None:
+        """Add these to what is pushed next, in place of what waits for these keys.
+
+        Raises UsageError without compression, and in processes that are not `compressing`; InputError for other than
+        float32, and where a key has another size.
+        """
+        if self._compressed is None:
+            raise UsageError("what compression has left out waits for set_gradient_compression")
+        if residuals and self.rank not in self.compressing:
+            raise UsageError(f"rank {self.rank} sends nothing in fewer bytes, rank {self.compressing[0]} does")
+        self._compressed.residuals.restore(residuals)
 
     def __reduce__(self) -> Any:
         raise UsageError(
@@ -382,32 +409,13 @@ class KVStore:
     def _sum(
         self, key: Key, array: np.ndarray, out: np.ndarray | None, then: Callable[[Any], Any], later: bool = False
     ) -> Action:
-        """later: the array may change at once."""
-        if self._compression is not None and array.dtype == np.float32:
-            return partial(self._unpacked, self._packed(key, array), array.shape, out, then)
+        """What is to be done once all processes are there. later: the array may change at once."""
+        if self._compressed is not None and array.dtype == np.float32:
+            action, size = self._compressed.action(key, array, out, then, ordered=False, later=later)
+            self._sent_bytes += size
+            return action
         self._sent_bytes += array.nbytes
         return Sum(array.copy() if later and self.num_workers > 1 else array, out, then)
-
-    def _packed(self, key: Key, array: np.ndarray) -> np.ndarray:
-        assert self._compression is not None
-        residual = self._residuals.setdefault(key, np.zeros(array.size, np.float32))
-        if residual.size != array.size:
-            raise InputError(
-                f"key {key!r} had {residual.size} elements when it was pushed before, and has {array.size}"
-            )
-        packed = self._compression.pack(np.ascontiguousarray(array).reshape(-1), residual)
-        self._sent_bytes += packed.nbytes
-        return packed
-
-    def _unpacked(
-        self, packed: np.ndarray, shape: tuple[int, ...], out: np.ndarray | None, then: Callable[[np.ndarray], Any]
-    ) -> Any:
-        assert self._compression is not None
-        total = np.zeros(shape, np.float32)
-        # In the order of the ranks: the sum is the same everywhere.
-        for part in self._communicator.allgather(packed):
-            self._compression.add(part, total.reshape(-1))
-        return then(placed(total, out))
 
     def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
         stored = self._values[key]

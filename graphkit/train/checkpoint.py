@@ -28,8 +28,9 @@ _VERSION = 2
 class Checkpoint:
     """Everything beside the graph: arrays by name, the optimizer's description, random state, position.
 
-    arrays: what all processes have alike. parts: by rank, what each alone knows within an epoch. position: as
-    `Position.describe` gives it. run: a name that all checkpoints of a run have, and no other.
+    arrays: what all processes have alike. parts: by rank, what each alone knows within an epoch. residuals: by rank,
+    what compression has left out of the gradients that it has sent. position: as `Position.describe` gives it. run: a
+    name that all checkpoints of a run have, and no other.
     notes: of whoever trains, as JSON.
     """
 
@@ -44,14 +45,13 @@ class Checkpoint:
     settings: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     parts: Sequence[Mapping[str, np.ndarray]] = ({},)
+    residuals: Sequence[Mapping[str, np.ndarray]] = ()
 
 
-_DESCRIBED = tuple(f.name for f in fields(Checkpoint) if f.name not in ("arrays", "parts"))
+# What ranks have of their own, and how the names of these arrays in the weights file begin.
+_OF_RANKS = {"parts": "rank {}/", "residuals": "left out by rank {}/"}
 
-
-def _key(rank: int, name: str) -> str:
-    """The name in the weights file of an array that one rank alone knows."""
-    return f"rank {rank}/{name}"
+_DESCRIBED = tuple(f.name for f in fields(Checkpoint) if f.name not in ("arrays", *_OF_RANKS))
 
 
 def exists(folder: str | Path) -> bool:
@@ -65,8 +65,9 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
     """
     folder = Path(folder)
     arrays = dict(checkpoint.arrays)
-    for rank, part in enumerate(checkpoint.parts):
-        arrays |= {_key(rank, name): array for name, array in part.items()}
+    for name, start in _OF_RANKS.items():
+        for rank, part in enumerate(getattr(checkpoint, name)):
+            arrays |= {start.format(rank) + key: array for key, array in part.items()}
     tensors = {name: (array, dtype_of(array.dtype)) for name, array in arrays.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ def save(folder: str | Path, checkpoint: Checkpoint) -> None:
             "version": _VERSION,
             "weights": {"file": file_name, "sha256": digest},
             "arrays": {n: {"dtype": d.value, "shape": list(a.shape)} for n, (a, d) in tensors.items()},
-            "parts": [list(part) for part in checkpoint.parts],
+            **{name: [list(part) for part in getattr(checkpoint, name)] for name in _OF_RANKS},
             **{name: getattr(checkpoint, name) for name in _DESCRIBED},
         }
         with PendingFile(folder, MANIFEST) as file:
@@ -131,10 +132,16 @@ def load(folder: str | Path) -> Checkpoint:
         arrays = {n: restored(np.asarray(raw[n]), *types[n]) for n in types}
         if manifest["version"] == 1:
             return _first_version(manifest, arrays)
-        parts = [{name: arrays.pop(_key(rank, name)) for name in names} for rank, names in enumerate(manifest["parts"])]
+        names = {"parts": manifest["parts"], "residuals": manifest.get("residuals", [])}
+        of_ranks: dict[str, Any] = {
+            name: [
+                {key: arrays.pop(_OF_RANKS[name].format(rank) + key) for key in keys} for rank, keys in enumerate(ranks)
+            ]
+            for name, ranks in names.items()
+        }
         known = {name: manifest[name] for name in _DESCRIBED if name in manifest}
         known["rng"] = tuple(known["rng"])
-        return Checkpoint(arrays=arrays, parts=parts, **known)
+        return Checkpoint(arrays=arrays, **of_ranks, **known)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidModel(f"{path} is damaged: {type(error).__name__}: {error}") from None
 

@@ -21,7 +21,7 @@ from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import DType, TensorType
 from graphkit.passes.core.bind import match_shapes
-from graphkit.train import stage_programs
+from graphkit.train import residuals, stage_programs
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.metrics import Metric
@@ -183,6 +183,8 @@ class PipelineStepper:
     # --- what other steppers do ------------------------------------------------------------------
 
     saves_together = False
+    compressing: tuple[int, ...] = ()
+    left_out: residuals.ByRank = ()
 
     def states(self) -> Mapping[str, np.ndarray]:
         """What a checkpoint has beside the parameters, whole; in the first process, within `gathered`."""
@@ -194,6 +196,9 @@ class PipelineStepper:
 
     def spread(self) -> None:
         """Nothing else has copies of what was resumed."""
+
+    def put_residuals(self, mine: Mapping[str, np.ndarray]) -> None:
+        """Nothing is sent in fewer bytes."""
 
     def settle(self) -> None:
         """All is in place after each step."""

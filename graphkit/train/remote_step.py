@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from graphkit.errors import UsageError
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import DType, TensorType
-from graphkit.train import recomputation
+from graphkit.train import recomputation, residuals
 from graphkit.train import step as steps
+from graphkit.train.gather import gather
 from graphkit.train.position import Position
 from graphkit.train.stepper import Stepper
 
@@ -58,10 +60,13 @@ class _Apart(Stepper):
         )
         self._params = params
         self._placed = False
-        self.saves_together = True
 
     def _check(self, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, accumulate: int) -> None:
         """Raise UsageError for what the servers do not do."""
+
+    @property
+    def saves_together(self) -> bool:
+        return True
 
     @property
     def waited_seconds(self) -> float:
@@ -147,6 +152,16 @@ class RemoteStepper(_Apart):
         else:
             self._remote.set_optimizer(self._rule.optimizer)  # without states
 
+    @property
+    def compressing(self) -> tuple[int, ...]:
+        return self._remote.compressing if self._remote.compresses else ()
+
+    def _residuals(self) -> dict[str, np.ndarray]:
+        return {name: left for name, left in self._remote.residuals().items() if name in self.trained}
+
+    def put_residuals(self, mine: Mapping[str, np.ndarray]) -> None:
+        self._remote.restore_residuals(dict(mine.items()))
+
     def _states(self) -> dict[str, np.ndarray]:
         """The slots as servers name them."""
         found = {f"s:{name}/updates": self.slots[steps.STEP] for name in self.trained}
@@ -172,6 +187,9 @@ class RemoteStepper(_Apart):
 
     def settle(self) -> None:
         self._meet()
+        if self.compressing:
+            first = self._remote.rank == 0
+            self.left_out = residuals.of_ranks(self.trained, self._residuals(), partial(gather, self._remote), first)
         for name, array in self._remote.optimizer_states().items():
             key = name.partition(":")[2]
             start, _, last = key.rpartition("/")

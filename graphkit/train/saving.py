@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +13,10 @@ import numpy as np
 
 from graphkit.errors import InputError, InvalidModel, UsageError
 from graphkit.executor.run.interruption import uninterrupted
+from graphkit.ir.types import DType
 from graphkit.model import Model
 from graphkit.train import checkpoint as checkpoints
+from graphkit.train import residuals
 from graphkit.train.gather import gather
 from graphkit.train.pipeline import PipelineStepper
 from graphkit.train.position import MetricStates, Position
@@ -77,6 +81,7 @@ def write(trainer: Trainer, folder: Path, parts: Sequence[Mapping[str, np.ndarra
                 net = Model.from_graph(trainer._inference_graph, net.params.entries())
             net.save(folder / MODEL, before=before)
         checkpoints.save(folder, _checkpoint(trainer, parts))
+    trainer._stepper.left_out = ()
 
 
 def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> checkpoints.Checkpoint:
@@ -85,6 +90,7 @@ def _checkpoint(trainer: Trainer, parts: Sequence[Mapping[str, np.ndarray]]) -> 
     return checkpoints.Checkpoint(
         arrays={**trainer.net.params, **stepper.states()},
         parts=parts,
+        residuals=stepper.left_out,
         optimizer=trainer.optimizer.describe(),
         loss=loss if isinstance(loss, str) else getattr(loss, "__name__", "function"),
         rng=(int(seed), int(step)),
@@ -112,6 +118,7 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
     arrays = stepper.own_states(saved.arrays)
     fit_sums(arrays, trainer.trained, stepper.slots, waiting, trainer._place[0])
     recurrent, metric_states = _mine(saved.parts, trainer._place, folder)
+    left_out = _left_out(trainer, saved.residuals, folder)
     unknown = set(recurrent) - {*trainer._recurrent_state.keys}
     odd = sorted((set(arrays) ^ {*trainer.net.params, *stepper.slots}) | unknown)
     if odd:
@@ -131,6 +138,8 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         trainer.run, trainer.seed = saved.run, saved.data_seed
         stepper.updates, stepper.skipped = saved.updates, int(saved.settings.get("skipped", 0))
         stepper.spread()
+        if left_out is not None:
+            stepper.put_residuals(left_out)
         stepper.waiting, stepper.waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
         trainer._resumed = trainer.position.until > trainer.position.start
         trainer.torn = False
@@ -157,3 +166,23 @@ def _mine(
         else:
             recurrent[key] = array
     return recurrent, states
+
+
+def _left_out(trainer: Trainer, saved: residuals.ByRank, folder: str | Path) -> dict[str, np.ndarray] | None:
+    """What compression has left out, and this rank sends: of every parameter; None where it sends nothing."""
+    compressing = trainer._stepper.compressing
+    if not compressing:
+        if any(saved):
+            warnings.warn(
+                f"the checkpoint in {folder} holds what compression has left out of gradients, which is dropped: they "
+                "are sent whole now",
+                stacklevel=4,
+            )
+        return None
+    types = {name: trainer.net.params.type_of(name) for name in trainer.trained}
+    sizes = {n: math.prod(t.static_shape) for n, t in types.items() if t.dtype is DType.FLOAT32}
+    residuals.check(saved, sizes, f"the checkpoint in {folder}")
+    if trainer._place[0] not in compressing:
+        return None
+    mine = residuals.of_rank(saved, trainer._place[0], compressing)
+    return {name: mine.get(name, np.zeros(size, np.float32)) for name, size in sizes.items()}

@@ -21,7 +21,7 @@ from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
-from graphkit.train import finite, recomputation, sharded, shares
+from graphkit.train import finite, recomputation, residuals, sharded, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
 from graphkit.train.gather import gather
@@ -57,8 +57,8 @@ class Stepper:
         self.waiting_weight = 0.0
         self.trained = tuple(t.name for t in trained)
         self._rule = rule
-        # Whether every process takes part in what is saved, which the first one writes.
-        self.saves_together = shard
+        # In the first process, after `settle`: what compression has left out, by rank.
+        self.left_out: residuals.ByRank = ()
         self._values = {t.name: t.value for t in trained}
         # Slots of which this process has parts, put together.
         self._whole: Mapping[str, np.ndarray] | None = None
@@ -104,6 +104,41 @@ class Stepper:
         place = (kvstore.rank, kvstore.num_workers) if shard else None
         return shares.make_buckets(graph, dense, limit, kvstore.compresses, place)
 
+    @property
+    def saves_together(self) -> bool:
+        """Whether every process takes part in what is saved, which the first one writes."""
+        return bool(self.compressing) or (self.buckets is not None and self.buckets.place is not None)
+
+    @property
+    def compressing(self) -> tuple[int, ...]:
+        """The ranks that send gradients in fewer bytes."""
+        compresses = self.buckets is not None and self._kvstore is not None and self._kvstore.compresses
+        return self._kvstore.compressing if compresses and self._kvstore is not None else ()
+
+    def _residuals(self) -> dict[str, np.ndarray]:
+        """What compression has left out of this process's gradients, by parameter."""
+        assert self.buckets is not None, "there are several processes"
+        found = self.collectives.residuals()
+        keys = {shares.bucket_key(number): group for number, group in enumerate(self.buckets.groups)}
+        return {
+            self.trained[i]: left
+            for key, group in keys.items()
+            for i, left in zip(group, found.get(key, ()), strict=key in found)
+        }
+
+    def put_residuals(self, mine: Mapping[str, np.ndarray]) -> None:
+        """What compression has left out before, to be added to this process's next gradients; for all parameters."""
+        if self.buckets is None or self._kvstore is None or self._kvstore.rank not in self.compressing:
+            return
+        names = [[self.trained[i] for i in group] for group in self.buckets.groups]
+        self.collectives.restore(
+            {
+                shares.bucket_key(number): [mine[name] for name in group]
+                for number, group in enumerate(names)
+                if all(name in mine for name in group)
+            }
+        )
+
     def states(self) -> Mapping[str, np.ndarray]:
         """What a checkpoint has beside the parameters, whole; in the first process, after `settle`."""
         return self.slots if self._whole is None else self._whole
@@ -142,9 +177,16 @@ class Stepper:
 
     def settle(self) -> None:
         """Parameters and states are asked for, which every process calls: what others hold of them is brought here."""
-        if self._kvstore is None or self.buckets is None or self.buckets.place is None:
+        if self._kvstore is None or self.buckets is None:
             return
-        names, first = self._rule.optimizer.slots, self._kvstore.rank == 0
+        first = self._kvstore.rank == 0
+        if self.compressing:
+            self.left_out = residuals.of_ranks(
+                self.trained, self._residuals(), partial(gather, self._kvstore), keep=first
+            )
+        if self.buckets.place is None:
+            return
+        names = self._rule.optimizer.slots
         found = sharded.whole_slots(self._values, names, self.slots, partial(gather, self._kvstore), keep=first)
         self._whole = {**self.slots, **found} if first else {}
 

@@ -499,7 +499,8 @@ class Trainer:
         """Write the model (`model.json`, weights) and a checkpoint to resume from; each replaces the last whole.
 
         The model is in inference mode and has the moving averages where there are any; the checkpoint has both. Every
-        rank of a pipeline calls it; rank 0 writes.
+        rank calls it where each has a part of what is saved: of a pipeline, with shard_optimizer, with servers, and
+        where gradients are compressed. Rank 0 writes.
         """
         with self._working():
             saving.save(self, folder)
@@ -507,7 +508,8 @@ class Trainer:
     def resume(self, folder: str | Path) -> None:
         """Take over a folder's checkpoint: weights, slots, random state, and the position from which `fit` goes on.
 
-        It may be that of another number of processes, unless it is within an epoch and they carried state. Raises
+        It may be that of another number of processes, unless it is within an epoch and they carried state; what
+        compression had left out in them is shared alike, and dropped with a warning where nothing is compressed. Raises
         InvalidModel when it does not fit, UsageError for what they carried, and where gradients wait in the checkpoint
         for an update that this trainer does not make; nothing is changed then.
         """

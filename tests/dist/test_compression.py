@@ -10,7 +10,7 @@ import pytest
 
 import graphkit as gk
 from graphkit.dist import compression
-from graphkit.errors import InputError, UsageError
+from graphkit.errors import InputError, MissingDependency, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
 
 KINDS: dict[str, Any] = {
@@ -79,12 +79,72 @@ def test_two_bits_are_those_of_the_definition(every_isa, size):
     assert packed.nbytes <= max(4, -(-4 * size // 16) + 4)
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
-def test_halves_are_rounded_to_the_nearest(kind):
-    made, dtype = compression.create(kind), np.float16 if kind == "float16" else ml_dtypes.bfloat16
-    gradient = normal(999)
-    packed = made.pack(gradient, np.zeros_like(gradient))
-    np.testing.assert_array_equal(told(made, packed, 999), gradient.astype(dtype).astype(np.float32))
+HALVES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def halved(dtype: np.dtype[Any], gradient: np.ndarray, residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The definition, by numpy and ml_dtypes: what is sent, and what is left."""
+    with np.errstate(all="ignore"):
+        wanted = gradient + residual
+        largest = np.float32(ml_dtypes.finfo(dtype).max)
+        finite = np.isfinite(wanted)
+        sent = np.where(finite, np.clip(wanted, -largest, largest), wanted).astype(dtype)
+        return sent, np.where(finite, wanted - sent.astype(np.float32), np.float32(0))
+
+
+def assert_bits(found: np.ndarray, expected: np.ndarray) -> None:
+    """The same bits, but for those of NaN."""
+    assert found.dtype == expected.dtype
+    both = np.isnan(expected.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(found.astype(np.float32)), both)
+    kind = f"u{found.itemsize}"
+    np.testing.assert_array_equal(found.view(kind)[~both], expected.view(kind)[~both])
+
+
+def every_kind_of_number(size: int) -> np.ndarray:
+    """Of all magnitudes, subnormal ones and those beyond the halves among them; some infinite or no numbers."""
+    rng = np.random.default_rng(size)
+    with np.errstate(all="ignore"):
+        found = (rng.standard_normal(size) * 10.0 ** rng.uniform(-46, 39, size)).astype(np.float32)
+    special = np.float32([0, -0.0, np.nan, np.inf, -np.inf, 65504, 65519.9, 65520, -7e4, 3.4e38, 1e-45, 6e-8, 2.98e-8])
+    places = rng.integers(0, max(size, 1), size // 3)
+    found[places] = rng.choice(special, len(places))
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 16, 31, 255, 256, 257, 1000, 70_001])
+@pytest.mark.parametrize("kind", HALVES)
+def test_halves_are_those_of_the_definition(every_isa, kind, size):
+    made, dtype = compression.create(kind), HALVES[kind]
+    gradient, residual = every_kind_of_number(size), np.roll(every_kind_of_number(size), size // 2)
+    sent, left = halved(dtype, gradient, residual)
+    packed = made.pack(gradient, residual)
+    assert_bits(packed.view(dtype), sent)
+    assert_bits(residual, left)
+    total = every_kind_of_number(size)[::-1].copy()
+    with np.errstate(all="ignore"):
+        expected = total + sent.astype(np.float32)
+    made.add(packed, total)
+    assert_bits(total, expected)
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_every_half_and_what_lies_between_two(every_isa, kind):
+    made, dtype = compression.create(kind), HALVES[kind]
+    every = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(all="ignore"):
+        expected = 0 + every.view(dtype).astype(np.float32)
+    assert_bits(told(made, every.view(np.uint8), every.size), expected)
+    finite = every.view(dtype).astype(np.float32)
+    finite = np.unique(finite[np.isfinite(finite)])
+    between = (finite[:-1].astype(np.float64) + finite[1:]) / 2
+    ties = between.astype(np.float32)
+    np.testing.assert_array_equal(ties.astype(np.float64), between)
+    gradient = np.concatenate([finite, ties, np.nextafter(ties, np.float32(np.inf)), np.nextafter(ties, -ties)])
+    sent, left = halved(dtype, gradient, np.zeros_like(gradient))
+    residual = np.zeros_like(gradient)
+    assert_bits(made.pack(gradient, residual).view(dtype), sent)
+    assert_bits(residual, left)
 
 
 def test_numbers_beyond_the_halves_follow_later():
@@ -96,6 +156,44 @@ def test_numbers_beyond_the_halves_follow_later():
     np.testing.assert_allclose(np.sum(sent, axis=0), gradient, rtol=1e-6)
 
 
+def largest(gradient: np.ndarray, residual: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The definition by a stable sort: places, values, and what is left."""
+    with np.errstate(all="ignore"):
+        left = gradient + residual
+    magnitude = np.where(np.isnan(left), np.float32(np.inf), np.abs(left))
+    places = np.sort(np.argsort(-magnitude, kind="stable")[:count])
+    values = left[places]
+    left[places] = 0
+    left[~np.isfinite(left)] = 0
+    return places, values, left
+
+
+VALUES: dict[str, Any] = {
+    "normal": normal,
+    "every kind": every_kind_of_number,
+    "few values": lambda size: np.round(normal(size) * 2).astype(np.float32),
+    "one value": lambda size: np.full(size, -0.25, np.float32),
+    "zeros": lambda size: np.zeros(size, np.float32),
+    "neighbours": lambda size: (np.arange(size, dtype=np.uint32) // 3 + 0x3F800000).view(np.float32),
+    "subnormals": lambda size: np.arange(size, dtype=np.uint32)[::-1].copy().view(np.float32),
+    "not finite": lambda size: np.where(np.arange(size) % 3, np.float32(np.nan), np.float32(-np.inf)),
+}
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 16, 17, 100, 4097, 70_001])
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("ratio", [0.01, 0.3, 1])
+def test_the_largest_are_those_of_the_definition(every_isa, values, size, ratio):
+    made = compression.TopK(ratio)
+    gradient = VALUES[values](size)
+    residual = np.zeros(size, np.float32) if values != "normal" else normal(size, 1)
+    places, sent, left = largest(gradient, residual, made.packed_bytes(size) // 8)
+    found = made.pack(gradient, residual).view(np.uint32).reshape(2, -1)
+    np.testing.assert_array_equal(found[0], places)
+    assert_bits(found[1].view(np.float32), sent)
+    assert_bits(residual, left)
+
+
 def test_the_largest_are_sent():
     made = compression.TopK(0.2)
     gradient = np.float32([1, -9, 2, 8, 0, 3, -4, 5, 6, -7])
@@ -104,6 +202,50 @@ def test_the_largest_are_sent():
     np.testing.assert_array_equal(residual, [1, 0, 2, 0, 0, 3, -4, 5, 6, -7])
     assert compression.TopK(0.01).packed_bytes(1000) == 80
     assert compression.TopK(0.01).packed_bytes(3) == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_without_a_number_leaves_nothing(every_isa, kind):
+    """Also where there are more of them than are sent."""
+    made = compression.create(KINDS[kind])
+    gradient, residual = np.full(500, np.nan, np.float32), normal(500)
+    assert np.isnan(told(made, made.pack(gradient, residual), 500)).any()
+    np.testing.assert_array_equal(residual, 0)
+
+
+def test_arrays_that_top_k_cannot_take():
+    with pytest.raises(UsageError, match=r"below 2\*\*32 elements, not 4294967296"):
+        compression.TopK().packed_bytes(1 << 32)
+
+
+def test_kernels_that_cannot_be_made():
+    assert load_device("cpu")
+    native = native_module()
+    for make in (native.HalvesPack, native.HalvesAdd):
+        with pytest.raises(native.Error, match="float16 or bfloat16, not float32"):
+            make(3, "float32")
+    for count, chosen in ((3, 4), (-1, 0), (1 << 32, 1), (3, -1)):
+        with pytest.raises(native.Error, match="elements are chosen"):
+            native.TopKPack(count, chosen)
+
+
+def test_kernels_write_elsewhere_where_they_are_told_to():
+    native = native_module()
+    gradient, residual, left = normal(70), normal(70, 1), np.empty(70, np.float32)
+    given = residual.copy()
+    native.HalvesPack(70, "float16")([gradient, residual], [np.empty(70, np.uint16), left])
+    np.testing.assert_array_equal(residual, given)
+    np.testing.assert_array_equal(left, halved(HALVES["float16"], gradient, residual)[1])
+    native.TopKPack(70, 7)([gradient, residual], [np.empty(7, np.uint32), np.empty(7, np.float32), left])
+    np.testing.assert_array_equal(residual, given)
+    np.testing.assert_array_equal(left, largest(gradient, residual, 7)[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_native_extension_the_error_says_so(monkeypatch, kind):
+    monkeypatch.setattr(compression, "load_device", lambda device: False)
+    with pytest.raises(MissingDependency, match=f"{kind} compression is native code"):
+        compression.create(KINDS[kind])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -196,6 +338,107 @@ def test_sums_over_processes(on_ranks, kind, processes):
             assert sent == steps * made.packed_bytes(210)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hosts", [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0,), (1, 2, 3)]], ids=str)
+def test_sums_over_hosts_pack_the_sum_of_each(on_ranks, kind, hosts):
+    """Its first process does, which keeps what is left out."""
+    shape, steps = (7, 30), 6
+    gradients = [[normal(210, 100 * rank + step).reshape(shape) for rank in range(4)] for step in range(steps)]
+
+    def work(store):
+        store.set_gradient_compression(KINDS[kind])
+        totals = [store.pushpull("w", gradients[step][store.rank]) for step in range(steps)]
+        return totals, store.sent_bytes, store.residuals(), store.compressing
+
+    found = on_ranks(work, 4, hosts=hosts)
+    made = compression.create(KINDS[kind])
+    residuals = [np.zeros(210, np.float32) for _ in hosts]
+    for step in range(steps):
+        expected = np.zeros(210, np.float32)
+        for host, residual in zip(hosts, residuals, strict=True):
+            own = np.sum([gradients[step][rank] for rank in reversed(host)], axis=0)  # as these ranks do
+            made.add(made.pack(own.reshape(-1), residual), expected)
+        for totals, *_ in found:
+            np.testing.assert_array_equal(totals[step], expected.reshape(shape))
+    leading = tuple(host[0] for host in hosts)
+    for rank, (_, sent, left, compressing) in enumerate(found):
+        assert sent == steps * made.packed_bytes(210)
+        assert compressing == leading
+        assert list(left) == (["w"] if rank in leading else [])
+    for rank, residual in zip(leading, residuals, strict=True):
+        np.testing.assert_array_equal(found[rank][2]["w"], residual)
+
+
+@pytest.mark.parametrize("hosts", [(), [(0, 1), (2, 3)]], ids=str)
+def test_what_is_pushed_may_be_changed_at_once(on_ranks, hosts):
+    def work(store):
+        store.set_gradient_compression("float16")
+        store.init("w", np.zeros(50, np.float32))
+        given = np.ones(50, np.float32)
+        for _ in range(20):
+            store.push("w", given)
+            given += 1
+        return store.pull("w")
+
+    for found in on_ranks(work, 4, hosts=hosts):
+        np.testing.assert_array_equal(found, 80)
+
+
+def test_sums_over_hosts_in_the_order_of_the_ranks(on_ranks):
+    """Which addition of floats tells."""
+    parts = [np.float32([1e8]), np.float32([-1e8]), np.float32([1]), np.float32([1])]
+
+    def work(store, ordered):
+        store.set_gradient_compression("bfloat16")
+        carrier = store.collectives(ordered)
+        array = parts[store.rank].copy()
+        carrier.start("w", [array], 0)
+        carrier.wait(["w"])
+        return array[0], store.residuals().get("w")
+
+    hosts = [(0, 1, 2), (3,)]
+    found = on_ranks(lambda store: work(store, True), 4, hosts=hosts)
+    assert [value for value, _ in found] == [2.0] * 4
+    assert found[0][1] == [0]
+    assert [value for value, _ in on_ranks(lambda store: work(store, False), 4, hosts=hosts)] == [1.0] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("hosts", [(), [(0, 1), (2, 3)]], ids=str)
+def test_what_is_left_out_goes_on_in_another_store(on_ranks, kind, hosts):
+    def pushed(store, steps, left=None):
+        store.set_gradient_compression(KINDS[kind])
+        if left is not None:
+            store.restore_residuals(left[store.rank])
+        return [store.pushpull("w", normal(99, 10 * step + store.rank)) for step in steps], store.residuals()
+
+    whole = on_ranks(lambda store: pushed(store, range(8)), 4, hosts=hosts)
+    first = on_ranks(lambda store: pushed(store, range(4)), 4, hosts=hosts)
+    second = on_ranks(lambda store: pushed(store, range(4, 8), [left for _, left in first]), 4, hosts=hosts)
+    for (totals, _), (before, _), (after, _) in zip(whole, first, second, strict=True):
+        np.testing.assert_array_equal(totals, before + after)
+
+
+def test_what_is_left_out_is_given_back_where_it_can_be_sent(on_ranks):
+    def work(store):
+        with pytest.raises(UsageError, match="waits for set_gradient_compression"):
+            store.restore_residuals({"w": np.zeros(3, np.float32)})
+        store.set_gradient_compression("2bit")
+        store.restore_residuals({})
+        if store.rank == 1:
+            with pytest.raises(UsageError, match="rank 1 sends nothing in fewer bytes, rank 0 does"):
+                store.restore_residuals({"w": np.zeros(3, np.float32)})
+            return
+        with pytest.raises(InputError, match="is float32, not float64"):
+            store.restore_residuals({"w": np.zeros(3)})
+        store.restore_residuals({"w": np.zeros(3, np.float32)})
+        with pytest.raises(InputError, match="had 3 elements when it was pushed before, and has 4"):
+            store.restore_residuals({"w": np.zeros(4, np.float32)})
+
+    on_ranks(work, 3, hosts=[(0, 1), (2,)])
+    assert gk.kvstore.create("local").residuals() == {}
+
+
 def test_two_bits_send_a_fifteenth_at_most(on_ranks):
     def work(store):
         gradient = normal(10_000, store.rank)
@@ -217,14 +460,15 @@ def test_other_types_are_sent_whole(on_ranks):
     assert on_ranks(work) == [([3, 5], 6)] * 2
 
 
-def test_a_key_keeps_its_size(on_ranks):
+@pytest.mark.parametrize("hosts", [(), [(0, 1), (2,)]], ids=str)
+def test_a_key_keeps_its_size(on_ranks, hosts):
     def work(store):
         store.set_gradient_compression("2bit")
         store.pushpull("w", normal(10))
         store.pushpull("w", normal(11))
 
     with pytest.raises(InputError, match="key 'w' had 10 elements when it was pushed before, and has 11"):
-        on_ranks(work)
+        on_ranks(work, 3, hosts=hosts)
 
 
 @pytest.mark.parametrize("kind", KINDS)

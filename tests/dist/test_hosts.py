@@ -6,12 +6,16 @@ import json
 import re
 import time
 
+import numpy as np
 import pytest
 from jobs import FAILED, finish, start
 
+import graphkit as gk
 from graphkit import config
+from graphkit.dist import compression
 from graphkit.dist.hosts import Host
 from graphkit.dist.watch import ENDED, Board, Watch
+from graphkit.train import checkpoint
 
 # --- sums and copies ----------------------------------------------------------------------------------
 
@@ -72,6 +76,196 @@ def test_bytes_between_hosts_do_not_depend_on_the_ranks_of_a_host(monkeypatch):
 
 def test_nothing_is_sent_between_hosts_where_there_is_one(monkeypatch):
     assert all(row[3] == 0 for row in sums(monkeypatch, 2, None))
+
+
+# --- what is gathered, compressed, or rows ------------------------------------------------------------
+
+# Each part defines `work`, whose results all ranks compute for themselves, and which returns what has to be the same.
+MORE = """
+    import json, zlib
+    import numpy as np
+    import graphkit as gk
+    from graphkit.dist import compression, ending, kvstore
+    from graphkit.dist.slices import Slices
+    def numbers(seed, size):
+        return np.random.default_rng(seed).integers(-9, 9, size).astype(np.float32)
+    {part}
+    with ending.abort_on_error():
+        kv = kvstore.create("dist_sync")
+        hosts = [host.ranks for host in kv._communicator.hosts.all]
+        ranks, before = range(kv.num_workers), kv.sent_between_hosts
+        digest = zlib.crc32(work())
+        row = [kv.rank, digest, kv.sent_between_hosts - before, kv.sent_bytes]
+        print(json.dumps(row) + "\\n", end="", flush=True)
+"""
+
+COMPRESSED = """
+    def work():
+        kv.set_gradient_compression(KIND)
+        made = compression.create(KIND)
+        left, found = [np.zeros(10_001, np.float32) for _ in hosts], []
+        for step in range(3):
+            # The same from each host, however many ranks it has.
+            given = [[numbers(100 * step + at, 10_001) / len(h) for _ in h] for at, h in enumerate(hosts)]
+            place = next(at for at, h in enumerate(hosts) if kv.rank in h)
+            total = kv.pushpull("w", given[place][hosts[place].index(kv.rank)])
+            expected = np.zeros(10_001, np.float32)
+            for residual, parts in zip(left, given):
+                made.add(made.pack(np.sum(parts, axis=0), residual), expected)
+            np.testing.assert_array_equal(total, expected)
+            found.append(total.tobytes())
+        return b"".join(found)
+"""
+
+GATHERED = """
+    def work():
+        whole = 20_007
+        slices = Slices.of([whole], 4, kv.num_workers)
+        parts = [numbers(r, whole) for r in ranks]
+        done = {}
+        scattered = lambda total: total[slices.of_rank(kv.rank)].copy()
+        mine = kv.start_scattered_sum("s", parts[kv.rank].copy(), slices, False, scattered).wait()
+        np.testing.assert_array_equal(mine, sum(parts)[slices.of_rank(kv.rank)])
+        joined = kv.start_gather("g", mine, slices, np.concatenate).wait()
+        np.testing.assert_array_equal(joined, sum(parts))
+        for dtype, shape in (("int8", (3, 5)), ("bool", ()), ("float64", (0, 2)), ("float16", (7,))):
+            each = kv.gather("e", np.full(shape, kv.rank % 2, dtype))
+            for rank, array in enumerate(each):
+                assert array.dtype == dtype and (array == rank % 2).all()
+            assert len(each) == kv.num_workers
+        odd = kv._communicator.perform("odd", (), lambda: kv._communicator.allgather_parts(
+            np.full(3 + kv.rank, kv.rank, np.uint8), [3 + r for r in ranks]))
+        assert [part.tolist() for part in odd] == [[r] * (3 + r) for r in ranks]
+        assert all(part.ctypes.data % 8 == 0 for part in odd)
+        return joined.tobytes()
+"""
+
+ROWS = """
+    def work():
+        # Of ranks on one host the same rows, and some that two hosts have.
+        kinds, found = {"float32": 1, "float64": 1, "float16": 1}, []
+        place = next(at for at, h in enumerate(hosts) if kv.rank in h)
+        rows = [np.array([[3, 1, 7, 3], [7, 100, 5, 6]][at % 2]) for at in range(len(hosts))]
+        for kind in kinds:
+            kv.init(kind, np.zeros((101, 5), kind))
+            values = numbers(place, 20).reshape(4, 5).astype(kind)
+            kv.push(kind, kvstore.RowSparse(rows[place], values))
+            expected = np.zeros((101, 5), kind)
+            for at, host in enumerate(hosts):
+                for _ in host:
+                    np.add.at(expected, rows[at], numbers(at, 20).reshape(4, 5).astype(kind))
+            np.testing.assert_array_equal(kv.pull(kind), expected)
+            found.append(kv.pull(kind).tobytes())
+        kv.push("float32", kvstore.RowSparse(np.zeros(0, np.int64), np.zeros((0, 5), np.float32)))
+        assert not kv.pull("float32").any()
+        return b"".join(found)
+"""
+
+
+def more(monkeypatch, ranks, per_host, part):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, str(per_host))
+    status, out, errors = finish(start(ranks, MORE.format(part=part.strip()), trainer=False))
+    assert status == 0, errors
+    rows = sorted(json.loads(line) for line in out.splitlines())
+    assert [row[0] for row in rows] == list(range(ranks))
+    assert len({row[1] for row in rows}) == 1
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["2bit:0.5", "float16", "top_k:0.05"])
+def test_a_host_sends_its_sum_in_fewer_bytes_once(monkeypatch, kind):
+    part = COMPRESSED.replace("KIND", repr(kind))
+    packed = 3 * compression.create(kind).packed_bytes(10_001)
+    for ranks, per_host in ((2, 1), (4, 2), (3, 2)):
+        rows = more(monkeypatch, ranks, per_host, part)
+        # Of the leaders; and what each rank has given, as it is between hosts.
+        assert [row[2] for row in rows] == [packed if rank % per_host == 0 else 0 for rank in range(ranks)]
+        assert [row[3] for row in rows] == [packed] * ranks
+    assert packed < 3 * 4 * 10_001 * (1 / 15 if kind.startswith("2bit") else 0.51)
+
+
+@pytest.mark.parametrize("part", [GATHERED, ROWS], ids=["gathered", "rows"])
+def test_what_is_gathered_crosses_once_for_each_host(monkeypatch, part):
+    two, four = (more(monkeypatch, ranks, per_host, part) for ranks, per_host in ((2, 1), (4, 2)))
+    if part == ROWS:
+        # Merged on the host: as many as one rank would send that has its rows; half floats as float32, until all are
+        # added up.
+        wider = 2 * (3 + 4) * 5
+        assert sum(row[2] for row in two) + wider == sum(row[2] for row in four)
+    else:
+        small = [ranks * (15 + 1 + 14) + sum(3 + rank for rank in range(ranks)) for ranks in (2, 4)]
+        assert [sum(row[2] for row in rows) - less for rows, less in zip((two, four), small, strict=True)] == [
+            2 * 4 * 20_007 + 4 * 20_007
+        ] * 2
+    assert [row[2] > 0 for row in four] == [True, False, True, False]
+    more(monkeypatch, 3, 2, part)
+
+
+APART = """
+    import sys
+    import numpy as np
+    from graphkit.dist import ending
+    from graphkit.dist.hosts import Hosts
+    from graphkit.dist.mpi import MpiCommunicator, _mpi
+    with ending.abort_on_error():
+        communicator = ending.join(0)
+        world, mpi = communicator._job, _mpi()
+        def complete(request, *used):
+            request.Wait()
+        # Ranks that follow each other are on different hosts, as launchers may place them.
+        hosts = Hosts(world, world.Split(world.rank % 2, world.rank), mpi.IN_PLACE, complete, None)
+        assert [host.ranks for host in hosts.all] == [(0, 2), (1, 3)] and hosts.levels is not None
+        assert hosts.levels.leading == (0, 1)
+        parts = [np.random.default_rng(r).integers(-9, 9, 1000).astype(np.float64) for r in range(4)]
+        mine = parts[world.rank]
+        np.testing.assert_array_equal(hosts.allgather(mine.reshape(10, 100)), np.stack(parts).reshape(4, 10, 100))
+        sizes = [8000, 5, 0, 13]
+        found = hosts.allgather_parts(mine.view(np.uint8)[: sizes[world.rank]], sizes)
+        for part, whole, size in zip(found, parts, sizes, strict=True):
+            np.testing.assert_array_equal(part, whole.view(np.uint8)[:size])
+        for bounds in ([0, 10, 20, 500, 1000], [0, 0, 1000, 1000, 1000]):
+            slice_ = hosts.reduce_scatter(mine, bounds)
+            np.testing.assert_array_equal(slice_, sum(parts)[bounds[world.rank] : bounds[world.rank + 1]])
+        total = np.empty_like(mine)
+        hosts.allreduce(mine, total, False)
+        np.testing.assert_array_equal(total, sum(parts))
+        world.Barrier()
+"""
+
+
+def test_ranks_of_a_host_need_not_follow_each_other():
+    status, _, errors = finish(start(4, APART, trainer=False))
+    assert (status, errors) == (0, "")
+
+
+TRAINED = """
+    from graphkit.cli import main
+    import sys
+    sys.argv = ["graphkit", "train", {net!r}, "--data", "digits", "--epochs", {epochs!r}, "--optimizer", "adam", "--lr",
+        "0.003", "--kvstore", "dist_sync", "--batch-size", "64", "--deterministic", "--seed", "1", "-o", {folder!r},
+        *{options!r}]
+    main()
+"""
+
+
+def test_compressed_gradients_of_hosts_go_on_from_a_checkpoint_to_the_bit(monkeypatch, tmp_path):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, "2")
+    x = gk.input("x", ["N", 1, 8, 8])
+    net = str(tmp_path / "net.json")
+    gk.Model(gk.nn.linear(gk.relu(gk.nn.linear(gk.flatten(x), 64)), 10), name="net").save(net)
+    fewer = ["--compression", "2bit:0.001"]
+    for folder, epochs, options in [
+        ("whole", "2", fewer), ("parts", "1", fewer), ("parts", "2", [*fewer, "--resume"]), ("plain", "2", []),
+    ]:  # fmt: skip
+        code = TRAINED.format(net=net, epochs=epochs, folder=str(tmp_path / folder), options=options)
+        status, _, errors = finish(start(4, code, trainer=False), 120)
+        assert status == 0, errors
+    whole, parts, plain = (gk.load(tmp_path / name / "model.json") for name in ("whole", "parts", "plain"))
+    for name, array in whole.params.items():
+        np.testing.assert_array_equal(parts.params[name], array)
+    assert any((plain.params[name] != array).any() for name, array in whole.params.items())
+    saved = checkpoint.load(tmp_path / "parts").residuals
+    assert [bool(part) for part in saved] == [True, False, True, False]  # the leaders'
 
 
 # --- the signs of other hosts, in one process ---------------------------------------------------------
@@ -181,6 +375,39 @@ def test_a_rank_of_another_host_that_does_not_come_ends_the_job(monkeypatch, ran
     assert status in FAILED
     assert time.monotonic() - began < 45
     assert re.search(f"graphkit: ({said})", errors), errors
+
+
+COMPRESSED_STOPS = """
+    import os, signal, time
+    import numpy as np
+    from graphkit.dist import ending, kvstore
+    with ending.abort_on_error():
+        kv = kvstore.create("dist_sync")
+        kv.set_gradient_compression("float16")
+        def steps(n):
+            for _ in range(n):
+                kv.begin_step()
+                kv.pushpull("w", np.ones(1000, np.float32))
+                kv.start_row_sum("rows", kvstore.RowSparse([kv.rank], np.ones((1, 2)))).wait()
+        steps(3)
+        kv._communicator.set_timeout(2)
+        with kv.working():
+            time.sleep(1.5)
+        if kv.rank == {rank}:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        steps(2)
+"""
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_who_does_not_come_to_a_sum_inside_of_a_host_ends_the_job(monkeypatch, rank):
+    monkeypatch.setenv(config.RANKS_PER_HOST.name, "2")
+    began = time.monotonic()
+    status, _, errors = finish(start(4, COMPRESSED_STOPS.format(rank=rank), trainer=False))
+    assert status in FAILED
+    assert time.monotonic() - began < 45
+    stopped = rf"rank {rank} on \S+:1 .* no sign of life|host \S+:1 \(ranks 2, 3\) has shown no sign"
+    assert re.search(f"graphkit: rank [0-3]: ({stopped})", errors), errors
 
 
 def test_who_works_for_long_on_another_host_is_waited_for(monkeypatch):

@@ -226,6 +226,20 @@ def test_pushes_in_fewer_bytes_lose_nothing(options):
     assert np.abs(store.pull("w") - 20).max() <= 2
 
 
+def test_what_is_left_out_of_a_key_that_is_divided_is_whole():
+    (store,), _ = workers(1, servers=3)
+    begun([store], {"w": np.zeros(LARGE + 5, np.float32)})
+    store.set_updater(add_twice)
+    store.set_gradient_compression("float16")
+    given = np.random.default_rng(0).standard_normal((2, LARGE + 5)).astype(np.float32)
+    for gradient in given:
+        store.push("w", gradient)
+    left = store.residuals()["w"]
+    np.testing.assert_allclose(store.pull("w") / 2 + left, given.sum(axis=0), rtol=1e-5, atol=1e-5)
+    assert left.any()
+    assert store.compressing == (0,)
+
+
 # --- clocks ---------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from graphkit import errors
 from graphkit.dist import compression
 from graphkit.dist.buckets import Buckets
 from graphkit.dist.communicator import Communicator
+from graphkit.dist.compressed import CompressedSums
 from graphkit.dist.messages import pack, pack_named, unpack
 from graphkit.dist.rows import RowSparse
 from graphkit.dist.servers.post import Post
@@ -39,6 +40,10 @@ class _Spec(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
+
+    @property
+    def size(self) -> int:
+        return self.parts[-1].end
 
     def cut(self, array: np.ndarray, part: Part) -> np.ndarray:
         return array if len(self.parts) == 1 else array.reshape(-1)[part.begin : part.end]
@@ -159,7 +164,7 @@ class RemoteStore(KVStore):
         for server, parts in self._by_server(list(given)):
             hows, arrays = [], []
             for k, part in parts:
-                how, sent = self._reduced((k, server), self._spec(k).cut(given[k], part))
+                how, sent = self._reduced(k, part, self._spec(k).cut(given[k], part))
                 hows.append([self._spec(k).number, how])
                 arrays += sent
             with self._turn:
@@ -167,11 +172,12 @@ class RemoteStore(KVStore):
         if self._under_way > WINDOW:  # servers that are slower must not drown
             self._ask_all("wait", {})
 
-    def _reduced(self, place: tuple[Key, int], array: np.ndarray) -> tuple[int, list[np.ndarray]]:
-        """How a part travels, and what does."""
-        if self._compression is not None and array.dtype == np.float32:
-            residual = self._residuals.setdefault(place, np.zeros(array.size, np.float32))  # type: ignore[arg-type]
-            return PACKED, [self._compression.pack(np.ascontiguousarray(array).reshape(-1), residual)]
+    def _reduced(self, key: Key, part: Part, array: np.ndarray) -> tuple[int, list[np.ndarray]]:
+        """How a part of a key travels, and what does."""
+        if self._compressed is not None and array.dtype == np.float32:
+            spec = self._spec(key)
+            left = spec.cut(self._compressed.residuals.of(key, spec.size), part)
+            return PACKED, [self._compressed.compression.pack(np.ascontiguousarray(array).reshape(-1), left)]
         return (PLAIN, [array]) if array.any() else (ZERO, [])
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
@@ -286,7 +292,11 @@ class RemoteStore(KVStore):
         if self.rank == 0:
             self._ask_all("compression", {"options": options if isinstance(options, str) else dict(options)})
         self._communicator.perform(f"set_gradient_compression({options!r})")
-        self._compression, self._residuals = made, {}
+        self._compressed = CompressedSums(made, self._communicator)
+
+    @property
+    def compressing(self) -> tuple[int, ...]:
+        return tuple(range(self.num_workers))
 
     # --- states of the optimizer ------------------------------------------------------------------
 

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "runtime/isa.h"
+#include "simd/lane_bits.h"
 #include "simd/vector.h"
 
 namespace graphkit {
@@ -28,22 +29,6 @@ using Lanes = Vector<float>;
 using Bits = Vector<std::int32_t>;
 constexpr std::int64_t kWide = kLanes<float>;
 
-// A bit for each lane that is not zero.
-inline std::uint32_t bits_of(Bits lanes) {
-#if defined(__AVX512F__)
-    const auto all = bit_cast<__m512i>(lanes);
-    return _mm512_test_epi32_mask(all, all);
-#elif defined(__AVX2__)
-    return static_cast<std::uint32_t>(_mm256_movemask_ps(bit_cast<__m256>(lanes)));
-#else
-    std::uint32_t bits = 0;
-    for (int i = 0; i < kWide; ++i) {
-        bits |= lanes[i] != 0 ? 1U << i : 0U;
-    }
-    return bits;
-#endif
-}
-
 inline Lanes where(Bits mask, Lanes x) {
     return bit_cast<Lanes>(mask & bit_cast<Bits>(x));
 }
@@ -60,8 +45,8 @@ inline std::uint32_t quantize_word(const float* gradient, float* residual, float
         const Bits above = (x >= limit) & finite;
         const Bits below = (x <= -limit) & finite;
         store_part<float>(residual + i, where(finite, x) - where(above, limit) + where(below, limit), some);
-        sent |= bits_of(above | below) << i;
-        negative |= bits_of(below | ~finite) << i;
+        sent |= lane_bits(above | below) << i;
+        negative |= lane_bits(below | ~finite) << i;
     }
     return sent | negative << kWordElements;
 }

@@ -1,0 +1,212 @@
+"""What compression has left out of gradients, in checkpoints: runs go on to the bit, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from test_servers import workers
+from test_shared_step import net, samples
+
+import graphkit as gk
+from graphkit.dist.kvstore import KVStore
+from graphkit.errors import InvalidModel
+from graphkit.train import checkpoint
+
+KINDS = ["2bit:0.01", "float16", "bfloat16", "top_k:0.1"]
+HOSTS = [(), [(0, 1), (2, 3)], [(0, 2), (1, 3)]]
+
+
+@pytest.fixture(params=[1, 1 << 20], ids=["small buckets", "one bucket"])
+def buckets(monkeypatch, request):
+    monkeypatch.setattr(KVStore, "bucket_bytes", lambda store, fixed=False: request.param)
+
+
+def trainer_of(store, kind, **options):
+    if kind is not None:
+        store.set_gradient_compression(kind)
+    options = {"deterministic": True, **options}
+    return gk.Trainer(net(), "mse", gk.optim.Adam(0.01), kvstore=store, threads=1, seed=3, **options)
+
+
+def trained(store, kind, steps, folder=None, save=None, barrier=True, **options):
+    """A trainer after steps, from the checkpoint in a folder on, with this rank's part of the samples."""
+    trainer = trainer_of(store, kind, **options)
+    if folder is not None:
+        trainer.resume(folder)
+    for step in steps:
+        x, y = samples(24, step)
+        rank, ranks = store.rank, store.num_workers
+        mine = slice(rank * 24 // ranks, (rank + 1) * 24 // ranks)
+        trainer.step(x[mine], y[mine])
+    if save is not None:
+        trainer.save(save)
+        if barrier:
+            store.barrier()
+    return trainer
+
+
+def waiting(trainers):
+    """By parameter, the sum over the ranks of what waits."""
+    found = {}
+    for trainer in trainers:
+        for name, array in trainer._stepper._residuals().items():
+            found[name] = found.get(name, 0) + array.astype(np.float64)
+    return found
+
+
+@pytest.mark.usefixtures("buckets")
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}], ids=str)
+def test_a_run_goes_on_to_the_bit(on_ranks, tmp_path, kind, hosts, options):
+    whole = on_ranks(lambda store: trained(store, kind, range(8), **options), 4, hosts=hosts)
+    on_ranks(lambda store: trained(store, kind, range(4), save=tmp_path, **options), 4, hosts=hosts)
+    found = on_ranks(lambda store: trained(store, kind, range(4, 8), tmp_path, **options), 4, hosts=hosts)
+    for mine, expected in zip(found, whole, strict=True):
+        for name, array in {**expected.net.params, **expected._slots}.items():
+            np.testing.assert_array_equal({**mine.net.params, **mine._slots}[name], array)
+        left = expected._stepper._residuals()
+        assert list(mine._stepper._residuals()) == list(left)
+        for name, array in left.items():
+            np.testing.assert_array_equal(mine._stepper._residuals()[name], array)
+    saved = checkpoint.load(tmp_path).residuals
+    assert [bool(part) for part in saved] == [not hosts or rank in [h[0] for h in hosts] for rank in range(4)]
+    assert any(array.any() for part in saved for array in part.values())
+
+
+@pytest.mark.usefixtures("buckets")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("before", "after"), [((4, ()), (2, ())), ((2, ()), (3, ())), ((4, HOSTS[1]), (4, ())), ((3, ()), (4, HOSTS[2]))]
+)
+def test_other_ranks_take_over_the_sum(on_ranks, tmp_path, kind, before, after):
+    first = on_ranks(lambda store: trained(store, kind, range(4), save=tmp_path), before[0], hosts=before[1])
+    expected = waiting(first)
+    second = on_ranks(lambda store: trained(store, kind, (), tmp_path), after[0], hosts=after[1])
+    found = waiting(second)
+    assert found.keys() == expected.keys() == set(first[0].trained)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-6 * np.abs(array).max())
+    shares = [{name: a.tobytes() for name, a in t._stepper._residuals().items()} for t in second]
+    assert len({str(share) for share in shares if share}) == 1  # alike
+    third = on_ranks(lambda store: trained(store, kind, range(4, 6), tmp_path), after[0], hosts=after[1])
+    for name, array in third[0].net.params.items():
+        np.testing.assert_array_equal(third[-1].net.params[name], array)
+
+
+def test_a_checkpoint_before_the_first_step_and_one_right_after_a_resume(on_ranks, tmp_path):
+    """Nothing waits yet; and what waits, waits on."""
+
+    def work(store):
+        trained(store, "2bit:0.01", (), save=tmp_path / "start")
+        trained(store, "2bit:0.01", range(3), save=tmp_path / "first")
+        trained(store, "2bit:0.01", (), tmp_path / "first", save=tmp_path / "second")
+        return trained(store, "2bit:0.01", (), tmp_path / "start")._stepper._residuals()
+
+    for left in on_ranks(work, 2):
+        assert not any(array.any() for array in left.values())
+    start_, first, second = (checkpoint.load(tmp_path / name).residuals for name in ("start", "first", "second"))
+    assert not any(start_)
+    for mine, other in zip(first, second, strict=True):
+        assert mine.keys() == other.keys()
+        for name, array in mine.items():
+            np.testing.assert_array_equal(other[name], array)
+
+
+def test_an_earlier_checkpoint_takes_the_place_of_what_waits(on_ranks, tmp_path):
+    """In the store that it was made in."""
+
+    def work(store):
+        trainer = trained(store, "top_k:0.1", range(2), save=tmp_path)
+        after = []
+        for _ in range(2):
+            trainer.resume(tmp_path)
+            for step in range(2, 5):
+                trainer.step(*samples(24, step))
+            after.append({name: array.copy() for name, array in trainer.net.params.items()})
+        return after
+
+    for first, second in on_ranks(work):
+        for name, array in first.items():
+            np.testing.assert_array_equal(second[name], array)
+
+
+def test_gradients_that_are_sent_whole_say_what_is_dropped(on_ranks, tmp_path):
+    on_ranks(lambda store: trained(store, "2bit:0.01", range(2), save=tmp_path))
+    with pytest.warns(UserWarning, match="what compression has left out of gradients, which is dropped"):
+        gk.Trainer(net(), "mse", gk.optim.Adam(0.01), threads=1).resume(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["size", "name", "type"])
+def test_what_does_not_fit_is_refused(on_ranks, tmp_path, damage):
+    on_ranks(lambda store: trained(store, "float16", range(2), save=tmp_path))
+    saved = checkpoint.load(tmp_path)
+    parts = [dict(part) for part in saved.residuals]
+    name, array = next(iter(parts[1].items()))
+    match damage:
+        case "size":
+            parts[1][name] = array[:-1]
+        case "name":
+            parts[1]["other"] = parts[1].pop(name)
+        case "type":
+            parts[1][name] = array.astype(np.float64)
+    saved.residuals = parts
+    checkpoint.save(tmp_path, saved)
+
+    def work(store):
+        trainer = trainer_of(store, "float16")
+        before = {n: a.copy() for n, a in trainer.net.params.items()}
+        with pytest.raises(InvalidModel, match=r"does not fit this model: it holds .* that compression has left out"):
+            trainer.resume(tmp_path)
+        return all(np.array_equal(trainer.net.params[n], a) for n, a in before.items())
+
+    assert on_ranks(work) == [True, True]
+
+
+def test_a_checkpoint_of_before_holds_none(on_ranks, tmp_path):
+    on_ranks(lambda store: trained(store, None, range(2), save=tmp_path if store.rank == 0 else None, barrier=False))
+    manifest = json.loads((tmp_path / checkpoint.MANIFEST).read_text())
+    assert manifest.pop("residuals") == []
+    (tmp_path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    for trainer in on_ranks(lambda store: trained(store, "2bit:0.01", range(2, 3), tmp_path)):
+        assert any(array.any() for array in trainer._stepper._residuals().values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_worker_of_servers_goes_on_to_the_bit(tmp_path, kind, after):
+    """With as many servers, or others."""
+
+    def run(servers, steps, **options):
+        ((store,), _) = workers(1, servers)
+        return trained(store, kind, steps, deterministic=False, **options)
+
+    whole = run(1, range(6))
+    run(1, range(3), save=tmp_path)
+    found = run(after, range(3, 6), folder=tmp_path)
+    for trainer in (whole, found):
+        trainer._stepper.settle()
+    for name, array in whole.net.params.items():
+        np.testing.assert_array_equal(found.net.params[name], array)
+    left = whole._stepper._residuals()
+    assert any(array.any() for array in left.values())
+    for name, array in found._stepper._residuals().items():
+        np.testing.assert_array_equal(array, left[name])
+
+
+def test_all_ranks_save(on_ranks, tmp_path):
+    """What one of them alone calls is an error that says so, and no checkpoint without what the others have."""
+
+    def work(store):
+        trainer = trained(store, "2bit:0.01", range(2))
+        if store.rank == 0:
+            with pytest.raises(gk.errors.RuntimeFailure, match="gathered bytes"):
+                trainer.save(tmp_path / "run")
+        else:
+            with pytest.raises(gk.errors.RuntimeFailure, match="gathered bytes"):
+                store.barrier()
+
+    on_ranks(work)
+    assert not (tmp_path / "run").exists()
