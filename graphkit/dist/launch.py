@@ -15,6 +15,7 @@ from types import FrameType
 
 from graphkit import config
 from graphkit.dist.mpi import launched_by_mpi
+from graphkit.dist.start import check_tasks
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
@@ -29,6 +30,9 @@ _MORE_THAN_CORES = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+# Inside of a job of Slurm, MPICH's launcher would wait for cores that this process has, and start processes on other
+# hosts, unless it is told to start them itself.
+_ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
 _FOR_ROOT = tuple(f"{name}_ALLOW_RUN_AS_ROOT{more}" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM"))
 
 
@@ -64,14 +68,15 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
 
     The ranks share this machine's cores: each gets an equal part, at least one thread. Signals that would end this
     process go to the job instead, once: a terminal sends Ctrl-C to this process alone. A rank that a signal has ended
-    is a runtime failure.
+    is a runtime failure. Raises UsageError where Slurm has started this program several times already.
     """
+    check_tasks(processes)
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
     environment[config.JOB_SIZE.name] = str(processes)
     if not sys.stdout.isatty():  # Open MPI gives its processes a terminal of their own
         environment["TERM"] = "dumb"
-    further = _MORE_THAN_CORES | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
+    further = _MORE_THAN_CORES | _ON_THIS_MACHINE | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
     for name, value in further.items():
         environment.setdefault(name, value)
     # Other libraries' threads, as those of numpy's products, would take the cores that another rank computes on.
