@@ -21,6 +21,8 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # What processes that were interrupted or terminated leave with themselves.
 _OWN = (130, 143)
+# What MPICH's launcher leaves with may be all statuses of its processes in one number, bit by bit: so are 2 and 5.
+_COMBINED = (6, 7)
 # What Open MPI's launcher leaves with that was told to end.
 _ENDED_BY_LAUNCHER = 1
 
@@ -94,7 +96,8 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
         print(f"graphkit: the job was {what}", file=sys.stderr)  # the words of its processes may be lost
         return 128 + sent[0]
     if (number := _signal_of(status)) is not None:
-        print(f"graphkit: a process of the job was ended by {number.name}", file=sys.stderr)
+        several = ", or several have failed with different statuses" if status in _COMBINED else ""
+        print(f"graphkit: a process of the job was ended by {number.name}{several}", file=sys.stderr)
         return RuntimeFailure.exit_code
     return status
 

@@ -33,8 +33,8 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-# Processes of the job, and those of this host, as MPICH's and Open MPI's launchers and Slurm tell, the last of them host
-# by host: a single number is that of one host.
+# Processes of the job, and those of this host, as MPICH's and Open MPI's launchers and Slurm tell. Slurm's are host by
+# host: a single number is that of one host.
 _COUNTS = (
     ("PMI_SIZE", "MPI_LOCALNRANKS"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),

@@ -46,8 +46,8 @@ def check_company(size: int) -> None:
     told = _told(_SIZES)
     if size == 1 and told is not None and told > 1:
         raise UsageError(
-            f"the launcher has started {told} processes, but by MPI's word each is alone: the launcher (with srun, its "
-            "--mpi) belongs to another MPI than mpi4py"
+            f"the launcher has started {told} processes, but by MPI's word each is alone: it belongs to another MPI "
+            "than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
         )
 
 

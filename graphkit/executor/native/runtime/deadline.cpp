@@ -33,9 +33,19 @@ void write_all(int file, std::string_view text) {
 
 }  // namespace
 
-Deadline::Deadline(double seconds, double grace, std::string message, int status) : process_(getpid()) {
-    thread_ =
-        start_thread([this, seconds, grace, text = std::move(message), status] { wait(seconds, grace, text, status); });
+Deadline::Deadline(double seconds, double grace, std::string message, int status)
+    : cancelling_(std::make_unique<Cancelling>()), process_(getpid()) {
+    thread_ = start_thread([&shared = *cancelling_, seconds, grace, text = std::move(message), status] {
+        {
+            std::unique_lock lock(shared.mutex);
+            if (shared.changed.wait_for(lock, at_most_longest(seconds), [&] { return shared.cancelled; })) {
+                return;
+            }
+        }
+        write_all(STDERR_FILENO, text);
+        std::this_thread::sleep_for(at_most_longest(grace));
+        _exit(status);
+    });
 }
 
 Deadline::~Deadline() {
@@ -46,28 +56,18 @@ void Deadline::cancel() {
     if (!thread_.joinable()) {
         return;
     }
-    if (process_ != getpid()) {  // a child that was forked has no such thread
+    if (process_ != getpid()) {
+        // A child that was forked has no such thread, and must not wait for it: to destroy a condition is to do so.
         thread_.detach();
+        static_cast<void>(cancelling_.release());
         return;
     }
     {
-        const std::lock_guard lock(mutex_);
-        cancelled_ = true;
+        const std::lock_guard lock(cancelling_->mutex);
+        cancelling_->cancelled = true;
     }
-    changed_.notify_all();
+    cancelling_->changed.notify_all();
     thread_.join();
-}
-
-void Deadline::wait(double seconds, double grace, const std::string& message, int status) {
-    {
-        std::unique_lock lock(mutex_);
-        if (changed_.wait_for(lock, at_most_longest(seconds), [this] { return cancelled_; })) {
-            return;
-        }
-    }
-    write_all(STDERR_FILENO, message);
-    std::this_thread::sleep_for(at_most_longest(grace));
-    _exit(status);
 }
 
 }  // namespace graphkit

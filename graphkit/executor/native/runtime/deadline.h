@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -23,11 +24,13 @@ class Deadline {
     void cancel();
 
   private:
-    void wait(double seconds, double grace, const std::string& message, int status);
+    struct Cancelling {
+        std::mutex mutex;
+        std::condition_variable changed;
+        bool cancelled = false;
+    };
 
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool cancelled_ = false;
+    std::unique_ptr<Cancelling> cancelling_;
     pid_t process_;
     std::thread thread_;
 };
