@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from graphkit.dist.announcement import ENDED
 from graphkit.dist.mpi import MpiCommunicator, started
-from graphkit.dist.start import checked_timeout, deadline
+from graphkit.dist.start import LEAST, checked_timeout, deadline
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 
 # How long processes that do not agree wait for each other's last words, in seconds.
@@ -38,8 +38,8 @@ def join(servers: int = 0, timeout: float | None = None) -> MpiCommunicator:
     """The communicator of all processes but the last ones, so many servers.
 
     Initialises MPI at the first call, which every process must make: those that do not within `timeout` seconds
-    (default: GRAPHKIT_RANK_TIMEOUT) end the job. Later calls, which servers do not come to, give the same. Raises
-    UsageError for servers that it has not.
+    (default: GRAPHKIT_RANK_TIMEOUT; at least start.LEAST) end the job. Later calls, which servers do not come to, give
+    the same. Raises UsageError for servers that it has not.
     """
     global _joined
     if _joined is None:
@@ -52,7 +52,7 @@ def join(servers: int = 0, timeout: float | None = None) -> MpiCommunicator:
 def _begun(servers: int, timeout: float) -> MpiCommunicator:
     global _followed
     place = started()
-    with deadline(timeout, place):
+    with deadline(max(timeout, LEAST), place):
         _followed = communicator = MpiCommunicator(servers)
     atexit.register(end)
     if communicator.processes > 1:

@@ -44,7 +44,7 @@ def create(
 ) -> KVStore:
     """A store of one of TYPES, or by MXNet's names. All but `local` need MPI (MissingDependency says what to install).
 
-    timeout: seconds after which a process that gives no sign, or has not come here, ends the job;
+    timeout: seconds after which a process that gives no sign ends the job, or one that has not come here (10 at least);
     GRAPHKIT_RANK_TIMEOUT, 60, by default.
     overlap: how sums get on while a process computes: "chained", one after the other, on a thread; "concurrent",
     several at a time, as they become ready; "funnelled", not before somebody waits for them.

@@ -22,6 +22,8 @@ _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 _TASKS = "SLURM_STEP_NUM_TASKS"
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", _TASKS)
 
+# Seconds that processes are given to start, however short the timeout is: some load Python's modules later than others.
+LEAST = 10.0
 # Seconds between a process's last words and its end, which is that of all: others may have the same to say.
 _GRACE = 1.0
 
@@ -95,8 +97,8 @@ def _last_words(rank: int | None, size: int | None, seconds: float) -> str:
     who = "a process" if rank is None else f"rank {rank}" + (f" of {size}" if size is not None else "")
     return (
         f"graphkit: {who} on {socket.gethostname()} (process {os.getpid()}): not all processes of the job have started "
-        f"MPI within {seconds:g} s ({config.RANK_TIMEOUT.name}); those that do not say so are missing; this ends the "
-        "job\n"
+        f"MPI within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST:g}); those that do not say so are "
+        "missing; this ends the job\n"
     )
 
 

@@ -85,11 +85,11 @@ def test_a_task_that_does_not_start_mpi_ends_the_job(interface):
         from graphkit.dist import kvstore
         if os.environ["SLURM_PROCID"] == "1":
             time.sleep(1000)
-        kvstore.create("dist_sync", timeout=4)
+        kvstore.create("dist_sync", timeout=11)
     """
     done = srun(interface, code)
     assert done.returncode != 0
-    assert re.search("rank 0 of 2 on .* not all processes of the job have started MPI within 4 s", done.stderr)
+    assert re.search("rank 0 of 2 on .* not all processes of the job have started MPI within 11 s", done.stderr)
 
 
 def test_tasks_without_mpi_do_not_train_each_alone(interface):
@@ -106,9 +106,7 @@ def test_processes_in_one_task(interface, tmp_path):
     gk.Model(gk.nn.linear(gk.flatten(x), 10), name="net").save(tmp_path / "net.json")
     train = [sys.executable, "-P", "-m", "graphkit", "train", str(tmp_path / "net.json"), "--data", "digits"]
     train += ["--epochs", "1", "--processes", "2", "--kvstore", "dist_sync", "-o", str(tmp_path / "run")]
-    done = subprocess.run(
-        ["srun", "-n", "1", "--cpus-per-task=2", *train], capture_output=True, text=True, timeout=240
-    )
+    done = subprocess.run(["srun", "-n", "1", "--cpus-per-task=2", *train], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "(2 processes)" in done.stdout
     done = subprocess.run(["srun", "-n", "2", "--mpi=none", *train], capture_output=True, text=True, timeout=240)
