@@ -19,7 +19,8 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 from graphkit.dist.announcement import ENDED
-from graphkit.dist.mpi import MpiCommunicator
+from graphkit.dist.mpi import MpiCommunicator, started
+from graphkit.dist.start import LEAST, checked_timeout, deadline
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 
 # How long processes that do not agree wait for each other's last words, in seconds.
@@ -33,23 +34,26 @@ _farewells: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _failure: BaseException | None = None
 
 
-def join(servers: int = 0) -> MpiCommunicator:
+def join(servers: int = 0, timeout: float | None = None) -> MpiCommunicator:
     """The communicator of all processes but the last ones, so many servers.
 
-    Initialises MPI at the first call, which every process must make; later ones, which servers do not come to, give the
-    same. Raises UsageError for servers that it has not.
+    Initialises MPI at the first call, which every process must make: those that do not within `timeout` seconds
+    (default: GRAPHKIT_RANK_TIMEOUT; at least start.LEAST) end the job. Later calls, which servers do not come to, give
+    the same. Raises UsageError for servers that it has not.
     """
     global _joined
     if _joined is None:
-        _joined = _begun(servers)
+        _joined = _begun(servers, checked_timeout(timeout))
     if servers and servers != _joined.servers:
         raise UsageError(f"the job has {_joined.servers} servers from its first store on, not {servers}")
     return _joined
 
 
-def _begun(servers: int) -> MpiCommunicator:
+def _begun(servers: int, timeout: float) -> MpiCommunicator:
     global _followed
-    _followed = communicator = MpiCommunicator(servers)
+    place = started()
+    with deadline(max(timeout, LEAST), place):
+        _followed = communicator = MpiCommunicator(servers)
     atexit.register(end)
     if communicator.processes > 1:
         _follow_failures()

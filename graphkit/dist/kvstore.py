@@ -44,7 +44,8 @@ def create(
 ) -> KVStore:
     """A store of one of TYPES, or by MXNet's names. All but `local` need MPI (MissingDependency says what to install).
 
-    timeout: seconds after which a process that gives no sign ends the job; GRAPHKIT_RANK_TIMEOUT, 60, by default.
+    timeout: seconds after which a process that gives no sign ends the job, or one that has not come here (10 at least);
+    GRAPHKIT_RANK_TIMEOUT, 60, by default.
     overlap: how sums get on while a process computes: "chained", one after the other, on a thread; "concurrent",
     several at a time, as they become ready; "funnelled", not before somebody waits for them.
     bucket_bytes: of gradients that are summed at once; as many as the measured latency of a sum asks for, by default.
@@ -67,7 +68,7 @@ def create(
     from graphkit.dist.ending import join
 
     remote = type in REMOTE
-    communicator = join((servers or config.SERVERS.get()) if remote else 0)
+    communicator = join((servers or config.SERVERS.get()) if remote else 0, timeout)
     communicator.channel.overlap = overlap
     if timeout is not None:
         communicator.set_timeout(timeout)

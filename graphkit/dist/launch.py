@@ -15,11 +15,14 @@ from types import FrameType
 
 from graphkit import config
 from graphkit.dist.mpi import launched_by_mpi
+from graphkit.dist.start import check_tasks
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # What processes that were interrupted or terminated leave with themselves.
 _OWN = (130, 143)
+# What MPICH's launcher leaves with may be all statuses of its processes in one number, bit by bit: so are 2 and 5.
+_COMBINED = (6, 7)
 # What Open MPI's launcher leaves with that was told to end.
 _ENDED_BY_LAUNCHER = 1
 
@@ -29,6 +32,9 @@ _MORE_THAN_CORES = {
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+# Inside of a job of Slurm, MPICH's launcher would wait for cores that this process has, and start processes on other
+# hosts, unless it is told to start them itself.
+_ON_THIS_MACHINE = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
 _FOR_ROOT = tuple(f"{name}_ALLOW_RUN_AS_ROOT{more}" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM"))
 
 
@@ -64,14 +70,15 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
 
     The ranks share this machine's cores: each gets an equal part, at least one thread. Signals that would end this
     process go to the job instead, once: a terminal sends Ctrl-C to this process alone. A rank that a signal has ended
-    is a runtime failure.
+    is a runtime failure. Raises UsageError where Slurm has started this program several times already.
     """
+    check_tasks(processes)
     environment = dict(os.environ)
     environment.setdefault(config.NUM_THREADS.name, str(max(1, config.num_threads() // processes)))
     environment[config.JOB_SIZE.name] = str(processes)
     if not sys.stdout.isatty():  # Open MPI gives its processes a terminal of their own
         environment["TERM"] = "dumb"
-    further = _MORE_THAN_CORES | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
+    further = _MORE_THAN_CORES | _ON_THIS_MACHINE | (dict.fromkeys(_FOR_ROOT, "1") if os.geteuid() == 0 else {})
     for name, value in further.items():
         environment.setdefault(name, value)
     # Other libraries' threads, as those of numpy's products, would take the cores that another rank computes on.
@@ -89,7 +96,8 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
         print(f"graphkit: the job was {what}", file=sys.stderr)  # the words of its processes may be lost
         return 128 + sent[0]
     if (number := _signal_of(status)) is not None:
-        print(f"graphkit: a process of the job was ended by {number.name}", file=sys.stderr)
+        several = ", or several have failed with different statuses" if status in _COMBINED else ""
+        print(f"graphkit: a process of the job was ended by {number.name}{several}", file=sys.stderr)
         return RuntimeFailure.exit_code
     return status
 

@@ -29,14 +29,20 @@ from graphkit.dist.mail import Mail
 from graphkit.dist.placement import Allowed, place
 from graphkit.dist.posted import placed
 from graphkit.dist.relay import Relay
+from graphkit.dist.start import check_company, checked_timeout
 from graphkit.dist.transfers import Messages
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.
 _LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MPI_LOCALRANKID")
-# Processes of the job, and those of this host, as MPICH's and Open MPI's launchers tell.
-_COUNTS = (("PMI_SIZE", "MPI_LOCALNRANKS"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+# Processes of the job, and those of this host, as MPICH's and Open MPI's launchers and Slurm tell. Slurm's are host by
+# host: a single number is that of one host.
+_COUNTS = (
+    ("PMI_SIZE", "MPI_LOCALNRANKS"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_SIZE", "SLURM_STEP_TASKS_PER_NODE"),
+)
 
 # While others are awaited: how long a core of its own is kept, how long it is only offered to others, and the pauses
 # after that, in seconds.
@@ -85,6 +91,12 @@ def library() -> str:
     return " ".join(first.partition(",")[0].split())
 
 
+def started() -> tuple[int, int] | None:
+    """This process's rank and the number of all, where a script has started MPI itself; None where nobody has."""
+    mpi = _mpi()
+    return (mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size) if mpi.Is_initialized() else None
+
+
 class MpiCommunicator:
     """The workers of MPI_COMM_WORLD: all processes but the last `servers`, which have a communicator of their own.
 
@@ -107,6 +119,7 @@ class MpiCommunicator:
             # A communicator of our own: what is sent here never meets what a script sends.
             self._job = mpi.COMM_WORLD.Dup()
             self.place, self.processes, self.servers = self._job.rank, self._job.size, servers
+            check_company(self.processes)
             if not 0 <= servers < self.processes:
                 raise UsageError(f"{servers} servers leave no worker of {self.processes} processes")
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
@@ -229,10 +242,9 @@ class MpiCommunicator:
 
     def set_timeout(self, seconds: float) -> None:
         """Give up processes that show no sign, or do not go on, for so long."""
-        if not seconds > 0:
-            raise UsageError(f"a timeout of ranks is a number of seconds above 0, not {seconds!r}")
+        checked = checked_timeout(seconds)
         if self._watch is not None:
-            self._watch.timeout = seconds
+            self._watch.timeout = checked
 
     def working(self) -> AbstractContextManager[None]:
         return nullcontext() if self._watch is None else self._watch.working()

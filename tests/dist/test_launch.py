@@ -39,6 +39,7 @@ def launcher(tmp_path, monkeypatch):
         (137, 5, "SIGKILL"),  # as Open MPI's does
         (11, 5, "SIGSEGV"),
         (139, 5, "SIGSEGV"),
+        (7, 5, "SIGBUS, or several have failed with different statuses"),  # 2 and 5 in MPICH's
         (77, 77, None),
     ],
 )
@@ -66,6 +67,7 @@ def test_what_processes_are_told(launcher, tmp_path, monkeypatch):
     assert told[config.JOB_SIZE.name] == "2"
     assert told["OMPI_MCA_rmaps_base_oversubscribe"] == "mine"
     assert told["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+    assert told["HYDRA_LAUNCHER"] == "fork"  # inside of Slurm's jobs, too, on this machine alone
     assert ("PRTE_ALLOW_RUN_AS_ROOT" in told) == (os.geteuid() == 0)
     monkeypatch.delenv(config.NUM_THREADS.name)
     assert launch.run_processes(1000, []) == 0
@@ -92,6 +94,17 @@ def test_mpi_has_the_last_word_about_how_many_there_are():
         launch.check_size(2, 4)
     with pytest.raises(UsageError, match="another MPI than mpi4py, and each process is alone"):
         launch.check_size(2, 1)
+
+
+def test_several_tasks_of_slurm_do_not_each_start_processes(launcher, tmp_path, monkeypatch):
+    launcher(f"touch {tmp_path}/started")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+    with pytest.raises(UsageError, match="--processes 2 in each of the 3 tasks that srun has started, without MPI"):
+        launch.run_processes(2, [])
+    assert not (tmp_path / "started").exists()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert launch.run_processes(2, []) == 0
+    assert (tmp_path / "started").exists()
 
 
 def test_a_launcher_that_is_none_of_mpis(launcher):

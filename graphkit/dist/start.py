@@ -1,0 +1,108 @@
+"""How the processes of a job start: together, or with an error in those that wait in vain for the others.
+
+What a launcher says of the job before MPI has started is in the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import math
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+from graphkit import config
+from graphkit.errors import RuntimeFailure, UsageError
+from graphkit.executor.devices.loading import load_device, native_module
+
+# A process's rank, and the processes of its job: of MPICH's launcher and Slurm's PMI, of Open MPI's, of PMIx and Slurm.
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+_TASKS = "SLURM_STEP_NUM_TASKS"
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", _TASKS)
+
+# Seconds that processes are given to start, however short the timeout is: some load Python's modules later than others.
+LEAST = 10.0
+# Seconds between a process's last words and its end, which is that of all: others may have the same to say.
+_GRACE = 1.0
+
+
+def checked_timeout(seconds: float | None) -> float:
+    """The seconds without a sign after which a process is given up; GRAPHKIT_RANK_TIMEOUT where None is given.
+
+    Raises UsageError for what is not above 0.
+    """
+    if seconds is None:
+        return config.RANK_TIMEOUT.get()
+    if not seconds > 0:
+        raise UsageError(f"a timeout of ranks is a number of seconds above 0, not {seconds!r}")
+    return seconds
+
+
+def check_company(size: int) -> None:
+    """Raise UsageError where the launcher says that there are several processes, and MPI that this one is alone.
+
+    Each would do the same work, and write the same files.
+    """
+    told = _told(_SIZES)
+    if size == 1 and told is not None and told > 1:
+        raise UsageError(
+            f"the launcher has started {told} processes, but by MPI's word each is alone: it belongs to another MPI "
+            "than mpi4py; with srun, choose another --mpi (srun --mpi=list)"
+        )
+
+
+def check_tasks(processes: int) -> None:
+    """Raise UsageError where this is one of several tasks of Slurm, each of which would start so many processes."""
+    tasks = _told((_TASKS,))
+    if tasks is not None and tasks > 1:
+        raise UsageError(
+            f"--processes {processes} in each of the {tasks} tasks that srun has started, without MPI: let srun start "
+            f"the processes (srun --mpi=..., see srun --mpi=list), or one task; for a job in each task, unset {_TASKS}"
+        )
+
+
+@contextlib.contextmanager
+def deadline(seconds: float, place: tuple[int, int] | None = None) -> Iterator[None]:
+    """End this process with RuntimeFailure's exit code when what lies inside takes longer: other processes are missing.
+
+    place: its rank and the number of processes, where MPI has started already; else the launcher's word is taken.
+    Starting MPI holds the interpreter, so that a native thread looks at the clock. Where the native extension is not
+    built, Python's faulthandler does: its message is a traceback, and the status 1.
+    """
+    rank, size = place or (_told(_RANKS), _told(_SIZES))
+    if size == 1 or math.isinf(seconds):
+        yield
+        return
+    load_device("cpu")
+    native = native_module()
+    if native is None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        return
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()  # it would be lost
+    end = native.Deadline(seconds, _GRACE, _last_words(rank, size, seconds), RuntimeFailure.exit_code)
+    try:
+        yield
+    finally:
+        end.cancel()
+
+
+def _last_words(rank: int | None, size: int | None, seconds: float) -> str:
+    who = "a process" if rank is None else f"rank {rank}" + (f" of {size}" if size is not None else "")
+    return (
+        f"graphkit: {who} on {socket.gethostname()} (process {os.getpid()}): not all processes of the job have started "
+        f"MPI within {seconds:g} s ({config.RANK_TIMEOUT.name}, at least {LEAST:g}); those that do not say so are "
+        "missing; this ends the job\n"
+    )
+
+
+def _told(variables: Sequence[str]) -> int | None:
+    """The number that the first of these environment variables has; None where there is none."""
+    texts = (os.environ.get(name, "") for name in variables)
+    return next((int(text) for text in texts if text.isdecimal()), None)

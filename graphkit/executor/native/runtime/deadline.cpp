@@ -1,0 +1,82 @@
+#include "runtime/deadline.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <string_view>
+#include <utility>
+
+#include "runtime/bindings.h"
+#include "runtime/threads.h"
+
+namespace graphkit {
+namespace {
+
+// As long as clocks can count, and anybody waits.
+constexpr double kLongest = 1e9;
+
+std::chrono::duration<double> at_most_longest(double seconds) {
+    return std::chrono::duration<double>(std::min(seconds, kLongest));
+}
+
+void write_all(int file, std::string_view text) {
+    while (!text.empty()) {
+        const ssize_t written = write(file, text.data(), text.size());
+        if (written < 0 && errno != EINTR) {
+            return;  // nobody reads it: the status is all that is left to say
+        }
+        text.remove_prefix(static_cast<std::size_t>(std::max<ssize_t>(written, 0)));
+    }
+}
+
+}  // namespace
+
+Deadline::Deadline(double seconds, double grace, std::string message, int status)
+    : cancelling_(std::make_unique<Cancelling>()), process_(getpid()) {
+    thread_ = start_thread([&shared = *cancelling_, seconds, grace, text = std::move(message), status] {
+        {
+            std::unique_lock lock(shared.mutex);
+            if (shared.changed.wait_for(lock, at_most_longest(seconds), [&] { return shared.cancelled; })) {
+                return;
+            }
+        }
+        write_all(STDERR_FILENO, text);
+        std::this_thread::sleep_for(at_most_longest(grace));
+        _exit(status);
+    });
+}
+
+Deadline::~Deadline() {
+    cancel();
+}
+
+void Deadline::cancel() {
+    if (!thread_.joinable()) {
+        return;
+    }
+    if (process_ != getpid()) {
+        // A child that was forked has no such thread, and must not wait for it: to destroy a condition is to do so.
+        thread_.detach();
+        static_cast<void>(cancelling_.release());
+        return;
+    }
+    {
+        const std::lock_guard lock(cancelling_->mutex);
+        cancelling_->cancelled = true;
+    }
+    cancelling_->changed.notify_all();
+    thread_.join();
+}
+
+}  // namespace graphkit
+
+GRAPHKIT_BINDINGS(deadline) {
+    using namespace graphkit;
+    nb::class_<Deadline>(m, "Deadline",
+                         "Writes a message to the standard error and ends the process, unless it is cancelled in time.")
+        .def(nb::init<double, double, std::string, int>(), "seconds"_a, "grace"_a, "message"_a, "status"_a,
+             "The process ends with `status`, `grace` seconds behind the message.")
+        .def("cancel", &Deadline::cancel, NoGil());
+}
