@@ -171,14 +171,14 @@ class RMSProp(Optimizer):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        return ("square", *(["average"] if self.centered else []), *(["buffer"] if self.momentum else []))
+        return ("square", *(["mean"] if self.centered else []), *(["buffer"] if self.momentum else []))
 
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
         named = dict(zip(self.slots, slots, strict=True))
         outputs: Sequence[Value] = F.rms_prop_update(
-            weight, grad, named["square"], lr, named.get("average"), named.get("buffer"),
+            weight, grad, named["square"], lr, named.get("mean"), named.get("buffer"),
             alpha=self.alpha, epsilon=self.epsilon, momentum=self.momentum, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
         return outputs
