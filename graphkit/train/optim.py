@@ -14,11 +14,11 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, fields, real
 from graphkit.train.average import EMA
 from graphkit.train.schedules import Constant, Cosine, Exponential, Schedule, Step, Warmup, schedule
-from graphkit.train.updater import OptimizerUpdater
+from graphkit.train.updater import KeyedOptimizer, OptimizerUpdater
 
 __all__ = [
-    "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl", "Lamb",
-    "Optimizer", "RMSProp", "Schedule", "Step", "Warmup", "get", "names", "schedule",
+    "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl",
+    "KeyedOptimizer", "Lamb", "Optimizer", "RMSProp", "Schedule", "Step", "Warmup", "get", "names", "schedule",
 ]  # fmt: skip
 
 
