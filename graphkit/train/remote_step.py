@@ -184,7 +184,7 @@ class RemoteStepper(_Apart):
             self._looking = Executor(self._reads, self.store, **self._options)
         self._looking.rng = self.executors[0].rng  # what it draws is what the step will draw
         data = [self._reads.name_of(v) for v in self._reads.inputs if v.role == "data"]
-        found = self._looking.run({name: feeds[name] for name in data})
+        found = self._looking.run({name: feeds[name] for name in data if name in feeds})
         wanted = [found[f"{name}/{steps.ROWS}"] for name in self._tables]
         for name, rows in zip(self._tables, self._remote.row_sparse_pull(self._tables, wanted), strict=True):
             _write(self._params, name, rows)

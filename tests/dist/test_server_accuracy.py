@@ -22,7 +22,7 @@ LEARN = """
     if kind in ("dist_async", "dist_bounded"):
         updates *= kv.num_workers
     schedule = gk.optim.Warmup(gk.optim.Cosine(rate, updates), updates // 20)
-    optimizer = gk.optim.SGD(schedule, momentum=0.9, weight_decay=1e-3)
+    optimizer = gk.optim.SGD(schedule, momentum=0.9, weight_decay=3e-3)
     trainer = gk.Trainer(net, "softmax_cross_entropy", optimizer, kvstore=kv, seed=seed, threads=1)
     trainer.fit(train, epochs=epochs, batch_size=32, progress=False)
     accuracy = trainer.evaluate(test)["accuracy"]

@@ -100,6 +100,27 @@ def test_a_checkpoint_in_the_middle_of_a_group_holds_what_waits(tmp_path):
         one_batch.resume(tmp_path / "other")
 
 
+@pytest.mark.parametrize("kind", ["dist_async", "elastic"])
+def test_what_waits_in_a_checkpoint_is_rank_0s(kind, tmp_path):
+    """Another worker's first group is of its own batches alone."""
+    whole = new_trainer(None, accumulate=3)
+    whole.step(IDS[:10], TARGETS[:10])
+    whole.save(tmp_path)
+    stores, _ = workers(2, type=kind, period=100)
+    for store in stores:
+        store._communicator.size = 2
+    trainers = [new_trainer(store, accumulate=3) for store in stores]
+    for trainer in trainers:
+        trainer.resume(tmp_path)
+    for _ in range(2):
+        trainers[1].step(IDS[10:20], TARGETS[10:20])
+    alone = new_trainer(None)
+    alone.step(IDS[10:20], TARGETS[10:20])
+    found = trainers[1].net.params["table"] if kind == "elastic" else stores[1].pull("table")
+    np.testing.assert_allclose(found, alone.net.params["table"], rtol=1e-5, atol=1e-6)
+    assert trainers[1].updates == 1
+
+
 def test_a_group_pulls_once_and_its_steps_are_one_of_the_bound():
     """Beside a worker whose group is under way, another one may begin as many groups as the bound says."""
     (slow, fast), _ = workers(2, type="dist_bounded", bound=1)
