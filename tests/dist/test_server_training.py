@@ -245,8 +245,9 @@ def test_rows_that_are_drawn_are_those_that_the_step_draws():
     store.row_sparse_pull = lambda keys, ids: asked.append(np.unique(ids[0])) or pull(keys, ids)
     pushed, push = [], store.push
     store.push = lambda keys, values: pushed.append(values[0].indices) or push(keys, values)
-    for _ in range(3):
+    for step in range(3):
         trainer.step(np.arange(5), np.zeros((5, 1), np.float32))
+        trainer.executor.rng = 7, 10 * step  # as `resume` does
     for wanted, sent in zip(asked, pushed, strict=True):
         np.testing.assert_array_equal(wanted, np.sort(sent))
     assert len({tuple(sent) for sent in pushed}) == 3

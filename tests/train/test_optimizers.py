@@ -274,6 +274,8 @@ def test_the_moving_average_follows_its_formula(warmup: bool, accumulate: int, o
         np.testing.assert_allclose(averaged.params["fc_weight"], average, rtol=1e-5)
         with pytest.raises(UsageError, match="call swap"):
             trainer.step(*batch())
+        with pytest.raises(UsageError, match="call swap"):
+            trainer.flush()
     np.testing.assert_array_equal(net.params["fc_weight"], weight)
     trainer.swap()
     np.testing.assert_allclose(net.params["fc_weight"], average, rtol=1e-5)
