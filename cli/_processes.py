@@ -38,6 +38,15 @@ _OPTIONS = (
         help="How far a process may be ahead of the slowest one. Default: 3. With --kvstore dist_bounded.",
     ),
     click.option(
+        "--elastic-period", type=click.IntRange(1), metavar="UPDATES",
+        help="Updates of a process between two exchanges with the centre. Default: 10. With --kvstore elastic.",
+    ),
+    click.option(
+        "--elastic-strength", type=click.FloatRange(0, 1, min_open=True), metavar="NUMBER",
+        help="How far processes and centre move together in an exchange, over all of them. Default: 0.9. With "
+        "--kvstore elastic.",
+    ),
+    click.option(
         "--rank-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
         help="End the job when a process gives no sign, or has not started MPI, for so long. Default: 60.",
     ),
@@ -74,6 +83,8 @@ class Job(NamedTuple):
     kvstore: str
     servers: int | None
     staleness: int | None
+    elastic_period: int | None
+    elastic_strength: float | None
     rank_timeout: float | None
     max_restarts: int
     compression: str | None
@@ -91,6 +102,9 @@ class Job(NamedTuple):
             )
         if job.servers is not None and job.kvstore not in REMOTE:
             raise UsageError(f"--servers: {job.kvstore!r} has none; {', '.join(REMOTE)} do")
+        for option, given in (("period", job.elastic_period), ("strength", job.elastic_strength)):
+            if given is not None and job.kvstore != "elastic":
+                raise UsageError(f"--elastic-{option} is of --kvstore elastic, not of {job.kvstore!r}")
         if job.max_restarts and job.processes == 1 and job.servers is None:
             raise UsageError("--max-restarts needs --processes: what started this process ends with its job")
         return job
@@ -113,7 +127,7 @@ class Job(NamedTuple):
         size = None if self.bucket_mb is None else max(1, int(self.bucket_mb * 1e6))
         store = kvstore.create(
             self.kvstore, timeout=self.rank_timeout, overlap=self.overlap, bucket_bytes=size, servers=self.servers,
-            staleness=self.staleness,
+            staleness=self.staleness, period=self.elastic_period, strength=self.elastic_strength,
         )  # fmt: skip
         if self.processes > 1:
             launch.check_size(self.processes, store.num_workers)

@@ -417,7 +417,8 @@ class Channel:
     def _carry_out(self, chosen: Sequence[Pending], there: Mapping[str, np.ndarray]) -> None:
         """Do it in this order. there: sums that are there already, by call."""
         for group in grouped(chosen, there):
-            flight, outcomes = None, []
+            flight: _Flight | None = None
+            outcomes: list[_Outcome] = []
             if self.overlap == "concurrent" and flies(group, there):
                 flight, failure = self._tried(group[0], self._flight, group[0])
             else:

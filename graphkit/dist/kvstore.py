@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from graphkit import config
 from graphkit.dist.channel import OVERLAPS
@@ -41,6 +42,8 @@ def create(
     bucket_bytes: int | None = None,
     servers: int | None = None,
     staleness: int | None = None,
+    period: int | None = None,
+    strength: float | None = None,
 ) -> KVStore:
     """A store of one of TYPES, or by MXNet's names. All but `local` need MPI (MissingDependency says what to install).
 
@@ -53,6 +56,9 @@ def create(
     `dist_async`, `dist_bounded` and `elastic` keep values on the last `servers` processes of the job (default:
     GRAPHKIT_SERVERS, 1): there, this call serves the others until they have ended, and ends the process with them.
     staleness: of `dist_bounded`, how many steps a worker may be ahead of the slowest one; 3 by default.
+    period, strength: of `elastic`, updates between two exchanges of a worker with the centre, 10 by default, and how
+    far they move together in one, in (0, 1], over all workers: 0.9 by default. They are tau and beta of Zhang,
+    Choromanska and LeCun (NIPS 2015).
     """
     type = _ALIASES.get(type, type)
     if type not in TYPES:
@@ -61,6 +67,10 @@ def create(
         raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(overlap, OVERLAPS)}")
     if staleness is not None and (type != "dist_bounded" or staleness < 0):
         raise UsageError(f"staleness={staleness}: a number of steps, at least 0, of dist_bounded")
+    if period is not None and (type != "elastic" or not isinstance(period, int) or period < 1):
+        raise UsageError(f"period={period}: a number of updates, at least 1, of elastic")
+    if strength is not None and (type != "elastic" or not 0 < strength <= 1):
+        raise UsageError(f"strength={strength}: a number above 0 and at most 1, of elastic")
     if servers is not None and (type not in REMOTE or servers < 1):
         raise UsageError(f"servers={servers}: a number above 0, of {', '.join(REMOTE)}")
     if type == "local":
@@ -74,10 +84,11 @@ def create(
         communicator.set_timeout(timeout)
     if not remote:
         return KVStore(type, communicator, bucket_bytes)
-    return _remote(type, communicator, _STALENESS if staleness is None else staleness)
+    elastic = {name: v for name, v in (("period", period), ("strength", strength)) if v is not None}
+    return _remote(type, communicator, _STALENESS if staleness is None else staleness, elastic)
 
 
-def _remote(type: str, communicator: MpiCommunicator, staleness: int) -> KVStore:
+def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
     """A worker's store; a server does not come back from here."""
     from graphkit.dist.ending import before_end, end_of_server
     from graphkit.dist.servers.post import WorkersPost, serve
@@ -90,7 +101,7 @@ def _remote(type: str, communicator: MpiCommunicator, staleness: int) -> KVStore
         serve(Server(workers), communicator.mail, communicator)
         end_of_server(communicator)
     post = WorkersPost(communicator.mail, communicator, workers, communicator.servers)
-    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None)
+    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None, **elastic)
     before_end(store.leave, store.dismiss if communicator.rank == 0 else _nothing)
     return store
 

@@ -14,11 +14,11 @@ from graphkit.ops.pointwise import scalar_like
 from graphkit.train.arguments import BELOW_ONE, FRACTION, NOT_NEGATIVE, POSITIVE, Range, fields, real
 from graphkit.train.average import EMA
 from graphkit.train.schedules import Constant, Cosine, Exponential, Schedule, Step, Warmup, schedule
-from graphkit.train.updater import OptimizerUpdater
+from graphkit.train.updater import KeyedOptimizer, OptimizerUpdater
 
 __all__ = [
-    "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl", "Lamb",
-    "Optimizer", "RMSProp", "Schedule", "Step", "Warmup", "get", "names", "schedule",
+    "EMA", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Constant", "Cosine", "Exponential", "Ftrl",
+    "KeyedOptimizer", "Lamb", "Optimizer", "RMSProp", "Schedule", "Step", "Warmup", "get", "names", "schedule",
 ]  # fmt: skip
 
 
@@ -171,14 +171,14 @@ class RMSProp(Optimizer):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        return ("square", *(["average"] if self.centered else []), *(["buffer"] if self.momentum else []))
+        return ("square", *(["mean"] if self.centered else []), *(["buffer"] if self.momentum else []))
 
     def update(
         self, weight: Value, grad: Value, slots: Sequence[Value], lr: Value, step: Value, decay: float
     ) -> Sequence[Value]:
         named = dict(zip(self.slots, slots, strict=True))
         outputs: Sequence[Value] = F.rms_prop_update(
-            weight, grad, named["square"], lr, named.get("average"), named.get("buffer"),
+            weight, grad, named["square"], lr, named.get("mean"), named.get("buffer"),
             alpha=self.alpha, epsilon=self.epsilon, momentum=self.momentum, weight_decay=self.weight_decay * decay,
         )  # fmt: skip
         return outputs

@@ -8,21 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.kvstore import KVStore
+from graphkit.dist.kvstore import KVStore, RowSparse
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.errors import UsageError
 from graphkit.executor.run.params import ParamStore
+from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
 from graphkit.ir.types import DType, TensorType
-from graphkit.train import recomputation, residuals
+from graphkit.train import pushed, recomputation, residuals
 from graphkit.train import step as steps
+from graphkit.train.average import AVERAGE
 from graphkit.train.gather import gather
 from graphkit.train.position import Position
 from graphkit.train.stepper import Stepper
-
-# Updates between two exchanges with the centre, and how far workers and centre move together in one, over all workers:
-# tau and beta of Zhang, Choromanska and LeCun, NIPS 2015 (section 5.1).
-ELASTIC_PERIOD, ELASTIC_MOVE = 10, 0.9
+from graphkit.train.updater import KeyedOptimizer
 
 _NO_LOSS = np.full((), np.nan, np.float32)
 
@@ -54,15 +53,11 @@ class _Apart(Stepper):
             raise UsageError("shard_optimizer: states of an optimizer live on servers here; dist_sync divides them")
         assert isinstance(kvstore, RemoteStore), "stepper_for has looked"
         self._remote = kvstore
-        self._check(trained, rule, accumulate)
         super().__init__(
             graph, trained, rule, params, kvstore=None, accumulate=accumulate, recompute=recompute, options=options
         )
         self._params = params
         self._placed = False
-
-    def _check(self, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, accumulate: int) -> None:
-        """Raise UsageError for what the servers do not do."""
 
     @property
     def saves_together(self) -> bool:
@@ -84,73 +79,87 @@ class _Apart(Stepper):
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         before = self.updates
-        # There may be fewer samples than workers.
-        found = (_NO_LOSS, {}) if size == 0 else super().take(feeds, size, rate, position)
+        if size == 0:  # there are fewer samples than workers
+            found: tuple[np.ndarray, dict[str, Any]] = (_NO_LOSS, {})
+            if self._group > 1:
+                self.waiting += 1
+                if self.waiting >= self._group:
+                    self._use_waiting(rate)
+        else:
+            found = super().take(feeds, size, rate, position)
         if self._group == 1:
             self.updates = before + 1  # of all workers alike, whose checkpoints go by it
         return found
+
+    def _use_waiting(self, rate: float) -> None:
+        before, waited = self.updates, self.waiting
+        if waited and self.waiting_weight == 0:  # all of it without samples
+            self.waiting = 0
+        super()._use_waiting(rate)
+        if waited:
+            self.updates = before + 1
 
     def flush(self, rate: float) -> None:
         super().flush(rate)
         self._meet()
 
+    def settle(self) -> None:
+        self._meet()
+
     def _meet(self) -> None:
         """All workers go on from the servers' values."""
         self._remote.barrier()
-        self._fetch()
+        self._bring()
         self._remote.barrier()
 
-    def _fetch(self) -> None:
-        for name, array in zip(self.trained, self._remote.pull(self.trained), strict=True):
+    def _bring(self) -> None:
+        """What is to be the same in all workers, who wait for each other before and after."""
+        self._fetch(self.trained)
+
+    def _fetch(self, names: Sequence[str]) -> None:
+        for name, array in zip(names, self._remote.pull(names), strict=True):
             self._params.commit(name, array)
 
 
 class RemoteStepper(_Apart):
     """Each step pulls the parameters, and pushes gradients, by which the servers update them.
 
-    Optimizer and learning rate are the servers', where each push counts as an update of its key. Clipping is by the
-    norm of the worker's own gradient; running statistics are each worker's.
+    Of lazy tables the rows that the batch reads are pulled, and their gradients pushed. With `accumulate` each group of
+    batches pulls once, and pushes the mean. Optimizer, learning rate and moving averages are the servers', where each
+    push counts as an update of its key. Clipping is by the norm of the worker's own gradient; running statistics are
+    each worker's.
     """
 
-    def _check(self, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule, accumulate: int) -> None:
-        kind = self._remote.type
-        refused = {
-            "lr_mult and wd_mult": any(t.lr_mult != 1 or t.decay_mult != 1 for t in trained),
-            "ema": rule.ema is not None,
-            "accumulate": accumulate > 1,
-            "lazy": any(t.lazy for t in trained),
-        }
-        for option, given in refused.items():
-            if given:
-                raise UsageError(
-                    f"{option}: the servers of {kind!r} update dense parameters as they come; use dist_sync"
-                )
-
     def _made(self, graph: Graph, trained: Sequence[steps.TrainedParameter], rule: steps.UpdateRule) -> list[Graph]:
-        return [steps.gradient_step(graph, trained, rule)]
+        self._parameters = tuple(trained)
+        self._dense = [t.name for t in trained if not t.lazy]
+        self._tables = [t.name for t in trained if t.lazy]
+        self._reads = pushed.reads(graph, trained)
+        self._looking: Executor | None = None
+        self._remote.steps_per_push = self._group
+        if self._group > 1:
+            return list(pushed.split_gradients(graph, trained, rule))
+        return [pushed.gradient_step(graph, trained, rule)]
 
-    def _starts(self, params: ParamStore) -> ParamStore:
-        """The servers' states, as they are when a checkpoint asks for them."""
-        optimizer = self._rule.optimizer
-        slots = {f"{name}/{slot}": (name, slot) for name in self.trained for slot in optimizer.slots}
-        types = {key: params.type_of(name) for key, (name, _) in slots.items()}
-        arrays = {
-            key: np.full(params[name].shape, optimizer.start(slot), params[name].dtype)
-            for key, (name, slot) in slots.items()
-        }
-        states = super()._starts(params)
-        types |= {name: states.type_of(name) for name in states} | {steps.STEP: TensorType(DType.INT64, ())}
-        return ParamStore(types, {**arrays, **states, steps.STEP: np.zeros((), np.int64)})
+    def _state_types(self, params: ParamStore) -> dict[str, TensorType]:
+        """With what servers keep, which is brought here when a checkpoint asks for it."""
+        kept = {f"{name}/{slot}": params.type_of(name) for name in self.trained for slot in self._kept}
+        return super()._state_types(params) | kept | {steps.STEP: TensorType(DType.INT64, ())}
+
+    @property
+    def _kept(self) -> list[str]:
+        """What servers keep of each parameter."""
+        return [*self._rule.optimizer.slots, *([] if self._rule.ema is None else [AVERAGE])]
 
     def spread(self) -> None:
         first = not self._placed
         super().spread()
-        if first:
-            self._remote.set_optimizer(self._rule.optimizer)
-        elif int(self.slots[steps.STEP]):
+        if not first and int(self.slots[steps.STEP]):
             self._remote.restore_optimizer_states(self._states())
-        else:
-            self._remote.set_optimizer(self._rule.optimizer)  # without states
+            return
+        rates: dict[int | str, float] = {t.name: t.lr_mult for t in self._parameters}
+        decays: dict[int | str, float] = {t.name: t.decay_mult for t in self._parameters}
+        self._remote.set_optimizer(KeyedOptimizer(self._rule.optimizer, rates, decays, self._rule.ema))
 
     @property
     def compressing(self) -> tuple[int, ...]:
@@ -163,21 +172,46 @@ class RemoteStepper(_Apart):
         self._remote.restore_residuals(dict(mine.items()))
 
     def _states(self) -> dict[str, np.ndarray]:
-        """The slots as servers name them."""
+        """What servers keep of the parameters, as they name it."""
         found = {f"s:{name}/updates": self.slots[steps.STEP] for name in self.trained}
-        slots = self._rule.optimizer.slots
-        return found | {f"s:{name}/{slot}": self.slots[f"{name}/{slot}"] for name in self.trained for slot in slots}
+        return found | {f"s:{name}/{s}": self.slots[f"{name}/{s}"] for name in self.trained for s in self._kept}
+
+    # --- one batch -------------------------------------------------------------------------------
 
     def take(
         self, feeds: dict[str, Any], size: int | None, rate: float, position: Position | None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        self._fetch()
+        if size != 0 and not self.waiting:
+            self._pull(feeds)
         skipped = self.skipped
         loss, results = super().take(feeds, size, rate, position)
-        if results and self.skipped == skipped:
-            gradients = [results.pop(f"{name}/{steps.GRADIENT}") for name in self.trained]
-            self._remote.push(self.trained, gradients)
+        if self._group == 1 and results and self.skipped == skipped:
+            self._push(results)
         return loss, results
+
+    def _pull(self, feeds: Mapping[str, Any]) -> None:
+        """Bring what a batch reads. Tables come second: what tells which rows may read other parameters."""
+        if self._dense:
+            self._fetch(self._dense)
+        if self._reads is None:
+            return
+        if self._looking is None:
+            self._looking = Executor(self._reads, self.store, **self._options)
+        self._looking.rng = self.executors[0].rng  # what it draws is what the step will draw
+        data = [self._reads.name_of(v) for v in self._reads.inputs if v.role == "data"]
+        found = self._looking.run({name: feeds[name] for name in data if name in feeds})
+        wanted = [found[f"{name}/{steps.ROWS}"] for name in self._tables]
+        for name, rows in zip(self._tables, self._remote.row_sparse_pull(self._tables, wanted), strict=True):
+            _write(self._params, name, rows)
+
+    def _push(self, results: dict[str, Any]) -> None:
+        """Push the gradients among the outputs of a program, and take them away."""
+        gradients = {}
+        for name in self.trained:
+            gradient = results.pop(f"{name}/{steps.GRADIENT}")
+            indices = results.pop(f"{name}/{steps.ROWS}", None)
+            gradients[name] = gradient if indices is None else RowSparse(indices, gradient)
+        self._remote.push(list(gradients), list(gradients.values()))
 
     def _update(
         self, feeds: dict[str, Any], position: Position | None, idle: bool = False
@@ -185,24 +219,47 @@ class RemoteStepper(_Apart):
         del feeds[steps.LEARNING_RATE]  # the servers have it
         return super()._update(feeds, position, idle)
 
+    def _update_by_sums(self, total: np.float32, rate: float) -> None:
+        self._push(self.executors[1].run({steps.TOTAL_WEIGHT: total}))
+
+    # --- what servers have -----------------------------------------------------------------------
+
+    def _bring(self) -> None:
+        super()._bring()
+        if self._rule.ema is not None:
+            for name, array in zip(self.trained, self._remote.averages(self.trained), strict=True):
+                self.slots.commit(f"{name}/{AVERAGE}", array)
+
     def settle(self) -> None:
-        self._meet()
+        self._remote.barrier()
+        self._bring()
         if self.compressing:
             first = self._remote.rank == 0
             self.left_out = residuals.of_ranks(self.trained, self._residuals(), partial(gather, self._remote), first)
-        for name, array in self._remote.optimizer_states().items():
+        for name, array in (self._remote.optimizer_states() if self._remote.rank == 0 else {}).items():
             key = name.partition(":")[2]
             start, _, last = key.rpartition("/")
             if last == "updates":
                 self.slots[steps.STEP] = np.maximum(self.slots[steps.STEP], array)
             else:
                 self.slots[f"{start}/{last}"] = array
+        self._remote.barrier()
+
+
+def _write(params: ParamStore, name: str, rows: RowSparse) -> None:
+    """Replace some rows of a parameter, in place where nobody sees it."""
+    array = params.donate(name)
+    if array is None:
+        array = params[name].copy()
+    array[rows.indices] = rows.values
+    params.commit(name, array)
 
 
 class ElasticStepper(_Apart):
     """Steps of one process, and now and then an exchange with the centre, which is what evaluation and files get.
 
-    At the end of an epoch all workers go on from the centre. Slots are each worker's own; a checkpoint has rank 0's.
+    At the end of an epoch all workers go on from the centre, and from the mean of their moving averages. Slots are each
+    worker's own; a checkpoint has rank 0's.
     """
 
     def take(
@@ -210,18 +267,22 @@ class ElasticStepper(_Apart):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         before = self.updates
         found = super().take(feeds, size, rate, position)
-        if self.updates > before and self.updates % ELASTIC_PERIOD == 0:
+        if self.updates > before and self.updates % self._remote.period == 0:
             self._exchange()
         return found
 
     def _exchange(self) -> None:
         mine = {name: self._params[name] for name in self.trained}
-        for name, array in self._remote.exchange(mine, ELASTIC_MOVE / self._remote.num_workers).items():
+        for name, array in self._remote.exchange(mine, self._remote.strength / self._remote.num_workers).items():
             self._params.commit(name, array)
 
     def _meet(self) -> None:
         self._exchange()
         super()._meet()
 
-    def settle(self) -> None:
-        self._meet()
+    def _bring(self) -> None:
+        super()._bring()
+        names = [f"{name}/{AVERAGE}" for name in self.trained if self._rule.ema is not None]
+        wide = [self.slots[name].astype(np.float64) for name in names]
+        for name, total in zip(names, self._remote.pushpull(names, wide), strict=True):
+            self.slots[name] = (total / self._remote.num_workers).astype(self.slots[name].dtype)

@@ -140,7 +140,10 @@ def resume(trainer: Trainer, folder: str | Path) -> None:
         stepper.spread()
         if left_out is not None:
             stepper.put_residuals(left_out)
-        stepper.waiting, stepper.waiting_weight = waiting, float(saved.settings.get("waiting_weight", 0.0))
+        # Where workers update by themselves, rank 0 alone has what waits.
+        apart = trainer.kvstore is not None and trainer.kvstore.is_remote and trainer._place[0] > 0
+        weight = 0.0 if apart else float(saved.settings.get("waiting_weight", 0.0))
+        stepper.waiting, stepper.waiting_weight = waiting, weight
         trainer._resumed = trainer.position.until > trainer.position.start
         trainer.torn = False
 

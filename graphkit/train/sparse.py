@@ -33,15 +33,21 @@ class Lookups:
     def outputs(self) -> list[Value]:
         return [node.output for node in self.nodes]
 
+    @property
+    def indices(self) -> Value:
+        """The rows that the step reads, int64 [K], one behind the other as `nodes` read them, with repetitions."""
+        flat = [F.reshape(F.cast(n.operands[1], to="int64"), np.array([-1])) for n in self.nodes]
+        indices = flat[0] if len(flat) == 1 else F.concat(*flat, axis=0)
+        count = np.array(self.table.tensor.static_shape[0])
+        found: Value = F.where(F.less(indices, np.array(0)), indices + count, indices)
+        return found
+
     def rows(self, gradients: Sequence[Value]) -> Rows:
         """The rows that the step reads, and their gradients from those of `outputs`."""
         tail = self.table.tensor.static_shape[1:]
-        flat = [F.reshape(F.cast(n.operands[1], to="int64"), np.array([-1])) for n in self.nodes]
         wide = np.array([-1, *tail])
         parts = [F.reshape(g, wide) if math.prod(tail) else g for g in gradients]
-        indices = flat[0] if len(flat) == 1 else F.concat(*flat, axis=0)
-        count = np.array(self.table.tensor.static_shape[0])
-        indices = F.where(F.less(indices, np.array(0)), indices + count, indices)
+        indices = self.indices
         grads = parts[0] if len(parts) == 1 else F.concat(*parts, axis=0)
         # Of the positions that name one row the last is its owner, where the gradients are summed.
         places = F.range(np.array(0), F.reshape(F.shape(indices), np.array([], np.int64)), np.array(1))

@@ -157,7 +157,7 @@ def _updates(
 
     token: what has to be finite before anything is written, if there is such a thing.
     """
-    dense = _dense(gradients)
+    dense = dense_of(gradients)
     if rule.clip_norm is not None:
         dense = clip_by_global_norm(dense, rule.clip_norm)
     optimizer = rule.optimizer
@@ -187,24 +187,26 @@ def _updates(
     return inputs, updates
 
 
-def _dense(gradients: Sequence[Value | Rows]) -> list[Value]:
+def dense_of(gradients: Sequence[Value | Rows]) -> list[Value]:
     return [g.gradient if isinstance(g, Rows) else g for g in gradients]
 
 
-def _token(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
+def token_of(loss: Value | None, gradients: Sequence[Value | Rows], rule: UpdateRule) -> Value | None:
     """What has to be finite before anything is written; None: nothing has to."""
     if rule.on_nonfinite != "skip":
         return loss if rule.on_nonfinite == "raise" else None
-    zero = finite.zero_if_finite(_dense(gradients))
+    zero = finite.zero_if_finite(dense_of(gradients))
     return zero if loss is None else F.add(cast_like(loss, zero), zero)
 
 
-def _guarded_updates(graph: Graph, token: Value | None) -> list[tuple[Value, Value]]:
+def guarded_updates(graph: Graph, token: Value | None) -> list[tuple[Value, Value]]:
     """The graph's own updates, of running statistics, once `token` is known to be finite."""
     return [(state, finite.guarded(new, token)) for state, new in graph.updates]
 
 
-def _gradients(graph: Graph, loss: Value, trained: Sequence[TrainedParameter], rule: UpdateRule) -> list[Value | Rows]:
+def gradients_of(
+    graph: Graph, loss: Value, trained: Sequence[TrainedParameter], rule: UpdateRule
+) -> list[Value | Rows]:
     """The gradients of a loss that is made of the values of `graph`; those of tables by rows."""
     tables = {t.name: lookups(graph, t.value, t.name) for t in trained if t.lazy}
     if tables and not rule.optimizer.elementwise:
@@ -220,28 +222,11 @@ def _gradients(graph: Graph, loss: Value, trained: Sequence[TrainedParameter], r
 
 def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
     """`graph` (first output: the loss) plus backward and the update of parameters and slots, in one program."""
-    gradients = _gradients(graph, graph.outputs[0], trained, rule)
-    token = _token(graph.outputs[0], gradients, rule)
+    gradients = gradients_of(graph, graph.outputs[0], trained, rule)
+    token = token_of(graph.outputs[0], gradients, rule)
     inputs, updates = _updates(trained, gradients, rule, token)
-    statistics = _guarded_updates(graph, token)
+    statistics = guarded_updates(graph, token)
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
-
-
-def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
-    """`graph` plus backward, with the gradients of `trained`, in this order, as its last outputs.
-
-    Raises UsageError for row-sparse updates: the gradients are dense.
-    """
-    _refuse_lazy(trained)
-    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
-    token = _token(graph.outputs[0], gradients, rule)
-    if rule.clip_norm is not None:
-        gradients = clip_by_global_norm(gradients, rule.clip_norm)
-    return graph.replace(
-        outputs=[*graph.outputs, *(finite.guarded(g, token) for g in gradients)],
-        output_names=[*graph.output_names, *(f"{t.name}/{GRADIENT}" for t in trained)],
-        updates=_guarded_updates(graph, token),
-    )
 
 
 def split_step(
@@ -263,7 +248,7 @@ def split_step(
         outputs, names = [known, *outputs[1:], total], [*names, TOTAL_WEIGHT]
     token = None if rule.on_nonfinite == "ignore" else known
     added, token = _added(graph.outputs[0], [t.value for t in trained], sums, weight, token, buckets is not None)
-    updates = [*_guarded_updates(graph, token), *added]
+    updates = [*guarded_updates(graph, token), *added]
     accumulate = graph.replace(
         inputs=[*graph.inputs, weight, *sums], outputs=outputs, output_names=names, updates=updates
     )
@@ -295,7 +280,7 @@ def _update(
     total = Value(TensorType(DType.FLOAT32, ()), TOTAL_WEIGHT)
     if buckets is None:
         means: Sequence[Value | Rows] = [F.div(s, cast_like(total, s)) for s in sums]
-        inputs, updates = _updates(trained, means, rule, _token(None, means, rule))
+        inputs, updates = _updates(trained, means, rule, token_of(None, means, rule))
     else:
         inputs, updates, _ = _shared_updates(trained, rule, sums, None, total, buckets)
     reset = [(s, F.expand(scalar_like(0.0, s), F.shape(s))) for s in sums]
@@ -343,11 +328,11 @@ def shared_step(
     weight = Value(TensorType(DType.FLOAT32, ()), BATCH_WEIGHT)
     loss, total = shares.mean_loss(graph.outputs[0], weight)
     weighted = F.mul(graph.outputs[0], cast_like(weight, graph.outputs[0]))
-    parts = _gradients(graph, weighted, trained, rule)
+    parts = gradients_of(graph, weighted, trained, rule)
     inputs, updates, token = _shared_updates(trained, rule, parts, loss, total, buckets)
     step = graph.replace(
         inputs=[*graph.inputs, weight, *inputs], outputs=[loss, *graph.outputs[1:]], output_names=graph.output_names,
-        updates=[*_guarded_updates(graph, token), *updates],
+        updates=[*guarded_updates(graph, token), *updates],
     )  # fmt: skip
     step = chained(step, total)
     return step, _idle(graph, trained, rule, buckets, absence(graph, step))
@@ -418,7 +403,7 @@ def _shared_updates(
     if buckets.place is not None:
         return _sharded_updates(trained, rule, parts, loss, total, buckets)
     means, done = shares.means(parts, total, buckets)
-    token = _token(loss, means, rule)
+    token = token_of(loss, means, rule)
     if token is not None:
         for sums in done:  # nobody may stop while another one waits for a sum
             token = F.after(token, sums)
@@ -436,7 +421,7 @@ def _sharded_updates(
 ) -> tuple[list[Value], list[tuple[Value, Value]], Value | None]:
     """The same where this process updates its slices of the buckets, and gets those of the others."""
     values = [t.value for t in trained]
-    own, done = sharded.scattered(values, _dense(parts), total, buckets)
+    own, done = sharded.scattered(values, dense_of(parts), total, buckets)
     gradients, token = [piece.gradient for piece in own], loss if rule.on_nonfinite == "raise" else None
     if rule.clip_norm is not None or rule.on_nonfinite == "skip":
         squares, zero, after = sharded.of_all(gradients, done)

@@ -21,6 +21,7 @@ from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph
+from graphkit.ir.types import TensorType
 from graphkit.train import finite, recomputation, residuals, sharded, shares
 from graphkit.train import step as steps
 from graphkit.train.average import AVERAGE
@@ -190,14 +191,18 @@ class Stepper:
         found = sharded.whole_slots(self._values, names, self.slots, partial(gather, self._kvstore), keep=first)
         self._whole = {**self.slots, **found} if first else {}
 
-    def _starts(self, params: ParamStore) -> ParamStore:
-        """A store with the states of the programs that the model does not hold, as they are before the first step."""
-        types = {
+    def _state_types(self, params: ParamStore) -> dict[str, TensorType]:
+        """The states that a checkpoint has beside the model's."""
+        return {
             program.name_of(v): v.tensor
             for program in self.programs
             for v in program.inputs
             if v.role == "state" and program.name_of(v) not in params
         }
+
+    def _starts(self, params: ParamStore) -> ParamStore:
+        """A store with these states, as they are before the first step."""
+        types = self._state_types(params)
         optimizer = self._rule.optimizer
         starts = {f"{name}/{slot}": optimizer.start(slot) for name in self.trained for slot in optimizer.slots}
         arrays = {n: np.full(t.static_shape, starts.get(n, 0), t.dtype.numpy) for n, t in types.items()}
@@ -267,7 +272,7 @@ class Stepper:
             return self._update(feeds, position, idle=not weight)
         found = self._accumulate(feeds, weight, position)
         if self.waiting >= self._group:  # more, where a checkpoint of a larger one was resumed
-            self.flush(rate)
+            self._use_waiting(rate)
         return found
 
     def _update(
@@ -331,19 +336,25 @@ class Stepper:
 
     def flush(self, rate: float) -> None:
         """Update with the gradients that wait, if there are any."""
+        self._use_waiting(rate)
+
+    def _use_waiting(self, rate: float) -> None:
         if not self.waiting:
             return
         if self._rule.on_nonfinite == "skip" and math.isnan(self.waiting_weight):
             self._drop()
             return
-        total = np.float32(self.waiting_weight)
         try:
-            self.executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)})
+            self._update_by_sums(np.float32(self.waiting_weight), rate)
         except NotFinite:
             self._drop()
             return
         self.updates += 1
         self.waiting, self.waiting_weight = 0, 0.0
+
+    def _update_by_sums(self, total: np.float32, rate: float) -> None:
+        """One update by the gradients that wait, of so many samples; the sums are 0 then."""
+        self.executors[1].run({steps.TOTAL_WEIGHT: total, steps.LEARNING_RATE: np.float32(rate)})
 
     def _drop(self) -> None:
         """Forget the gradients that wait."""

@@ -349,7 +349,12 @@ class Trainer:
             return self._stepper.take(feeds, size, self.learning_rate, None if self._fit is None else self.position)
 
     def flush(self) -> None:
-        """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch)."""
+        """Apply gradients that were accumulated and not yet used (the last, shorter group of an epoch).
+
+        With servers all workers call it, and go on from the servers' values.
+        """
+        if self._averaged:
+            raise UsageError("the model holds the moving averages: call swap() before flush()")
         with self._working():
             self._stepper.flush(self.learning_rate)
 

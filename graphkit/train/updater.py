@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from graphkit.errors import InvalidModel, UsageError
 from graphkit.ir.graph import Value
 from graphkit.ir.types import TensorType, dtype_of
 from graphkit.model import Model
+from graphkit.train.average import AVERAGE, EMA
 
 if TYPE_CHECKING:
     from graphkit.executor.run.session import Executor
@@ -20,33 +22,94 @@ if TYPE_CHECKING:
 Key = int | str
 
 
+@dataclass(frozen=True)
+class KeyedOptimizer:
+    """An optimizer, as `set_optimizer` takes it, with what differs by key.
+
+    rates and decays: factors on the learning rate and the weight decay of a key, 1 where there is none; ema: the moving
+    average that is kept of each key.
+    """
+
+    optimizer: Optimizer
+    rates: Mapping[Key, float] = field(default_factory=dict)
+    decays: Mapping[Key, float] = field(default_factory=dict)
+    ema: EMA | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.optimizer.kind
+
+    @property
+    def elementwise(self) -> bool:
+        return self.optimizer.elementwise
+
+    def updater(self) -> OptimizerUpdater:
+        return OptimizerUpdater(self.optimizer, self.decays, rates=self.rates, ema=self.ema)
+
+
 class OptimizerUpdater:
     """Updates the value of a key by its gradient, with slots and a count of updates for each key.
 
-    The programs are those of the optimizer's own operators, one for each type of a value. decay: by key, the factor on
-    the optimizer's weight_decay (default 1).
+    The programs are those of the optimizer's own operators, one for each type of a value. decay and rates: by key, the
+    factors on the optimizer's weight_decay and learning rate (default 1). ema: with it, each key has a moving average
+    of its value, which starts at what that is before its first update.
     """
 
-    def __init__(self, optimizer: Optimizer, decay: Mapping[Key, float] | None = None, threads: int | None = None):
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        decay: Mapping[Key, float] | None = None,
+        threads: int | None = None,
+        *,
+        rates: Mapping[Key, float] | None = None,
+        ema: EMA | None = None,
+    ):
         self.optimizer = optimizer
         self._decay = dict(decay or {})
+        self._rates = dict(rates or {})
+        self._ema = ema
         self._threads = threads
         self._slots: dict[Key, list[np.ndarray]] = {}
+        self._averages: dict[Key, np.ndarray] = {}
         self._updates: dict[Key, int] = {}
-        # By type and decay: the inputs that the update needs, and what computes it.
+        # By type and decay: the inputs that the update needs, and what computes it; of averages, by type.
         self._programs: dict[tuple[str, tuple[str, ...], float], tuple[tuple[str, ...], Executor]] = {}
+        self._averaging: dict[tuple[str, tuple[int, ...]], tuple[tuple[str, ...], Executor]] = {}
 
     def __call__(self, key: Key, gradient: np.ndarray | RowSparse, stored: np.ndarray) -> None:
         """Change `stored` in place; of a RowSparse gradient only its rows, and those of the slots (the lazy update, see
-        `graphkit.train.sparse`). Raises UsageError then for an optimizer that takes norms of whole parameters."""
+        `graphkit.train.sparse`); the average goes on in all rows. Raises UsageError then for an optimizer that takes
+        norms of whole parameters."""
         slots = self._slots_of(key, stored)
         step = self._updates.get(key, 0)
+        average = None if self._ema is None else self.average(key, stored)
         if isinstance(gradient, RowSparse):
             self._update_rows(key, total([gradient]), stored, slots, step)
         else:
             new, self._slots[key] = self._updated(key, gradient, stored, slots, step)
             np.copyto(stored, new)
+        if average is not None:
+            self._averages[key] = self._averaged(average, stored, step)
         self._updates[key] = step + 1
+
+    def average(self, key: Key, stored: np.ndarray) -> np.ndarray:
+        """The moving average of a key with this value, to be read. Raises UsageError where none is kept."""
+        if self._ema is None:
+            raise UsageError(f"key {key!r} has no moving average: the optimizer was set without ema")
+        found = self._averages.get(key)
+        return stored.copy() if found is None else found
+
+    def _averaged(self, average: np.ndarray, stored: np.ndarray, step: int) -> np.ndarray:
+        """The average after an update, whose result `stored` is."""
+        kind = TensorType(dtype_of(stored.dtype), stored.shape)
+        key = (kind.dtype.value, stored.shape)
+        if key not in self._averaging:
+            assert self._ema is not None, "there are averages"
+            old, weight, count = Value(kind, "average"), Value(kind, "weight"), Value(TensorType("int64", ()), "step")
+            self._averaging[key] = self._compiled({"average": self._ema.update(old, weight, count)}, "average")
+        names, program = self._averaging[key]
+        feeds = {"average": average, "weight": stored, "step": np.int64(step + 1)}
+        return program.run({name: feeds[name] for name in names})["average"]
 
     def _update_rows(
         self, key: Key, gradient: RowSparse, stored: np.ndarray, slots: Sequence[np.ndarray], step: int
@@ -73,7 +136,7 @@ class OptimizerUpdater:
         feeds = {
             "weight": stored,
             "gradient": gradient,
-            "rate": np.float32(self.optimizer.rate(step)),
+            "rate": np.float32(self.optimizer.rate(step)) * np.float32(self._rates.get(key, 1.0)),
             "step": np.int64(step + 1),
             **{f"slot{number}": slot for number, slot in enumerate(slots)},
         }
@@ -97,41 +160,52 @@ class OptimizerUpdater:
             rate, step = Value(TensorType("float32", ()), "rate"), Value(TensorType("int64", ()), "step")
             new, *kept = self.optimizer.update(weight, gradient, slots, rate, step, decay)
             outputs = {"weight": new, **{f"slot{number}": slot for number, slot in enumerate(kept)}}
-            model = Model(outputs, name="update")
-            found = tuple(model.inputs), model.compile(threads=self._threads)
-            self._programs[key] = found
+            found = self._programs[key] = self._compiled(outputs, "update")
         return found
+
+    def _compiled(self, outputs: Mapping[str, Value], name: str) -> tuple[tuple[str, ...], Executor]:
+        model = Model(outputs, name=name)
+        return tuple(model.inputs), model.compile(threads=self._threads)
+
+    @property
+    def _kept(self) -> tuple[str, ...]:
+        """Names of what is kept of a key beside its count."""
+        return self.optimizer.slots if self._ema is None else (*self.optimizer.slots, AVERAGE)
 
     # --- what is kept ---------------------------------------------------------------------------------
 
     def states(self) -> dict[str, np.ndarray]:
-        """Slots and counts of all keys, by name; `restore` takes them back."""
+        """Slots, averages and counts of all keys, by name; `restore` takes them back."""
         found: dict[str, np.ndarray] = {}
-        for key, slots in self._slots.items():
+        for key, count in self._updates.items():
             name = _name(key)
-            found[f"{name}/updates"] = np.array(self._updates[key], np.int64)
-            found |= {f"{name}/{slot}": array for slot, array in zip(self.optimizer.slots, slots, strict=True)}
+            found[f"{name}/updates"] = np.array(count, np.int64)
+            kept = self._slots[key] if self._ema is None else [*self._slots[key], self._averages[key]]
+            found |= {f"{name}/{slot}": array for slot, array in zip(self._kept, kept, strict=True)}
         return found
 
     def restore(self, states: Mapping[str, np.ndarray]) -> None:
         """Take over such states. Raises InvalidModel where they are another optimizer's; nothing is changed then."""
         slots: dict[Key, list[np.ndarray]] = {}
+        averages: dict[Key, np.ndarray] = {}
         updates: dict[Key, int] = {}
         names = {name: name.rpartition("/") for name in sorted(states)}
         for name, (_, slash, last) in names.items():
-            if not slash or last not in ("updates", *self.optimizer.slots):
-                wanted = ", ".join(self.optimizer.slots) or "none"
+            if not slash or last not in ("updates", *self._kept):
+                wanted = ", ".join(self._kept) or "none"
                 raise InvalidModel(
                     f"state {name!r} is none of {type(self.optimizer).__name__}, whose slots are: {wanted}"
                 )
         for start in dict.fromkeys(start for start, _, _ in names.values()):
             key = _key(start)
-            parts = [states.get(f"{start}/{slot}") for slot in ("updates", *self.optimizer.slots)]
+            parts = [states.get(f"{start}/{slot}") for slot in ("updates", *self._kept)]
             if any(part is None for part in parts):
                 raise InvalidModel(f"the states of key {key!r} are not whole")
             count, *arrays = (np.array(part) for part in parts)
+            if self._ema is not None:
+                averages[key] = arrays.pop()
             updates[key], slots[key] = int(count), arrays
-        self._slots, self._updates = slots, updates
+        self._slots, self._averages, self._updates = slots, averages, updates
 
 
 def _name(key: Key) -> str:

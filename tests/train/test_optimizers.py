@@ -256,12 +256,14 @@ def test_train_patterns_are_the_inverse_of_freeze() -> None:
 # --- moving average ---------------------------------------------------------------------------------
 
 
+# The second has a slot that is a mean as well.
+@pytest.mark.parametrize("optimizer", [gk.optim.SGD(0.1), gk.optim.RMSProp(0.1, centered=True)])
 @pytest.mark.parametrize("warmup", [False, True])
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_moving_average_follows_its_formula(warmup: bool, accumulate: int) -> None:
+def test_the_moving_average_follows_its_formula(warmup: bool, accumulate: int, optimizer: gk.optim.Optimizer) -> None:
     net = linear_model()
     average = net.params["fc_weight"].astype(np.float64)
-    trainer = gk.Trainer(net, "mse", gk.optim.SGD(0.1), ema=gk.optim.EMA(0.9, warmup=warmup), accumulate=accumulate)
+    trainer = gk.Trainer(net, "mse", optimizer, ema=gk.optim.EMA(0.9, warmup=warmup), accumulate=accumulate)
     for step in range(1, 6):
         for _ in range(accumulate):
             trainer.step(*batch())
@@ -272,6 +274,8 @@ def test_the_moving_average_follows_its_formula(warmup: bool, accumulate: int) -
         np.testing.assert_allclose(averaged.params["fc_weight"], average, rtol=1e-5)
         with pytest.raises(UsageError, match="call swap"):
             trainer.step(*batch())
+        with pytest.raises(UsageError, match="call swap"):
+            trainer.flush()
     np.testing.assert_array_equal(net.params["fc_weight"], weight)
     trainer.swap()
     np.testing.assert_allclose(net.params["fc_weight"], average, rtol=1e-5)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
@@ -21,9 +22,11 @@ from graphkit.dist.buckets import Buckets
 from graphkit.dist.communicator import Communicator
 from graphkit.dist.compressed import CompressedSums
 from graphkit.dist.messages import pack, pack_named, unpack
-from graphkit.dist.rows import RowSparse
+from graphkit.dist.rows import RowSparse, check_within
+from graphkit.dist.rows import row_ids as ids_of
+from graphkit.dist.servers import rows
 from graphkit.dist.servers.post import Post
-from graphkit.dist.servers.server import PACKED, PLAIN, ZERO
+from graphkit.dist.servers.server import PACKED, PLAIN, ROWS, ZERO
 from graphkit.dist.servers.sharding import Part, Sharding
 from graphkit.dist.store import HasUpdater, Key, KVStore, Updater, pairs_of
 from graphkit.errors import InputError, RuntimeFailure, UsageError
@@ -31,6 +34,9 @@ from graphkit.ir.weights import read_arrays, write_arrays
 
 # Bytes that a worker pushes without an answer from the servers.
 WINDOW = 64 << 20
+
+# Of `elastic`, what the authors found best.
+ELASTIC_PERIOD, ELASTIC_STRENGTH = 10, 0.9
 
 
 class _Spec(NamedTuple):
@@ -43,27 +49,40 @@ class _Spec(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.parts[-1].end
+        return math.prod(self.shape)
 
     def cut(self, array: np.ndarray, part: Part) -> np.ndarray:
-        return array if len(self.parts) == 1 else array.reshape(-1)[part.begin : part.end]
+        return array if len(self.parts) == 1 else array[part.begin : part.end]
 
 
 class RemoteStore(KVStore):
     """The workers' side. Keys, values and calls are those of KVStore, with these differences.
 
     `push` is applied when it reaches the server, alone and not summed with those of other workers; `pull` gives what
-    is there once the own pushes before it are. bound: see the module, None for none. A step begins with `begin_step`.
+    is there once the own pushes before it are. bound: see the module, None for none. A step begins with `begin_step`;
+    where only each `steps_per_push`-th of them pulls and pushes, the bound counts so many steps as one.
     `staleness` is the largest number of steps by which the slowest worker was behind in what this one has pulled.
+    period and strength, of `elastic`: updates between two exchanges with the centre, and how far workers and centre
+    move together in one, over all workers; tau and beta of Zhang, Choromanska and LeCun, NIPS 2015 (section 5.1).
     `sent_bytes` counts all that went to the servers, `waited_seconds` the time for which answers were awaited.
     """
 
     is_remote = True
 
-    def __init__(self, type: str, communicator: Communicator, post: Post, bound: int | None = None):
+    def __init__(
+        self,
+        type: str,
+        communicator: Communicator,
+        post: Post,
+        bound: int | None = None,
+        period: int = ELASTIC_PERIOD,
+        strength: float = ELASTIC_STRENGTH,
+    ):
         super().__init__(type, communicator)
         self._servers = post
         self._bound = bound
+        self.steps_per_push = 1
+        self.period, self.strength = period, strength
         self._sharding = Sharding(post.servers)
         self._specs: dict[Key, _Spec] = {}
         # Keys whose numbers a server knows.
@@ -133,7 +152,8 @@ class RemoteStore(KVStore):
         for k, v in pairs:
             if k in self._specs:
                 raise UsageError(f"key {k!r} is initialised already")
-            self._specs[k] = _Spec(len(self._specs), v.dtype, v.shape, tuple(self._sharding.parts(k, v.size)))
+            parts = self._sharding.parts(k, v.size, len(v) if v.ndim else 1)
+            self._specs[k] = _Spec(len(self._specs), v.dtype, v.shape, tuple(parts))
         self._place("init", dict(pairs))
 
     def put(self, values: Mapping[Any, np.ndarray]) -> None:
@@ -153,18 +173,13 @@ class RemoteStore(KVStore):
 
     def push(self, key: Key | Sequence[Key], value: Any, priority: int = 0) -> None:
         """Send the value (of a list, the sum) to where the key lives, and return. What fails is raised by what asks
-        the servers next. Parts that are all 0 travel as a word."""
-        given = {}
-        for k, v in pairs_of(key, value):
-            summed = self._local_sum(k, v, known=True)
-            if isinstance(summed, RowSparse):
-                raise UsageError(f"key {k!r}: servers of {self.type!r} take whole arrays; dist_sync takes rows")
-            given[k] = summed
+        the servers next. Parts that are all 0 travel as a word, and of a RowSparse its rows, each once."""
+        given = {k: self._local_sum(k, v, known=True) for k, v in pairs_of(key, value)}
         self._under_way += sum(array.nbytes for array in given.values())
         for server, parts in self._by_server(list(given)):
             hows, arrays = [], []
             for k, part in parts:
-                how, sent = self._reduced(k, part, self._spec(k).cut(given[k], part))
+                how, sent = self._sent(k, part, given[k])
                 hows.append([self._spec(k).number, how])
                 arrays += sent
             with self._turn:
@@ -172,26 +187,28 @@ class RemoteStore(KVStore):
         if self._under_way > WINDOW:  # servers that are slower must not drown
             self._ask_all("wait", {})
 
-    def _reduced(self, key: Key, part: Part, array: np.ndarray) -> tuple[int, list[np.ndarray]]:
-        """How a part of a key travels, and what does."""
+    def _sent(self, key: Key, part: Part, given: np.ndarray | RowSparse) -> tuple[int, list[np.ndarray]]:
+        """How what is pushed travels to a part, and what does."""
+        if isinstance(given, RowSparse):
+            return ROWS, rows.cut(given, part)
+        spec = self._spec(key)
+        array = spec.cut(given, part)
         if self._compressed is not None and array.dtype == np.float32:
-            spec = self._spec(key)
-            left = spec.cut(self._compressed.residuals.of(key, spec.size), part)
+            left = self._compressed.residuals.of(key, spec.size)
+            if len(spec.parts) > 1:  # bounds of parts are those of rows
+                left = left.reshape(spec.shape)[part.begin : part.end].reshape(-1)
             return PACKED, [self._compressed.compression.pack(np.ascontiguousarray(array).reshape(-1), left)]
         return (PLAIN, [array]) if array.any() else (ZERO, [])
 
     def pull(self, key: Key | Sequence[Key], out: Any = None) -> Any:
         """Copies of the stored values. What has not changed since the last pull is not sent again."""
         keys: list[Key] = list(key) if isinstance(key, (list, tuple)) else [key]  # type: ignore[list-item]
-        clock: dict[str, Any] = {"clock": self._finished}
-        if self._bound is not None:
-            clock["bound"] = self._bound
         each = {}
         with self._turn:
             for server, parts in self._by_server(keys):
                 known = [[self._spec(k).number, self._pulled.get((k, server), (-1,))[0]] for k, _ in parts]
-                each[server] = {"parts": known, **clock}, ()
-            answers = self._ask("pull", keys, each)
+                each[server] = {"parts": known}, ()
+            answers = self._ask_in_time("pull", keys, each)
             for server, parts in self._by_server(keys):
                 self._take(server, parts, *answers[server])
             found = [self._joined(k) for k in keys]
@@ -202,13 +219,64 @@ class RemoteStore(KVStore):
             return out
         return found if isinstance(key, (list, tuple)) else found[0]
 
+    def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
+        """As of KVStore; these rows alone travel, each time."""
+        several = isinstance(key, (list, tuple))
+        keys: list[Key] = list(key) if several else [key]  # type: ignore[arg-type, list-item]
+        outs = [None] * len(keys) if out is None else out if several else [out]
+        given = row_ids if several else [row_ids]
+        found = self._rows_pulled([(k, self._wanted(k, ids)) for k, ids in zip(keys, given, strict=True)])
+        for pulled, o in zip(found, outs, strict=True):
+            if o is not None:
+                o[pulled.indices] = pulled.values
+        return found if several else found[0]
+
+    def _wanted(self, key: Key, given: Any) -> np.ndarray:
+        """The rows of a key that are asked for, each once, ascending. Raises InputError for those that it lacks."""
+        wanted, shape = np.unique(ids_of(given)), self._spec(key).shape
+        check_within(f"key {key!r}", wanted, shape[0] if shape else 0)
+        return wanted
+
+    def _rows_pulled(self, wanted: Sequence[tuple[Key, np.ndarray]]) -> list[RowSparse]:
+        each: dict[int, tuple[dict[str, Any], list[np.ndarray]]] = {}
+        for key, indices in wanted:
+            spec = self._spec(key)
+            for part in spec.parts:
+                fields, arrays = each.setdefault(part.server, ({"parts": []}, []))
+                fields["parts"].append(spec.number)
+                arrays.append(indices[rows.within(indices, part)] - part.begin)
+        answers = self._ask_in_time("pull_rows", [key for key, _ in wanted], each)
+        self.staleness = max([self.staleness, *(self._behind(fields) for fields, _ in answers.values())])
+        values = {server: iter(arrays) for server, (_, arrays) in answers.items()}
+        return [
+            rows.joined(indices, parts, [next(values[part.server]) for part in parts])
+            for key, indices in wanted
+            for parts in [self._spec(key).parts]
+        ]
+
+    def _ask_in_time(
+        self, call: str, keys: Sequence[Key], each: Mapping[int, tuple[Mapping[str, Any], Sequence[np.ndarray]]]
+    ) -> dict[int, tuple[Any, list[np.ndarray]]]:
+        """`_ask`, which waits for workers that are behind by more than the bound."""
+        clock: dict[str, Any] = {"clock": self._finished}
+        with self._turn:
+            if self._bound is not None:
+                for server in set(range(self._servers.servers)) - set(each):  # where others may wait for this one
+                    self._tell(server, [], {"call": "clock", "asks": False, **clock}, ())
+                clock["bound"] = self._bound * self.steps_per_push
+            return self._ask(call, keys, {s: ({**fields, **clock}, arrays) for s, (fields, arrays) in each.items()})
+
+    def _behind(self, fields: Any) -> int:
+        """By how many steps an answer says that the slowest worker was behind."""
+        return -(-int(fields["behind"]) // self.steps_per_push)
+
     @property
     def _finished(self) -> int:
         """Steps that are over, the one that has begun not among them."""
         return max(0, self._communicator.steps - 1)
 
     def _take(self, server: int, parts: Sequence[tuple[Key, Part]], fields: Any, arrays: Sequence[np.ndarray]) -> None:
-        self.staleness = max(self.staleness, int(fields["behind"]))
+        self.staleness = max(self.staleness, self._behind(fields))
         changed = iter(arrays)
         for (k, _), version in zip(parts, fields["versions"], strict=True):
             if self._pulled.get((k, server), (-1,))[0] != version:
@@ -217,7 +285,7 @@ class RemoteStore(KVStore):
     def _joined(self, key: Key) -> np.ndarray:
         spec = self._spec(key)
         parts = [self._pulled[key, part.server][1] for part in spec.parts]
-        return parts[0].copy() if len(parts) == 1 else np.concatenate(parts).reshape(spec.shape)
+        return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
     def pushpull(self, key: Key | Sequence[Key], value: Any, out: Any = None, priority: int = 0) -> Any:
         """`push`, then `pull`; of keys without `init`, the sum over all workers, of which nothing is kept."""
@@ -261,7 +329,7 @@ class RemoteStore(KVStore):
     def set_updater(self, updater: Updater) -> None:
         """`updater(key, gradient, stored)` changes stored values on the servers, which find it by its module and name.
 
-        The parts of a large key are updated one by one, each as an array of one axis.
+        The parts of a large key, some rows each, are updated one by one.
         """
         self._set(updater, f"set_updater({getattr(updater, '__qualname__', updater)!r})")
 
@@ -270,8 +338,8 @@ class RemoteStore(KVStore):
         divided = [key for key, spec in self._specs.items() if len(spec.parts) > 1]
         if divided and not getattr(optimizer, "elementwise", True):
             raise UsageError(
-                f"{type(optimizer).__name__} takes norms of whole parameters, and key {divided[0]!r} is divided among "
-                f"{self._servers.servers} servers: use one server, or another optimizer"
+                f"{getattr(optimizer, 'kind', type(optimizer).__name__)} takes norms of whole parameters, and key "
+                f"{divided[0]!r} is divided among {self._servers.servers} servers: use one server, or another optimizer"
             )
         self._set(optimizer, f"set_optimizer({optimizer!r})")
 
@@ -300,6 +368,17 @@ class RemoteStore(KVStore):
 
     # --- states of the optimizer ------------------------------------------------------------------
 
+    def averages(self, keys: Sequence[Key]) -> list[np.ndarray]:
+        """The moving averages of keys, of an optimizer that keeps them. Raises UsageError where there are none."""
+        by_server = dict(self._by_server(keys))
+        each = {s: ({"parts": [self._spec(k).number for k, _ in parts]}, ()) for s, parts in by_server.items()}
+        answers = self._ask("averages", keys, each)
+        found: dict[Key, list[np.ndarray]] = {k: [] for k in keys}
+        for server, parts in sorted(by_server.items()):  # as parts are in order of servers
+            for (k, _), array in zip(parts, answers[server][1], strict=True):
+                found[k].append(array)
+        return [np.concatenate(arrays) if len(arrays) > 1 else arrays[0].copy() for arrays in found.values()]
+
     def optimizer_states(self) -> dict[str, np.ndarray]:
         """Of all servers, whole, as `save_optimizer_states` writes them."""
         parts: dict[str, list[np.ndarray]] = {}
@@ -311,7 +390,7 @@ class RemoteStore(KVStore):
         for name, arrays in parts.items():
             spec = shapes[name.rpartition("/")[0]]
             whole = len(spec.parts) == 1 or not arrays[0].shape
-            found[name] = arrays[0] if whole else np.concatenate(arrays).reshape(spec.shape)
+            found[name] = arrays[0] if whole else np.concatenate(arrays)
         return found
 
     def restore_optimizer_states(self, states: Mapping[str, np.ndarray]) -> None:
@@ -336,9 +415,6 @@ class RemoteStore(KVStore):
 
     def collectives(self, ordered: bool = False) -> Buckets:
         raise UsageError(f"gradients of {self.type!r} are pushed, and not summed inside of a program")
-
-    def row_sparse_pull(self, key: Key | Sequence[Key], row_ids: Any, out: Any = None) -> Any:
-        raise UsageError(f"servers of {self.type!r} give whole arrays; dist_sync gives rows")
 
     def _stored(self, key: Key) -> np.ndarray:
         spec = self._spec(key)

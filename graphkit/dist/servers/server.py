@@ -17,17 +17,19 @@ import numpy as np
 
 from graphkit.dist import compression
 from graphkit.dist.messages import pack, pack_named, unpack, unpack_named
+from graphkit.dist.rows import RowSparse, rows_of
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
 
 Key: TypeAlias = int | str
 
-# How a part of a push travels: as it is, compressed, or not at all as all of it is 0.
-PLAIN, PACKED, ZERO = 0, 1, 2
+# How a part of a push travels: as it is, compressed, not at all as all of it is 0, or some rows, which are counted from
+# the first of the part.
+PLAIN, PACKED, ZERO, ROWS = 0, 1, 2, 3
 
 
 @dataclass
 class Held:
-    """Elements [begin, end) of a key, and how often they have changed."""
+    """Rows [begin, end) of a key, and how often they have changed."""
 
     key: Key
     begin: int
@@ -41,6 +43,7 @@ class _Deferred(NamedTuple):
 
     worker: int
     fields: Mapping[str, Any]
+    arrays: list[np.ndarray]
 
 
 # To whom, and what.
@@ -62,7 +65,7 @@ class Server:
         self._held: dict[Key, Held] = {}
         # By worker and number, the keys that it has named.
         self._named: list[dict[int, Key]] = [{} for _ in range(workers)]
-        self._updater: Callable[[Key, np.ndarray, np.ndarray], Any] | None = None
+        self._updater: Callable[[Key, Any, np.ndarray], Any] | None = None
         self._compression: compression.Compression | None = None
         # What went wrong in pushes of a worker, until it asks something.
         self._errors: list[GraphkitError | None] = [None] * workers
@@ -75,14 +78,14 @@ class Server:
         if "clock" in fields:
             self._clocks[worker] = math.inf if fields["clock"] is None else fields["clock"]
         if self._is_early(fields):
-            self._waiting.append(_Deferred(worker, fields))
+            self._waiting.append(_Deferred(worker, fields, [array.copy() for array in arrays]))
         elif (answer := self._answer(worker, fields, arrays)) is not None:
             yield worker, answer
         waiting, self._waiting = self._waiting, []
         for question in waiting:
             if self._is_early(question.fields):
                 self._waiting.append(question)
-            elif (answer := self._answer(question.worker, question.fields, [])) is not None:
+            elif (answer := self._answer(*question)) is not None:
                 yield question.worker, answer
 
     def _answer(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray | None:
@@ -134,15 +137,19 @@ class Server:
             gradient = self._gradient(held, how, given)
             held.version += 1
             if self._updater is None:
-                held.value = gradient.copy()
+                held.value = gradient.dense(len(held.value)) if isinstance(gradient, RowSparse) else gradient.copy()
             else:
                 self._updater(held.key, gradient, held.value)
         return pack({})
 
-    def _gradient(self, held: Held, how: int, given: Iterator[np.ndarray]) -> np.ndarray:
+    def _gradient(self, held: Held, how: int, given: Iterator[np.ndarray]) -> np.ndarray | RowSparse:
         if how == ZERO:
             return np.zeros_like(held.value)
         sent = next(given)
+        if how == ROWS:
+            rows = RowSparse(sent, next(given))
+            rows.check(f"key {held.key!r}", held.value)
+            return rows
         if how == PLAIN:
             if sent.shape != held.value.shape or sent.dtype != held.value.dtype:
                 raise InputError(
@@ -157,17 +164,35 @@ class Server:
 
     def _pulled(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         """Values of parts that have changed since the version that the worker has."""
-        behind = 0
-        if "clock" in fields and math.isfinite(slowest := min(self._clocks)):
-            behind = max(0, int(fields["clock"] - slowest))
-        self.stalest = max(self.stalest, behind)
         versions, values = [], []
         for number, known in fields["parts"]:
             held = self._part(worker, number)
             versions.append(held.version)
             if held.version != known:
                 values.append(held.value)
-        return pack({"versions": versions, "behind": behind}, values)
+        return pack({"versions": versions, "behind": self._behind(fields)}, values)
+
+    def _rows_pulled(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+        """Some rows of parts, by indices that ascend."""
+        parts = [self._part(worker, number) for number in fields["parts"]]
+        values = [rows_of(f"key {p.key!r}", p.value, wanted).values for p, wanted in zip(parts, arrays, strict=True)]
+        return pack({"behind": self._behind(fields)}, values)
+
+    def _averages(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
+        """The moving averages of parts."""
+        parts = [self._part(worker, number) for number in fields["parts"]]
+        updater: Any = self._updater
+        if not hasattr(updater, "average"):
+            raise UsageError("the store keeps no moving averages: no optimizer with ema was set")
+        return pack({}, [updater.average(part.key, part.value) for part in parts])
+
+    def _behind(self, fields: Mapping[str, Any]) -> int:
+        """By how many steps the slowest worker is behind the one who asks."""
+        behind = 0
+        if "clock" in fields and math.isfinite(slowest := min(self._clocks)):
+            behind = max(0, int(fields["clock"] - slowest))
+        self.stalest = max(self.stalest, behind)
+        return behind
 
     def _drawn(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         """Move the centre and the worker's values towards each other: both by alpha times what is between them."""
@@ -223,6 +248,9 @@ _CALLS: Mapping[str, Callable[[Server, int, Mapping[str, Any], list[np.ndarray]]
     "put": Server._put,
     "push": Server._pushed,
     "pull": Server._pulled,
+    "pull_rows": Server._rows_pulled,
+    "averages": Server._averages,
+    "clock": Server._nothing,
     "elastic": Server._drawn,
     "updater": Server._updates_by,
     "compression": Server._compresses,

@@ -1,4 +1,4 @@
-"""Which server holds what: small keys by consistent hashing, large ones in equal ranges on all.
+"""Which server holds what: small keys by consistent hashing, large ones in equal ranges of rows on all.
 
 Consistent hashing: Karger et al., STOC 1997; a server more or less moves few keys.
 """
@@ -18,7 +18,7 @@ _PLACES = 64
 
 
 class Part(NamedTuple):
-    """Elements [begin, end) of a key, and the server that holds them."""
+    """Rows [begin, end) of a key, along its first axis, and the server that holds them."""
 
     server: int
     begin: int
@@ -34,10 +34,11 @@ class Sharding:
         self._places = [place for place, _ in circle]
         self._owners = [server for _, server in circle]
 
-    def parts(self, key: int | str, size: int) -> list[Part]:
-        """Of a key with so many elements; one part at least."""
+    def parts(self, key: int | str, size: int, rows: int | None = None) -> list[Part]:
+        """Of a key with so many elements in so many rows (default: one each); one part at least."""
+        rows = size if rows is None else rows
         if size < LARGE or self._servers == 1:
             at = bisect.bisect(self._places, digest_of(f"{type(key).__name__} {key}")) % len(self._places)
-            return [Part(self._owners[at], 0, size)]
-        bounds = [size * server // self._servers for server in range(self._servers + 1)]
-        return [Part(s, bounds[s], bounds[s + 1]) for s in range(self._servers)]
+            return [Part(self._owners[at], 0, rows)]
+        bounds = [rows * server // self._servers for server in range(self._servers + 1)]
+        return [Part(s, bounds[s], bounds[s + 1]) for s in range(self._servers) if bounds[s] < bounds[s + 1]]

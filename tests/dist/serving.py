@@ -1,0 +1,53 @@
+"""Workers and servers of one process, for tests of what they say to each other."""
+
+from collections import deque
+
+from graphkit.dist.communicator import LocalCommunicator
+from graphkit.dist.messages import unpack
+from graphkit.dist.servers.remote import RemoteStore
+from graphkit.dist.servers.server import Server
+
+
+class Alone(LocalCommunicator):
+    """A worker of several that says nothing to the others."""
+
+    def __init__(self, rank=0):
+        self.rank, self.steps = rank, 0
+
+
+class Counter:
+    """Servers in this process, which answer at once; what is not answered yet is waited for in vain.
+
+    counters: those of all workers, by rank, who may get an answer to what this one says.
+    """
+
+    def __init__(self, servers, worker, counters):
+        self.all, self.worker, self.counters = servers, worker, counters
+        self.servers, self.sent_bytes = len(servers), 0
+        self.sent = []
+        self.inbox = [deque() for _ in servers]
+
+    def send(self, server, message):
+        self.sent_bytes += message.nbytes
+        self.sent.append(unpack(message)[0])
+        for to, answer in self.all[server].handle(self.worker, message):
+            self.counters[to].inbox[server].append(answer)
+
+    def answers(self, servers, call):
+        if not all(self.inbox[s] for s in servers):
+            raise TimeoutError(call)
+        return [self.inbox[s].popleft() for s in servers]
+
+
+def workers(count, servers=1, type="dist_async", bound=None, **options):
+    """The stores of so many workers, and their servers."""
+    there = [Server(count) for _ in range(servers)]
+    counters = []
+    counters += [Counter(there, rank, counters) for rank in range(count)]
+    return [RemoteStore(type, Alone(c.worker), c, bound, **options) for c in counters], there
+
+
+def begun(stores, values):
+    for store in stores:
+        store.init(list(values), list(values.values()))
+    return stores

@@ -1,0 +1,237 @@
+"""Jobs with servers: what they compute, and how they end."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from jobs import FAILED, finish, start
+
+import graphkit as gk
+
+CLOSED = """
+    import numpy as np, graphkit as gk
+    def add(key, gradient, stored):
+        if isinstance(gradient, gk.kvstore.RowSparse):
+            stored[gradient.indices] += 2 * gradient.values
+        else:
+            stored += 2 * gradient
+    kv = gk.kvstore.create({kind!r}, servers={servers})
+    shapes = {{"a": (4, 4), 9: (100,), "large": (1100, 1000), "none": (0, 3)}}
+    keys = list(shapes)
+    kv.init(keys, [np.ones(shape, np.float32) for shape in shapes.values()])
+    kv.init("rows", np.ones((11_000, 100), np.float32))
+    kv.set_updater(add)
+    n, steps = kv.num_workers, 6
+    for step in range(steps):
+        kv.begin_step()
+        kv.pull("a")
+        kv.push(keys, [np.full(shape, kv.rank + 1, np.float32) for shape in shapes.values()])
+        mine = np.array([kv.rank, 6000, 10_999])
+        assert kv.row_sparse_pull("rows", mine).values.shape == (3, 100)
+        kv.push("rows", gk.kvstore.RowSparse(mine, np.full((3, 100), kv.rank + 1, np.float32)))
+    kv.barrier()
+    rows = np.ones(11_000)
+    rows[[0, 1]] += 2 * steps * np.arange(1, n + 1)
+    rows[[6000, 10_999]] += n * (n + 1) // 2 * 2 * steps
+    assert (kv.pull("rows") == rows[:, None]).all()
+    for key, found in zip(keys, kv.pull(keys)):
+        assert found.shape == shapes[key]
+        assert (found == n * (n + 1) // 2 * 2 * steps + 1).all(), (key, found)
+    assert kv.staleness <= {bound}, kv.staleness
+    print(f"done {{kv.rank}} {{n}}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "servers"), [("dist_async", 1), ("dist_async", 2), ("dist_bounded", 1)])
+def test_a_job_with_servers(kind, servers):
+    bound = 3 if kind == "dist_bounded" else 6
+    code = CLOSED.format(kind=kind, servers=servers, bound=bound)
+    status, out, errors = finish(start(2 + servers, code, trainer=False))
+    assert (status, errors) == (0, "")
+    assert sorted(out.split("\n")) == ["", "done 0 2", "done 1 2"]
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+def test_staleness_is_never_above_its_bound(bound):
+    code = f"""
+    import time, numpy as np, graphkit as gk
+    kv = gk.kvstore.create("dist_bounded", servers=1, staleness={bound})
+    kv.init("w", np.zeros(10))
+    for step in range(60):
+        kv.begin_step()
+        kv.pull("w")
+        if kv.rank == 0:
+            time.sleep(0.003)
+        kv.push("w", np.full(10, float(step)))
+    kv.barrier()
+    print(f"staleness {{kv.staleness}}\\n", end="", flush=True)
+    """
+    status, out, errors = finish(start(4, code, trainer=False))
+    assert (status, errors) == (0, "")
+    found = [int(text) for text in re.findall(r"staleness (\d+)", out)]
+    assert len(found) == 3
+    assert max(found) == bound  # as the first worker is slow
+
+
+def digits(folder, kvstore, *more, processes=2, epochs=6):
+    command = [sys.executable, "-P", "-m", "graphkit", "train", str(folder / "net.json"), "--data", "digits",
+               "--epochs", str(epochs), "--batch-size", "32", "--processes", str(processes), "--kvstore", kvstore,
+               "-o", str(folder / kvstore), *more]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def net(tmp_path):
+    hidden = gk.relu(gk.nn.linear(gk.flatten(gk.input("x", ["N", 1, 8, 8])), 64))
+    gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize("kvstore", ["dist_async", "dist_bounded", "elastic"])
+def test_digits_are_learnt(net, kvstore):
+    done = digits(net, kvstore)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (net / kvstore / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["epoch"] == 6
+    assert lines[-1]["valid_accuracy"] > 0.93  # one process: 0.94 to 0.96
+    done = digits(net, "dist_sync", "--resume", "-o", str(net / kvstore), epochs=7)  # by another kind
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kvstore", "more"),
+    [
+        ("dist_async", ("--optimizer", "rmsprop", "--lr", "0.002", "--optimizer-option", "centered=true")),
+        ("dist_bounded", ("--staleness", "1", "--servers", "2")),
+        ("elastic", ("--elastic-period", "4", "--elastic-strength", "0.8")),
+    ],
+)
+def test_digits_are_learnt_with_averages_and_groups_of_batches(net, kvstore, more):
+    """Checkpoints within epochs: workers have counted alike. Another number of processes goes on."""
+    options = "--accumulate", "2", "--ema", "0.9", "--lr-mult", "*bias=2", "--checkpoint-every", "7", *more
+    done = digits(net, kvstore, *options, epochs=12)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (net / kvstore / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["updates"] == 12 * 12  # 23 batches each
+    assert lines[-1]["valid_accuracy"] > 0.91
+    done = digits(net, "local", "--resume", "-o", str(net / kvstore), processes=1, epochs=13)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (net / kvstore / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["valid_accuracy"] > 0.91
+
+
+TABLES = """
+    import numpy as np, graphkit as gk
+    from graphkit.dist.servers import sharding
+    sharding.LARGE = 500  # divides tables
+    kv = gk.kvstore.create({kind!r}, servers=2)
+    net = gk.models.build("matrix_factorization", users=90, items=70, factors=8)
+    rng = np.random.default_rng(0)
+    data = {{"user": rng.integers(0, 90, 1000), "item": rng.integers(0, 70, 1000)}}
+    target = ((data["user"] % 3) - (data["item"] % 2)).astype(np.float32)
+    trainer = gk.Trainer(
+        net, "mse", gk.optim.Adam(0.02), kvstore=kv, seed=0, threads=1, ema=0.9, lazy=["user*", "item*"], clip_norm=5.0
+    )
+    before = trainer.evaluate((data, target), ["mse"])["mse"]
+    trainer.fit((data, target), epochs=8, batch_size=20, folder={folder!r}, progress=False)
+    after = trainer.evaluate((data, target), ["mse"])["mse"]
+    gathered = kv.gather("values", np.concatenate([np.ravel(a) for a in [*net.params.values(), [after]]]))
+    assert (gathered[0] == gathered[1]).all()
+    with trainer.averaged() as averaged:
+        saved = gk.load({folder!r} + "/model.json")
+        for name, array in averaged.params.items():
+            np.testing.assert_array_equal(saved.params[name], array)
+    print(f"mse {{before:.3f}} to {{after:.3f}}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_bounded", "elastic"])
+def test_tables_are_learnt_and_workers_end_with_the_same(kind, tmp_path):
+    code = TABLES.format(kind=kind, folder=str(tmp_path / "run"))
+    status, out, errors = finish(start(4, code, trainer=False))
+    assert (status, errors) == (0, "")
+    found = re.findall(r"mse (\S+) to (\S+)", out)
+    assert len(found) == 2
+    assert all(float(after) < 0.35 * float(before) for before, after in found), found
+
+
+def test_a_worker_that_fails_ends_the_servers_too():
+    code = """
+    import numpy as np, graphkit as gk
+    kv = gk.kvstore.create("dist_async")
+    kv.init("w", np.zeros(3))
+    if kv.rank == 1:
+        raise ValueError("broken")
+    while True:
+        kv.pull("w")
+    """
+    status, _, errors = finish(start(3, code, trainer=False), 30)
+    assert status in FAILED
+    assert "rank 1: ValueError: broken; this ends the job" in errors
+
+
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("who", ["worker", "server"])
+def test_who_is_lost_is_named(kind, who):
+    code = f"""
+    import os, signal, numpy as np, graphkit as gk
+    def process(values):
+        return os.getpid()
+    kv = gk.kvstore.create("dist_bounded", timeout=6, staleness=1)
+    kv.init("w", np.zeros(3))
+    for step in range(10**9):
+        kv.begin_step()
+        kv.pull("w")
+        kv.push("w", np.ones(3))
+        if step == 20 and kv.rank == 1:
+            os.kill(kv.call_servers(process)[0] if {who!r} == "server" else os.getpid(), signal.{kind})
+    """
+    status, _, errors = finish(start(3, code, trainer=False), 60)
+    assert status != 0
+    if kind == "SIGSTOP":
+        assert status in FAILED
+        assert re.search(
+            rf"rank {1 if who == 'worker' else 2} on \S+ \(process \d+\) has (shown no sign|not gone)", errors
+        )
+
+
+KILLED = """
+import os, pathlib, signal
+if os.environ.get("GRAPHKIT_JOB_SIZE"):
+    from graphkit.dist.servers.server import Server
+
+    once, handle, seen = pathlib.Path({once!r}), Server.handle, []
+
+    def killed(self, worker, message):
+        seen.append(worker)
+        if len(seen) > 250 and not once.exists():
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return handle(self, worker, message)
+
+    Server.handle = killed
+"""
+
+
+def test_a_killed_server_is_recovered_from_by_a_restart(net):
+    """The server dies behind the first epoch, once."""
+    (net / "sitecustomize.py").write_text(KILLED.format(once=str(net / "once")))
+    command = [sys.executable, "-P", "-m", "graphkit", "train", str(net / "net.json"), "--data", "digits",
+               "--epochs", "4", "--batch-size", "32", "--processes", "2", "--kvstore", "dist_async",
+               "-o", str(net / "run"), "--max-restarts", "1"]  # fmt: skip
+    environment = dict(os.environ, PYTHONPATH=str(net))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert (net / "once").exists(), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "the job failed; going on from its last checkpoint (0 restarts left)" in done.stderr
+    lines = [json.loads(line) for line in (net / "run" / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["epoch"] == 4
+
+
+def test_servers_that_leave_no_worker():
+    status, _, errors = finish(start(2, 'import graphkit as gk\ngk.kvstore.create("dist_async", servers=2)', False), 30)
+    assert status != 0
+    assert "2 servers leave no worker of 2 processes" in errors
