@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from graphkit.dist import survival
 from graphkit.dist.announcement import ENDED
 from graphkit.dist.mpi import MpiCommunicator
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
@@ -33,23 +34,27 @@ _farewells: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _failure: BaseException | None = None
 
 
-def join(servers: int = 0) -> MpiCommunicator:
-    """The communicator of all processes but the last ones, so many servers.
+def join(servers: int = 0, replicated: bool = False) -> MpiCommunicator:
+    """The communicator of all processes but the last ones, so many servers; replicated: whose loss is survived.
 
     Initialises MPI at the first call, which every process must make; later ones, which servers do not come to, give the
     same. Raises UsageError for servers that it has not.
     """
     global _joined
     if _joined is None:
-        _joined = _begun(servers)
+        _joined = _begun(servers, replicated)
+    if servers and replicated != _joined.replicated:
+        raise UsageError(f"the job's servers are {'' if _joined.replicated else 'not '}replicated, from its first store on")
     if servers and servers != _joined.servers:
         raise UsageError(f"the job has {_joined.servers} servers from its first store on, not {servers}")
     return _joined
 
 
-def _begun(servers: int) -> MpiCommunicator:
+def _begun(servers: int, replicated: bool) -> MpiCommunicator:
     global _followed
-    _followed = communicator = MpiCommunicator(servers)
+    if replicated:
+        survival.prepare(servers)
+    _followed = communicator = MpiCommunicator(servers, replicated)
     atexit.register(end)
     if communicator.processes > 1:
         _follow_failures()

@@ -41,6 +41,7 @@ def create(
     bucket_bytes: int | None = None,
     servers: int | None = None,
     staleness: int | None = None,
+    replicate: bool = False,
 ) -> KVStore:
     """A store of one of TYPES, or by MXNet's names. All but `local` need MPI (MissingDependency says what to install).
 
@@ -52,6 +53,8 @@ def create(
     `dist_async`, `dist_bounded` and `elastic` keep values on the last `servers` processes of the job (default:
     GRAPHKIT_SERVERS, 1): there, this call serves the others until they have ended, and ends the process with them.
     staleness: of `dist_bounded`, how many steps a worker may be ahead of the slowest one; 3 by default.
+    replicate: each server's state is on another one too, so that the job goes on when a server is lost and the launcher
+    of MPI was told to let it (docs/processes.md). It needs two servers, and functions on them that give the same twice.
     """
     type = _ALIASES.get(type, type)
     if type not in TYPES:
@@ -62,18 +65,22 @@ def create(
         raise UsageError(f"staleness={staleness}: a number of steps, at least 0, of dist_bounded")
     if servers is not None and (type not in REMOTE or servers < 1):
         raise UsageError(f"servers={servers}: a number above 0, of {', '.join(REMOTE)}")
+    many = servers or config.SERVERS.get()
+    if replicate and (type not in REMOTE or many < 2):
+        raise UsageError(f"replicate=True: two servers at least, of {', '.join(REMOTE)}; here {type!r} has {many}")
     if type == "local":
         return KVStore(type, LocalCommunicator())
     from graphkit.dist.ending import join
 
     remote = type in REMOTE
-    communicator = join((servers or config.SERVERS.get()) if remote else 0)
+    communicator = join(many if remote else 0, replicate)
     communicator.channel.overlap = overlap
     if timeout is not None:
         communicator.set_timeout(timeout)
     if not remote:
         return KVStore(type, communicator, bucket_bytes)
-    return _remote(type, communicator, _STALENESS if staleness is None else staleness)
+    bound = _STALENESS if staleness is None else staleness
+    return (_replicated if replicate else _remote)(type, communicator, bound)
 
 
 def _remote(type: str, communicator: MpiCommunicator, staleness: int) -> KVStore:
@@ -91,6 +98,31 @@ def _remote(type: str, communicator: MpiCommunicator, staleness: int) -> KVStore
     post = WorkersPost(communicator.mail, communicator, workers, communicator.servers)
     store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None)
     before_end(store.leave, store.dismiss if communicator.rank == 0 else _nothing)
+    return store
+
+
+def _replicated(type: str, communicator: MpiCommunicator, staleness: int) -> KVStore:
+    """The same with replicated servers."""
+    from graphkit.dist.ending import before_end, end_of_server
+    from graphkit.dist.servers import replicated
+    from graphkit.dist.servers.remote import RemoteStore
+
+    if communicator.serves:
+        replicated.serve(communicator)
+        end_of_server(communicator)
+    post = replicated.post_of(communicator)
+    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None)
+
+    def leave() -> None:
+        store.leave()
+        post.settle()
+
+    def last() -> None:
+        if communicator.rank == 0:
+            post.dismiss()
+        post.close()
+
+    before_end(leave, last)
     return store
 
 

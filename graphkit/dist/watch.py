@@ -68,6 +68,10 @@ class Messenger(Protocol):
         """Send and receive what can be at once."""
         ...
 
+    def forget(self, host: int) -> None:
+        """Nothing comes from that host any more, by its number."""
+        ...
+
     def close(self) -> None:
         """Send this host's last signs, and wait for those of the others."""
         ...
@@ -106,6 +110,7 @@ class Watch:
         self._hosts = tuple(hosts) or (Host(socket.gethostname(), self._ranks),)
         self._here = here
         self._messenger = messenger
+        self._excused: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
         self._working = 0
@@ -148,6 +153,18 @@ class Watch:
 
     # --- what the others do ---------------------------------------------------------------------------
 
+    def excuse(self, rank: int) -> None:
+        """That process is lost, and the others go on: it is never given up, nor are others of whom it was to tell."""
+        self._excused.add(rank)
+        for index, host in enumerate(self._hosts):
+            if self._messenger is not None and host.ranks[0] == rank:
+                self._messenger.forget(index)
+
+    def process_of(self, rank: int) -> int | None:
+        """Its number on its host; None where it is not watched, or has given no sign yet."""
+        slot = self._ranks.index(rank) if rank in self._ranks else None
+        return None if slot is None else int(self._board.slots[slot]["process"]) or None
+
     def lost(self) -> str | None:
         """Why a process is given up that this one has awaited for long enough; None as long as there is hope."""
         waits = self._waits
@@ -160,7 +177,7 @@ class Watch:
         # What is known of other hosts, this one's leader has written.
         if now - float(slots[here.ranks[0]]["alive"]) <= self.timeout:
             for index, host in enumerate(self._hosts):
-                if index == self._here:
+                if index == self._here or host.ranks[0] in self._excused:
                     continue
                 heard = float(self._board.heard[index])
                 if now - heard > self.timeout:
@@ -170,7 +187,7 @@ class Watch:
         return "; ".join(reason for reason in found if reason is not None) or None
 
     def _given_up(self, rank: int, slot: np.void, host: Host, now: float) -> str | None:
-        if int(slot["there"]) != _PART:
+        if int(slot["there"]) != _PART or rank in self._excused:
             return None
         silent, still = now - float(slot["alive"]), now - float(slot["progress"])
         if silent > self.timeout:

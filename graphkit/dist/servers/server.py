@@ -70,11 +70,18 @@ class Server:
 
     def handle(self, worker: int, message: np.ndarray) -> Answers:
         """What is answered to a message: to its sender, and to those who waited for it."""
-        fields, arrays = unpack(message)
+        return self.take(worker, *unpack(message))
+
+    def take(
+        self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
+    ) -> Answers:
+        """The same of an unpacked message; not to its sender where another process sees to that."""
         self._named[worker].update(dict(fields.get("names", ())))
         if "clock" in fields:
             self._clocks[worker] = math.inf if fields["clock"] is None else fields["clock"]
-        if self._is_early(fields):
+        if answered_elsewhere:
+            pass
+        elif self._is_early(fields):
             self._waiting.append(_Deferred(worker, fields))
         elif (answer := self._answer(worker, fields, arrays)) is not None:
             yield worker, answer
@@ -84,6 +91,14 @@ class Server:
                 self._waiting.append(question)
             elif (answer := self._answer(question.worker, question.fields, [])) is not None:
                 yield question.worker, answer
+
+    def has_failed(self, worker: int) -> bool:
+        """Whether the worker is to hear what its pushes did wrong."""
+        return self._errors[worker] is not None
+
+    def forget(self, worker: int) -> None:
+        """No question of this worker's waits any longer."""
+        self._waiting = [question for question in self._waiting if question.worker != worker]
 
     def _answer(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray | None:
         """Do what is asked; None where nobody waits for an answer, who is told with the next one what went wrong."""
