@@ -233,6 +233,11 @@ class MpiCommunicator:
         if self._watch is not None:
             self._watch.excuse(rank)
 
+    def end_silent(self) -> None:
+        """The job is over: so are processes of this host that show no sign."""
+        if self._watch is not None:
+            self._watch.end_silent()
+
     def before_abort(self, tell: Callable[[int], None]) -> None:
         """Call this with the exit code before this process ends the job; what was given last comes first."""
         self._tells_of_abort.insert(0, tell)

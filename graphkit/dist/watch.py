@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
 import socket
 import struct
 import tempfile
@@ -36,6 +37,8 @@ _BEFORE, _PART, ENDED = 0, 1, 2
 
 # Signs in a timeout, and seconds between them at most.
 _SIGNS, _LONGEST = 8, 1.0
+# So many of them missing, a process of a job that is over is taken to be stopped.
+_LATE = 4
 
 
 class Board:
@@ -160,6 +163,17 @@ class Watch:
             if self._messenger is not None and host.ranks[0] == rank:
                 self._messenger.forget(index)
 
+    def end_silent(self) -> None:
+        """Kill processes of this host that show no sign, where the job is over and its launcher ends none."""
+        late = _LATE * self._pause
+        now = time.monotonic()
+        for rank in self._hosts[self._here].ranks:
+            slot = self._board.slots[self._ranks.index(rank)]
+            silent = int(slot["there"]) == _PART and now - float(slot["alive"]) > late
+            if silent and rank not in self._excused and int(slot["process"]) != self._process:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(slot["process"]), signal.SIGKILL)
+
     def process_of(self, rank: int) -> int | None:
         """Its number on its host; None where it is not watched, or has given no sign yet."""
         slot = self._ranks.index(rank) if rank in self._ranks else None
@@ -200,6 +214,11 @@ class Watch:
 
     # --- the thread -----------------------------------------------------------------------------------
 
+    @property
+    def _pause(self) -> float:
+        """Seconds between two signs."""
+        return min(_LONGEST, self.timeout / _SIGNS)
+
     def _sign(self, progress: bool) -> None:
         now = time.monotonic()
         self._mine["alive"] = now
@@ -207,7 +226,7 @@ class Watch:
             self._mine["progress"] = now
 
     def _go(self) -> None:
-        while not self._over.wait(min(_LONGEST, self.timeout / _SIGNS)):
+        while not self._over.wait(self._pause):
             # Who waits for others is not the one that they wait for.
             self._sign(progress=self._working > 0 or self._waits is not None)
             if self._messenger is not None:

@@ -45,6 +45,7 @@ class Company(Protocol):
     def called(self, rank: int) -> str: ...
     def fail(self, reason: str) -> None: ...
     def before_abort(self, tell: Callable[[int], None]) -> None: ...
+    def end_silent(self) -> None: ...
 
 
 def _connected(company: Company) -> Mesh:
@@ -54,7 +55,12 @@ def _connected(company: Company) -> Mesh:
     mesh = open_mesh(
         company.place, servers, range(workers), company.host_by_rank, company.tell_all, company.timeout
     )  # fmt: skip
-    company.before_abort(lambda code: mesh.close(_LAST, Frame(Kind.FAILED, number=code)))
+
+    def tell(code: int) -> None:
+        mesh.close(_LAST, Frame(Kind.FAILED, number=code))
+        company.end_silent()
+
+    company.before_abort(tell)
     survival.takes_part()
     return mesh
 
@@ -135,7 +141,7 @@ class ReplicatedPost:
         if frame is None:
             self._lose(source)
         elif frame.kind == Kind.FAILED:
-            leave(frame.number)
+            _leave(self._company, frame.number)
         elif frame.kind == Kind.LOST:
             self._lose(frame.number)
         elif self._outbox.received(frame):
@@ -213,7 +219,7 @@ def _serve_one(holder: Holder, mesh: Mesh, company: Company, source: int, frame:
         raise RuntimeFailure(f"{company.called(source)} has gone without a word")
     if frame is not None and frame.kind == Kind.FAILED:
         mesh.close(_LAST, frame)
-        leave(frame.number)
+        _leave(company, frame.number)
     if frame is not None and frame.kind != Kind.LOST:
         company.doing(f"message of rank {source}".encode())
         holder.received(source, frame)
@@ -258,8 +264,9 @@ def _warn(company: Company, text: str) -> None:
     print(f"graphkit: rank {company.place}: {text}", file=sys.stderr, flush=True)
 
 
-def leave(code: int) -> None:
+def _leave(company: Company, code: int) -> None:
     """End this process at once, with the job that another one has ended and said why."""
+    company.end_silent()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
