@@ -101,11 +101,13 @@ class _Line:
     def read(self) -> Iterator[Frame | None]:
         """The frames that have come; None where the connection has ended."""
         taken = 0
-        while taken < _TURN:
+        while True:
             if self._got == len(self._into):
                 if (frame := self._whole()) is not None:
                     yield frame
                 continue
+            if taken >= _TURN:
+                return
             try:
                 count = self.socket.recv_into(self._into[self._got :])
             except (BlockingIOError, InterruptedError):

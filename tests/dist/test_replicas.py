@@ -12,7 +12,7 @@ import graphkit as gk
 from graphkit.dist.mesh import Frame, Kind
 from graphkit.dist.messages import pack, unpack
 from graphkit.dist.servers.remote import RemoteStore
-from graphkit.dist.servers.replica import Holder, Outbox, holders
+from graphkit.dist.servers.replica import Holder, Outbox, Replica, holders
 from graphkit.errors import RuntimeFailure, UsageError
 
 # --- who holds what -------------------------------------------------------------------------------------
@@ -395,6 +395,20 @@ def test_a_worker_keeps_what_is_not_replicated_and_no_more():
     assert net.posts[0].outbox.kept_bytes > 5 * 8000
     net.settle()
     assert net.posts[0].outbox.kept_bytes == 0
+
+
+def test_a_question_that_waits_and_is_asked_again_is_answered_once():
+    replica = Replica(2)
+    names = {"names": [[0, "w"]]}
+    init = pack({"call": "init", "asks": True, "parts": [[0, 0, 2]], **names}, [np.zeros(2)])
+    pull = pack({"call": "pull", "asks": True, "parts": [[0, -1]], "clock": 1, "bound": 0})
+    assert len(replica.lead(0, 1, init)[1]) == 1
+    assert list(replica._kept) == [0]
+    for _ in range(2):
+        assert replica.lead(0, 2, pull) == (True, [])
+    assert replica._kept == {}  # what a worker has had is kept no longer
+    _, answers = replica.lead(1, 1, pack({"call": "wait", "asks": True, "clock": 1}))
+    assert sorted(answer.worker for answer in answers) == [0, 1]
 
 
 def test_frames_that_cannot_be():
