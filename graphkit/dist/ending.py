@@ -44,7 +44,8 @@ def join(servers: int = 0, replicated: bool = False) -> MpiCommunicator:
     if _joined is None:
         _joined = _begun(servers, replicated)
     if servers and replicated != _joined.replicated:
-        raise UsageError(f"the job's servers are {'' if _joined.replicated else 'not '}replicated, from its first store on")
+        kind = "replicated" if _joined.replicated else "not replicated"
+        raise UsageError(f"the job's servers are {kind}, from its first store on")
     if servers and servers != _joined.servers:
         raise UsageError(f"the job has {_joined.servers} servers from its first store on, not {servers}")
     return _joined

@@ -125,10 +125,11 @@ class _Line:
         kind, part, worker, number, size = _HEADER.unpack(self._header)
         if self._in_header:
             self._data = np.empty(size, np.uint8)
-            self._into, self._got, self._in_header = memoryview(self._data), 0, False
+            self._into, self._got, self._in_header = self._data.data, 0, False
             if size:
                 return None
         found = Frame(Kind(kind), part, worker, number, self._data)
+        self._data = _NOTHING
         self._into, self._got, self._in_header = memoryview(self._header), 0, True
         return found
 
@@ -163,7 +164,7 @@ class Mesh:
                 return
             line.leaving.append(memoryview(header))
             if frame.data.nbytes:
-                line.leaving.append(memoryview(frame.data))
+                line.leaving.append(frame.data.data)
             line.flush()
             waits = bool(line.leaving)
         if waits:
@@ -171,7 +172,7 @@ class Mesh:
                 os.write(self._wake, b"x")
 
     def receive(self, seconds: float) -> list[tuple[int, Frame | None]]:
-        """What has come, with its source, waiting so long at most; None, behind all frames of a source, that it is gone.
+        """What has come, with its source, in so long at most; None, behind all frames of a source: it is gone.
 
         One that has said goodbye before is not gone; nothing is told of its end.
         """
@@ -293,7 +294,7 @@ class Listener:
 
 
 def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds: float) -> socket.socket:
-    """A connection to the process that listens there. Raises RuntimeFailure where there is no way to it in that time."""
+    """A connection to the process that listens there. Raises RuntimeFailure where that time brings none."""
     tried = []
     ways: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)] if same_host else []
     ways += [(socket.AF_INET, (name, address.port)) for name in address.names if not same_host]

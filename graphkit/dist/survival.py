@@ -80,8 +80,8 @@ def _child() -> int:
     if os.read(reads, 1):
         os._exit(0)
     # Nobody could go on: the launcher ends the job by this.
-    number = os.WTERMSIG(status)
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-    os._exit(128 + number)
+    ended_by = os.WTERMSIG(status)
+    if ended_by != signal.SIGKILL:
+        signal.signal(ended_by, signal.SIG_DFL)
+    os.kill(os.getpid(), ended_by)
+    os._exit(128 + ended_by)

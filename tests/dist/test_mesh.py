@@ -160,7 +160,7 @@ def test_strangers_are_not_let_in():
 def test_who_does_not_come_is_named():
     with Listener(False, 2) as listener, pytest.raises(RuntimeFailure, match=r"no connection from rank 0, 1 in 0\.1 s"):
         listener.accept([0, 1], b"x" * 32, 0.1)
-    with pytest.raises(RuntimeFailure, match="rank 3 finds no way to another process: .*No such file"):
+    with pytest.raises(RuntimeFailure, match=r"rank 3 finds no way to another process: .*No such file"):
         mesh.connect(3, listener.address, True, b"x" * 32, 1)
 
 

@@ -133,7 +133,7 @@ class Replica:
 class _Held(NamedTuple):
     """What is told once the follower has come so far: answers, and that a message needs no keeping."""
 
-    count: int
+    position: int
     worker: int
     number: int | None
     answers: list[Answer]
@@ -219,7 +219,7 @@ class Holder:
 
     def _release(self, part: int, role: _Role, count: int) -> None:
         """The follower is so far."""
-        while role.held and role.held[0].count <= count:
+        while role.held and role.held[0].position <= count:
             held = role.held.popleft()
             if held.number is not None:
                 self._safe[held.worker, part] = max(held.number, self._safe.get((held.worker, part), 0))

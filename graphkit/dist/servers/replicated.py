@@ -31,7 +31,9 @@ class Company(Protocol):
     processes: int
     servers: int
     unclosed: bool
-    timeout: float
+
+    @property
+    def timeout(self) -> float: ...
 
     @property
     def host_by_rank(self) -> dict[int, int]: ...
@@ -78,7 +80,7 @@ def post_of(company: Company) -> ReplicatedPost:
 
 
 class ReplicatedPost:
-    """A worker's: servers are the ranks behind the workers'. A thread receives, and sends again what a loss asks for."""
+    """A worker's: servers are the ranks behind the workers'. A thread receives, and sends again after a loss."""
 
     def __init__(self, mesh: Mesh, company: Company):
         self.servers = company.servers
