@@ -34,6 +34,10 @@ _OPTIONS = (
         help="Processes that hold parameters, beside those of --processes, or the last ones of mpiexec. Default: 1.",
     ),
     click.option(
+        "--replicate-servers", is_flag=True,
+        help="Keep the state of each server on another one too, and go on when a server is lost; needs two --servers.",
+    ),
+    click.option(
         "--staleness", type=click.IntRange(0), metavar="STEPS",
         help="How far a process may be ahead of the slowest one. Default: 3. With --kvstore dist_bounded.",
     ),
@@ -82,6 +86,7 @@ class Job(NamedTuple):
     processes: int
     kvstore: str
     servers: int | None
+    replicate_servers: bool
     staleness: int | None
     elastic_period: int | None
     elastic_strength: float | None
@@ -105,6 +110,8 @@ class Job(NamedTuple):
         for option, given in (("period", job.elastic_period), ("strength", job.elastic_strength)):
             if given is not None and job.kvstore != "elastic":
                 raise UsageError(f"--elastic-{option} is of --kvstore elastic, not of {job.kvstore!r}")
+        if job.replicate_servers and (job.kvstore not in REMOTE or job.server_count < 2):
+            raise UsageError(f"--replicate-servers needs two servers at least, of --kvstore {', '.join(REMOTE)}")
         if job.max_restarts and job.processes == 1 and job.servers is None:
             raise UsageError("--max-restarts needs --processes: what started this process ends with its job")
         return job
@@ -118,7 +125,16 @@ class Job(NamedTuple):
         """Processes that train, and servers."""
         if self.kvstore not in REMOTE:
             return self.processes
-        return self.processes + (config.SERVERS.get() if self.servers is None else self.servers)
+        return self.processes + self.server_count
+
+    @property
+    def server_count(self) -> int:
+        """Where the store has servers, how many."""
+        return config.SERVERS.get() if self.servers is None else self.servers
+
+    def run(self, arguments: Sequence[str], folder: str | None) -> int:
+        """Run `graphkit ARGUMENTS` in the processes of the job; return the exit status. See `run_job`."""
+        return run_job(self.size, arguments, folder, self.max_restarts, self.replicate_servers)
 
     def store(self) -> KVStore:
         """The store of this process, which is one of the job's."""
@@ -128,6 +144,7 @@ class Job(NamedTuple):
         store = kvstore.create(
             self.kvstore, timeout=self.rank_timeout, overlap=self.overlap, bucket_bytes=size, servers=self.servers,
             staleness=self.staleness, period=self.elastic_period, strength=self.elastic_strength,
+            replicate=self.replicate_servers,
         )  # fmt: skip
         if self.processes > 1:
             launch.check_size(self.processes, store.num_workers)
@@ -136,8 +153,11 @@ class Job(NamedTuple):
         return store
 
 
-def run_job(processes: int, arguments: Sequence[str], folder: str | None, restarts: int) -> int:
-    """Run `graphkit ARGUMENTS` in so many processes; return the exit status.
+def run_job(
+    processes: int, arguments: Sequence[str], folder: str | None, restarts: int, survives: bool = False
+) -> int:
+    """Run `graphkit ARGUMENTS` in so many processes, of which the others go on, if so wanted, when one is lost; return
+    the exit status.
 
     A job that ends with a runtime failure (a process that died, stopped or stalled among them) goes on from the
     checkpoint in `folder`, up to so many times.
@@ -148,7 +168,7 @@ def run_job(processes: int, arguments: Sequence[str], folder: str | None, restar
 
     given = list(arguments)
     while True:
-        status = launch.run_processes(processes, given)
+        status = launch.run_processes(processes, given, survives)
         if status != RuntimeFailure.exit_code or restarts == 0:
             return status
         if folder is None or not (Path(folder) / MANIFEST).exists():

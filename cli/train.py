@@ -22,7 +22,7 @@ from graphkit.cli._options import (
     source_options,
 )
 from graphkit.cli._output import log, print_json, print_table
-from graphkit.cli._processes import ARGUMENTS, Job, process_options, run_job
+from graphkit.cli._processes import ARGUMENTS, Job, process_options
 from graphkit.cli._resume import kept, taken_over
 from graphkit.cli._training import make_optimizer
 from graphkit.errors import UsageError
@@ -205,7 +205,7 @@ def command(
     """
     job = Job.taken(options)
     if job.is_to_be_started:
-        return run_job(job.size, context.meta[ARGUMENTS], folder, job.max_restarts)
+        return job.run(context.meta[ARGUMENTS], folder)
     if resume and folder is None:
         raise UsageError("--resume needs the folder, -o")
     if resume and overwrite:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
+from graphkit.dist import survival
 from graphkit.dist.announcement import ENDED
 from graphkit.dist.mpi import MpiCommunicator, started
 from graphkit.dist.start import LEAST, checked_timeout, deadline
@@ -34,8 +35,8 @@ _farewells: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _failure: BaseException | None = None
 
 
-def join(servers: int = 0, timeout: float | None = None) -> MpiCommunicator:
-    """The communicator of all processes but the last ones, so many servers.
+def join(servers: int = 0, timeout: float | None = None, replicated: bool = False) -> MpiCommunicator:
+    """The communicator of all processes but the last ones, so many servers; replicated: whose loss is survived.
 
     Initialises MPI at the first call, which every process must make: those that do not within `timeout` seconds
     (default: GRAPHKIT_RANK_TIMEOUT; at least start.LEAST) end the job. Later calls, which servers do not come to, give
@@ -43,17 +44,22 @@ def join(servers: int = 0, timeout: float | None = None) -> MpiCommunicator:
     """
     global _joined
     if _joined is None:
-        _joined = _begun(servers, checked_timeout(timeout))
+        _joined = _begun(servers, checked_timeout(timeout), replicated)
+    if servers and replicated != _joined.replicated:
+        kind = "replicated" if _joined.replicated else "not replicated"
+        raise UsageError(f"the job's servers are {kind}, from its first store on")
     if servers and servers != _joined.servers:
         raise UsageError(f"the job has {_joined.servers} servers from its first store on, not {servers}")
     return _joined
 
 
-def _begun(servers: int, timeout: float) -> MpiCommunicator:
+def _begun(servers: int, timeout: float, replicated: bool) -> MpiCommunicator:
     global _followed
     place = started()
+    if replicated:
+        survival.prepare(servers)
     with deadline(max(timeout, LEAST), place):
-        _followed = communicator = MpiCommunicator(servers)
+        _followed = communicator = MpiCommunicator(servers, replicated)
     atexit.register(end)
     if communicator.processes > 1:
         _follow_failures()

@@ -44,6 +44,7 @@ def create(
     staleness: int | None = None,
     period: int | None = None,
     strength: float | None = None,
+    replicate: bool = False,
 ) -> KVStore:
     """A store of one of TYPES, or by MXNet's names. All but `local` need MPI (MissingDependency says what to install).
 
@@ -59,6 +60,8 @@ def create(
     period, strength: of `elastic`, updates between two exchanges of a worker with the centre, 10 by default, and how
     far they move together in one, in (0, 1], over all workers: 0.9 by default. They are tau and beta of Zhang,
     Choromanska and LeCun (NIPS 2015).
+    replicate: each server's state is on another one too, so that the job goes on when a server is lost and the launcher
+    of MPI was told to let it (docs/processes.md). It needs two servers, and functions on them that give the same twice.
     """
     type = _ALIASES.get(type, type)
     if type not in TYPES:
@@ -73,19 +76,23 @@ def create(
         raise UsageError(f"strength={strength}: a number above 0 and at most 1, of elastic")
     if servers is not None and (type not in REMOTE or servers < 1):
         raise UsageError(f"servers={servers}: a number above 0, of {', '.join(REMOTE)}")
+    many = servers or config.SERVERS.get()
+    if replicate and (type not in REMOTE or many < 2):
+        raise UsageError(f"replicate=True: two servers at least, of {', '.join(REMOTE)}; here {type!r} has {many}")
     if type == "local":
         return KVStore(type, LocalCommunicator())
     from graphkit.dist.ending import join
 
     remote = type in REMOTE
-    communicator = join((servers or config.SERVERS.get()) if remote else 0, timeout)
+    communicator = join(many if remote else 0, timeout, replicate)
     communicator.channel.overlap = overlap
     if timeout is not None:
         communicator.set_timeout(timeout)
     if not remote:
         return KVStore(type, communicator, bucket_bytes)
+    bound = _STALENESS if staleness is None else staleness
     elastic = {name: v for name, v in (("period", period), ("strength", strength)) if v is not None}
-    return _remote(type, communicator, _STALENESS if staleness is None else staleness, elastic)
+    return (_replicated if replicate else _remote)(type, communicator, bound, elastic)
 
 
 def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
@@ -103,6 +110,31 @@ def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: M
     post = WorkersPost(communicator.mail, communicator, workers, communicator.servers)
     store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None, **elastic)
     before_end(store.leave, store.dismiss if communicator.rank == 0 else _nothing)
+    return store
+
+
+def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
+    """The same with replicated servers."""
+    from graphkit.dist.ending import before_end, end_of_server
+    from graphkit.dist.servers import replicated
+    from graphkit.dist.servers.remote import RemoteStore
+
+    if communicator.serves:
+        replicated.serve(communicator)
+        end_of_server(communicator)
+    post = replicated.post_of(communicator)
+    store = RemoteStore(type, communicator, post, staleness if type == "dist_bounded" else None, **elastic)
+
+    def leave() -> None:
+        store.leave()
+        post.settle()
+
+    def last() -> None:
+        if communicator.rank == 0:
+            post.dismiss()
+        post.close()
+
+    before_end(leave, last)
     return store
 
 

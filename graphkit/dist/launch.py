@@ -16,6 +16,7 @@ from types import FrameType
 from graphkit import config
 from graphkit.dist.mpi import launched_by_mpi
 from graphkit.dist.start import check_tasks
+from graphkit.dist.survival import launcher_options
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
@@ -65,8 +66,11 @@ def check_size(wanted: int, size: int) -> None:
     raise UsageError(f"--processes {wanted}, but by MPI's word this job has {size}{why}")
 
 
-def run_processes(processes: int, arguments: Sequence[str]) -> int:
+def run_processes(processes: int, arguments: Sequence[str], survives: bool = False) -> int:
     """Run `python -m graphkit ARGUMENTS` in `processes` ranks; return the job's exit status.
+
+    survives: the loss of a process does not end the others by itself; UsageError where the launcher's way to that is
+    not known.
 
     The ranks share this machine's cores: each gets an equal part, at least one thread. Signals that would end this
     process go to the job instead, once: a terminal sends Ctrl-C to this process alone. A rank that a signal has ended
@@ -84,7 +88,9 @@ def run_processes(processes: int, arguments: Sequence[str]) -> int:
     # Other libraries' threads, as those of numpy's products, would take the cores that another rank computes on.
     environment.setdefault("OMP_NUM_THREADS", environment[config.NUM_THREADS.name])
     # -P: a folder called graphkit where the user stands must not hide the installed package.
-    command = [find_mpiexec(), "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
+    mpiexec = find_mpiexec()
+    options = launcher_options(mpiexec) if survives else []
+    command = [mpiexec, *options, "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
     # A group in the background must not read from the terminal.
     job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
     with _forwarded(job) as sent:

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -101,10 +101,11 @@ class MpiCommunicator:
     """The workers of MPI_COMM_WORLD: all processes but the last `servers`, which have a communicator of their own.
 
     MPI is called by one thread at a time, the one that drives the channel. `place` is this process's rank in the job,
-    `mail` what workers and servers send each other.
+    `mail` what workers and servers send each other. replicated: servers may be lost; there is no mail then, as MPI's
+    messages do not get over that. unclosed: one was lost, so that MPI cannot be closed.
     """
 
-    def __init__(self, servers: int = 0) -> None:
+    def __init__(self, servers: int = 0, replicated: bool = False) -> None:
         mpi = _mpi()
         self._opened = not mpi.Is_initialized()
         # Starting waits for every process, in a library that sees no signals of Python's.
@@ -120,6 +121,7 @@ class MpiCommunicator:
             self._job = mpi.COMM_WORLD.Dup()
             self.place, self.processes, self.servers = self._job.rank, self._job.size, servers
             check_company(self.processes)
+            self.replicated, self.unclosed = replicated, False
             if not 0 <= servers < self.processes:
                 raise UsageError(f"{servers} servers leave no worker of {self.processes} processes")
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)
@@ -133,13 +135,14 @@ class MpiCommunicator:
                 beside = here.Split(int(self.serves), self.place)
                 self.hosts = Hosts(self._comm, beside, mpi.IN_PLACE, self._complete, apart)
                 beside.Free()
-                self.mail = Mail(self._job.Dup(), mpi.Status, mpi.BYTE)
+                self.mail = None if replicated else Mail(self._job.Dup(), mpi.Status, mpi.BYTE)
             here.Free()
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
         self.steps = 0
         self.process = os.getpid()
         self._kept: list[Any] = []
+        self._tells_of_abort: list[Callable[[int], None]] = []
         self._watch = self._watched()
         self.channel = Channel(self)
         self.messages = Messages(self)
@@ -212,6 +215,37 @@ class MpiCommunicator:
     def fail(self, reason: str) -> None:
         self.channel.fail(reason)
 
+    # --- losses ----------------------------------------------------------------------------------
+
+    @property
+    def host_by_rank(self) -> dict[int, int]:
+        """The number of the host of each process of the job."""
+        return {rank: index for index, host in enumerate(self._everywhere.all) for rank in host.ranks}
+
+    def tell_all(self, mine: Any) -> list[Any]:
+        """What each process of the job gives, by rank, at the start: it waits for all of them."""
+        return list(self._job.allgather(mine))
+
+    def called(self, rank: int) -> str:
+        """A process of the job: its rank, its host, and its number there."""
+        host = next(host.name for host in self._everywhere.all if rank in host.ranks)
+        process = None if self._watch is None else self._watch.process_of(rank)
+        return f"rank {rank} on {host}" + ("" if process is None else f" (process {process})")
+
+    def excuse(self, rank: int) -> None:
+        """That process is lost, and the others go on without it."""
+        if self._watch is not None:
+            self._watch.excuse(rank)
+
+    def end_silent(self) -> None:
+        """The job is over: so are processes of this host that show no sign."""
+        if self._watch is not None:
+            self._watch.end_silent()
+
+    def before_abort(self, tell: Callable[[int], None]) -> None:
+        """Call this with the exit code before this process ends the job; what was given last comes first."""
+        self._tells_of_abort.insert(0, tell)
+
     # --- signs of life ---------------------------------------------------------------------------
 
     def _watched(self) -> Watch | None:
@@ -239,6 +273,11 @@ class MpiCommunicator:
         if hosts.leads:
             os.unlink(path)
         return watch
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which a process is given up."""
+        return config.RANK_TIMEOUT.get() if self._watch is None else self._watch.timeout
 
     def set_timeout(self, seconds: float) -> None:
         """Give up processes that show no sign, or do not go on, for so long."""
@@ -316,11 +355,13 @@ class MpiCommunicator:
         if self._watch is not None:
             self._watch.end()
         mpi = _mpi()
-        if self._opened and not mpi.Is_finalized():
+        if self._opened and not self.unclosed and not mpi.Is_finalized():
             mpi.Finalize()
 
     def abort(self, code: int) -> None:
         """End every process of the job."""
+        for tell in self._tells_of_abort:
+            tell(code)
         self._job.Abort(code)
 
 

@@ -73,6 +73,13 @@ class Relay:
         self._board = board
         self._slots = list(hosts[leaders.rank].ranks)
         self._peers = [_Peer(leaders, index, host) for index, host in enumerate(hosts) if index != leaders.rank]
+        self._gone: list[_Peer] = []  # MPI may go on to write to what they receive
+
+    def forget(self, host: int) -> None:
+        """Of a leader that is lost; what is on its way to or from it stays so."""
+        gone = [peer for peer in self._peers if peer.index == host]
+        self._gone += gone
+        self._peers = [peer for peer in self._peers if peer not in gone]
 
     def exchange(self) -> None:
         """Send this host's signs to those who have received the ones before, and read what has come."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
 import socket
 import struct
 import tempfile
@@ -36,6 +37,8 @@ _BEFORE, _PART, ENDED = 0, 1, 2
 
 # Signs in a timeout, and seconds between them at most.
 _SIGNS, _LONGEST = 8, 1.0
+# So many of them missing, a process of a job that is over is taken to be stopped.
+_LATE = 4
 
 
 class Board:
@@ -66,6 +69,10 @@ class Messenger(Protocol):
 
     def exchange(self) -> None:
         """Send and receive what can be at once."""
+        ...
+
+    def forget(self, host: int) -> None:
+        """Nothing comes from that host any more, by its number."""
         ...
 
     def close(self) -> None:
@@ -106,6 +113,7 @@ class Watch:
         self._hosts = tuple(hosts) or (Host(socket.gethostname(), self._ranks),)
         self._here = here
         self._messenger = messenger
+        self._excused: set[int] = set()
         self._mine = board.slots[mine : mine + 1]
         self.timeout = timeout
         self._working = 0
@@ -148,6 +156,29 @@ class Watch:
 
     # --- what the others do ---------------------------------------------------------------------------
 
+    def excuse(self, rank: int) -> None:
+        """That process is lost, and the others go on: it is never given up, nor are others of whom it was to tell."""
+        self._excused.add(rank)
+        for index, host in enumerate(self._hosts):
+            if self._messenger is not None and host.ranks[0] == rank:
+                self._messenger.forget(index)
+
+    def end_silent(self) -> None:
+        """Kill processes of this host that show no sign, where the job is over and its launcher ends none."""
+        late = _LATE * self._pause
+        now = time.monotonic()
+        for rank in self._hosts[self._here].ranks:
+            slot = self._board.slots[self._ranks.index(rank)]
+            silent = int(slot["there"]) == _PART and now - float(slot["alive"]) > late
+            if silent and rank not in self._excused and int(slot["process"]) != self._process:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(slot["process"]), signal.SIGKILL)
+
+    def process_of(self, rank: int) -> int | None:
+        """Its number on its host; None where it is not watched, or has given no sign yet."""
+        slot = self._ranks.index(rank) if rank in self._ranks else None
+        return None if slot is None else int(self._board.slots[slot]["process"]) or None
+
     def lost(self) -> str | None:
         """Why a process is given up that this one has awaited for long enough; None as long as there is hope."""
         waits = self._waits
@@ -160,7 +191,7 @@ class Watch:
         # What is known of other hosts, this one's leader has written.
         if now - float(slots[here.ranks[0]]["alive"]) <= self.timeout:
             for index, host in enumerate(self._hosts):
-                if index == self._here:
+                if index == self._here or host.ranks[0] in self._excused:
                     continue
                 heard = float(self._board.heard[index])
                 if now - heard > self.timeout:
@@ -170,7 +201,7 @@ class Watch:
         return "; ".join(reason for reason in found if reason is not None) or None
 
     def _given_up(self, rank: int, slot: np.void, host: Host, now: float) -> str | None:
-        if int(slot["there"]) != _PART:
+        if int(slot["there"]) != _PART or rank in self._excused:
             return None
         silent, still = now - float(slot["alive"]), now - float(slot["progress"])
         if silent > self.timeout:
@@ -183,6 +214,11 @@ class Watch:
 
     # --- the thread -----------------------------------------------------------------------------------
 
+    @property
+    def _pause(self) -> float:
+        """Seconds between two signs."""
+        return min(_LONGEST, self.timeout / _SIGNS)
+
     def _sign(self, progress: bool) -> None:
         now = time.monotonic()
         self._mine["alive"] = now
@@ -190,7 +226,7 @@ class Watch:
             self._mine["progress"] = now
 
     def _go(self) -> None:
-        while not self._over.wait(min(_LONGEST, self.timeout / _SIGNS)):
+        while not self._over.wait(self._pause):
             # Who waits for others is not the one that they wait for.
             self._sign(progress=self._working > 0 or self._waits is not None)
             if self._messenger is not None:

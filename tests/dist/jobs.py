@@ -25,9 +25,10 @@ TRAINER = """
 """
 
 
-def start(processes, code, trainer=True):
+def start(processes, code, trainer=True, options=()):
+    """options: of the launcher."""
     code = textwrap.dedent(TRAINER if trainer else "") + textwrap.dedent(code)
-    command = [launch.find_mpiexec(), "-n", str(processes), sys.executable, "-u", "-P", "-c", code]
+    command = [launch.find_mpiexec(), *options, "-n", str(processes), sys.executable, "-u", "-P", "-c", code]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from jobs import FAILED, finish, start
 import graphkit as gk
 from graphkit import config
 from graphkit.dist import launch
+from graphkit.dist.hosts import Host
 from graphkit.dist.watch import Board, Watch
 from graphkit.errors import UsageError
 
@@ -81,6 +83,51 @@ def test_at_the_end_only_life_counts(watches):
     with one.for_progress:
         time.sleep(0.5)
         assert one.lost() is None  # it has ended in order
+
+
+def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, tmp_path):
+    one, two, three = watches(3)
+    assert one.process_of(11) == os.getpid()
+    assert one.process_of(99) is None
+    two._over.set()
+    two._thread.join()
+    with one.for_progress, three.for_progress:
+        time.sleep(0.5)
+        assert "rank 11" in one.lost()
+        one.excuse(11)
+        assert one.lost() is None
+        assert "rank 11" in three.lost()
+    path = Board.create(3, 2)
+    far = Watch(Board(path, 3, 2), range(3), 0, 0.2, (Host("a", (0,)), Host("b", (1, 2))))
+    far._board.slots["there"] = 1
+    with far.for_progress:
+        time.sleep(0.5)
+        assert "host b (ranks 1, 2) has shown no sign" in far.lost()
+        far.excuse(2)
+        assert "host b" in far.lost()
+        far.excuse(1)
+        assert far.lost() is None
+    far.end()
+
+
+def test_who_is_stopped_ends_with_its_job(watches):
+    """Where the launcher ends nobody: processes of the host that show no sign, and no others."""
+    one, two, three = watches(3)
+    children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) for _ in range(2)]
+    try:
+        for watch, child in zip((two, three), children, strict=True):
+            watch._process = child.pid
+            watch.doing(b"", 0)
+        two._over.set()
+        two._thread.join()
+        time.sleep(0.4)
+        one.end_silent()
+        assert children[0].wait(10) == -signal.SIGKILL
+        assert children[1].poll() is None
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])

@@ -66,18 +66,44 @@ class Server:
         # By worker and number, the keys that it has named.
         self._named: list[dict[int, Key]] = [{} for _ in range(workers)]
         self._updater: Callable[[Key, Any, np.ndarray], Any] | None = None
+        self._updater_given: np.ndarray | None = None  # as it came
         self._compression: compression.Compression | None = None
+        self._compression_given: str | dict[str, Any] | None = None
         # What went wrong in pushes of a worker, until it asks something.
         self._errors: list[GraphkitError | None] = [None] * workers
         self._waiting: list[_Deferred] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All of it; of an updater with states, these, as it may hold programs of this process."""
+        state = dict(vars(self), _compression=None)
+        if _has_states(self._updater):
+            state["_updater"], state["_states"] = None, pack_named(self._stateful().states())
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        states = state.pop("_states", None)
+        vars(self).update(state)
+        if self._compression_given is not None:
+            self._compression = compression.create(self._compression_given)
+        if states is not None:
+            assert self._updater_given is not None, "a call has set it"
+            self._updater = _updater(self._updater_given)
+            self._take_states(states)
+
     def handle(self, worker: int, message: np.ndarray) -> Answers:
         """What is answered to a message: to its sender, and to those who waited for it."""
-        fields, arrays = unpack(message)
+        return self.take(worker, *unpack(message))
+
+    def take(
+        self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
+    ) -> Answers:
+        """The same of an unpacked message; not to its sender where another process sees to that."""
         self._named[worker].update(dict(fields.get("names", ())))
         if "clock" in fields:
             self._clocks[worker] = math.inf if fields["clock"] is None else fields["clock"]
-        if self._is_early(fields):
+        if answered_elsewhere:
+            pass
+        elif self._is_early(fields):
             self._waiting.append(_Deferred(worker, fields, [array.copy() for array in arrays]))
         elif (answer := self._answer(worker, fields, arrays)) is not None:
             yield worker, answer
@@ -87,6 +113,14 @@ class Server:
                 self._waiting.append(question)
             elif (answer := self._answer(*question)) is not None:
                 yield question.worker, answer
+
+    def has_failed(self, worker: int) -> bool:
+        """Whether the worker is to hear what its pushes did wrong."""
+        return self._errors[worker] is not None
+
+    def forget(self, worker: int) -> None:
+        """No question of this worker's waits any longer."""
+        self._waiting = [question for question in self._waiting if question.worker != worker]
 
     def _answer(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray | None:
         """Do what is asked; None where nobody waits for an answer, who is told with the next one what went wrong."""
@@ -206,12 +240,13 @@ class Server:
         return pack({}, moves)
 
     def _updates_by(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        given = _unpickled(arrays[0], "the updater")
-        self._updater = given.updater() if hasattr(given, "updater") else given
+        self._updater = _updater(arrays[0])
+        self._updater_given = arrays[0].copy()
         return pack({})
 
     def _compresses(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
         self._compression = compression.create(fields["options"])
+        self._compression_given = fields["options"]
         return pack({})
 
     def _called(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
@@ -226,12 +261,14 @@ class Server:
         return pack_named(self._stateful().states())
 
     def _restored(self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray]) -> np.ndarray:
-        states = {name: array.copy() for name, array in unpack_named(arrays[0]).items()}
-        self._stateful().restore(states)
+        self._take_states(arrays[0])
         return pack({})
 
+    def _take_states(self, packed: np.ndarray) -> None:
+        self._stateful().restore({name: array.copy() for name, array in unpack_named(packed).items()})
+
     def _stateful(self) -> Any:
-        if not (hasattr(self._updater, "states") and hasattr(self._updater, "restore")):
+        if not _has_states(self._updater):
             raise UsageError("the store has no optimizer with states: call set_optimizer first")
         return self._updater
 
@@ -261,6 +298,15 @@ _CALLS: Mapping[str, Callable[[Server, int, Mapping[str, Any], list[np.ndarray]]
     "leave": Server._nothing,
     "end": Server._end,
 }
+
+
+def _updater(pickled: np.ndarray) -> Any:
+    given = _unpickled(pickled, "the updater")
+    return given.updater() if hasattr(given, "updater") else given
+
+
+def _has_states(updater: Any) -> bool:
+    return hasattr(updater, "states") and hasattr(updater, "restore")
 
 
 def _unpickled(data: np.ndarray, what: str) -> Any:

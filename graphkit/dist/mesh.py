@@ -1,0 +1,388 @@
+"""Connections between processes of a job that outlive the loss of one of them.
+
+A message of MPI to a process that is gone holds buffers of its sender for ever, until nothing leaves that one any more.
+A connection of the operating system tells both ends at once when a process is gone, whatever it died of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import math
+import os
+import select
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure
+
+# Kind, part, worker, number, bytes of what follows.
+_HEADER = struct.Struct("<BxHIqQ")
+# Rank, and the word by which the processes of a job know each other.
+_SECRET = 32
+_HELLO = struct.Struct(f"<I{_SECRET}s")
+# How long a process that connects may take to say who it is, in seconds.
+_GREETING = 10.0
+# Bytes that one connection is read at a time, so that all get their turn.
+_TURN = 8 << 20
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    MESSAGE = 1  # of a worker, to who leads a part
+    ANSWER = 2
+    ACKNOWLEDGED = 3  # to a worker: up to this number, nothing gets lost
+    FORWARD = 4  # of a worker's message, to who holds the replica
+    APPLIED = 5  # so many of them
+    SNAPSHOT = 6  # of a part, to who is to hold its replica from now on
+    END = 7  # the servers end
+    LOST = 8  # a server is taken to be
+    FAILED = 9  # the job has; `number` is its exit code
+    GOODBYE = 10  # the last frame of one that ends in order
+
+
+class Frame(NamedTuple):
+    """A message on a connection. part, worker and number: what its kind says of them; data: uint8."""
+
+    kind: Kind
+    part: int = 0
+    worker: int = 0
+    number: int = 0
+    data: np.ndarray = _NOTHING
+
+
+class Address(NamedTuple):
+    """Where a process listens: a path for those of its host, names and a port for others."""
+
+    path: str
+    names: tuple[str, ...]
+    port: int
+
+
+class _Line:
+    """One connection: what leaves, and what has come of the frame that is under way."""
+
+    def __init__(self, connection: socket.socket):
+        connection.setblocking(False)
+        self.socket = connection
+        self.leaving: deque[memoryview] = deque()
+        self.ending = False  # it has said goodbye
+        self.closes = False  # nothing more is read of it
+        self._header, self._data = bytearray(_HEADER.size), _NOTHING
+        self._into, self._got = memoryview(self._header), 0
+        self._in_header = True
+
+    def flush(self) -> None:
+        """Send what can be sent at once. What leaves to one that is gone is dropped: reading tells of the loss."""
+        try:
+            while self.leaving:
+                sent = self.socket.sendmsg(list(self.leaving)[:16])
+                while self.leaving and sent >= len(self.leaving[0]):
+                    sent -= len(self.leaving.popleft())
+                if sent:
+                    self.leaving[0] = self.leaving[0][sent:]
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.leaving.clear()
+
+    def read(self) -> Iterator[Frame | None]:
+        """The frames that have come; None where the connection has ended."""
+        taken = 0
+        while True:
+            if self._got == len(self._into):
+                if (frame := self._whole()) is not None:
+                    yield frame
+                continue
+            if taken >= _TURN:
+                return
+            try:
+                count = self.socket.recv_into(self._into[self._got :])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                count = 0
+            if not count:
+                yield None
+                return
+            self._got += count
+            taken += count
+
+    def _whole(self) -> Frame | None:
+        """The frame, once what follows its header has come as well."""
+        kind, part, worker, number, size = _HEADER.unpack(self._header)
+        if self._in_header:
+            self._data = np.empty(size, np.uint8)
+            self._into, self._got, self._in_header = self._data.data, 0, False
+            if size:
+                return None
+        found = Frame(Kind(kind), part, worker, number, self._data)
+        self._data = _NOTHING
+        self._into, self._got, self._in_header = memoryview(self._header), 0, True
+        return found
+
+
+class Mesh:
+    """Sends to and receives from processes by their ranks, each over a connection of its own.
+
+    lines: a connection for each of them. Any thread may send; one receives.
+    """
+
+    def __init__(self, lines: dict[int, socket.socket]):
+        self._lines = {rank: _Line(connection) for rank, connection in lines.items()}
+        self._lock = threading.Lock()
+        self._awake, self._wake = os.pipe()
+        os.set_blocking(self._awake, False)
+        os.set_blocking(self._wake, False)
+        self.sent_bytes = 0
+
+    @property
+    def ranks(self) -> list[int]:
+        """Of the processes to which there is a connection."""
+        with self._lock:
+            return list(self._lines)
+
+    def send(self, to: int, frame: Frame) -> None:
+        """Send behind what was sent before, and return at once; to one that is gone, nothing."""
+        header = _HEADER.pack(frame.kind, frame.part, frame.worker, frame.number, frame.data.nbytes)
+        with self._lock:
+            self.sent_bytes += len(header) + frame.data.nbytes
+            line = self._lines.get(to)
+            if line is None:
+                return
+            line.leaving.append(memoryview(header))
+            if frame.data.nbytes:
+                line.leaving.append(frame.data.data)
+            line.flush()
+            waits = bool(line.leaving)
+        if waits:
+            with contextlib.suppress(BlockingIOError):  # it is awake already
+                os.write(self._wake, b"x")
+
+    def receive(self, seconds: float) -> list[tuple[int, Frame | None]]:
+        """What has come, with its source, in so long at most; None, behind all frames of a source: it is gone.
+
+        One that has said goodbye before is not gone; nothing is told of its end.
+        """
+        poll = select.poll()
+        with self._lock:
+            lines = {line.socket.fileno(): (rank, line) for rank, line in self._lines.items()}
+            for number, (_, line) in lines.items():
+                poll.register(number, select.POLLIN | (select.POLLOUT if line.leaving else 0))
+        poll.register(self._awake, select.POLLIN)
+        found: list[tuple[int, Frame | None]] = []
+        for number, events in poll.poll(seconds * 1000):
+            if number == self._awake:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(number, 4096)
+                continue
+            rank, line = lines[number]
+            if events & select.POLLOUT:
+                with self._lock:
+                    line.flush()
+            if events & ~select.POLLOUT:
+                found += self._read(rank, line)
+        return found
+
+    def _read(self, rank: int, line: _Line) -> Iterator[tuple[int, Frame | None]]:
+        for frame in line.read():
+            if frame is not None and frame.kind == Kind.GOODBYE:
+                line.ending = True
+            elif frame is not None:
+                yield rank, frame
+            else:
+                self.close_to(rank)
+                if not line.ending:
+                    yield rank, None
+
+    def close_to(self, rank: int) -> None:
+        """Nothing goes to that process any more, and nothing comes from it."""
+        with self._lock:
+            line = self._lines.pop(rank, None)
+        if line is not None:
+            line.socket.close()
+
+    def cut(self, rank: int) -> list[Frame]:
+        """End the connection to a process that is not gone by what is known here; what has come from it before."""
+        found: list[Frame] = []
+        while (line := self._lines.get(rank)) is not None:
+            more = [frame for _, frame in self._read(rank, line) if frame is not None]
+            found += more
+            if not more:
+                self.close_to(rank)
+        return found
+
+    def close(self, seconds: float, farewell: Frame | None = None) -> None:
+        """Send what is left, and a last frame to all, and end all connections; in that time at most."""
+        deadline = time.monotonic() + seconds
+        for rank in self.ranks:
+            self.send(rank, farewell or Frame(Kind.GOODBYE))
+        while (left := self._left()) and (wait := deadline - time.monotonic()) > 0:
+            select.select([], left, [], wait)
+            with self._lock:
+                for line in self._lines.values():
+                    line.flush()
+        for rank in self.ranks:
+            self.close_to(rank)
+
+    def _left(self) -> list[socket.socket]:
+        with self._lock:
+            return [line.socket for line in self._lines.values() if line.leaving]
+
+
+class Listener:
+    """Where a process waits for others to connect; a context that ends with the waiting.
+
+    Only who knows the job's secret is let in, and nobody once all are there.
+    """
+
+    def __init__(self, for_other_hosts: bool, expected: int):
+        self._folder = tempfile.TemporaryDirectory(prefix="graphkit-")
+        path = str(Path(self._folder.name) / "in")
+        self._inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._inside.bind(path)
+        self._sockets = [self._inside]
+        names: tuple[str, ...] = ()
+        port = 0
+        if for_other_hosts:
+            outside = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            outside.bind(("", 0))
+            self._sockets.append(outside)
+            names, port = _names_of_this_host(), outside.getsockname()[1]
+        for listening in self._sockets:
+            listening.listen(expected + 8)
+        self.address = Address(path, names, port)
+
+    def accept(self, ranks: Iterable[int], secret: bytes, seconds: float) -> dict[int, socket.socket]:
+        """A connection from each of these ranks. Raises RuntimeFailure for those that do not come in that time."""
+        missing, found = set(ranks), {}
+        deadline = time.monotonic() + seconds
+        while missing:
+            wait = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
+            ready = select.select(self._sockets, [], [], wait)[0]
+            if not ready:
+                raise RuntimeFailure(f"no connection from rank {', '.join(map(str, sorted(missing)))} in {seconds:g} s")
+            for listening in ready:
+                connection = listening.accept()[0]
+                rank = _greeted(connection, secret)
+                if rank in missing:
+                    missing.discard(rank)
+                    found[rank] = _tuned(connection)
+                else:
+                    connection.close()
+        return found
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for listening in self._sockets:
+            listening.close()
+        self._folder.cleanup()
+
+
+def connect(mine: int, address: Address, same_host: bool, secret: bytes, seconds: float) -> socket.socket:
+    """A connection to the process that listens there. Raises RuntimeFailure where that time brings none."""
+    tried = []
+    ways: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)] if same_host else []
+    ways += [(socket.AF_INET, (name, address.port)) for name in address.names if not same_host]
+    for family, place in ways:
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection.settimeout(None if math.isinf(seconds) else seconds)
+        try:
+            connection.connect(place)
+            connection.sendall(_HELLO.pack(mine, secret))
+            if _read_exactly(connection, _SECRET) != _answer_to(secret):
+                raise OSError("something else listens there")
+        except OSError as error:
+            tried.append(f"{place}: {error}")
+            connection.close()
+            continue
+        return _tuned(connection)
+    raise RuntimeFailure(f"rank {mine} finds no way to another process: {'; '.join(tried)}")
+
+
+def _greeted(connection: socket.socket, secret: bytes) -> int | None:
+    """The rank of who has connected; None where it is none of the job."""
+    connection.settimeout(_GREETING)
+    try:
+        rank, word = _HELLO.unpack(_read_exactly(connection, _HELLO.size))
+        if not hmac.compare_digest(word, secret):
+            return None
+        connection.sendall(_answer_to(secret))
+    except OSError:
+        return None
+    return int(rank)
+
+
+def _answer_to(secret: bytes) -> bytes:
+    return hmac.digest(secret, b"graphkit", "sha256")
+
+
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        part = connection.recv(size - len(found))
+        if not part:
+            raise OSError("the connection has ended")
+        found += part
+    return found
+
+
+def _tuned(connection: socket.socket) -> socket.socket:
+    connection.settimeout(None)
+    if connection.family == socket.AF_INET:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _names_of_this_host() -> tuple[str, ...]:
+    """By which other hosts may find this one, the likeliest first."""
+    name = socket.gethostname()
+    found = [name]
+    with contextlib.suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, socket.AF_INET)]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("10.255.255.255", 9))  # sends nothing: it asks which way out there is
+        found.append(probe.getsockname()[0])
+    return tuple(dict.fromkeys(found))
+
+
+def open_mesh(
+    rank: int, servers: Sequence[int], workers: Sequence[int], hosts: dict[int, Any],
+    tell_all: Callable[[Any], list[Any]], seconds: float,
+) -> Mesh:  # fmt: skip
+    """Connect every server with every other process; every process of the job calls it.
+
+    hosts: of each rank. tell_all: what each process gives, by rank, a call of MPI's. seconds: how long one is awaited.
+    """
+    several = len(set(hosts.values())) > 1
+    word = os.urandom(_SECRET)
+    with contextlib.ExitStack() as stack:
+        listener = None
+        before = [*workers, *(server for server in servers if server < rank)] if rank in servers else []
+        if before:
+            listener = stack.enter_context(Listener(several, len(before)))
+        told = tell_all((word, None if listener is None else listener.address))
+        secret = told[0][0]
+        # The last server waits for none; each is let in once those behind it are.
+        lines = {
+            to: connect(rank, told[to][1], hosts[to] == hosts[rank], secret, seconds)
+            for to in reversed(servers)
+            if to > rank
+        }
+        if listener is not None:
+            lines |= listener.accept(before, secret, seconds)
+        return Mesh(lines)

@@ -1,0 +1,315 @@
+"""Parts of the parameters on two servers each: who holds what, what is told when, and what becomes of a loss.
+
+A part is a state machine (`Server`) that its leader and one follower step through the same messages, in the order in
+which the leader has applied them: chain replication with chains of two (van Renesse and Schneider, OSDI 2004). The
+leader answers a worker once the follower has applied all that the answer rests on. A worker keeps its messages until
+then; when the leader is lost it sends those that are left to the follower, which skips what it has applied. So each
+message is applied once, whatever is lost when.
+
+The leader of a part is the first server that lives, from the part's own number on around the ring, and its follower is
+the next. This follows from who is lost alone, in whatever order the processes hear of it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from graphkit.dist.mesh import Frame, Kind
+from graphkit.dist.messages import unpack
+from graphkit.dist.servers.server import Server
+from graphkit.errors import RuntimeFailure
+
+# Calls that change nothing: a follower has no need to make them, and who takes over answers them anew.
+READS = frozenset({"pull", "pull_rows", "averages", "clock", "states"})
+
+# To which rank, and what.
+Send: TypeAlias = Callable[[int, Frame], None]
+
+
+def holders(part: int, servers: int, lost: set[int]) -> tuple[int | None, int | None]:
+    """Who leads a part and who follows, of so many servers without those that are lost; None where there is nobody."""
+    ring = [(part + step) % servers for step in range(servers)]
+    live = [server for server in ring if server not in lost]
+    return (live[0] if live else None), (live[1] if len(live) > 1 else None)
+
+
+class Answer(NamedTuple):
+    """What a worker is answered to its message of that number."""
+
+    worker: int
+    number: int
+    data: np.ndarray
+
+
+class _Question(NamedTuple):
+    """The last one of a worker. keeps: its answer cannot be made again."""
+
+    number: int
+    keeps: bool
+
+
+class Replica:
+    """A part as one process has it: its server, and which messages of each worker that has applied.
+
+    Messages of a worker are numbered from 1 on. `count` is how many have been taken, those among them that had been
+    applied before: leader and follower are alike where it is.
+    """
+
+    def __init__(self, workers: int):
+        self.server = Server(workers)
+        self.count = 0
+        self._applied = [0] * workers
+        self._questions: dict[int, _Question] = {}
+        self._kept: dict[int, Answer] = {}
+
+    def has(self, worker: int, number: int) -> bool:
+        return number <= self._applied[worker]
+
+    def lead(self, worker: int, number: int, message: np.ndarray) -> tuple[bool, list[Answer]]:
+        """Apply a message unless it has been: whether its worker waits for an answer, and who is answered what."""
+        self.count += 1
+        fields, arrays = unpack(message)
+        asks = bool(fields["asks"])
+        if not self.has(worker, number):
+            self._begin(worker, number, fields)
+            return asks, self._take(worker, fields, arrays)
+        if not asks:
+            return False, []
+        kept = self._kept.get(worker)
+        if kept is not None and kept.number == number:
+            return True, [kept]
+        # What it asks has changed nothing, or waits here for others still.
+        self.server.forget(worker)
+        return True, self._take(worker, fields, arrays)
+
+    def follow(self, worker: int, number: int, message: np.ndarray) -> None:
+        """Apply what the leader has."""
+        self.count += 1
+        if self.has(worker, number):
+            return
+        fields, arrays = unpack(message)
+        self._begin(worker, number, fields)
+        question = self._questions.get(worker)
+        is_read = question is not None and question.number == number and not question.keeps
+        self._take(worker, fields, arrays, is_read)
+
+    def _begin(self, worker: int, number: int, fields: Mapping[str, Any]) -> None:
+        if number != self._applied[worker] + 1:
+            raise RuntimeFailure(f"message {number} of rank {worker} comes behind message {self._applied[worker]}")
+        self._applied[worker] = number
+        # Who goes on has had its last answer.
+        self._kept.pop(worker, None)
+        if fields["asks"]:
+            keeps = fields["call"] not in READS or self.server.has_failed(worker)
+            self._questions[worker] = _Question(number, keeps)
+
+    def _take(
+        self, worker: int, fields: Mapping[str, Any], arrays: list[np.ndarray], answered_elsewhere: bool = False
+    ) -> list[Answer]:
+        found = []
+        for to, data in self.server.take(worker, fields, arrays, answered_elsewhere):
+            number, keeps = self._questions[to]
+            found.append(Answer(to, number, data))
+            if keeps:
+                self._kept[to] = found[-1]
+        return found
+
+    def packed(self) -> np.ndarray:
+        return np.frombuffer(pickle.dumps(self, protocol=5), np.uint8)
+
+    @staticmethod
+    def unpacked(data: np.ndarray) -> Replica:
+        found = pickle.loads(data.data)
+        assert isinstance(found, Replica), "the leader has packed one"
+        return found
+
+
+class _Held(NamedTuple):
+    """What is told once the follower has come so far: answers, and that a message needs no keeping."""
+
+    position: int
+    worker: int
+    number: int | None
+    answers: list[Answer]
+
+
+@dataclass
+class _Role:
+    """What a process is to a part."""
+
+    replica: Replica
+    leads: bool
+    follower: int | None = None
+    held: deque[_Held] = field(default_factory=deque)
+
+
+class Holder:
+    """What a server does with frames: it leads its own part and follows another, more of them where servers are lost.
+
+    me: its number among the servers, whose ranks follow those of so many workers. send: takes frames to ranks, in
+    order. warn: says what is wrong without an end to the job.
+    """
+
+    def __init__(self, me: int, servers: int, workers: int, send: Send, warn: Callable[[str], None]):
+        self.lost: set[int] = set()
+        self._me, self._servers, self._workers = me, servers, workers
+        self._send, self._warn = send, warn
+        self._roles: dict[int, _Role] = {}
+        # Messages to parts that this process does not lead yet: their senders have heard of a loss first.
+        self._early: dict[int, list[tuple[int, Frame]]] = {}
+        # What `flush` tells: to workers by part, and to leaders.
+        self._safe: dict[tuple[int, int], int] = {}
+        self._advanced: dict[int, int] = {}
+        for part in range(servers):
+            leader, follower = holders(part, servers, self.lost)
+            if me in (leader, follower):
+                self._roles[part] = _Role(Replica(workers), me == leader, follower if me == leader else None)
+
+    def replica(self, part: int) -> Replica | None:
+        """As this process has it."""
+        role = self._roles.get(part)
+        return None if role is None else role.replica
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def received(self, source: int, frame: Frame) -> None:
+        """Take a frame about a part; raises RuntimeFailure for one that cannot be."""
+        role = self._roles.get(frame.part)
+        if frame.kind == Kind.MESSAGE:
+            if role is not None and role.leads:
+                self._lead(role, source, frame)
+            else:
+                self._early.setdefault(frame.part, []).append((source, frame))
+        elif frame.kind == Kind.SNAPSHOT:
+            self._roles[frame.part] = _Role(Replica.unpacked(frame.data), leads=False)
+            self._advanced[frame.part] = source
+        elif frame.kind == Kind.FORWARD and role is not None and not role.leads:
+            role.replica.follow(frame.worker, frame.number, frame.data)
+            self._advanced[frame.part] = source
+        elif frame.kind == Kind.APPLIED and role is not None:
+            if role.follower is not None and source == self._workers + role.follower:
+                self._release(frame.part, role, frame.number)
+        else:
+            raise RuntimeFailure(f"rank {source} sent {frame.kind.name} of part {frame.part} to server {self._me}")
+
+    def flush(self) -> None:
+        """Tell what has come to pass since the last call: to workers what is safe, to leaders how far this one is."""
+        for (worker, part), number in self._safe.items():
+            self._send(worker, Frame(Kind.ACKNOWLEDGED, part, number=number))
+        for part, leader in self._advanced.items():
+            self._send(leader, Frame(Kind.APPLIED, part, number=self._roles[part].replica.count))
+        self._safe.clear()
+        self._advanced.clear()
+
+    def _lead(self, role: _Role, worker: int, frame: Frame) -> None:
+        part, number = frame.part, frame.number
+        if role.follower is not None:
+            data = frame.data[:0] if role.replica.has(worker, number) else frame.data
+            self._send(self._workers + role.follower, Frame(Kind.FORWARD, part, worker, number, data))
+        asks, answers = role.replica.lead(worker, number, frame.data)
+        role.held.append(_Held(role.replica.count, worker, None if asks else number, answers))
+        if role.follower is None:
+            self._release(part, role, role.replica.count)
+
+    def _release(self, part: int, role: _Role, count: int) -> None:
+        """The follower is so far."""
+        while role.held and role.held[0].position <= count:
+            held = role.held.popleft()
+            if held.number is not None:
+                self._safe[held.worker, part] = max(held.number, self._safe.get((held.worker, part), 0))
+            for answer in held.answers:
+                self._send(answer.worker, Frame(Kind.ANSWER, part, number=answer.number, data=answer.data))
+
+    # --- losses -----------------------------------------------------------------------------------
+
+    def gone(self, server: int) -> None:
+        """A server is lost, behind all frames of it. Raises RuntimeFailure where a part is lost with it."""
+        self.lost.add(server)
+        for part in range(self._servers):
+            leader, follower = holders(part, self._servers, self.lost)
+            if leader != self._me:
+                continue
+            role = self._roles.get(part)
+            if role is None:
+                raise RuntimeFailure(
+                    f"part {part} of the parameters is lost with rank {self._workers + server}: its replica was not "
+                    f"whole yet on rank {self._workers + self._me}"
+                )
+            takes_over = not role.leads
+            if takes_over:
+                role.leads = True
+            if takes_over or role.follower != follower:
+                self._begin_to_replicate(part, role, follower)
+            for source, frame in self._early.pop(part, ()):
+                self._lead(role, source, frame)
+
+    def _begin_to_replicate(self, part: int, role: _Role, follower: int | None) -> None:
+        """From now on this one follows, who gets the whole state first."""
+        role.follower = follower
+        if follower is not None:
+            try:
+                packed = role.replica.packed()
+            except Exception as error:  # noqa: BLE001 - whatever an updater of the user's raises
+                self._warn(
+                    f"part {part} of the parameters has no replica from now on: what its updater holds cannot be "
+                    f"pickled ({type(error).__name__}: {error})"
+                )
+                role.follower = None
+            else:
+                count = role.replica.count
+                self._send(self._workers + follower, Frame(Kind.SNAPSHOT, part, number=count, data=packed))
+        if role.follower is None:
+            self._release(part, role, role.replica.count)
+
+
+class Outbox:
+    """What a worker sends to parts, and keeps until it cannot get lost any more.
+
+    A worker has one question to each part at a time, and sends nothing to the part until that is answered.
+    """
+
+    def __init__(self, servers: int, workers: int, send: Send):
+        self.lost: set[int] = set()
+        self.kept_bytes = 0
+        self._servers, self._workers, self._send = servers, workers, send
+        self._kept: list[deque[Frame]] = [deque() for _ in range(servers)]
+        self._last = [0] * servers
+        self._answered = [0] * servers
+
+    def post(self, part: int, message: np.ndarray) -> None:
+        self._last[part] += 1
+        frame = Frame(Kind.MESSAGE, part, number=self._last[part], data=message)
+        self._kept[part].append(frame)
+        self.kept_bytes += message.nbytes
+        self._send(self._leader(part), frame)
+
+    def received(self, frame: Frame) -> bool:
+        """Take an answer, or that messages are safe; whether it is an answer that was awaited."""
+        kept = self._kept[frame.part]
+        while kept and kept[0].number <= frame.number:
+            self.kept_bytes -= kept.popleft().data.nbytes
+        if frame.kind != Kind.ANSWER or frame.number <= self._answered[frame.part]:
+            return False
+        self._answered[frame.part] = frame.number
+        return True
+
+    def gone(self, server: int) -> None:
+        """A server is lost, behind all frames of it. Raises RuntimeFailure when it was the last one."""
+        led = [part for part in range(self._servers) if self._leader(part) == self._workers + server]
+        self.lost.add(server)
+        for part in led:
+            leader = self._leader(part)
+            for frame in self._kept[part]:
+                self._send(leader, frame)
+
+    def _leader(self, part: int) -> int:
+        leader, _ = holders(part, self._servers, self.lost)
+        if leader is None:
+            raise RuntimeFailure("all servers are lost")
+        return self._workers + leader

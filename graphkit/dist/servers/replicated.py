@@ -1,0 +1,274 @@
+"""Workers and servers that go on when a server is lost: `graphkit.dist.servers.replica` over connections."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from graphkit.dist import survival
+from graphkit.dist.mesh import Frame, Kind, Mesh, open_mesh
+from graphkit.dist.servers.replica import Holder, Outbox, holders
+from graphkit.errors import RuntimeFailure
+
+# Bytes that a worker keeps for servers that may be lost; it waits with more of them.
+WINDOW = 64 << 20
+# The longest time without a look for who is lost, and that last words may take, in seconds.
+_LOOK, _LAST = 0.05, 5.0
+
+
+class Company(Protocol):
+    """The processes of a job, as `graphkit.dist.mpi` has them."""
+
+    rank: int
+    place: int
+    processes: int
+    servers: int
+    unclosed: bool
+
+    @property
+    def timeout(self) -> float: ...
+
+    @property
+    def host_by_rank(self) -> dict[int, int]: ...
+    def tell_all(self, mine: Any) -> list[Any]: ...
+    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Any = None) -> Any: ...
+    def allgather(self, array: np.ndarray) -> np.ndarray: ...
+    def doing(self, call: bytes) -> None: ...
+    def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
+    def lost(self) -> str | None: ...
+    def excuse(self, rank: int) -> None: ...
+    def called(self, rank: int) -> str: ...
+    def fail(self, reason: str) -> None: ...
+    def before_abort(self, tell: Callable[[int], None]) -> None: ...
+    def end_silent(self) -> None: ...
+
+
+def _connected(company: Company) -> Mesh:
+    """The connections of this process; every process of the job calls it."""
+    workers = company.processes - company.servers
+    servers = range(workers, company.processes)
+    mesh = open_mesh(
+        company.place, servers, range(workers), company.host_by_rank, company.tell_all, company.timeout
+    )  # fmt: skip
+
+    def tell(code: int) -> None:
+        mesh.close(_LAST, Frame(Kind.FAILED, number=code))
+        company.end_silent()
+
+    company.before_abort(tell)
+    survival.takes_part()
+    return mesh
+
+
+# A worker's, once there is one: all its stores share it, as servers serve but once.
+_post: ReplicatedPost | None = None
+
+
+def post_of(company: Company) -> ReplicatedPost:
+    """This worker's."""
+    global _post
+    if _post is None:
+        _post = ReplicatedPost(_connected(company), company)
+    return _post
+
+
+class ReplicatedPost:
+    """A worker's: servers are the ranks behind the workers'. A thread receives, and sends again after a loss."""
+
+    def __init__(self, mesh: Mesh, company: Company):
+        self.servers = company.servers
+        self._mesh, self._company = mesh, company
+        self._workers = company.processes - company.servers
+        self._outbox = Outbox(self.servers, self._workers, mesh.send)
+        self._come: list[deque[np.ndarray]] = [deque() for _ in range(self.servers)]
+        self._failure: str | None = None
+        self._over = False
+        self._news = threading.Condition()
+        company.before_abort(self._stop)
+        self._thread = threading.Thread(target=self._receive, name="graphkit-post", daemon=True)
+        self._thread.start()
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._mesh.sent_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of messages that would be sent again."""
+        return self._outbox.kept_bytes
+
+    def send(self, server: int, message: np.ndarray) -> None:
+        with self._news:
+            if self._failure is None:
+                self._outbox.post(server, message)
+        if self._outbox.kept_bytes > WINDOW:
+            self._company.doing(b"what servers have not replicated")
+            with self._company.waiting(True):
+                self._wait(lambda: self._outbox.kept_bytes <= WINDOW)
+
+    def answers(self, servers: Sequence[int], call: str) -> list[np.ndarray]:
+        self._company.doing(call.encode())
+        with self._company.waiting(True):
+            self._wait(lambda: all(self._come[server] for server in servers))
+            return [self._come[server].popleft() for server in servers]
+
+    def _wait(self, is_there: Callable[[], bool]) -> None:
+        with self._news:
+            while not is_there():
+                if self._failure is None:
+                    self._news.wait(_LOOK)
+                    self._failure = self._failure or self._company.lost()
+                if self._failure is not None:
+                    raise RuntimeFailure(self._failure)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        while not self._over:
+            for source, frame in self._mesh.receive(_LOOK):
+                with self._news:
+                    if self._over:
+                        return
+                    self._take(source, frame)
+                    self._news.notify_all()
+
+    def _take(self, source: int, frame: Frame | None) -> None:
+        if frame is None:
+            self._lose(source)
+        elif frame.kind == Kind.FAILED:
+            _leave(self._company, frame.number)
+        elif frame.kind == Kind.LOST:
+            self._lose(frame.number)
+        elif self._outbox.received(frame):
+            self._come[frame.part].append(frame.data)
+
+    def _lose(self, rank: int) -> None:
+        """A server is lost, by what its connection or another process says."""
+        server = rank - self._workers
+        if server in self._outbox.lost:
+            return
+        for frame in _parted(self._mesh, rank):
+            self._take(rank, frame)
+        self._company.excuse(rank)
+        if self._company.rank == 0:
+            before = self._outbox.lost
+            print(f"graphkit: {_told(self._company, rank, self.servers, before)}", file=sys.stderr, flush=True)
+        try:
+            self._outbox.gone(server)
+        except RuntimeFailure as error:
+            self._failure = str(error)
+            self._company.fail(self._failure)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """All workers learn whether a server was lost: then MPI cannot be closed."""
+        mine = np.array([len(self._outbox.lost)])
+        found = self._company.perform("servers lost", [mine], lambda: self._company.allgather(mine))
+        self._company.unclosed = bool(found.any())
+
+    def dismiss(self) -> None:
+        """The servers end. One worker says so, once all have left."""
+        for rank in self._mesh.ranks:
+            self._mesh.send(rank, Frame(Kind.END, number=int(self._company.unclosed)))
+
+    def close(self) -> None:
+        """This worker is done with servers."""
+        self._stop()
+        self._mesh.close(_LAST)
+
+    def _stop(self, code: int = 0) -> None:
+        """What comes from now on means nothing."""
+        with self._news:
+            self._over = True
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_LAST)
+
+
+def serve(company: Company) -> None:
+    """Hold parts until the workers have ended. Raises RuntimeFailure when a process is given up."""
+    mesh = _connected(company)
+    workers = company.processes - company.servers
+    holder = Holder(company.place - workers, company.servers, workers, mesh.send, lambda text: _warn(company, text))
+    while True:
+        come: list[tuple[int, Frame | None]] = []
+        with company.waiting(False):
+            while not come:
+                come = mesh.receive(_LOOK)
+                if (reason := company.lost()) is not None:
+                    raise RuntimeFailure(reason)
+        # What a lost one has sent comes before the word of its loss.
+        come.sort(key=lambda each: each[1] is not None and each[1].kind == Kind.LOST)
+        for source, frame in come:
+            if frame is not None and frame.kind == Kind.END:
+                company.unclosed = bool(frame.number)
+                mesh.close(_LAST)
+                return
+            _serve_one(holder, mesh, company, source, frame)
+        holder.flush()
+
+
+def _serve_one(holder: Holder, mesh: Mesh, company: Company, source: int, frame: Frame | None) -> None:
+    workers = company.processes - company.servers
+    if frame is None and source < workers:
+        raise RuntimeFailure(f"{company.called(source)} has gone without a word")
+    if frame is not None and frame.kind == Kind.FAILED:
+        mesh.close(_LAST, frame)
+        _leave(company, frame.number)
+    if frame is not None and frame.kind != Kind.LOST:
+        company.doing(f"message of rank {source}".encode())
+        holder.received(source, frame)
+        return
+    rank = source if frame is None else frame.number
+    if rank == company.place:
+        raise RuntimeFailure(f"{company.called(source)} has lost its connection to this server, rank {rank}")
+    if rank - workers in holder.lost:
+        return
+    for earlier in _parted(mesh, rank):
+        _serve_one(holder, mesh, company, rank, earlier)
+    company.excuse(rank)
+    holder.gone(rank - workers)
+
+
+def _parted(mesh: Mesh, rank: int) -> list[Frame]:
+    """End what connects with a server that is lost, telling all; what has come from it before.
+
+    Where it lives, and the connection alone is broken, it learns that the others go on without it.
+    """
+    for other in mesh.ranks:
+        mesh.send(other, Frame(Kind.LOST, number=rank))
+    return mesh.cut(rank)
+
+
+def _told(company: Company, rank: int, servers: int, lost: set[int]) -> str:
+    """What a loss means, given who was lost before."""
+    workers = company.processes - company.servers
+    server = rank - workers
+    now = lost | {server}
+    led = [part for part in range(servers) if holders(part, servers, lost)[0] == server]
+    to, _ = holders(server, servers, now)
+    if to is None:
+        return f"{company.called(rank)} is lost, the last server"
+    found = f"{company.called(rank)} is lost; {company.called(workers + to)} has taken over"
+    found += f" its part{'s' if len(led) > 1 else ''} of the parameters"
+    left = servers - len(now)
+    return f"{found}. {'No loss of a further server is survived' if left == 1 else f'{left} servers are left'}"
+
+
+def _warn(company: Company, text: str) -> None:
+    print(f"graphkit: rank {company.place}: {text}", file=sys.stderr, flush=True)
+
+
+def _leave(company: Company, code: int) -> None:
+    """End this process at once, with the job that another one has ended and said why."""
+    company.end_silent()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

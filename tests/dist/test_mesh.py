@@ -1,0 +1,170 @@
+"""Connections between processes: what arrives, in which order, and how an end is told."""
+
+import os
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from graphkit.dist import mesh
+from graphkit.dist.mesh import Frame, Kind, Listener, Mesh, open_mesh
+from graphkit.errors import RuntimeFailure
+
+
+class Together:
+    """`tell_all` of threads that stand for processes."""
+
+    def __init__(self, count):
+        self.said = [None] * count
+        self.barrier = threading.Barrier(count)
+
+    def of(self, rank):
+        def tell_all(mine):
+            self.said[rank] = mine
+            self.barrier.wait(30)
+            return list(self.said)
+
+        return tell_all
+
+
+@pytest.fixture
+def meshes():
+    """Those of so many workers and servers; hosts: of the processes, by rank."""
+    made = []
+
+    def make(workers, servers, hosts=None):
+        count = workers + servers
+        places = dict(enumerate(hosts or [0] * count))
+        together = Together(count)
+
+        def one(rank):
+            return open_mesh(rank, range(workers, count), range(workers), places, together.of(rank), 30)
+
+        with ThreadPoolExecutor(count) as pool:
+            made.extend(pool.map(one, range(count)))
+        return made
+
+    yield make
+    for each in made:
+        each.close(1)
+
+
+def received(one, count, seconds=20):
+    found, end = [], time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < end:
+        found += one.receive(0.05)
+    return found
+
+
+@pytest.mark.parametrize("hosts", [None, [0, 0, 1, 2], [0, 1, 1, 1]])
+def test_everybody_is_connected_with_every_server(meshes, hosts):
+    made = meshes(2, 2, hosts)
+    assert [sorted(each.ranks) for each in made] == [[2, 3], [2, 3], [0, 1, 3], [0, 1, 2]]
+    for rank, each in enumerate(made):
+        for to in each.ranks:
+            each.send(to, Frame(Kind.FORWARD, to, rank, -7, np.arange(rank * 3, dtype=np.uint8)))
+    for rank, each in enumerate(made):
+        found = received(each, len(each.ranks))
+        assert sorted(source for source, _ in found) == sorted(each.ranks)
+        for source, frame in found:
+            assert frame[:4] == (Kind.FORWARD, rank, source, -7)
+            assert frame.data.tolist() == list(range(source * 3))
+
+
+@pytest.mark.parametrize("turn", [48, 1 << 20])
+def test_frames_of_all_sizes_arrive_in_order_while_both_ends_send(meshes, monkeypatch, turn):
+    monkeypatch.setattr(mesh, "_TURN", turn)
+    pair = meshes(1, 1)
+    chance = random.Random(0)
+    sizes = [chance.choice([0, 1, 23, 24, 25, 4096, 1 << 16, 3 << 20]) for _ in range(60)]
+    frames = [Frame(Kind.MESSAGE, 0, 0, n, np.full(size, n, np.uint8)) for n, size in enumerate(sizes)]
+    found = [], []
+    end = time.monotonic() + 60
+
+    def receive(side):
+        while min(map(len, found)) < 60 and time.monotonic() < end:
+            found[side].extend(frame for _, frame in pair[side].receive(0.05))
+
+    threads = [threading.Thread(target=receive, args=(side,)) for side in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for frame in frames:
+        for side in (0, 1):
+            pair[side].send(1 - side, frame)
+    for thread in threads:
+        thread.join()
+    for got in found:
+        assert [frame.number for frame in got] == list(range(60))
+        assert all((a.data == b.data).all() and len(a.data) == len(b.data) for a, b in zip(got, frames, strict=True))
+
+
+def test_who_is_gone_is_told_behind_what_it_sent_and_who_says_goodbye_is_not(meshes):
+    one, two, three = meshes(0, 3)
+    two.send(0, Frame(Kind.APPLIED, 1, number=5, data=np.zeros(1 << 16, np.uint8)))
+    for line in two._lines.values():
+        line.socket.close()  # as the system does for a process that is killed
+    two._lines.clear()
+    (first, second) = received(one, 2)
+    assert first[1].number == 5
+    assert second == (1, None)
+    three.close(5)
+    assert received(one, 1, 0.5) == []
+    assert one.ranks == []
+    one.send(1, Frame(Kind.LOST))  # goes nowhere
+
+
+def test_a_connection_that_is_cut_gives_what_has_come(meshes):
+    one, two = meshes(0, 2)
+    for number in range(3):
+        two.send(0, Frame(Kind.FORWARD, number=number))
+    time.sleep(0.2)
+    assert [frame.number for frame in one.cut(1)] == [0, 1, 2]
+    assert one.ranks == []
+    assert one.cut(1) == []
+    assert received(two, 1) == [(0, None)]
+
+
+def test_last_words_are_heard(meshes):
+    one, two = meshes(0, 2)
+    one.close(5, Frame(Kind.FAILED, number=143))
+    (first,) = received(two, 1)[:1]
+    assert first[1].kind == Kind.FAILED
+    assert first[1].number == 143
+
+
+def test_strangers_are_not_let_in():
+    secret = os.urandom(32)
+    with Listener(True, 1) as listener:
+        address = listener.address
+        stranger = socket.create_connection(("127.0.0.1", address.port))
+        stranger.sendall(mesh._HELLO.pack(0, os.urandom(32)))
+        again = socket.create_connection(("127.0.0.1", address.port))
+        again.close()
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(mesh.connect, 0, address, False, secret, 10)
+            lines = listener.accept([0], secret, 10)
+            mine = coming.result()
+        assert list(lines) == [0]
+        assert stranger.recv(10) == b""
+        path = address.path
+        assert os.stat(os.path.dirname(path)).st_mode & 0o077 == 0
+        for each in (stranger, mine, lines[0]):
+            each.close()
+    assert not os.path.exists(path)
+
+
+def test_who_does_not_come_is_named():
+    with Listener(False, 2) as listener, pytest.raises(RuntimeFailure, match=r"no connection from rank 0, 1 in 0\.1 s"):
+        listener.accept([0, 1], b"x" * 32, 0.1)
+    with pytest.raises(RuntimeFailure, match=r"rank 3 finds no way to another process: .*No such file"):
+        mesh.connect(3, listener.address, True, b"x" * 32, 1)
+
+
+def test_a_mesh_of_nobody():
+    empty = Mesh({})
+    assert empty.receive(0) == []
+    empty.close(1)

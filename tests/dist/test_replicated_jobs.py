@@ -1,0 +1,285 @@
+"""Jobs that go on when a server is killed, and those that end."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from jobs import FAILED, finish, start
+
+import graphkit as gk
+from graphkit.dist import launch, survival
+from graphkit.errors import UsageError
+
+
+def run(processes, code, timeout=90):
+    options = survival.launcher_options(launch.find_mpiexec())
+    return finish(start(processes, code, trainer=False, options=options), timeout)
+
+
+# Which server says so itself, behind so many of its messages, on its own or as another's replica.
+KILLED = """
+    import os, signal, time, numpy as np, graphkit as gk
+    from graphkit.dist.servers.server import Server
+    kill_at, take, seen = {kill_at!r}, Server.take, []
+    def counted(self, *message):
+        seen.append(0)
+        rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", -1)))
+        if len(seen) == kill_at.get(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take(self, *message)
+    Server.take = counted
+    def add(key, gradient, stored):
+        stored += 2 * gradient
+"""
+
+CLOSED = (
+    KILLED
+    + """
+    kv = gk.kvstore.create({kind!r}, servers={servers}, replicate=True)
+    shapes = {{"a": (4, 4), 9: (100,), "large": (1100, 1000), "none": (0, 3), **{{f"k{{n}}": (2,) for n in range(6)}}}}
+    keys = list(shapes)
+    kv.init(keys, [np.ones(shape, np.float32) for shape in shapes.values()])
+    kv.set_updater(add)
+    n, steps = kv.num_workers, 12
+    for step in range(steps):
+        kv.begin_step()
+        kv.pull(keys)
+        for key in keys:
+            kv.push(key, np.full(shapes[key], kv.rank + 1, np.float32))
+    kv.barrier()
+    for key, found in zip(keys, kv.pull(keys)):
+        assert found.shape == shapes[key]
+        assert (found == n * (n + 1) // 2 * 2 * steps + 1).all(), (key, found)
+    assert kv.staleness <= {bound}, kv.staleness
+    print(f"done {{kv.rank}} {{n}}\\n", end="", flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kill_at"),
+    [
+        ("dist_async", {}),
+        ("dist_async", {2: 60}),
+        ("dist_async", {3: 141}),
+        ("dist_bounded", {3: 80}),
+        ("dist_async", {2: 60, 4: 160}),
+        ("dist_bounded", {4: 50, 3: 130}),
+    ],
+)
+def test_every_push_counts_once_whichever_server_is_killed(kind, kill_at):
+    servers = 3 if len(kill_at) == 2 else 2
+    bound = 3 if kind == "dist_bounded" else 12
+    status, out, errors = run(2 + servers, CLOSED.format(kind=kind, servers=servers, bound=bound, kill_at=kill_at))
+    assert status == 0, errors
+    assert sorted(out.split("\n")) == ["", "done 0 2", "done 1 2"]
+    lost = re.findall(r"graphkit: rank (\d) on \S+ \(process \d+\) is lost; rank (\d) on \S+ \(process", errors)
+    assert sorted(int(rank) for rank, _ in lost) == sorted(kill_at)
+    assert all(rank != to for rank, to in lost)
+
+
+def test_the_centre_gains_what_workers_give_when_a_server_is_killed():
+    code = (
+        KILLED
+        + """
+    kv = gk.kvstore.create("elastic", servers=2, replicate=True)
+    keys = [f"k{{n}}" for n in range(8)] + ["large"]
+    shapes = {{key: (1 << 20,) if key == "large" else (4,) for key in keys}}
+    kv.init(keys, [np.zeros(shape) for shape in shapes.values()])
+    mine = {{key: np.full(shape, 64.0 * (kv.rank + 1)) for key, shape in shapes.items()}}
+    for _ in range(20):
+        mine = kv.exchange(mine, 0.5)
+    kv.barrier()
+    for key in keys:
+        total = kv.pushpull(f"sum {{key}}", mine[key]) + kv.pull(key)
+        assert abs(total - 64 * 3).max() < 1e-9, (key, total)
+    print("done\\n", end="", flush=True)
+    """
+    )
+    status, out, errors = run(4, code.format(kill_at={3: 23}))
+    assert (status, out) == (0, "done\ndone\n"), errors
+    assert "rank 3 on" in errors
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_staleness_is_never_above_its_bound_when_a_server_is_killed(hosts, monkeypatch):
+    """On several hosts, processes are connected over the network, and signs of life go by leaders, lost ones among
+    them."""
+    if hosts > 1:
+        monkeypatch.setenv("GRAPHKIT_RANKS_PER_HOST", "2")
+    code = (
+        KILLED
+        + """
+    kv = gk.kvstore.create("dist_bounded", servers=2, staleness=1, replicate=True, timeout=8)
+    kv.init(["w", "v", "x"], [np.zeros(10)] * 3)
+    for step in range(60):
+        kv.begin_step()
+        kv.pull(["w", "v", "x"])
+        if kv.rank == 0:
+            time.sleep(0.003)
+        kv.push(["w", "v", "x"], [np.full(10, float(step))] * 3)
+    kv.barrier()
+    print(f"staleness {{kv.staleness}}\\n", end="", flush=True)
+    """
+    )
+    status, out, errors = run(4, code.format(kill_at={2: 100}))
+    assert status == 0, errors
+    assert "rank 2 on" in errors
+    found = [int(text) for text in re.findall(r"staleness (\d+)", out)]
+    assert len(found) == 2
+    assert max(found) == 1  # as the first worker is slow
+
+
+@pytest.mark.parametrize(
+    ("who", "kind", "message"),
+    [
+        ("worker", "SIGKILL", "rank 1 on .* has gone without a word"),
+        ("worker", "SIGSTOP", "rank 1 on .* has (shown no sign|not gone)"),
+        ("server", "SIGSTOP", "rank 2 on .* has (shown no sign|not gone)"),
+        ("both", "SIGKILL", "all servers are lost"),
+    ],
+)
+def test_who_is_lost_and_ends_the_job(who, kind, message):
+    code = f"""
+    import os, signal, numpy as np, graphkit as gk
+    def process(values):
+        return os.getpid()
+    kv = gk.kvstore.create("dist_bounded", servers=2, timeout=6, staleness=1, replicate=True)
+    kv.init(["w", "v"], [np.zeros(3)] * 2)
+    pids = kv.call_servers(process)
+    for step in range(10**9):
+        kv.begin_step()
+        kv.pull(["w", "v"])
+        kv.push(["w", "v"], [np.ones(3)] * 2)
+        if step == 20 and kv.rank == 1:
+            for pid in [os.getpid()] if {who!r} == "worker" else pids[:1] if {who!r} == "server" else pids:
+                os.kill(pid, signal.{kind})
+    """
+    status, _, errors = run(4, code, 60)
+    assert status in FAILED or (kind, status) == ("SIGKILL", 137)
+    # The launcher may end the others of a killed worker before they say so.
+    assert re.search(message, errors) or who == "worker"
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        ("raise gk.errors.InputError('bad sample')", 2),
+        ("os._exit(0)", 5),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143),
+    ],
+)
+@pytest.mark.parametrize("loss", [False, True])
+def test_a_worker_that_fails_ends_the_job_at_once(failure, status, loss):
+    """The launcher ends nobody: neither the servers, nor a worker that is in the middle of something else."""
+    code = (
+        KILLED
+        + f"""
+    kv = gk.kvstore.create("dist_async", servers=2, replicate=True)
+    kv.init(["w", "v"], [np.zeros(3)] * 2)
+    for _ in range(20):
+        kv.pull(["w", "v"])
+    kv.barrier()
+    if kv.rank == 1:
+        {failure}
+    time.sleep(300)
+    """
+    )
+    found, _, errors = run(4, code.format(kill_at={3: 20} if loss else {}), 60)
+    assert found == status, errors
+    if "bad sample" in failure:
+        assert "graphkit: rank 1: bad sample; this ends the job" in errors
+
+
+def test_who_leaves_before_the_connections_are_there_is_not_waited_for():
+    code = """
+    import os, signal, time, graphkit as gk
+    from graphkit.dist.servers import replicated
+    def dies(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3":
+        replicated.open_mesh = dies
+    gk.kvstore.create("dist_async", servers=2, replicate=True, timeout=5)
+    """
+    status, _, _ = run(4, code, 60)
+    assert status != 0
+
+
+def test_what_launchers_are_told(tmp_path):
+    def made(text):
+        path = tmp_path / "mpiexec"
+        path.write_text(f"#!/bin/sh\necho '{text}'\n")
+        path.chmod(0o755)
+        return str(path)
+
+    assert survival.launcher_options(made("HYDRA build details:")) == ["-disable-auto-cleanup"]
+    assert survival.launcher_options(made("mpiexec (Open MPI) 5.0.11")) == ["--with-ft", "ulfm"]
+    with pytest.raises(UsageError, match=r"replicated servers: how to tell .*mpiexec \(another one\) to go on"):
+        survival.launcher_options(made("another one"))
+
+
+# --- training -------------------------------------------------------------------------------------------
+
+ONE_IS_KILLED = """
+import os, signal
+if os.environ.get("GRAPHKIT_JOB_SIZE"):
+    from graphkit.dist.servers.server import Server
+
+    take, seen = Server.take, []
+
+    def killed(self, *message):
+        seen.append(0)
+        if len(seen) == 400:
+            try:
+                os.close(os.open({once!r}, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return take(self, *message)
+
+    Server.take = killed
+"""
+
+
+def train(folder, *more, environment=None):
+    command = [sys.executable, "-P", "-m", "graphkit", "train", str(folder / "net.json"), "--data", "digits",
+               "--batch-size", "32", "-o", str(folder / "run"), *more]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+@pytest.fixture
+def net(tmp_path):
+    hidden = gk.relu(gk.nn.linear(gk.flatten(gk.input("x", ["N", 1, 8, 8])), 64))
+    gk.Model(gk.nn.linear(hidden, 10), name="net").save(tmp_path / "net.json")
+    return tmp_path
+
+
+def test_a_training_goes_on_when_one_of_two_servers_is_killed(net):
+    (net / "sitecustomize.py").write_text(ONE_IS_KILLED.format(once=str(net / "once")))
+    job = ("--processes", "2", "--servers", "2", "--kvstore", "dist_async", "--replicate-servers")
+    done = train(net, *job, "--epochs", "6", environment=dict(os.environ, PYTHONPATH=str(net)))
+    assert (net / "once").exists(), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"graphkit: rank [23] on \S+ \(process \d+\) is lost; rank [23] .* has taken over", done.stderr)
+    assert "restart" not in done.stderr
+    lines = [json.loads(line) for line in (net / "run" / "log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == [1, 2, 3, 4, 5, 6]
+    assert lines[-1]["valid_accuracy"] > 0.93  # one process: 0.94 to 0.96
+    done = train(net, "--resume", "--epochs", "7")  # in one process
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (net / "run" / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["epoch"] == 7
+    assert lines[-1]["valid_accuracy"] > 0.93
+
+
+@pytest.mark.parametrize(
+    "more", [("--kvstore", "dist_async", "--servers", "1"), ("--kvstore", "dist_sync"), ("--kvstore", "dist_async")]
+)
+def test_options_that_do_not_go_together(net, more):
+    done = train(net, "--processes", "2", *more, "--replicate-servers")
+    assert done.returncode == 2
+    assert "--replicate-servers needs two servers at least" in done.stderr
