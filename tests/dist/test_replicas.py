@@ -6,7 +6,8 @@ from collections import deque
 
 import numpy as np
 import pytest
-from test_servers import Alone, add_twice, begun
+from serving import Alone, begun
+from test_servers import add_twice
 
 import graphkit as gk
 from graphkit.dist.mesh import Frame, Kind

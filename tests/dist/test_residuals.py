@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from test_servers import workers
+from serving import workers
 from test_shared_step import net, samples
 
 import graphkit as gk
