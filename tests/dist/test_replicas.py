@@ -10,11 +10,14 @@ from serving import Alone, begun
 from test_servers import add_twice
 
 import graphkit as gk
+from graphkit.dist import kvstore
 from graphkit.dist.mesh import Frame, Kind
 from graphkit.dist.messages import pack, unpack
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.dist.servers.replica import Holder, Outbox, Replica, holders
 from graphkit.errors import RuntimeFailure, UsageError
+from graphkit.train.average import EMA
+from graphkit.train.updater import KeyedOptimizer
 
 # --- who holds what -------------------------------------------------------------------------------------
 
@@ -350,6 +353,32 @@ def test_a_new_replica_has_slots_and_compression(options):
                 net.kill(step // 2 - 1)
             store.push(list(values), [np.full(8, 0.3 * (step + 1), np.float32)] * 6)
         return store.pull(list(values)), store.optimizer_states()
+
+    (mine, slots), (other, others) = trained(Net(1, 3, 1), True), trained(Net(1, 3, 2), False)
+    for a, b in zip(mine, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert slots.keys() == others.keys()
+    assert all((slots[name] == others[name]).all() for name in slots)
+
+
+def test_a_new_replica_has_averages_factors_and_rows():
+    """The same of what differs by key, of moving averages, and of pushes of rows."""
+
+    def trained(net, lose):
+        (store,) = stores(net)
+        values = {f"k{number}": np.linspace(0, 1, 8, dtype=np.float32).reshape(4, 2) for number in range(6)}
+        keys = list(values)
+        begun([store], values)
+        store.set_optimizer(KeyedOptimizer(gk.optim.Adam(0.1), {"k1": 0.5}, {"k2": 0.0}, EMA(0.5)))
+        for step in range(6):
+            if lose and step in (2, 4):
+                net.settle()
+                net.kill(step // 2 - 1)
+            rows = kvstore.RowSparse([step % 4, (step + 1) % 4], np.full((2, 2), 0.3 * (step + 1), np.float32))
+            store.push(keys[::2], [rows] * 3)
+            store.push(keys[1::2], [np.full((4, 2), 0.1 * step - 0.2, np.float32)] * 3)
+        pulled = store.row_sparse_pull(keys, [np.array([0, 3])] * 6)
+        return [found.values for found in pulled] + store.averages(keys), store.optimizer_states()
 
     (mine, slots), (other, others) = trained(Net(1, 3, 1), True), trained(Net(1, 3, 2), False)
     for a, b in zip(mine, other, strict=True):
