@@ -54,9 +54,9 @@ class Kind(NamedTuple):
 class Arrival:
     """Arrays that are to come. `done` once they are all there."""
 
-    def __init__(self, source: int, lane: int, number: int, kinds: Sequence[Kind]):
-        self.source, self.lane, self.number, self.kinds = source, lane, number, kinds
-        self.header = np.empty(1 + sum(kind.rank for kind in kinds), np.int64)
+    def __init__(self, source: int, lane: int, number: int, kinds: Sequence[Kind], label: int = 0):
+        self.source, self.lane, self.number, self.kinds, self.label = source, lane, number, kinds, label
+        self.header = np.empty(2 + sum(kind.rank for kind in kinds), np.int64)
         self.header_request: Any = None
         self.requests: list[Any] = []
         self.arrays: list[np.ndarray] = []
@@ -64,11 +64,12 @@ class Arrival:
 
     def make_room(self) -> list[np.ndarray]:
         """Arrays of the shapes that the header tells. Raises RuntimeFailure for another message than the one meant."""
-        if int(self.header[0]) != self.number:
-            raise RuntimeFailure(
-                f"message {int(self.header[0])} of rank {self.source} comes in the place of number {self.number}"
-            )
-        at = 1
+        number, label = self.header[:2].tolist()
+        if number != self.number:
+            raise RuntimeFailure(f"message {number} of rank {self.source} comes in the place of number {self.number}")
+        if label != self.label:
+            raise RuntimeFailure(f"value {label} of rank {self.source} comes in the place of value {self.label}")
+        at = 2
         for kind in self.kinds:
             self.arrays.append(np.empty(tuple(self.header[at : at + kind.rank].tolist()), kind.dtype))
             at += kind.rank
@@ -92,13 +93,16 @@ class Messages:
         self._thread: threading.Thread | None = None
         self.sent_bytes = 0
 
-    def send(self, to: int, arrays: Sequence[np.ndarray], lane: int = 0) -> None:
-        """Send arrays to a rank, which expects their kinds; they must not change before `settle`."""
+    def send(self, to: int, arrays: Sequence[np.ndarray], lane: int = 0, label: int = 0) -> None:
+        """Send arrays to a rank, which expects their kinds; they must not change before `settle`.
+
+        label: what they are, which both sides have to agree on.
+        """
         tag = lane * _TAGS_OF_A_LANE
         self._check()
         with self._news:
             shapes = [size for array in arrays for size in array.shape]
-            header = np.array([self._number("to", to, lane), *shapes], np.int64)
+            header = np.array([self._number("to", to, lane), label, *shapes], np.int64)
             self._sent.append((self._links.start_send(header.view(np.uint8), to, tag), header))
             for array in arrays:
                 parts = _parts(np.ascontiguousarray(array))
@@ -106,11 +110,11 @@ class Messages:
                 self.sent_bytes += array.nbytes
             self._go_on()
 
-    def expect(self, source: int, kinds: Sequence[Kind], lane: int = 0) -> Arrival:
+    def expect(self, source: int, kinds: Sequence[Kind], lane: int = 0, label: int = 0) -> Arrival:
         """Be ready for the next message of a rank."""
         self._check()
         with self._news:
-            arrival = Arrival(source, lane, self._number("from", source, lane), kinds)
+            arrival = Arrival(source, lane, self._number("from", source, lane), kinds, label)
             header = arrival.header.view(np.uint8)
             arrival.header_request = self._links.start_receive(header, source, lane * _TAGS_OF_A_LANE)
             self._awaited.append(arrival)
