@@ -38,6 +38,7 @@ GRADIENT_SUM = "gradient_sum"
 ROWS = "rows"
 LOSS_SUM = "loss_sum"
 SCALE = "gradient_scale"
+FINITE = "finite"
 
 
 @dataclass(frozen=True)
@@ -227,16 +228,48 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
 
 
+def _measured_gradients(
+    graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule
+) -> tuple[list[Value], Value | None]:
+    """Dense gradients, clipped as the rule says, and what has to be finite. Raises UsageError for row-sparse updates."""
+    _refuse_lazy(trained)
+    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
+    token = _token(graph.outputs[0], gradients, rule)
+    return gradients if rule.clip_norm is None else clip_by_global_norm(gradients, rule.clip_norm), token
+
+
+def whole_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
+    """`graph` plus backward, to be divided among ranks: behind its outputs come `<parameter>/gradient` of each of
+    `trained`, clipped as the rule says, and FINITE where something has to be."""
+    gradients, token = _measured_gradients(graph, trained, rule)
+    further = {f"{t.name}/{GRADIENT}": g for t, g in zip(trained, gradients, strict=True)}
+    further |= {} if token is None else {FINITE: token}
+    return graph.replace(outputs=[*graph.outputs, *further.values()], output_names=[*graph.output_names, *further])
+
+
+def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, last: Value) -> Graph:
+    """A rank's part of `whole_gradients` with the update of `trained`, parameters that are there, by its outputs of
+    these names in place of them. Nothing is written, and NotFinite not raised, before `last` is computed."""
+    found = dict(zip(part.output_names, part.outputs, strict=True))
+    stored = {part.name_of(v): v for v in part.inputs}
+    gradients = [found.pop(f"{t.name}/{GRADIENT}") for t in trained]
+    token = found.pop(FINITE, None)
+    if token is not None:
+        token = F.after(token, last)
+    own = [replace(t, value=stored[t.name]) for t in trained]
+    inputs, updates = _updates(own, gradients, replace(rule, clip_norm=None), token)
+    return part.replace(
+        inputs=[*part.inputs, *inputs], outputs=found.values(), output_names=found,
+        updates=[*_guarded_updates(part, token), *updates],
+    )  # fmt: skip
+
+
 def gradient_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
     """`graph` plus backward, with the gradients of `trained`, in this order, as its last outputs.
 
     Raises UsageError for row-sparse updates: the gradients are dense.
     """
-    _refuse_lazy(trained)
-    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
-    token = _token(graph.outputs[0], gradients, rule)
-    if rule.clip_norm is not None:
-        gradients = clip_by_global_norm(gradients, rule.clip_norm)
+    gradients, token = _measured_gradients(graph, trained, rule)
     return graph.replace(
         outputs=[*graph.outputs, *(finite.guarded(g, token) for g in gradients)],
         output_names=[*graph.output_names, *(f"{t.name}/{GRADIENT}" for t in trained)],

@@ -1,9 +1,9 @@
 """Where each value of a graph is made, at any depth, for groups of nodes that are placed on ranks.
 
 A node with a group is computed on the group's rank; one without, in a subgraph of control flow that has a group, there
-as well. Any other node is computed where most bytes of its operands are (at the first of equal ones); where it depends on
-fed inputs and constants alone, it is computed wherever it is read. What a type tells the elements of, such as a shape,
-has no home either: it need not travel.
+as well. Any other node is computed where most bytes of its operands are (at the first of equal ones); where it depends
+on fed inputs and constants alone, it is computed wherever it is read. What a type tells the elements of, such as a
+shape, has no home either: it need not travel.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Finder:
             _same_names(s.inner.type, _without_axis(s.outer.type, s.axis), homes.symbols) for s in view.scan_inputs
         )
         inner = Homes(homes.symbols if alike else frozenset())
-        fixed = {v.inner: homes.of[v.outer] for v in (*view.scan_inputs, *view.captures)}
+        fixed = {s.inner: homes.of[s.outer] for s in view.scan_inputs} | {a: homes.of[b] for a, b in view.captures}
         # A state that is everywhere is computed by each rank that reads it; any other one has one home.
         places = [homes.of[s.initial] if homes.of[s.initial] is not None else around for s in view.states]
         settled = [False] * len(places)
