@@ -123,7 +123,7 @@ class _Finder:
             self.graph(branch, inner, given, around)
             made.append(inner)
         then, other = ([h.of[v] for v in b.outputs] for h, b in zip(made, view.branches, strict=True))
-        return made, [a if a is not None else b for a, b in zip(then, other, strict=True)]
+        return made, [_joint(a, b, homes.of[view.condition]) for a, b in zip(then, other, strict=True)]
 
     def _loop(self, node: Node, homes: Homes, around: int | None) -> tuple[list[Homes], list[int | None]]:
         view = LoopView.of(node)
@@ -149,6 +149,13 @@ class _Finder:
             if not moved:
                 break
         return [inner], [*places, *(inner.of[v] for v in view.body.outputs[view.at_slices])]
+
+
+def _joint(then: int | None, other: int | None, condition: int | None) -> int | None:
+    """The home of an If's result that the branches make in these places: where they differ, that of the condition."""
+    if then is None or other is None or then == other:
+        return other if then is None else then
+    return then if condition is None else condition
 
 
 def _heaviest(operands: Sequence[Value], homes: Homes) -> int | None:

@@ -152,7 +152,7 @@ def _build(
     for old, new in zip(results, made.outputs, strict=True):
         if old is None:
             here.token = new
-        elif level.homes.of[old] in (None, rank):
+        else:
             here.table[old] = new
 
 
