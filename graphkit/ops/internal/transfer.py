@@ -52,6 +52,8 @@ class Send(Op):
     outputs = ("sent",)
     types = {"x": ANY, "token": INT64}
     collective = True
+    # The receiver expects the type that x has in the graph.
+    widens = False
 
     def infer(self, x: TensorType, token: TensorType) -> TensorType:
         return TOKEN
