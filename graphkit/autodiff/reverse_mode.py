@@ -1,8 +1,8 @@
 """Reverse-mode differentiation: from values to values, before any fusion, for any shapes.
 
 The gradient graph is made of ordinary nodes, so that differentiating it again gives second order. A value that
-is read several times receives one n-ary Sum, which the executor accumulates in place. The nodes of a gradient are in the
-group of the node whose gradient they are, so that they are computed where that is.
+is read several times receives one n-ary Sum, which the executor accumulates in place. The nodes of a gradient are in
+the group of the node whose gradient they are, so that they are computed where that is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Single values from program to program while these run, with a bound on how far one may be ahead of another.
 
 Between two ranks, values travel in one order, which both know. A sender waits for nobody until `window` values are on
-their way to a receiver, which says after each half of that how far it is. So a rank may be ahead of one that is slow, and
-what waits there has bounded memory (in TensorFlow, `parallel_iterations` bounds the iterations under way).
+their way to a receiver, which says after each half of that how far it is. So a rank may be ahead of one that is slow,
+and what waits there has bounded memory (in TensorFlow, `parallel_iterations` bounds the iterations under way).
 """
 
 from __future__ import annotations

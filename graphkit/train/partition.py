@@ -177,7 +177,8 @@ def _check_inside(stage_of: Mapping[Node, int], placed: Mapping[str, int]) -> No
                 group = inner.meta.get(GROUP) if inner.operands else None
                 if group is not None and placed[group] != stage:
                     raise NotAPipeline(
-                        f"groups: {inner.describe()}, of {group}, is inside of {node.describe()}, which another rank has"
+                        f"groups: {inner.describe()}, of {group}, is inside of {node.describe()}, which is on another "
+                        "rank"
                     )
 
 

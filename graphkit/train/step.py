@@ -231,7 +231,7 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
 def _measured_gradients(
     graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule
 ) -> tuple[list[Value], Value | None]:
-    """Dense gradients, clipped as the rule says, and what has to be finite. Raises UsageError for row-sparse updates."""
+    """Dense gradients, clipped as the rule says, and what has to be finite. Refuses row-sparse updates."""
     _refuse_lazy(trained)
     gradients = gradient([graph.outputs[0]], [t.value for t in trained])
     token = _token(graph.outputs[0], gradients, rule)

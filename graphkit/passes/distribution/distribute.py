@@ -8,17 +8,17 @@ large-scale machine learning", EuroSys 2018), in a form for structured control f
   what a branch needs of another rank goes inside the branch, so that a branch that is not taken sends nothing: it
   costs no more than that word, as a dead token does.
 - A Loop or Scan is a loop on each rank that has a part of its body. What it captures and scans goes to whoever reads
-  it, once, before it begins, and so does what a state begins with. In each iteration, values and states go to where they
-  are read, and the condition from where it is computed to the others. There is no barrier: a rank is ahead of another
-  one as far as data and the window of the channels allow.
+  it, once, before it begins, and so does what a state begins with. In each iteration, values and states go to where
+  they are read, and the condition from where it is computed to the others. There is no barrier: a rank is ahead of
+  another one as far as data and the window of the channels allow.
 
 No rank waits for ever. The transfers of a graph, and the nodes of control flow that have transfers inside, are made in
-one order, in which the two ends of a transfer are one event. In a run, the events of a branch or of an iteration stand at
-the place of the If or the loop; all ranks that have a part of it enter the same branch, and as many iterations, as they
-have the same condition. So the events of a run have one order, and tokens make each rank take its own in that order. Of
-those that have not taken place, look at the first one. Both of its ranks have all of their earlier ones behind them,
-and what they compute before this one ends by itself, so that both come to it. A sender waits at most until its receiver
-has taken an earlier value, which is an earlier event. So it takes place, and thus all do, whatever the window is.
+one order, in which the two ends of a transfer are one event. In a run, the events of a branch or of an iteration stand
+at the place of the If or the loop; all ranks that have a part of it enter the same branch, and as many iterations, as
+they have the same condition. So the events of a run have one order, and tokens make each rank take its own in that
+order. Of those that have not taken place, look at the first one. Both of its ranks have all of their earlier ones behind
+them, and what they compute before this one ends by itself, so that both come to it. A sender waits at most until its
+receiver has taken an earlier value, which is an earlier event. So it takes place, and thus all do, whatever the window.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _STORED = ("parameter", "state")
 class Part:
     """What one rank computes.
 
-    graph: its inputs are all data of the whole one, TOKEN_NAME, and what is stored here; its outputs those that are wanted
-    here, by their names, and DONE; its updates those of states that are stored here. token: the end of the chain, which
-    has to be computed.
+    graph: its inputs are all data of the whole one, TOKEN_NAME, and what is stored here; its outputs those that are
+    wanted here, by their names, and DONE; its updates those of states that are stored here. token: the end of the
+    chain, which has to be computed.
     """
 
     graph: Graph

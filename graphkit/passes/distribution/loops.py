@@ -117,7 +117,7 @@ def _build(
     length: tuple[Value, int] | None,
 ) -> None:  # fmt: skip
     """The loop of one rank. length: what it scans, and along which axis, where it scans nothing else."""
-    view, level, here, side, own = body.view, body.parent, body.parent.side(rank), body.side(rank), body.own(rank)
+    view, here, side, own = body.view, body.parent.side(rank), body.side(rank), body.own(rank)
     states, slices, op = sorted(own.states), sorted(own.slices), repeating(view.node)
     chain = [side.start] if side.exchanges else []
     scanned = [here.table[view.scan_inputs[i].outer] for i in slices]
