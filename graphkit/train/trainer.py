@@ -101,7 +101,8 @@ class Trainer:
     Each process has the parameters of its own, and every batch, which all of them are given whole, goes through them as
     a pipeline of `micro_batches` (see docs/processes.md). Where ranks need each other, or branches and loops have nodes
     of several, they exchange values in the middle of a step, and there is one micro-batch. batch_axes: the axis that
-    counts samples by input and target, where it is not 0; None: every micro-batch gets all of it. Data sets say it themselves.
+    counts samples by input and target, where it is not 0; None: every micro-batch gets all of it. Data sets say it
+    themselves.
     shard_optimizer: each process of the kvstore holds a part of the optimizer's slots, updates what they belong to, and
     gets the rest of the parameters from the others; `save` is then called by all of them, and rank 0 writes.
 

@@ -16,9 +16,10 @@ No rank waits for ever. The transfers of a graph, and the nodes of control flow 
 one order, in which the two ends of a transfer are one event. In a run, the events of a branch or of an iteration stand
 at the place of the If or the loop; all ranks that have a part of it enter the same branch, and as many iterations, as
 they have the same condition. So the events of a run have one order, and tokens make each rank take its own in that
-order. Of those that have not taken place, look at the first one. Both of its ranks have all of their earlier ones behind
-them, and what they compute before this one ends by itself, so that both come to it. A sender waits at most until its
-receiver has taken an earlier value, which is an earlier event. So it takes place, and thus all do, whatever the window.
+order. Of those that have not taken place, look at the first one. Both of its ranks have all of their earlier ones
+behind them, and what they compute before this one ends by itself, so that both come to it. A sender waits at most until
+its receiver has taken an earlier value, which is an earlier event. So it takes place, and thus all do, whatever the
+window.
 """
 
 from __future__ import annotations
