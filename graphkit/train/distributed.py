@@ -21,7 +21,6 @@ from graphkit.ir.graph import Graph, Value
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
 from graphkit.passes.distribution.distribute import Part, distribute, place
-from graphkit.passes.distribution.levels import TOKEN_NAME
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.train import partition, recomputation
 from graphkit.train import step as steps
@@ -55,7 +54,7 @@ class DistributedStepper(PlacedStepper):
         self._output_name = output_name
         self._loss_rank = placement.home(graph.outputs[0]) or 0
         wanted = graph.replace(outputs=[graph.outputs[0], output], output_names=[LOSS, output_name])
-        part = self._part(steps.whole_gradients(wanted, trained, rule), trained, options["device"])
+        self._placed = part = self._part(steps.whole_gradients(wanted, trained, rule), trained, options["device"])
         self.programs = [steps.placed_step(part.graph, self._own, rule, part.token)]
         self.store = JointStore([params, self.slots])
         self.channels = Channels(store.messages)
@@ -103,7 +102,7 @@ class DistributedStepper(PlacedStepper):
         """The step; what it sends has been taken when it ends, also where it ends with NotFinite, which all find."""
         self._runs += 1
         try:
-            results = self.executors[0].run({**feeds, TOKEN_NAME: np.int64(self._runs)})
+            results = self.executors[0].run({**feeds, self._placed.start: np.int64(self._runs)})
         except NotFinite:
             self.channels.finish()
             raise
@@ -139,7 +138,8 @@ class DistributedInference:
         wanted = bind_rng(graph.replace(outputs=[value], output_names=[output]))
         placement = place(run_passes(wanted, CLEANUP), stepper.pipe.groups, stepper.owners)
         parts = distribute(placement, [(stepper.output_rank,)], self._store.num_workers)
-        self._executor = Executor(parts[self._store.rank].graph, params, **options, channels=self._channels)
+        self._part = parts[self._store.rank]
+        self._executor = Executor(self._part.graph, params, **options, channels=self._channels)
         self._batch = 0
         self.outputs = graph.output_names
 
@@ -153,4 +153,4 @@ class DistributedInference:
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """The output, where it is made."""
         self._batch += 1
-        return self._executor.run({**feeds, TOKEN_NAME: np.int64(self._batch)})
+        return self._executor.run({**feeds, self._part.start: np.int64(self._batch)})

@@ -9,8 +9,7 @@ from graphkit.dist.channels import Channels
 from graphkit.executor.run.session import Executor
 from graphkit.passes.cleanup import CLEANUP
 from graphkit.passes.core.sweep import run_passes
-from graphkit.passes.distribution.distribute import DONE, distribute, place
-from graphkit.passes.distribution.levels import TOKEN_NAME
+from graphkit.passes.distribution.distribute import distribute, place
 
 NORMAL = {"type": "normal", "std": 0.5}
 
@@ -38,9 +37,9 @@ def run_part(store, net, groups, batches, window=32, wanted=None, around=None, *
     executor = Executor(part.graph, net.params, threads=1, seed=3, channels=carrier, **options)
     found = []
     for number, feeds in enumerate(batches):
-        results = executor.run({**feeds, TOKEN_NAME: np.int64(number)})
+        results = executor.run({**feeds, part.start: np.int64(number)})
         channels.finish()
-        results.pop(DONE)
+        results.pop(part.done)
         found.append(results)
     return found, channels
 

@@ -13,7 +13,6 @@ from graphkit.dist.channels import Channels
 from graphkit.errors import RuntimeFailure, UnsupportedError, UsageError
 from graphkit.executor.run.session import Executor
 from graphkit.ops import F
-from graphkit.passes.distribution.levels import TOKEN_NAME
 from graphkit.passes.training.randomness import bind_rng
 from graphkit.passes.training.to_training import to_training
 
@@ -460,7 +459,7 @@ def test_everybody_sends_before_anybody_receives(on_ranks, window):
 def test_an_executor_without_channels():
     part = parts_of(cycle().graph, AB, 2)[0]
     with pytest.raises(UnsupportedError, match="no channels"):
-        Executor(part.graph, cycle().params).run({"x": normal(2, 4), TOKEN_NAME: np.int64(0)})
+        Executor(part.graph, cycle().params).run({"x": normal(2, 4), part.start: np.int64(0)})
 
 
 def test_control_flow_that_is_not_native():

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import DimExpr
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops.control.views import is_if
 from graphkit.passes.core.bind import plain_name
@@ -39,9 +39,6 @@ from graphkit.passes.distribution.homes import Homes, find_homes
 from graphkit.passes.distribution.levels import Level, Side, Transfers
 from graphkit.passes.distribution.loops import divide_loop
 
-# The last output of each part: the end of its chain.
-DONE = "transferred"
-
 _STORED = ("parameter", "state")
 
 
@@ -49,13 +46,19 @@ _STORED = ("parameter", "state")
 class Part:
     """What one rank computes.
 
-    graph: its inputs are all data of the whole one, TOKEN_NAME, and what is stored here; its outputs those that are
-    wanted here, by their names, and DONE; its updates those of states that are stored here. token: the end of the
-    chain, which has to be computed.
+    graph: its inputs are all data of the whole one, what is stored here, and `start`, the begin of the chain of tokens,
+    to which any number is fed; its outputs those that are wanted here, by their names, and the end of the chain, `done`,
+    which has to be computed; its updates those of states that are stored here.
     """
 
     graph: Graph
-    token: Value
+    start: str
+    done: str
+
+    @property
+    def token(self) -> Value:
+        """The end of the chain."""
+        return self.graph.outputs[self.graph.output_names.index(self.done)]
 
 
 class _Outermost(Level):
@@ -180,11 +183,12 @@ def _part(
     graph, side = placement.graph, level.side(rank)
     data = [new for v, new in level.inputs.items() if v.role not in _STORED]
     stored = [new for v, new in level.inputs.items() if placement.owners.get(v) == rank]
+    done = Names(results).take("transferred")
     made = Graph(
-        [*data, side.start, *stored], [*results.values(), side.token], updates, f"{graph.name}_{rank}",
-        output_names=[*results, DONE],
+        [*data, *stored, side.start], [*results.values(), side.token], updates, f"{graph.name}_{rank}",
+        output_names=[*results, done],
     )  # fmt: skip
-    return Part(made, side.token)
+    return Part(made, made.name_of(side.start), done)
 
 
 def _divide(level: Level, node: Node) -> None:

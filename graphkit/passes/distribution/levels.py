@@ -19,9 +19,6 @@ from graphkit.ops.internal.ordering import After
 from graphkit.ops.internal.transfer import TOKEN, UNKNOWN, Elements, Receive, Send
 from graphkit.passes.distribution.homes import Homes
 
-# The input that begins a chain of tokens; of a whole graph, any number may be fed.
-TOKEN_NAME = "transfers"
-
 
 @dataclass
 class Transfers:
@@ -41,7 +38,7 @@ class Side:
     """
 
     rank: int
-    start: Value = field(default_factory=lambda: Value(TOKEN, TOKEN_NAME))
+    start: Value = field(default_factory=lambda: Value(TOKEN, "transfers"))
     token: Value = field(init=False)
     table: dict[Value, Value] = field(default_factory=dict)
     captured: dict[Value, Value] = field(default_factory=dict)
