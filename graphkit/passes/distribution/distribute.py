@@ -47,8 +47,8 @@ class Part:
     """What one rank computes.
 
     graph: its inputs are all data of the whole one, what is stored here, and `start`, the begin of the chain of tokens,
-    to which any number is fed; its outputs those that are wanted here, by their names, and the end of the chain, `done`,
-    which has to be computed; its updates those of states that are stored here.
+    to which any number is fed; its outputs those that are wanted here, by their names, and `done`, the end of the
+    chain, which has to be computed; its updates those of states that are stored here.
     """
 
     graph: Graph
