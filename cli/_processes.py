@@ -153,9 +153,7 @@ class Job(NamedTuple):
         return store
 
 
-def run_job(
-    processes: int, arguments: Sequence[str], folder: str | None, restarts: int, survives: bool = False
-) -> int:
+def run_job(processes: int, arguments: Sequence[str], folder: str | None, restarts: int, survives: bool = False) -> int:
     """Run `graphkit ARGUMENTS` in so many processes, of which the others go on, if so wanted, when one is lost; return
     the exit status.
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 import click
 
 from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import print_json, print_table
 from graphkit.ir.context import GROUP
-from graphkit.ir.graph import Value
+from graphkit.ir.graph import Graph, Value
 from graphkit.model import Model
+from graphkit.passes.core.captures import captured
+from graphkit.passes.core.sweep import is_control
 from graphkit.passes.pipeline import effects
 
 
@@ -59,17 +62,26 @@ def command(model: str, form: str, external_root: str | None, as_json: bool) -> 
 
 
 def groups(net: Model) -> dict[str, dict[str, int]]:
-    """By group (ctx_group): its nodes, and the elements of the parameters that it is the first to read."""
+    """By group (ctx_group): its nodes, inside of branches and loops too, and the elements of the parameters that it is
+    the first to read."""
     found: dict[str, dict[str, int]] = {}
     counted: set[Value] = set()
-    for node in net.graph.nodes:
-        if (name := node.meta.get(GROUP)) is None:
-            continue
-        group = found.setdefault(name, {"nodes": 0, "parameters": 0})
-        group["nodes"] += 1
-        for value in {v for v in node.operands if v.role == "parameter" and v not in counted}:
-            group["parameters"] += math.prod(value.tensor.static_shape)
-            counted.add(value)
+
+    def count(graph: Graph, parameters: Mapping[Value, Value]) -> None:
+        """parameters: what stands in the graph for parameters of the model, and these."""
+        for node in graph.nodes:
+            bodies = node.op.subgraphs().values() if is_control(node) else ()
+            for body in bodies:
+                count(body, {inner: parameters[v] for v, inner in captured(node, body) if v in parameters})
+            if (name := node.meta.get(GROUP)) is None:
+                continue
+            group = found.setdefault(name, {"nodes": 0, "parameters": 0})
+            group["nodes"] += 1
+            for value in {parameters[v] for v in node.operands if v in parameters} - counted:
+                group["parameters"] += math.prod(value.tensor.static_shape)
+                counted.add(value)
+
+    count(net.graph, {v: v for v in net.graph.inputs if v.role == "parameter"})
     return found
 
 

@@ -173,7 +173,8 @@ _SKIPPED, _RECORDED = 2, 10
     "places",
     multiple=True,
     metavar="GROUP=RANK",
-    help="Compute a group of nodes (ctx_group) in a process of the job, as a stage of a pipeline; repeat for all.",
+    help="Compute a group of nodes (ctx_group) in a process of the job, as a stage of a pipeline where no process "
+    "needs a later one; repeat for all.",
 )
 @click.option(
     "--micro-batches",

@@ -183,7 +183,8 @@ class _Expected:
     def Test(self) -> bool:  # noqa: N802 - MPI's name
         while self._box.sent and self._box.awaited:
             first = self._box.awaited.popleft()
-            np.copyto(first._data, self._box.sent.popleft())
+            sent = self._box.sent.popleft()
+            first._data[: len(sent)] = sent
             first._there = True
         return self._there
 

@@ -1,12 +1,14 @@
 """Reverse-mode differentiation: from values to values, before any fusion, for any shapes.
 
 The gradient graph is made of ordinary nodes, so that differentiating it again gives second order. A value that
-is read several times receives one n-ary Sum, which the executor accumulates in place.
+is read several times receives one n-ary Sum, which the executor accumulates in place. The nodes of a gradient are in
+the group of the node whose gradient they are, so that they are computed where that is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -91,7 +93,8 @@ class _Sweep:
     def run(self) -> list[Value | None]:
         for node in reversed(self.nodes):
             if any(v in self.active for v in node.inputs if v is not None):
-                self._visit(node)
+                with _in_group_of(node):
+                    self._visit(node)
         if self.missing:
             raise MissingGradient(_missing_message(self.missing))
         return [self._total(v) for v in self.wrt]
@@ -168,6 +171,12 @@ def _differentiate(
 ) -> tuple[list[Value | None], list[Node]]:
     sweep = _Sweep(outputs, seeds, wrt)
     return sweep.run(), sweep.extended
+
+
+def _in_group_of(node: Node) -> AbstractContextManager[object]:
+    """Nodes that are made inside are in the group of this one (`ctx_group`), whose gradient they compute."""
+    group = node.meta.get(context.GROUP)
+    return nullcontext() if group is None else context.entered(context.Scope(attrs={context.GROUP: group}))
 
 
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:

@@ -1,6 +1,7 @@
 """Arrays from one process to another, while both go on computing.
 
-A message is a header with the shapes, and one part for each array, which travels as it lies in memory. A thread sees to
+A message is a header with the shapes, and one part for each array, which travels as it lies in memory; few bytes travel
+with the header. A thread sees to
 what is on its way: without it, an MPI that makes no progress of its own would let the receiver of a large array wait
 until the sender has computed its next part. Nobody waits inside of MPI.
 """
@@ -23,6 +24,8 @@ from graphkit.errors import RuntimeFailure
 _TAGS_OF_A_LANE = 2
 # MPI counts in 32 bits: larger arrays go in parts.
 _PART = 1 << 30
+# Arrays of so many bytes together travel behind their header.
+_INLINE = 1024
 # While something is on its way: the pause between two looks; how often somebody who waits looks for who is lost.
 _PAUSE, _LOOK = 5e-5, 0.05
 
@@ -37,7 +40,10 @@ class Links(Protocol):
         """Begin to send bytes (uint8, contiguous) to a rank: something with a method `Test`."""
         ...
 
-    def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any: ...
+    def start_receive(self, data: np.ndarray, source: int, tag: int) -> Any:
+        """Begin to receive at most so many bytes."""
+        ...
+
     def waiting(self, for_steps: bool) -> AbstractContextManager[None]: ...
     def lost(self) -> str | None: ...
     def fail(self, reason: str) -> None:
@@ -55,9 +61,11 @@ class Kind(NamedTuple):
 class Arrival:
     """Arrays that are to come. `done` once they are all there."""
 
-    def __init__(self, source: int, lane: int, number: int, kinds: Sequence[Kind]):
-        self.source, self.lane, self.number, self.kinds = source, lane, number, kinds
-        self.header = np.empty(1 + sum(kind.rank for kind in kinds), np.int64)
+    def __init__(self, source: int, lane: int, number: int, kinds: Sequence[Kind], label: int = 0):
+        self.source, self.lane, self.number, self.kinds, self.label = source, lane, number, kinds, label
+        count = 2 + sum(kind.rank for kind in kinds)
+        self.data = np.empty(8 * count + _INLINE, np.uint8)
+        self.header = self.data[: 8 * count].view(np.int64)
         self.header_request: Any = None
         self.requests: list[Any] = []
         self.arrays: list[np.ndarray] = []
@@ -65,15 +73,27 @@ class Arrival:
 
     def make_room(self) -> list[np.ndarray]:
         """Arrays of the shapes that the header tells. Raises RuntimeFailure for another message than the one meant."""
-        if int(self.header[0]) != self.number:
-            raise RuntimeFailure(
-                f"message {int(self.header[0])} of rank {self.source} comes in the place of number {self.number}"
-            )
-        at = 1
+        number, label = self.header[:2].tolist()
+        if number != self.number:
+            raise RuntimeFailure(f"message {number} of rank {self.source} comes in the place of number {self.number}")
+        if label != self.label:
+            raise RuntimeFailure(f"value {label} of rank {self.source} comes in the place of value {self.label}")
+        at = 2
         for kind in self.kinds:
             self.arrays.append(np.empty(tuple(self.header[at : at + kind.rank].tolist()), kind.dtype))
             at += kind.rank
         return self.arrays
+
+    def take_inline(self) -> bool:
+        """Whether the arrays have come with the header; they are there then."""
+        if sum(array.nbytes for array in self.arrays) > _INLINE:
+            return False
+        at = self.header.nbytes
+        for array in self.arrays:
+            if array.size:
+                array.reshape(-1).view(np.uint8)[:] = self.data[at : at + array.nbytes]
+            at += array.nbytes
+        return True
 
 
 class Messages:
@@ -93,27 +113,32 @@ class Messages:
         self._thread: threading.Thread | None = None
         self.sent_bytes = 0
 
-    def send(self, to: int, arrays: Sequence[np.ndarray], lane: int = 0) -> None:
-        """Send arrays to a rank, which expects their kinds; they must not change before `settle`."""
+    def send(self, to: int, arrays: Sequence[np.ndarray], lane: int = 0, label: int = 0) -> None:
+        """Send arrays to a rank, which expects their kinds; they must not change before `settle`.
+
+        label: what they are, which both sides have to agree on.
+        """
         tag = lane * _TAGS_OF_A_LANE
         self._check()
         with self._news:
             shapes = [size for array in arrays for size in array.shape]
-            header = np.array([self._number("to", to, lane), *shapes], np.int64)
-            self._sent.append((self._links.start_send(header.view(np.uint8), to, tag), header))
-            for array in arrays:
-                parts = _parts(np.ascontiguousarray(array))
-                self._sent += [(self._links.start_send(part, to, tag + 1), part) for part in parts]
-                self.sent_bytes += array.nbytes
+            header = np.array([self._number("to", to, lane), label, *shapes], np.int64).view(np.uint8)
+            bytes_ = [_bytes(np.ascontiguousarray(array)) for array in arrays]
+            size = sum(data.size for data in bytes_)
+            if size <= _INLINE:
+                header, bytes_ = np.concatenate([header, *bytes_]), []
+            self._sent.append((self._links.start_send(header, to, tag), header))
+            for data in bytes_:
+                self._sent += [(self._links.start_send(part, to, tag + 1), part) for part in _parts(data)]
+            self.sent_bytes += size
             self._go_on()
 
-    def expect(self, source: int, kinds: Sequence[Kind], lane: int = 0) -> Arrival:
+    def expect(self, source: int, kinds: Sequence[Kind], lane: int = 0, label: int = 0) -> Arrival:
         """Be ready for the next message of a rank."""
         self._check()
         with self._news:
-            arrival = Arrival(source, lane, self._number("from", source, lane), kinds)
-            header = arrival.header.view(np.uint8)
-            arrival.header_request = self._links.start_receive(header, source, lane * _TAGS_OF_A_LANE)
+            arrival = Arrival(source, lane, self._number("from", source, lane), kinds, label)
+            arrival.header_request = self._links.start_receive(arrival.data, source, lane * _TAGS_OF_A_LANE)
             self._awaited.append(arrival)
             self._go_on()
         return arrival
@@ -182,7 +207,9 @@ class Messages:
             return False
         arrival.header_request = None
         start, tag = self._links.start_receive, arrival.lane * _TAGS_OF_A_LANE + 1
-        arrival.requests = [start(part, arrival.source, tag) for a in arrival.make_room() for part in _parts(a)]
+        arrays = arrival.make_room()
+        if not arrival.take_inline():
+            arrival.requests = [start(part, arrival.source, tag) for a in arrays for part in _parts(_bytes(a))]
         return True
 
     def _wait(self, done: Any, what: str) -> None:
@@ -209,8 +236,12 @@ class Messages:
             raise RuntimeFailure(f"{before}{self._failure}")
 
 
-def _parts(array: np.ndarray) -> list[np.ndarray]:
-    """The bytes of an array, in parts that MPI can count; none of an empty one."""
-    data = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of a contiguous array, which they belong to."""
+    return array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
+
+
+def _parts(data: np.ndarray) -> list[np.ndarray]:
+    """Bytes in parts that MPI can count; none of no bytes."""
     count = math.ceil(data.size / _PART)
     return [data[index * _PART : (index + 1) * _PART] for index in range(count)]

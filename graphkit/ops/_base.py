@@ -395,6 +395,13 @@ registry = Registry()
 
 def op(cls: type[OpT]) -> type[OpT]:
     """Register an operator class: annotated fields become attributes, `formals` are parsed once."""
+    registry.add(declared(cls))
+    return cls
+
+
+def declared(cls: type[OpT]) -> type[OpT]:
+    """What `op` does but for the registration: of operators that mean something within a running job alone, that files
+    do not have and callers do not name."""
     fields: dict[str, Field] = {}
     # What Op itself annotates are class attributes.
     for base in [b for b in reversed(cls.__mro__) if b is not Op]:
@@ -411,7 +418,6 @@ def op(cls: type[OpT]) -> type[OpT]:
     cls.name = cls.__dict__.get("name") or cls.__name__
     cls.formals = tuple(Formal.parse(text) for text in cls.inputs)
     cls._graphs = tuple(key for key, field in fields.items() if field.kind == "Graph")
-    registry.add(cls)
     return cls
 
 

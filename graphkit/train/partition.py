@@ -14,6 +14,11 @@ from graphkit.errors import UsageError, did_you_mean
 from graphkit.ir.context import GROUP
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import DType, TensorType
+from graphkit.passes.core.sweep import all_nodes, is_control
+
+
+class NotAPipeline(UsageError):
+    """Ranks need each other, or control flow has parts on several of them."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,17 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
     """The stages of `graph` for groups on ranks.
 
     like: those of another graph of the same model, of which the stages have the same parameters and states, by name.
-    Raises UsageError where groups and ranks do not belong together, where two ranks need each other,
-    naming the nodes, and for values between stages that cannot be sent.
+    Raises NotAPipeline where two ranks need each other, or a subgraph has nodes of another rank than its node's, naming
+    the nodes; UsageError where groups and ranks do not belong together, and for values between stages that cannot be
+    sent.
     """
     if like is None:
         check(graph, groups, ranks)
     order = _order(graph, groups) if like is None else list(like.ranks)
     position = {rank: index for index, rank in enumerate(order)}
-    stage_of = _stages(graph, {name: position[rank] for name, rank in groups.items()})
+    placed = {name: position[rank] for name, rank in groups.items()}
+    stage_of = _stages(graph, placed)
+    _check_inside(stage_of, placed)
     owners = {} if like is None else {like.graph.name_of(v): stage for v, stage in like.owner_of.items()}
     owner_of = _owners(graph, stage_of, owners)
     crossings: dict[Value, set[int]] = {}
@@ -81,7 +89,7 @@ def partition(graph: Graph, groups: Mapping[str, int], ranks: int, like: Partiti
 
 def check(graph: Graph, groups: Mapping[str, int], ranks: int) -> None:
     """Raise UsageError for groups that the graph, or ranks that the job lacks, and for those without a part."""
-    known = {group for node in graph.nodes if node.operands and (group := node.meta.get(GROUP)) is not None}
+    known = {group for node in all_nodes(graph) if node.operands and (group := node.meta.get(GROUP)) is not None}
     if not known:
         raise UsageError(f"groups: no node of the graph is in a group; build it within gk.attr_scope({GROUP}=...)")
     for group, rank in groups.items():
@@ -118,7 +126,7 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
     while left:
         ready = [rank for rank in left if all((rank, other) not in needs for other in left)]
         if not ready:
-            raise UsageError(_cycle(left, needs))
+            raise NotAPipeline(_cycle(left, needs))
         order.append(ready[0])
         left.remove(ready[0])
     return order
@@ -161,6 +169,19 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
     return stage_of
 
 
+def _check_inside(stage_of: Mapping[Node, int], placed: Mapping[str, int]) -> None:
+    """Raise NotAPipeline for control flow with nodes of another stage inside."""
+    for node, stage in stage_of.items():
+        for subgraph in node.op.subgraphs().values() if is_control(node) else ():
+            for inner in all_nodes(subgraph):
+                group = inner.meta.get(GROUP) if inner.operands else None
+                if group is not None and placed[group] != stage:
+                    raise NotAPipeline(
+                        f"groups: {inner.describe()}, of {group}, is inside of {node.describe()}, which is on another "
+                        "rank"
+                    )
+
+
 def _owners(graph: Graph, stage_of: Mapping[Node, int], owners: Mapping[str, int]) -> dict[Value, int]:
     """The stage that has each parameter and state: the first that reads it."""
     stored = {v: owners[graph.name_of(v)] for v in graph.inputs if _is_stored(v) and graph.name_of(v) in owners}
@@ -173,7 +194,7 @@ def _owners(graph: Graph, stage_of: Mapping[Node, int], owners: Mapping[str, int
         home = stage_of.get(new.node, 0) if new.node is not None else 0
         if first.setdefault(state, home) != home or stored.get(state, home) != home:
             reader = next(n for n in graph.nodes if state in n.operands and stage_of.get(n) != home)
-            raise UsageError(
+            raise NotAPipeline(
                 f"groups: {state} is updated by another rank than that of {reader.describe()}, which reads it"
             )
     return {v: stored.get(v, first.get(v, 0)) for v in graph.inputs if _is_stored(v)}
@@ -188,7 +209,7 @@ def _check_crossing(made: Partition, value: Value) -> None:
     first = made.crossings[value][0]
     reader = next(n for n in made.graph.nodes if made.stage_of.get(n) == first and value in n.operands)
     if home is not None and first < home:
-        raise UsageError(f"groups: {reader.describe()} reads {value}, which a later rank ({made.ranks[home]}) has")
+        raise NotAPipeline(f"groups: {reader.describe()} reads {value}, which a later rank ({made.ranks[home]}) has")
     kind = value.type
     if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.rank is None:
         raise UsageError(f"groups: {value} goes from one rank to another, to {reader.describe()}: only tensors of "

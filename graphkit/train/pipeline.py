@@ -13,45 +13,32 @@ from typing import Any
 import numpy as np
 
 from graphkit.dist import pipeline
-from graphkit.dist.transfers import Kind
-from graphkit.errors import InputError, NotFinite, UsageError, did_you_mean
+from graphkit.errors import NotFinite
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import DType, TensorType
-from graphkit.passes.core.bind import match_shapes
-from graphkit.train import residuals, stage_programs
+from graphkit.ir.types import TensorType
+from graphkit.train import stage_programs
 from graphkit.train import step as steps
-from graphkit.train.average import AVERAGE
-from graphkit.train.metrics import Metric
 from graphkit.train.partition import Partition
 from graphkit.train.placed import Pipeline
+from graphkit.train.placed_stepper import PlacedStepper, kind_of
 from graphkit.train.position import Position
 from graphkit.train.stage_runner import StageRunner
 
 LOSS = "loss"
-# Lanes of messages; those of passes have 0 and 1.
-_GATHER, _COPIES, _SUMS = 2, 3, 4
+# Lanes of messages; those of passes have 0 and 1, a gather 2.
+_COPIES, _SUMS = 3, 4
 _NO_LOSS = np.full((), np.nan, np.float32)
 
 
-class PipelineStepper:
+class PipelineStepper(PlacedStepper):
     """What a `Stepper` is, for one rank of a pipeline: it has the parameters and slots of its own stage alone.
 
     graph: as for a Stepper. params: the model's, all there; those of other ranks are released. results: the outputs
     that `take` returns where they are made, beside the loss.
     """
-
-    # Stages wait for each other by design, which is not counted; nor is what they send.
-    waited_seconds = 0.0
-    flights = ()
-
-    def slot_bytes(self, processes: int = 1) -> int:
-        """Of the optimizer's slots of this rank's stage; raises UsageError where processes are to divide them."""
-        if processes > 1:
-            raise UsageError("stages of a pipeline have their own slots, and do not divide them")
-        return sum(self.slots[name].nbytes for name in self.slots)
 
     def __init__(
         self,
@@ -64,30 +51,21 @@ class PipelineStepper:
         output_name: str,
         options: Mapping[str, Any],
     ):
-        self.updates = self.skipped = self.waiting = 0
-        self.waiting_weight = 0.0
-        self.buckets = None
-        self.trained = tuple(t.name for t in trained)
-        self.pipe, self._rule, self._params = pipe, rule, params
-        self._store = pipe.store
         self.part = part = pipe.parted(graph)
         self.index = part.ranks.index(pipe.store.rank)
+        owners = {graph.name_of(v): part.ranks[stage] for v, stage in part.owner_of.items()}
+        super().__init__(graph, trained, rule, params, pipe, owners, part.ranks[part.home(output) or 0])
         self._output_name = output_name
         self.stage = stage_programs.training_stage(
             part, self.index, {LOSS: graph.outputs[0], output_name: output}, trained
         )
-        self.output_rank = part.ranks[part.home(output) or 0]
         self._loss_rank = part.ranks[part.home(graph.outputs[0]) or 0]
         self._draws = any(v.role == "rng" for v in graph.inputs)
-        self._own = [t for t in trained if part.owner_of[t.value] == self.index]
-        self.owners = {graph.name_of(v): stage for v, stage in part.owner_of.items()}
-        self._begin_alike()
         flowing = stage_programs.differentiated(part, trained)
         # By parameter that several stages read: the others that have gradients of it.
         self._learners = {t.name: found for t in trained if (found := stage_programs.learners(part, t, flowing))}
         updates = steps.staged_update(f"{graph.name}_{self.index}", self._own, rule) if self._own else ()
         self.programs = [g for g in (self.stage.forward, self.stage.backward, *updates) if g is not None]
-        self.slots = self._starts(trained, params)
         summed = [t for t in trained if t in self._own or self.index in self._learners.get(t.name, ())]
         kinds = {f"{t.name}/{steps.GRADIENT_SUM}": t.value.tensor for t in summed}
         self._sums = ParamStore(kinds, {name: _zeros(kind) for name, kind in kinds.items()})
@@ -95,113 +73,6 @@ class PipelineStepper:
         self.executors = [Executor(program, self.store, **options) for program in self.programs]
         backward = None if self.stage.backward is None else self.executors[1]
         self._runner = StageRunner(self.stage, part, pipe.store, self.executors[0], backward)
-
-    def _begin_alike(self) -> None:
-        """Rank 0's values, one by one; those of other stages are released at once."""
-        for name in list(self._params):
-            array = self._store.broadcast(name, self._params[name])
-            if self._is_own(name):
-                self._params[name] = array
-            else:
-                self._params.release(name, self._holder(name))
-
-    def _starts(self, trained: Sequence[steps.TrainedParameter], params: ParamStore) -> ParamStore:
-        """The slots of all parameters by name, with arrays for those of this stage."""
-        types: dict[str, TensorType] = {steps.STEP: TensorType(DType.INT64, ())}
-        arrays: dict[str, np.ndarray] = {steps.STEP: np.zeros((), np.int64)}
-        optimizer = self._rule.optimizer
-        for parameter in trained:
-            kind = parameter.value.tensor
-            types |= {f"{parameter.name}/{slot}": kind for slot in optimizer.slots}
-            if self._rule.ema is not None:
-                types[f"{parameter.name}/{AVERAGE}"] = kind
-        for parameter in self._own:
-            kind = parameter.value.tensor
-            for slot in optimizer.slots:
-                arrays[f"{parameter.name}/{slot}"] = np.full(kind.static_shape, optimizer.start(slot), kind.dtype.numpy)
-            if self._rule.ema is not None:
-                arrays[f"{parameter.name}/{AVERAGE}"] = params[parameter.name]
-        return ParamStore(types, arrays)
-
-    # --- who has what ----------------------------------------------------------------------------
-
-    def _stage_of(self, name: str) -> int | None:
-        """The stage that has a parameter, a state, or a slot of one; None: all have it."""
-        if name in self.owners:
-            return self.owners[name]
-        return self.owners.get(name.rpartition("/")[0], None if name == steps.STEP else 0)
-
-    def _is_own(self, name: str) -> bool:
-        return self._stage_of(name) in (None, self.index)
-
-    def _holder(self, name: str) -> str:
-        stage = self._stage_of(name)
-        assert stage is not None, "nobody else"
-        return f"rank {self.part.ranks[stage]}, which computes with it"
-
-    @property
-    def measures(self) -> bool:
-        """Whether this rank has the output that metrics look at."""
-        return self._store.rank == self.output_rank
-
-    @property
-    def held(self) -> tuple[str, ...]:
-        """What is trained and has its values in this process, but for what others own."""
-        return tuple(name for name in self.trained if self._params.holds(name))
-
-    def keeps(self, name: str) -> bool:
-        """Whether this process has a parameter, state or slot from step to step."""
-        return self._is_own(name)
-
-    def store_of(self, name: str) -> ParamStore:
-        return self._params if name in self._params else self.slots
-
-    @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """All parameters and slots on rank 0 meanwhile, as a process alone has them. Every rank has to come here."""
-        names = [n for n in (*self._params, *self.slots) if self._stage_of(n) is not None]
-        self._store.meet("gather of a pipeline's parameters")
-        here, messages = self._store.rank == 0, self._store.messages
-        taken = []
-        for name in names:
-            stage = self._stage_of(name)
-            assert stage is not None, "all of `names` have one"
-            holder, store = self.part.ranks[stage], self.store_of(name)
-            if here and holder != 0:
-                arrival = messages.expect(holder, [_kind(store, name)], _GATHER)
-                store.commit(name, messages.receive(arrival, f"the values of parameter {name!r}")[0])
-                taken.append(name)
-            elif holder == self._store.rank and not here:
-                messages.send(0, [store[name]], _GATHER)
-        messages.settle()
-        try:
-            yield
-        finally:
-            for name in taken:
-                self.store_of(name).release(name, self._holder(name))
-
-    # --- what other steppers do ------------------------------------------------------------------
-
-    saves_together = False
-    compressing: tuple[int, ...] = ()
-    left_out: residuals.ByRank = ()
-
-    def states(self) -> Mapping[str, np.ndarray]:
-        """What a checkpoint has beside the parameters, whole; in the first process, within `gathered`."""
-        return dict(self.slots)
-
-    def own_states(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The arrays of a checkpoint."""
-        return dict(arrays)
-
-    def spread(self) -> None:
-        """Nothing else has copies of what was resumed."""
-
-    def put_residuals(self, mine: Mapping[str, np.ndarray]) -> None:
-        """Nothing is sent in fewer bytes."""
-
-    def settle(self) -> None:
-        """All is in place after each step."""
 
     # --- a batch ---------------------------------------------------------------------------------
 
@@ -236,27 +107,8 @@ class PipelineStepper:
         self.updates += 1
         return loss, {self._output_name: outputs} if outputs else {}
 
-    def _check(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Raise InputError for a micro-batch that the graph does not take."""
-        types = {self.part.graph.name_of(v): v.tensor for v in self.part.graph.inputs if v.role == "data"}
-        for name in batch:
-            if name not in types:
-                raise InputError(f"no input {name!r}{did_you_mean(name, types)}")
-        if missing := [f"{name!r} ({kind})" for name, kind in types.items() if name not in batch]:
-            raise InputError(f"input not given: {', '.join(missing)}")
-        match_shapes([(name, kind, kind.with_shape(batch[name].shape)) for name, kind in types.items()])
-
-    @contextlib.contextmanager
-    def _failing_together(self) -> Iterator[None]:
-        """What one rank fails of, but for what all of them find, the others are told: they may wait for it."""
-        try:
-            yield
-        except NotFinite:
-            raise
-        except BaseException as error:
-            self._runner.forget()
-            self._store.messages.fail(error, f"in the step of update {self.updates + 1}")
-            raise
+    def _forget(self) -> None:
+        self._runner.forget()
 
     def _run(self, batches: Sequence[Mapping[str, Any]], weights: Sequence[int]) -> tuple[list[Any], list[Any]]:
         """All passes; the losses and the outputs that are made here."""
@@ -290,7 +142,7 @@ class PipelineStepper:
                 for stage in stages:
                     messages.send(part.ranks[stage], [self._params[name]], _COPIES)
             elif self.index in stages:
-                arrival = messages.expect(part.ranks[owner], [_kind(self._params, name)], _COPIES)
+                arrival = messages.expect(part.ranks[owner], [kind_of(self._params, name)], _COPIES)
                 self._params.commit(name, messages.receive(arrival, f"the values of {name!r}")[0])
 
     def take_back(self, part: Partition) -> None:
@@ -306,12 +158,12 @@ class PipelineStepper:
         for name, stages in self._learners.items():
             key, owner = f"{name}/{steps.GRADIENT_SUM}", self.owners[name]
             if self.index in stages:
-                messages.send(self.part.ranks[owner], [self._sums[key]], _SUMS)
+                messages.send(owner, [self._sums[key]], _SUMS)
                 messages.settle()
                 self._sums[key] = np.zeros_like(self._sums[key])
-            elif self.index == owner:
+            elif self._store.rank == owner:
                 for stage in stages:
-                    arrival = messages.expect(self.part.ranks[stage], [_kind(self._sums, key)], _SUMS)
+                    arrival = messages.expect(self.part.ranks[stage], [kind_of(self._sums, key)], _SUMS)
                     (part,) = messages.receive(arrival, f"the gradient of {name!r}")
                     self._sums.commit(key, np.asarray(self._sums[key] + part))
 
@@ -360,9 +212,6 @@ class PipelineStepper:
             self._sums[name] = np.zeros_like(self._sums[name])
         self._runner.forget()
 
-    def flush(self, rate: float) -> None:
-        """Nothing waits: each batch has its update."""
-
     # --- what is measured ------------------------------------------------------------------------
 
     def compared(
@@ -376,13 +225,6 @@ class PipelineStepper:
             for found, part in zip(outputs, pipeline.bounds(pipeline.sizes(count, len(outputs))), strict=True):
                 yield found, self.pipe.slice(name, array, part)
 
-    def values(self, measured: Sequence[Metric]) -> dict[str, float]:
-        """The values of metrics, as the rank knows them that has the output. Every rank has to come here."""
-        names = [metric.name for metric in measured]
-        known = [metric.value if self.measures else 0.0 for metric in measured]
-        found = self._store.broadcast(f"metrics {', '.join(names)}", np.array(known, np.float64), self.output_rank)
-        return dict(zip(names, found.tolist(), strict=True))
-
     @property
     def peak_in_flight(self) -> int:
         """The most micro-batches that this stage has kept values of at a time."""
@@ -392,11 +234,6 @@ class PipelineStepper:
     def peak_saved_bytes(self) -> int:
         """The most bytes that it has kept of them."""
         return self._runner.peak_saved_bytes
-
-
-def _kind(store: ParamStore, name: str) -> Kind:
-    kind = store.type_of(name)
-    return Kind(kind.dtype.numpy, len(kind.static_shape))
 
 
 def _zeros(kind: TensorType) -> np.ndarray:

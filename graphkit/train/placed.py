@@ -10,7 +10,7 @@ import numpy as np
 from graphkit.dist.kvstore import KVStore
 from graphkit.errors import InputError, UsageError
 from graphkit.ir.graph import Graph
-from graphkit.train.partition import Partition, partition
+from graphkit.train.partition import NotAPipeline, Partition, partition
 
 
 class Pipeline:
@@ -33,6 +33,17 @@ class Pipeline:
 
     def parted(self, graph: Graph, like: Partition | None = None) -> Partition:
         return partition(graph, self.groups, self.store.num_workers, like)
+
+    def is_pipeline(self, graph: Graph) -> bool:
+        """Whether the ranks need values of earlier ones alone. Raises UsageError where they do not, and a pipeline is
+        asked for."""
+        try:
+            self.parted(graph)
+        except NotAPipeline as error:
+            if self.micro_batches > 1:
+                raise UsageError(f"{error}; micro_batches={self.micro_batches} need a pipeline") from None
+            return False
+        return True
 
     def follow(self, data: Any) -> None:
         """Take over the axes that a data set knows of its inputs."""

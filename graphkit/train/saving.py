@@ -18,7 +18,7 @@ from graphkit.model import Model
 from graphkit.train import checkpoint as checkpoints
 from graphkit.train import residuals
 from graphkit.train.gather import gather
-from graphkit.train.pipeline import PipelineStepper
+from graphkit.train.placed_stepper import PlacedStepper
 from graphkit.train.position import MetricStates, Position
 from graphkit.train.run_folder import MODEL, RunFolder, model_then_checkpoint
 from graphkit.train.step import fit_sums
@@ -66,9 +66,9 @@ def gathered(trainer: Trainer) -> dict[str, np.ndarray]:
 
 
 def whole_parts(trainer: Trainer) -> list[dict[str, np.ndarray]]:
-    """What `gathered` gives; in a pipeline, on every rank, what the rank gives that has measured."""
+    """What `gathered` gives; with groups, on every rank, what the rank gives that has measured."""
     mine, stepper = gathered(trainer), trainer._stepper
-    if not isinstance(stepper, PipelineStepper) or not trainer.position.within:
+    if not isinstance(stepper, PlacedStepper) or not trainer.position.within:
         return [mine]
     return [gather(stepper.pipe.store, mine)[stepper.output_rank]]
 

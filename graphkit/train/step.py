@@ -38,6 +38,7 @@ GRADIENT_SUM = "gradient_sum"
 ROWS = "rows"
 LOSS_SUM = "loss_sum"
 SCALE = "gradient_scale"
+FINITE = "finite"
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,37 @@ def fused_step(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRu
     inputs, updates = _updates(trained, gradients, rule, token)
     statistics = guarded_updates(graph, token)
     return graph.replace(inputs=[*graph.inputs, *inputs], updates=[*statistics, *updates])
+
+
+def whole_gradients(graph: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule) -> Graph:
+    """`graph` plus backward, to be divided among ranks: behind its outputs come `<parameter>/gradient` of each of
+    `trained`, clipped as the rule says, and FINITE where something has to be. Raises UsageError for row-sparse updates.
+    """
+    _refuse_lazy(trained)
+    gradients = gradient([graph.outputs[0]], [t.value for t in trained])
+    token = token_of(graph.outputs[0], gradients, rule)
+    if rule.clip_norm is not None:
+        gradients = clip_by_global_norm(gradients, rule.clip_norm)
+    further = {f"{t.name}/{GRADIENT}": g for t, g in zip(trained, gradients, strict=True)}
+    further |= {} if token is None else {FINITE: token}
+    return graph.replace(outputs=[*graph.outputs, *further.values()], output_names=[*graph.output_names, *further])
+
+
+def placed_step(part: Graph, trained: Sequence[TrainedParameter], rule: UpdateRule, last: Value) -> Graph:
+    """A rank's part of `whole_gradients` with the update of `trained`, parameters that are there, by its outputs of
+    these names in place of them. Nothing is written, and NotFinite not raised, before `last` is computed."""
+    found = dict(zip(part.output_names, part.outputs, strict=True))
+    stored = {part.name_of(v): v for v in part.inputs}
+    gradients = [found.pop(f"{t.name}/{GRADIENT}") for t in trained]
+    token = found.pop(FINITE, None)
+    if token is not None:
+        token = F.after(token, last)
+    own = [replace(t, value=stored[t.name]) for t in trained]
+    inputs, updates = _updates(own, gradients, replace(rule, clip_norm=None), token)
+    return part.replace(
+        inputs=[*part.inputs, *inputs], outputs=found.values(), output_names=found,
+        updates=[*guarded_updates(part, token), *updates],
+    )  # fmt: skip
 
 
 def split_step(

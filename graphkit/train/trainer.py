@@ -39,6 +39,7 @@ from graphkit.train.arguments import POSITIVE, integer, real
 from graphkit.train.average import AVERAGE, EMA
 from graphkit.train.average import ema as moving_average
 from graphkit.train.background import BackgroundWork
+from graphkit.train.distributed import DistributedInference, DistributedStepper
 from graphkit.train.fit import Fit, first, length_of
 from graphkit.train.pipeline import PipelineInference, PipelineStepper
 from graphkit.train.position import Position
@@ -98,8 +99,10 @@ class Trainer:
 
     groups: the rank of each group of nodes (`gk.attr_scope(ctx_group=...)`), for a model that is larger than a rank.
     Each process has the parameters of its own, and every batch, which all of them are given whole, goes through them as
-    a pipeline of `micro_batches` (see docs/processes.md). batch_axes: the axis that counts samples by input and target,
-    where it is not 0; None: every micro-batch gets all of it. Data sets say it themselves.
+    a pipeline of `micro_batches` (see docs/processes.md). Where ranks need each other, or branches and loops have nodes
+    of several, they exchange values in the middle of a step, and there is one micro-batch. batch_axes: the axis that
+    counts samples by input and target, where it is not 0; None: every micro-batch gets all of it. Data sets say it
+    themselves.
     shard_optimizer: each process of the kvstore holds a part of the optimizer's slots, updates what they belong to, and
     gets the rest of the parameters from the others; `save` is then called by all of them, and rank 0 writes.
 
@@ -203,15 +206,19 @@ class Trainer:
             "precision": precision,
             "deterministic": deterministic,
         }
-        self._stepper: Stepper | PipelineStepper
+        self._stepper: Stepper | PipelineStepper | DistributedStepper
         self._inference_graph = to_inference(net.graph) if is_in_training(net.graph) else net.graph
-        self._inference: Executor | PipelineInference
+        self._inference: Executor | PipelineInference | DistributedInference
         if self._pipeline is not None:
             found = graph.outputs[1 + net.outputs.index(self._output)]
-            self._stepper = PipelineStepper(
-                graph, trained, rule, net.params, self._pipeline, found, self._output, options
-            )
-            self._inference = PipelineInference(self._inference_graph, net.params, self._stepper, self._output, options)
+            given = (graph, trained, rule, net.params, self._pipeline, found, self._output, options)
+            for_inference = (self._inference_graph, net.params)
+            if self._pipeline.is_pipeline(graph):
+                self._stepper = PipelineStepper(*given)
+                self._inference = PipelineInference(*for_inference, self._stepper, self._output, options)
+            else:
+                self._stepper = DistributedStepper(*given)
+                self._inference = DistributedInference(*for_inference, self._stepper, self._output, options)
         else:
             self._stepper = stepper_for(kvstore)(
                 graph, trained, rule, net.params,

@@ -19,9 +19,11 @@ def kinds(arrays):
     return [Kind(array.dtype, array.ndim) for array in arrays]
 
 
+@pytest.mark.parametrize("inline", [0, 40, 1 << 20])
 @pytest.mark.parametrize("part", [1, 7, 1 << 30])
-def test_arrays_arrive_as_they_were(on_ranks, monkeypatch, part):
+def test_arrays_arrive_as_they_were(on_ranks, monkeypatch, part, inline):
     monkeypatch.setattr(transfers, "_PART", part)
+    monkeypatch.setattr(transfers, "_INLINE", inline)
 
     def work(store):
         post, other = store.messages, 1 - store.rank
@@ -53,6 +55,21 @@ def test_lanes_do_not_wait_for_each_other(on_ranks):
         return [int(post.receive(arrival, "a number")[0]) for arrival in arrivals]
 
     assert on_ranks(work)[1] == [1, 0, 0]
+
+
+def test_a_value_in_the_place_of_another_one(on_ranks):
+    """Both sides say what they mean."""
+
+    def work(store):
+        if store.rank == 0:
+            store.messages.send(1, [np.array(0)], label=7)
+            store.messages.settle()
+            return
+        arrival = store.messages.expect(0, [Kind(np.dtype(int), 0)], label=8)
+        with pytest.raises(RuntimeFailure, match="value 7 of rank 0 comes in the place of value 8"):
+            store.messages.receive(arrival, "a number")
+
+    on_ranks(work)
 
 
 def test_who_has_failed_does_nothing_any_more(on_ranks):

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -71,11 +71,25 @@ class Collectives(Protocol):
         ...
 
 
+class Channels(Protocol):
+    """What carries single values between this process and others, of which each knows what comes from whom, when."""
+
+    def send(self, to: int, number: int, key: str, array: np.ndarray) -> None:
+        """Send an array, which is copied, to a rank, which receives it under the same number; `key` is its name."""
+        ...
+
+    def receive(self, source: int, number: int, key: str, dtype: np.dtype[Any], rank: int) -> np.ndarray:
+        """The array that a rank sends, of so many axes. Raises RuntimeFailure where it does not come, or another one
+        does."""
+        ...
+
+
 class Settings(NamedTuple):
     """How programs are made: the device and the switches of the executor.
 
     `native` tells whether the device's programs are native ones; `declared` are shapes that what a run makes is held
-    against; `sizes_vary` is for kernels (see KernelContext); `collectives` carry sums over processes.
+    against; `sizes_vary` is for kernels (see KernelContext); `collectives` carry sums over processes, `channels`
+    single values.
     """
 
     device: str
@@ -88,6 +102,7 @@ class Settings(NamedTuple):
     declared: Declarations | None = None
     sizes_vary: bool = False
     collectives: Collectives | None = None
+    channels: Channels | None = None
 
 
 class NotNative(Exception):

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from graphkit.executor.devices.kernel import KernelContext, VersionedArray
 from graphkit.executor.lower.branch import branch
+from graphkit.executor.lower.channel import channel, check_channels
 from graphkit.executor.lower.collective import collective
 from graphkit.executor.lower.data_dependent import data_dependent
 from graphkit.executor.lower.loop import loop
@@ -27,6 +28,7 @@ Way: TypeAlias = Callable[[Site], Lowering | None]
 # A view of known size is no step: `place_values` finds where it lies.
 _IN_NATIVE_PROGRAMS: tuple[Way, ...] = (
     collective,
+    channel,
     native_kernel,
     branch,
     loop,
@@ -89,6 +91,7 @@ def choose(site: Site) -> Lowering:
         if found is not None:
             found.reason = reason
             return found
+    check_channels(site.node, reason)
     return interpreted(site, reason)
 
 

@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
     function: Callable[[Sequence[Any]], list[np.ndarray | None]] | None
 
 
-class _AtRunTime(Lowering):
+class AtRunTime(Lowering):
     """A node that the native program asks about, by `make`, when it comes to it."""
 
     def __init__(self, node: Node, by_value: frozenset[int] = frozenset()):
@@ -85,7 +85,7 @@ def run_time_operand(value: Value | None, location: Location, by_value: bool = F
     return NO_BUFFER, kind.dtype.itemsize, kind.nbytes // kind.dtype.itemsize, by_value
 
 
-class RunTimeKernel(_AtRunTime):
+class RunTimeKernel(AtRunTime):
     """A node and what was prepared for it. Several instances of a program may ask at the same time."""
 
     def __init__(
@@ -166,7 +166,7 @@ def run_time_kernel(site: Site) -> RunTimeKernel | None:
     return None
 
 
-class InterpretedInside(_AtRunTime):
+class InterpretedInside(AtRunTime):
     """A node inside a subgraph that is interpreted. Its operands and results are tensors of numbers."""
 
     kind = "interpreted"

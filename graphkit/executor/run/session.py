@@ -20,7 +20,7 @@ from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_me
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import load_device, native_module
 from graphkit.executor.devices.registry import is_fusable, runs_whole
-from graphkit.executor.lower.lowering import Collectives, Settings
+from graphkit.executor.lower.lowering import Channels, Collectives, Settings
 from graphkit.executor.lower.prepacking import DerivedArray, prepack
 from graphkit.executor.memory.errors import out_of_memory
 from graphkit.executor.memory.pools import Arenas, Pools
@@ -77,7 +77,8 @@ class Executor:
     is, `graphkit.passes.layout.bfloat16` says) and sums in float32; `deterministic=True` gives the same bits for any
     number of threads. `declared` are shapes that a file has for the graph's values: a false one is a
     DeclarationWarning. `collectives` carry the sums over processes that the graph has, each without them being that of
-    one process. `check_finite=True` raises InputError for NaN or infinity in fed data.
+    one process; `channels` carry single values between processes. `check_finite=True` raises InputError for NaN or
+    infinity in fed data.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
@@ -100,6 +101,7 @@ class Executor:
         check_finite: bool = False,
         declared: Declarations | None = None,
         collectives: Collectives | None = None,
+        channels: Channels | None = None,
     ):
         threads = config.num_threads(threads)
         load_device(device)
@@ -108,8 +110,9 @@ class Executor:
         self._declared = Declared(graph, declared) if declared else None
         native = device == "cpu" and native_module() is not None
         self._settings = Settings(
-            device, native, threads, deterministic, inplace, share, optimize, declared, collectives=collectives
-        )
+            device, native, threads, deterministic, inplace, share, optimize, declared,
+            collectives=collectives, channels=channels,
+        )  # fmt: skip
         self._check_finite = check_finite
         self._rng = (config.SEED.get() if seed is None else seed, 0)
         passes: list[Step] = [("bind_rng", bind_rng), *(CLEANUP if optimize else ())]

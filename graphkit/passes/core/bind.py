@@ -54,7 +54,7 @@ def match_shapes(inputs: Sequence[tuple[str, TensorType, TensorType]]) -> dict[s
                 if not dims.may_equal(dim, size):
                     raise InputError(f"input {name!r} is {declared}; {actual} given: axis {axis} is {size}, not {dim}")
                 continue
-            symbol = _plain_name(dim)
+            symbol = plain_name(dim)
             if symbol is None:
                 later.append((name, declared, actual, axis))
             elif symbol not in bindings:
@@ -136,7 +136,7 @@ def _bound_branch(branch: Graph, types: Mapping[Value, Type]) -> Graph:
         return branch
 
 
-def _plain_name(dim: DimExpr) -> str | None:
+def plain_name(dim: DimExpr) -> str | None:
     """The name that an expression consists of; None for anything else."""
     if len(dim.terms) == 1:
         monomial, coefficient = dim.terms[0]

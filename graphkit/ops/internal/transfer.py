@@ -1,0 +1,111 @@
+"""Values that go from one process to another in the middle of a program.
+
+Each of these operators takes a token and gives one back, so that those of a program form a chain, which is the order in
+which they take place (see `graphkit.passes.distribution.distribute`). They run where the executor has channels, and
+nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UnsupportedError
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.types import ANY, DType, TensorType
+from graphkit.ops._base import DOMAIN, Op, declared
+from graphkit.ops.axes import INT64
+
+TOKEN = TensorType(DType.INT64, ())
+
+# Stands for a size that only the message tells.
+UNKNOWN = "?"
+
+
+def _sizes(
+    texts: Sequence[str], symbols: Sequence[str], axes: Sequence[int], likes: Sequence[TensorType]
+) -> tuple[Dim, ...]:
+    """Dimensions from their text: symbol i is the size of likes[i] along axes[i], and UNKNOWN equals nothing else."""
+    bound: dict[str, Dim] = {}
+    for name, axis, like in zip(symbols, axes, likes, strict=True):
+        if like.shape is None:
+            raise TypeMismatch(f"{like} does not tell the dimension {name}")
+        bound[name] = like.shape[axis]
+    return tuple(dims.fresh() if t == UNKNOWN else dims.substitute(dims.parse(t), bound) for t in texts)
+
+
+@declared
+class Send(Op):
+    """Send x to rank `to`, which receives it under the same number; the token says that it is on its way.
+
+    key: what x is called in messages.
+    """
+
+    key: str
+    number: int
+    to: int
+    domain = DOMAIN
+    inputs = ("x", "token")
+    outputs = ("sent",)
+    types = {"x": ANY, "token": INT64}
+    collective = True
+    # The receiver expects the type that x has in the graph.
+    widens = False
+
+    def infer(self, x: TensorType, token: TensorType) -> TensorType:
+        return TOKEN
+
+    def reference(self, xp: Any, x: Any, token: Any) -> Any:
+        raise UnsupportedError(f"{self.key} is sent to rank {self.to} by an executor with channels alone")
+
+
+@declared
+class Receive(Op):
+    """What rank `source` sends under this number. shape: the text of each dimension, in which `symbols` stand for sizes
+    of `likes`, as `axes` say, or UNKNOWN."""
+
+    key: str
+    number: int
+    source: int
+    dtype: DType
+    shape: tuple[str, ...]
+    symbols: tuple[str, ...] = ()
+    axes: tuple[int, ...] = ()
+    domain = DOMAIN
+    inputs = ("token", "likes*")
+    outputs = ("y", "received")
+    types = {"token": INT64, "likes": ANY}
+    shape_only = ("likes",)
+    collective = True
+
+    def infer(self, token: TensorType, *likes: TensorType) -> tuple[TensorType, TensorType]:
+        return TensorType(self.dtype, _sizes(self.shape, self.symbols, self.axes, likes)), TOKEN
+
+    def reference(self, xp: Any, token: Any, *likes: Any) -> Any:
+        raise UnsupportedError(f"{self.key} is received from rank {self.source} by an executor with channels alone")
+
+
+@declared
+class Elements(Op):
+    """A tensor of whole numbers that follow from sizes: those of a value on another process, which need not travel."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    elements: tuple[str, ...]
+    symbols: tuple[str, ...] = ()
+    axes: tuple[int, ...] = ()
+    domain = DOMAIN
+    inputs = ("likes*",)
+    types = {"likes": ANY}
+    shape_only = ("likes",)
+
+    def infer(self, *likes: TensorType) -> TensorType:
+        return TensorType(self.dtype, self.shape, _sizes(self.elements, self.symbols, self.axes, likes))
+
+    def reference(self, xp: Any, *likes: Any) -> Any:
+        bound = {s: like.shape[axis] for s, axis, like in zip(self.symbols, self.axes, likes, strict=True)}
+        found = [dims.evaluate(dims.parse(text), bound) for text in self.elements]
+        return xp.asarray(np.array(found, self.dtype.numpy).reshape(self.shape))

@@ -1,0 +1,189 @@
+"""One graph of a model, or one subgraph, as the parts that ranks have of it: what is built where, and what travels."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UsageError
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops import F
+from graphkit.ops.internal.ordering import After
+from graphkit.ops.internal.transfer import TOKEN, UNKNOWN, Elements, Receive, Send
+from graphkit.passes.distribution.homes import Homes
+
+
+@dataclass
+class Transfers:
+    """What a whole distribution shares: the numbers of its transfers, where names of sizes are found (an input of the
+    outermost graph, and an axis), and how control flow is divided, which calls for levels in turn."""
+
+    sources: Mapping[str, tuple[Value, int]]
+    divide: Callable[[Level, Node], None]
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+
+@dataclass
+class Side:
+    """What a rank has of a level: values in the place of those of the graph, and the chain of its transfers.
+
+    captured: what stands inside for values of the rank's part of the graph around.
+    """
+
+    rank: int
+    start: Value = field(default_factory=lambda: Value(TOKEN, "transfers"))
+    token: Value = field(init=False)
+    table: dict[Value, Value] = field(default_factory=dict)
+    captured: dict[Value, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.token = self.start
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether it sends or receives anything."""
+        return self.token is not self.start
+
+    def bring(self, outer: Value) -> Value:
+        """What stands for a value from around."""
+        if outer not in self.captured:
+            self.captured[outer] = Value(outer.type, outer.name)
+        return self.captured[outer]
+
+
+class Level(ABC):
+    """A graph that is being divided. path: goes before the names of its values, in messages."""
+
+    def __init__(self, graph: Graph, homes: Homes, transfers: Transfers, path: str):
+        self.graph, self.homes, self.transfers, self.path = graph, homes, transfers, path
+        self.sides: dict[int, Side] = {}
+
+    def side(self, rank: int) -> Side:
+        if rank not in self.sides:
+            self.sides[rank] = Side(rank)
+        return self.sides[rank]
+
+    @abstractmethod
+    def enter(self, side: Side, value: Value) -> Value:
+        """An input of the graph on a side, where it is not yet."""
+
+    @abstractmethod
+    def like(self, side: Side, source: Value) -> Value:
+        """What stands on a side for an input of the outermost graph that every rank has."""
+
+    def is_near(self, rank: int, value: Value) -> bool:
+        """Whether a rank has a value, or gets it without a message of its own."""
+        return self.homes.of[value] in (None, rank) or value in self.side(rank).table
+
+    def walk(self) -> None:
+        """Build every node that has a home, in the graph's order."""
+        for node in self.graph.nodes:
+            home = self.homes.nodes[node]
+            if node in self.homes.inner:
+                self.transfers.divide(self, node)
+            elif home is not None and not all(map(self.homes.told, node.outputs)):
+                self._build(home, node)
+
+    def _build(self, rank: int, node: Node) -> None:
+        side = self.side(rank)
+        if isinstance(node.op, After):
+            x, token = node.operands
+            if not self.is_near(rank, token):  # an order among what one rank computes
+                side.table[node.output] = self.at(rank, x)
+                return
+        made = node.rebuilt([None if v is None else self.at(rank, v) for v in node.inputs])
+        side.table.update(zip(node.outputs, made.outputs, strict=True))
+
+    def at(self, rank: int, value: Value) -> Value:
+        """A value on a rank: as it is there, computed there too, or received."""
+        side = self.side(rank)
+        if value not in side.table:
+            home = self.homes.of[value]
+            if value.node is None:
+                side.table[value] = self.enter(side, value)
+            elif home is None:
+                self._compute(side, value.node)
+            else:
+                assert home != rank, "the nodes of a rank are built in their order"
+                self.carry(value, home, rank)
+        return side.table[value]
+
+    def _compute(self, side: Side, node: Node) -> None:
+        """Compute on a side what is computed wherever it is read; what it reads goes first."""
+        stack = [node]
+        while stack:
+            node = stack[-1]
+            near = all(self.homes.of[v] is None for v in node.operands)
+            waiting = [v.node for v in node.operands if near and v.node is not None and v not in side.table]
+            if node.outputs[0] not in side.table and waiting:
+                stack += [n for n in waiting if n is not None]
+                continue
+            stack.pop()
+            if node.outputs[0] in side.table:
+                continue
+            if near:
+                made = node.rebuilt([None if v is None else self.at(side.rank, v) for v in node.inputs])
+                side.table.update(zip(node.outputs, made.outputs, strict=True))
+            else:
+                side.table.update((v, self._elements(side, v)) for v in node.outputs if self.homes.told(v))
+
+    def _elements(self, side: Side, value: Value) -> Value:
+        kind = value.tensor
+        assert kind.value is not None, "its elements are told"
+        texts, symbols, axes, likes = self._sized(side, kind.value)
+        op = Elements(dtype=kind.dtype, shape=kind.static_shape, elements=texts, symbols=symbols, axes=axes)
+        return Node(op, likes, output_names=[value.name]).output
+
+    def _sized(
+        self, side: Side, sizes: Sequence[Dim]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...], list[Value]]:
+        """Sizes as text, and the names in it with what tells them on a side."""
+        known = [not isinstance(d, DimExpr) or d.symbols <= self.homes.symbols for d in sizes]
+        texts = tuple(str(d) if k else UNKNOWN for d, k in zip(sizes, known, strict=True))
+        names = [d.symbols for d, k in zip(sizes, known, strict=True) if k and isinstance(d, DimExpr)]
+        symbols = tuple(sorted(frozenset().union(*names)))
+        found = [self.transfers.sources[s] for s in symbols]
+        return texts, symbols, tuple(axis for _, axis in found), [self.like(side, v) for v, _ in found]
+
+    def carry(self, value: Value, home: int, rank: int) -> None:
+        """Send a value from its home to another rank."""
+        x, kind = self.at(home, value), value.type
+        if not isinstance(kind, TensorType) or kind.dtype is DType.STRING or kind.shape is None:
+            raise UsageError(
+                f"groups: {value} goes from rank {home} to rank {rank}: only tensors of numbers and of a known rank "
+                "can; put what makes it and what reads it into one group"
+            )
+        self.side(rank).table[value] = self._transferred(x, kind, self.graph.name_of(value), home, rank)
+
+    def _transferred(self, x: Value, kind: TensorType, name: str, home: int, rank: int) -> Value:
+        """What a rank gets of a value that another one has, of the type that it has in the graph."""
+        source, target = self.side(home), self.side(rank)
+        known: dict[str, Any] = {"key": f"{self.path}{name}", "number": next(self.transfers.numbers)}
+        source.token = Node(Send(to=rank, **known), [x, source.token]).output
+        texts, symbols, axes, likes = self._sized(target, kind.known_shape)
+        op = Receive(source=home, dtype=kind.dtype, shape=texts, symbols=symbols, axes=axes, **known)
+        received, target.token = Node(op, [target.token, *likes], output_names=[x.name]).outputs
+        return received
+
+    def as_long(self, rank: int, value: Value, axis: int) -> tuple[Value, int]:
+        """Something on a rank that is as long along the axis that is told with it as a value is along `axis`."""
+        if self.is_near(rank, value):
+            return self.at(rank, value), axis
+        side, size, name = self.side(rank), value.tensor.known_shape[axis], self.graph.name_of(value)
+        if not isinstance(size, DimExpr) or size.symbols <= self.homes.symbols:
+            texts, symbols, axes, likes = self._sized(side, [size])
+            op = Elements(dtype=DType.INT64, shape=(1,), elements=texts, symbols=symbols, axes=axes)
+            length = Node(op, likes).output
+        else:
+            home = self.homes.of[value]
+            assert home is not None, "what is everywhere is near"
+            length = F.shape(self.at(home, value), start=axis, end=axis + 1)
+            length = self._transferred(length, TensorType(DType.INT64, (1,)), f"{name}/length", home, rank)
+        return F.constant_of_shape(length, value=np.zeros(1, np.uint8)), 0

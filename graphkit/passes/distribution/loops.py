@@ -1,0 +1,161 @@
+"""A Loop or a Scan on several ranks: each has one of as many iterations, with its part of the body and the states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops.control.loop_state import without_value
+from graphkit.ops.control.views import LoopView, repeating
+from graphkit.passes.distribution.homes import Homes
+from graphkit.passes.distribution.levels import Level, Side
+
+
+@dataclass
+class _Own:
+    """What a rank has of a loop: the number of the iteration and the condition, states and slices by their numbers."""
+
+    entry: list[Value]
+    states: dict[int, Value] = field(default_factory=dict)
+    slices: dict[int, Value] = field(default_factory=dict)
+
+
+class LoopLevel(Level):
+    """A body. What is captured and scanned reaches every rank that reads it before the loop begins."""
+
+    def __init__(self, parent: Level, node: Node, homes: Homes, path: str):
+        self.view = LoopView.of(node)
+        super().__init__(self.view.body, homes, parent.transfers, path)
+        self.parent = parent
+        self._own: dict[int, _Own] = {}
+        self._states = {s.before: i for i, s in enumerate(self.view.states)}
+        self._slices = {s.inner: i for i, s in enumerate(self.view.scan_inputs)}
+        self._captures = {c.inner: c.outer for c in self.view.captures}
+
+    def own(self, rank: int) -> _Own:
+        if rank not in self._own:
+            self._own[rank] = _Own([Value(v.type, v.name) for v in self.view.entry])
+        return self._own[rank]
+
+    def is_near(self, rank: int, value: Value) -> bool:
+        return value in self._captures or value in self._slices or super().is_near(rank, value)
+
+    def enter(self, side: Side, value: Value) -> Value:
+        if value in self._captures:
+            return side.bring(self.parent.at(side.rank, self._captures[value]))
+        own = self.own(side.rank)
+        if (number := self._slices.get(value)) is not None:
+            self.parent.at(side.rank, self.view.scan_inputs[number].outer)
+            return own.slices.setdefault(number, Value(value.type, value.name))
+        if (number := self._states.get(value)) is not None:
+            home = self.homes.of[value]
+            if home in (None, side.rank):
+                return self.hold(side.rank, number)
+            self.carry(value, home, side.rank)
+            return side.table[value]
+        return own.entry[list(self.view.entry).index(value)]
+
+    def hold(self, rank: int, number: int) -> Value:
+        """A state that the rank carries from iteration to iteration."""
+        state, own = self.view.states[number], self.own(rank)
+        if number not in own.states:
+            self.parent.at(rank, state.initial)
+            own.states[number] = Value(without_value(state.before.type), state.before.name)
+            self.side(rank).table[state.before] = own.states[number]
+        return own.states[number]
+
+    def like(self, side: Side, source: Value) -> Value:
+        return side.bring(self.parent.like(self.parent.side(side.rank), source))
+
+
+def divide_loop(level: Level, node: Node) -> None:
+    """Make the loop of each rank."""
+    (homes,) = level.homes.inner[node]
+    body = LoopLevel(level, node, homes, f"{level.path}{level.graph.node_name(node)}/body/")
+    view = body.view
+    body.walk()
+    for number, state in enumerate(view.states):
+        home = homes.of[state.before]
+        rank = level.homes.of[state.final] if home is None else home
+        if rank is not None:
+            body.hold(rank, number)
+    # By rank, the numbers of the stacked results whose home it is, and their slices.
+    stacked: dict[int, dict[int, Value]] = {}
+    for number, along in enumerate(view.scan_outputs):
+        if (rank := level.homes.of[along.outer]) is not None:
+            stacked.setdefault(rank, {})[number] = body.at(rank, along.inner)
+    ranks = _close(body, stacked)
+    lead = {rank: [None if v is None else level.at(rank, v) for v in view.operands[: view.lead]] for rank in ranks}
+    lengths: dict[int, tuple[Value, int]] = {}
+    for rank in ranks if view.scan_inputs else ():
+        if not body.own(rank).slices:
+            along = view.scan_inputs[0]
+            lengths[rank] = level.as_long(rank, along.outer, along.axis % len(along.outer.tensor.known_shape))
+    for rank in ranks:
+        _build(body, rank, stacked.get(rank, {}), lead[rank], lengths.get(rank))
+
+
+def _close(body: LoopLevel, stacked: Mapping[int, Mapping[int, Value]]) -> list[int]:
+    """Have the next values of the states that ranks hold, and the condition, on each rank that takes part: these."""
+    view, flags = body.view, body.view.body.outputs[: body.view.flag]
+    done: set[tuple[int, Value]] = set()
+    while True:
+        ranks = sorted(r for r, s in body.sides.items() if s.exchanges or body.own(r).states or r in stacked)
+        wanted = [(r, v) for r in ranks for v in (*(view.states[i].after for i in body.own(r).states), *flags)]
+        if done.issuperset(wanted):
+            return ranks
+        for rank, value in wanted:
+            body.at(rank, value)
+        done.update(wanted)
+
+
+def _build(
+    body: LoopLevel, rank: int, stacked: Mapping[int, Value], lead: Sequence[Value | None],
+    length: tuple[Value, int] | None,
+) -> None:  # fmt: skip
+    """The loop of one rank. length: what it scans, and along which axis, where it scans nothing else."""
+    view, here, side, own = body.view, body.parent.side(rank), body.side(rank), body.own(rank)
+    states, slices, op = sorted(own.states), sorted(own.slices), repeating(view.node)
+    chain = [side.start] if side.exchanges else []
+    scanned = [here.table[view.scan_inputs[i].outer] for i in slices]
+    inner_slices, axes = [own.slices[i] for i in slices], [view.scan_input_places[i] for i in slices]
+    if length is not None:
+        scanned, axes = [length[0]], [(length[1], view.scan_input_places[0][1])]
+        inner_slices = [Value(_slice(length[0].tensor, length[1]), "slice")]
+    inner = Graph(
+        [*own.entry, *(own.states[i] for i in states), *chain, *inner_slices, *side.captured.values()],
+        [
+            *(side.table[v] for v in view.body.outputs[: view.flag]),
+            *(side.table[view.states[i].after] for i in states), *([side.token] if chain else ()), *stacked.values(),
+        ],
+        name=view.body.name,
+    )  # fmt: skip
+    changes: dict[str, Any] = {"body": inner, "captures": len(side.captured)}
+    if not view.is_loop:
+        places = [view.scan_output_places[i] for i in stacked]
+        changes |= {
+            "num_scan_inputs": len(scanned),
+            "scan_input_axes": [a for a, _ in axes], "scan_input_directions": [d for _, d in axes],
+            "scan_output_axes": [a for a, _ in places], "scan_output_directions": [d for _, d in places],
+        }  # fmt: skip
+    operands = [
+        *lead, *(here.table[view.states[i].initial] for i in states), *([here.token] if chain else ()), *scanned,
+        *side.captured,
+    ]  # fmt: skip
+    finals = [view.states[i].final for i in states]
+    results = [*finals, *([None] if chain else ()), *(view.scan_outputs[i].outer for i in stacked)]
+    names = ["" if v is None else v.name for v in results]
+    made = Node(op.replace(**changes), operands, view.node.name, view.node.meta, output_names=names)
+    for old, new in zip(results, made.outputs, strict=True):
+        if old is None:
+            here.token = new
+        else:
+            here.table[old] = new
+
+
+def _slice(whole: TensorType, axis: int) -> TensorType:
+    shape = whole.known_shape
+    return TensorType(whole.dtype, (*shape[:axis], *shape[axis + 1 :]))
