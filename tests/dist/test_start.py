@@ -114,6 +114,8 @@ def _python(code, environment=None):
         ((3, 4), {}, "rank 3 of 4"),
         (None, {"PMI_RANK": "1", "PMI_SIZE": "2"}, "rank 1 of 2"),
         (None, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "rank 0 of 2"),
+        # Open MPI's launcher inside of a task of Slurm's PMI.
+        (None, {"PMI_SIZE": "1", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "rank 1 of 2"),
         (None, {"PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "3"}, "rank 2 of 3"),
         (None, {"PMIX_RANK": "2"}, "rank 2"),
         (None, {}, "a process"),
