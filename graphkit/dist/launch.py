@@ -22,8 +22,8 @@ from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 _SIGNALS = frozenset(int(s) for s in signal.Signals)
 # What processes that were interrupted or terminated leave with themselves.
 _OWN = (130, 143)
-# What MPICH's launcher leaves with may be all statuses of its processes in one number, bit by bit: so are 2 and 5.
-_COMBINED = (6, 7)
+# What MPICH's launcher leaves with may be all statuses of its processes in one number, bit by bit: 2 and 5 are 7.
+_COMBINED = (6, 7, 11, 13)
 # What Open MPI's launcher leaves with that was told to end.
 _ENDED_BY_LAUNCHER = 1
 

@@ -17,10 +17,11 @@ from graphkit import config
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
 
-# A process's rank, and the processes of its job: of MPICH's launcher and Slurm's PMI, of Open MPI's, of PMIx and Slurm.
-_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+# A process's rank, and the processes of its job: of Open MPI's launcher, of MPICH's and Slurm's PMI, of PMIx and Slurm.
+# Where launchers run inside of a task of Slurm, the inner one's come first.
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 _TASKS = "SLURM_STEP_NUM_TASKS"
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", _TASKS)
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", _TASKS)
 
 # Seconds that processes are given to start, however short the timeout is: some load Python's modules later than others.
 LEAST = 10.0

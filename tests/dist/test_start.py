@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from jobs import finish, start
@@ -114,6 +115,8 @@ def _python(code, environment=None):
         ((3, 4), {}, "rank 3 of 4"),
         (None, {"PMI_RANK": "1", "PMI_SIZE": "2"}, "rank 1 of 2"),
         (None, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "rank 0 of 2"),
+        # Open MPI's launcher inside of a task of Slurm's PMI.
+        (None, {"PMI_SIZE": "1", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "rank 1 of 2"),
         (None, {"PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "3"}, "rank 2 of 3"),
         (None, {"PMIX_RANK": "2"}, "rank 2"),
         (None, {}, "a process"),
@@ -227,12 +230,24 @@ def test_all_who_wait_say_so():
     assert {int(rank) for rank in re.findall(rf"rank (\d) of 3 .*{MISSING}", errors)} == {0, 2}
 
 
+def _catches(process, number):
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) >> (number - 1) & 1)
+
+
 def test_ctrl_c_ends_a_process_that_waits_for_others_to_start():
     job = _job("time.sleep(1000)", timeout=1000)
-    process = int(re.fullmatch(r"waits (\d+)\n", job.stdout.readline())[1])
-    time.sleep(2)
-    os.kill(process, signal.SIGINT)
-    status, out, errors = finish(job, 30)
+    try:
+        process = int(re.fullmatch(r"waits (\d+)\n", job.stdout.readline())[1])
+        end = time.monotonic() + 60
+        while _catches(process, signal.SIGINT):  # until MPI starts, Python sees to it
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        os.kill(process, signal.SIGINT)
+        status, out, errors = finish(job, 30)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
     assert status != 0
     assert "started" not in out
     assert MISSING not in errors
@@ -294,8 +309,9 @@ def test_processes_that_graphkit_starts_itself(tmp_path):
     command += ["--processes", "2", "--kvstore", "dist_sync", "--rank-timeout", "3", "-o", str(tmp_path / "run")]
     command += ["--max-restarts", "1"]
     environment = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
-    assert done.returncode == RuntimeFailure.exit_code
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    status, _, errors = finish(subprocess.Popen(command, env=environment, **pipes, text=True, start_new_session=True))
+    assert status == RuntimeFailure.exit_code
     # Processes are given some time to start, however short the timeout is.
-    assert re.search(rf"rank 0 of 2 .*{MISSING} 10 s", done.stderr), done.stderr
-    assert "before its first checkpoint" in done.stderr
+    assert re.search(rf"rank 0 of 2 .*{MISSING} 10 s", errors), errors
+    assert "before its first checkpoint" in errors
