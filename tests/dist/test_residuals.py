@@ -76,6 +76,42 @@ def test_a_run_goes_on_to_the_bit(on_ranks, tmp_path, kind, hosts, options):
     assert any(array.any() for part in saved for array in part.values())
 
 
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("hosts", [(), [(0, 1), (2,)]], ids=str)
+def test_a_run_that_is_stopped_within_an_epoch_goes_on_to_the_bit(on_ranks, tmp_path, hosts):
+    data = samples(60)
+
+    def fitted(store, folder, stop=None, resume=False):
+        trainer = trainer_of(store, "2bit:0.01")
+        if resume:
+            trainer.resume(folder)
+        taken = trainer._step
+
+        def step(*args):
+            if trainer.updates == stop:
+                raise Stop
+            return taken(*args)
+
+        trainer._step = step
+        try:
+            trainer.fit(data, epochs=2, batch_size=5, folder=folder, checkpoint_every=1, progress=False)
+        except Stop:
+            assert (trainer.updates, trainer.batch) == (stop, stop - 4)
+        store.barrier()
+        return trainer
+
+    whole = on_ranks(lambda store: fitted(store, tmp_path / "whole"), 3, hosts=hosts)
+    on_ranks(lambda store: fitted(store, tmp_path / "run", stop=6), 3, hosts=hosts)
+    found = on_ranks(lambda store: fitted(store, tmp_path / "run", resume=True), 3, hosts=hosts)
+    for mine, expected in zip(found, whole, strict=True):
+        assert mine.updates == expected.updates == 8
+        for name, array in expected.net.params.items():
+            np.testing.assert_array_equal(mine.net.params[name], array)
+
+
 @pytest.mark.usefixtures("buckets")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
