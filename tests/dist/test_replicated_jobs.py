@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import types
 
 import pytest
 from jobs import FAILED, finish, start
@@ -235,6 +237,43 @@ def test_what_launchers_are_told(tmp_path):
     assert survival.launcher_options(made("mpiexec (Open MPI) 5.0.11")) == ["--with-ft", "ulfm"]
     with pytest.raises(UsageError, match=r"replicated servers: how to tell .*mpiexec \(another one\) to go on"):
         survival.launcher_options(made("another one"))
+
+
+def test_the_launcher_of_a_job_that_survives_is_told(tmp_path, monkeypatch):
+    path = tmp_path / "mpiexec"
+    path.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@" > {tmp_path}/told; fi\n'
+    )
+    path.chmod(0o755)
+    monkeypatch.setattr(launch, "find_mpiexec", lambda: str(path))
+    for survives in (True, False):
+        assert launch.run_processes(3, ["train"], survives) == 0
+        told = (tmp_path / "told").read_text()
+        assert told.startswith("-disable-auto-cleanup -n 3 " if survives else "-n 3 ")
+
+
+def test_where_a_store_with_replicated_servers_is_made(monkeypatch):
+    """Under Hydra a server becomes a child of its process: before MPI is started, and in the main thread."""
+    for name, value in {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(survival, "_child", lambda: pytest.fail("it has become one"))
+    failures = []
+
+    def elsewhere():
+        try:
+            survival.prepare(2)
+        except UsageError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert failures == ["replicate=True: the main thread makes the store, under MPICH's launcher"]
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.SimpleNamespace(Is_initialized=lambda: True))
+    with pytest.raises(UsageError, match="make the store before MPI is started"):
+        survival.prepare(2)
+    monkeypatch.delenv("PMI_FD")
+    survival.prepare(2)  # another launcher's processes stay as they are
 
 
 # --- training -------------------------------------------------------------------------------------------
