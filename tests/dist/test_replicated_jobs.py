@@ -106,6 +106,32 @@ def test_the_centre_gains_what_workers_give_when_a_server_is_killed():
     assert "rank 3 on" in errors
 
 
+def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
+    code = (
+        KILLED
+        + """
+    from graphkit.dist.servers import replicated
+    replicated.WINDOW = 20_000
+    kv = gk.kvstore.create("dist_async", servers=2, replicate=True)
+    keys = [f"k{{n}}" for n in range(8)]
+    kv.init(keys, [np.zeros(1000)] * 8)
+    kv.set_updater(add)
+    most = 0
+    for _ in range(40):
+        for key in keys:
+            kv.push(key, np.ones(1000))
+            most = max(most, kv._servers.kept_bytes)
+    kv.barrier()
+    assert all((value == 2 * 40 * kv.num_workers).all() for value in kv.pull(keys))
+    assert 8_000 < most <= 20_000, most
+    print("done\\n", end="", flush=True)
+    """
+    )
+    status, out, errors = run(4, code.format(kill_at={2: 200}))
+    assert (status, out) == (0, "done\ndone\n"), errors
+    assert "rank 2 on" in errors
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_staleness_is_never_above_its_bound_when_a_server_is_killed(hosts, monkeypatch):
     """On several hosts, processes are connected over the network, and signs of life go by leaders, lost ones among
