@@ -8,6 +8,7 @@ effect. Which collectives there are, and in which order, the processes agree upo
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import threading
@@ -47,6 +48,9 @@ _COUNTS = (
 # While others are awaited: how long a core of its own is kept, how long it is only offered to others, and the pauses
 # after that, in seconds.
 _KEEPS, _EAGER, _PAUSE = 2e-4, 0.02, 5e-5
+
+# The longest time in which MPI is closed where a process may be lost, in seconds.
+_CLOSING = 20.0
 
 
 def launched_by_mpi() -> bool:
@@ -356,7 +360,12 @@ class MpiCommunicator:
             self._watch.end()
         mpi = _mpi()
         if self._opened and not self.unclosed and not mpi.Is_finalized():
+            if self.replicated:
+                # MPI would wait for ever for one that is lost from here on, and lets no thread of Python's run.
+                faulthandler.dump_traceback_later(_CLOSING, exit=True)
             mpi.Finalize()
+            if self.replicated:
+                faulthandler.cancel_dump_traceback_later()
 
     def abort(self, code: int) -> None:
         """End every process of the job."""

@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import types
 
 import pytest
 from jobs import FAILED, finish, start
@@ -102,6 +104,32 @@ def test_the_centre_gains_what_workers_give_when_a_server_is_killed():
     status, out, errors = run(4, code.format(kill_at={3: 23}))
     assert (status, out) == (0, "done\ndone\n"), errors
     assert "rank 3 on" in errors
+
+
+def test_who_only_pushes_keeps_no_more_than_a_window_and_waits_with_more():
+    code = (
+        KILLED
+        + """
+    from graphkit.dist.servers import replicated
+    replicated.WINDOW = 20_000
+    kv = gk.kvstore.create("dist_async", servers=2, replicate=True)
+    keys = [f"k{{n}}" for n in range(8)]
+    kv.init(keys, [np.zeros(1000)] * 8)
+    kv.set_updater(add)
+    most = 0
+    for _ in range(40):
+        for key in keys:
+            kv.push(key, np.ones(1000))
+            most = max(most, kv._servers.kept_bytes)
+    kv.barrier()
+    assert all((value == 2 * 40 * kv.num_workers).all() for value in kv.pull(keys))
+    assert 8_000 < most <= 20_000, most
+    print("done\\n", end="", flush=True)
+    """
+    )
+    status, out, errors = run(4, code.format(kill_at={2: 200}))
+    assert (status, out) == (0, "done\ndone\n"), errors
+    assert "rank 2 on" in errors
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -208,6 +236,22 @@ def test_who_leaves_before_the_connections_are_there_is_not_waited_for():
     assert status != 0
 
 
+def test_a_server_that_is_lost_while_mpi_is_closed_is_not_waited_for():
+    code = """
+    import os, signal, graphkit as gk
+    from graphkit.dist import mpi
+    mpi._CLOSING = 3.0
+    if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3":
+        mpi.MpiCommunicator.finalize = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+    kv = gk.kvstore.create("dist_async", servers=2, replicate=True)
+    kv.barrier()
+    print("done\\n", end="", flush=True)
+    """
+    status, out, _ = run(4, code, 60)
+    assert out == "done\ndone\n"
+    assert status in (0, 1)  # MPICH's cannot be closed then
+
+
 def test_what_launchers_are_told(tmp_path):
     def made(text):
         path = tmp_path / "mpiexec"
@@ -219,6 +263,43 @@ def test_what_launchers_are_told(tmp_path):
     assert survival.launcher_options(made("mpiexec (Open MPI) 5.0.11")) == ["--with-ft", "ulfm"]
     with pytest.raises(UsageError, match=r"replicated servers: how to tell .*mpiexec \(another one\) to go on"):
         survival.launcher_options(made("another one"))
+
+
+def test_the_launcher_of_a_job_that_survives_is_told(tmp_path, monkeypatch):
+    path = tmp_path / "mpiexec"
+    path.write_text(
+        f'#!/bin/sh\nif [ "$1" = --version ]; then echo HYDRA; else printf "%s " "$@" > {tmp_path}/told; fi\n'
+    )
+    path.chmod(0o755)
+    monkeypatch.setattr(launch, "find_mpiexec", lambda: str(path))
+    for survives in (True, False):
+        assert launch.run_processes(3, ["train"], survives) == 0
+        told = (tmp_path / "told").read_text()
+        assert told.startswith("-disable-auto-cleanup -n 3 " if survives else "-n 3 ")
+
+
+def test_where_a_store_with_replicated_servers_is_made(monkeypatch):
+    """Under Hydra a server becomes a child of its process: before MPI is started, and in the main thread."""
+    for name, value in {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_FD": "7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(survival, "_child", lambda: pytest.fail("it has become one"))
+    failures = []
+
+    def elsewhere():
+        try:
+            survival.prepare(2)
+        except UsageError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert failures == ["replicate=True: the main thread makes the store, under MPICH's launcher"]
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.SimpleNamespace(Is_initialized=lambda: True))
+    with pytest.raises(UsageError, match="make the store before MPI is started"):
+        survival.prepare(2)
+    monkeypatch.delenv("PMI_FD")
+    survival.prepare(2)  # another launcher's processes stay as they are
 
 
 # --- training -------------------------------------------------------------------------------------------
@@ -248,7 +329,8 @@ if os.environ.get("GRAPHKIT_JOB_SIZE"):
 def train(folder, *more, environment=None):
     command = [sys.executable, "-P", "-m", "graphkit", "train", str(folder / "net.json"), "--data", "digits",
                "--batch-size", "32", "-o", str(folder / "run"), *more]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return finish(subprocess.Popen(command, **pipes, text=True, start_new_session=True, env=environment), 240)
 
 
 @pytest.fixture
@@ -261,16 +343,16 @@ def net(tmp_path):
 def test_a_training_goes_on_when_one_of_two_servers_is_killed(net):
     (net / "sitecustomize.py").write_text(ONE_IS_KILLED.format(once=str(net / "once")))
     job = ("--processes", "2", "--servers", "2", "--kvstore", "dist_async", "--replicate-servers")
-    done = train(net, *job, "--epochs", "6", environment=dict(os.environ, PYTHONPATH=str(net)))
-    assert (net / "once").exists(), done.stderr
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"graphkit: rank [23] on \S+ \(process \d+\) is lost; rank [23] .* has taken over", done.stderr)
-    assert "restart" not in done.stderr
+    status, _, errors = train(net, *job, "--epochs", "6", environment=dict(os.environ, PYTHONPATH=str(net)))
+    assert (net / "once").exists(), errors
+    assert status == 0, errors
+    assert re.search(r"graphkit: rank [23] on \S+ \(process \d+\) is lost; rank [23] .* has taken over", errors)
+    assert "restart" not in errors
     lines = [json.loads(line) for line in (net / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines if line["event"] == "epoch"] == [1, 2, 3, 4, 5, 6]
     assert lines[-1]["valid_accuracy"] > 0.93  # one process: 0.94 to 0.96
-    done = train(net, "--resume", "--epochs", "7")  # in one process
-    assert done.returncode == 0, done.stderr
+    status, _, errors = train(net, "--resume", "--epochs", "7", "--kvstore", "local", "--processes", "1")
+    assert status == 0, errors
     lines = [json.loads(line) for line in (net / "run" / "log.jsonl").read_text().splitlines()]
     assert lines[-1]["epoch"] == 7
     assert lines[-1]["valid_accuracy"] > 0.93
@@ -280,6 +362,6 @@ def test_a_training_goes_on_when_one_of_two_servers_is_killed(net):
     "more", [("--kvstore", "dist_async", "--servers", "1"), ("--kvstore", "dist_sync"), ("--kvstore", "dist_async")]
 )
 def test_options_that_do_not_go_together(net, more):
-    done = train(net, "--processes", "2", *more, "--replicate-servers")
-    assert done.returncode == 2
-    assert "--replicate-servers needs two servers at least" in done.stderr
+    status, _, errors = train(net, "--processes", "2", *more, "--replicate-servers")
+    assert status == 2
+    assert "--replicate-servers needs two servers at least" in errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -14,11 +15,10 @@ import numpy as np
 
 from graphkit.dist import survival
 from graphkit.dist.mesh import Frame, Kind, Mesh, open_mesh
+from graphkit.dist.servers.remote import WINDOW
 from graphkit.dist.servers.replica import Holder, Outbox, holders
 from graphkit.errors import RuntimeFailure
 
-# Bytes that a worker keeps for servers that may be lost; it waits with more of them.
-WINDOW = 64 << 20
 # The longest time without a look for who is lost, and that last words may take, in seconds.
 _LOOK, _LAST = 0.05, 5.0
 
@@ -131,13 +131,16 @@ class ReplicatedPost:
     # --- the thread -------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        while not self._over:
-            for source, frame in self._mesh.receive(_LOOK):
-                with self._news:
-                    if self._over:
-                        return
-                    self._take(source, frame)
-                    self._news.notify_all()
+        try:
+            while not self._over:
+                for source, frame in self._mesh.receive(_LOOK):
+                    with self._news:
+                        if self._over:
+                            return
+                        self._take(source, frame)
+                        self._news.notify_all()
+        except Exception as error:  # noqa: BLE001 - who waits next is told
+            self._fail(f"what servers send: {type(error).__name__}: {error}")
 
     def _take(self, source: int, frame: Frame | None) -> None:
         if frame is None:
@@ -163,8 +166,12 @@ class ReplicatedPost:
         try:
             self._outbox.gone(server)
         except RuntimeFailure as error:
-            self._failure = str(error)
-            self._company.fail(self._failure)
+            self._fail(str(error))
+
+    def _fail(self, reason: str) -> None:
+        """The main thread is told, whatever it waits for."""
+        self._failure = reason
+        self._company.fail(reason)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -269,6 +276,7 @@ def _warn(company: Company, text: str) -> None:
 def _leave(company: Company, code: int) -> None:
     """End this process at once, with the job that another one has ended and said why."""
     company.end_silent()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # who reads that may have ended before
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
