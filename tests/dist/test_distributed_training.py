@@ -280,6 +280,28 @@ def test_all_ranks_decide_alike_and_change_nothing(on_ranks, model, how):
         assert losses[0] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_gradient_of_one_rank_that_is_not_finite(on_ranks):
+    """The loss is: the root of 0 has no derivative, which the second rank alone finds."""
+
+    def work(store):
+        x = gk.input("x", ["N", 6])
+        with group("a"):
+            h = gk.tanh(gk.nn.linear(x, 3, name="a0"))
+        with group("b"):
+            root = F.sqrt(h * gk.parameter("b", [3], {"type": "zeros"}))
+        with group("a"):
+            net = gk.Model(gk.nn.linear(h, 3, name="a1") + root * 0.0, seed=1)
+        how = {} if store is None else {"kvstore": store, "groups": AB}
+        trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.1), threads=1, on_nonfinite="skip", **how)
+        before = {n: trainer.net.params[n].copy() for n in trainer.net.params if trainer.net.params.holds(n)}
+        assert np.isnan(float(trainer.step(*labelled(8))))
+        for name, array in before.items():
+            np.testing.assert_array_equal(trainer.net.params[name], array)
+        return trainer.skipped
+
+    assert [work(None), *on_ranks(work)] == [1, 1, 1]
+
+
 def test_batches_that_do_not_fit(on_ranks):
     """All ranks refuse them, before any of them does something; then they go on."""
 
