@@ -115,7 +115,7 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
         for value in node.operands:
             mask |= before[value.node] if value.node is not None else 0
         # What has no operands is computed wherever it is read.
-        if node.operands and (group := node.meta.get(GROUP)) is not None:
+        if node.operands and (group := _group_of(node, groups)) is not None:
             rank = groups[group]
             for other in _bits(mask & ~(1 << rank)):
                 needs.setdefault((rank, other), node)
@@ -126,13 +126,13 @@ def _order(graph: Graph, groups: Mapping[str, int]) -> list[int]:
     while left:
         ready = [rank for rank in left if all((rank, other) not in needs for other in left)]
         if not ready:
-            raise NotAPipeline(_cycle(left, needs))
+            raise NotAPipeline(_cycle(left, needs, groups))
         order.append(ready[0])
         left.remove(ready[0])
     return order
 
 
-def _cycle(left: list[int], needs: Mapping[tuple[int, int], Node]) -> str:
+def _cycle(left: list[int], needs: Mapping[tuple[int, int], Node], groups: Mapping[str, int]) -> str:
     """Why none of these ranks can be first."""
     path = [left[0]]
     while path.count(path[-1]) == 1:
@@ -141,8 +141,19 @@ def _cycle(left: list[int], needs: Mapping[tuple[int, int], Node]) -> str:
     told = []
     for rank, other in itertools.pairwise(path):
         node = needs[rank, other]
-        told.append(f"rank {rank} ({node.meta[GROUP]}: {node.describe()}) reads what depends on rank {other}")
+        told.append(f"rank {rank} ({_group_of(node, groups)}: {node.describe()}) reads what depends on rank {other}")
     return f"groups: the ranks need each other, and cannot be a pipeline: {'; '.join(told)}"
+
+
+def _group_of(node: Node, placed: Mapping[str, int]) -> str | None:
+    """The group of a node; of control flow that has none, that of the nodes inside, where all are in one place."""
+    if (group := node.meta.get(GROUP)) is not None or not is_control(node):
+        return group
+    inside = dict.fromkeys(
+        found for subgraph in node.op.subgraphs().values() for inner in all_nodes(subgraph)
+        if inner.operands and (found := inner.meta.get(GROUP)) is not None
+    )  # fmt: skip
+    return next(iter(inside)) if len({placed[found] for found in inside}) == 1 else None
 
 
 def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
@@ -151,7 +162,7 @@ def _stages(graph: Graph, placed: Mapping[str, int]) -> dict[Node, int]:
     for node in graph.nodes:
         if not node.operands:
             continue
-        if (group := node.meta.get(GROUP)) is not None:
+        if (group := _group_of(node, placed)) is not None:
             stage_of[node] = placed[group]
             continue
         known = [stage_of[v.node] for v in node.operands if v.node in stage_of]

@@ -59,7 +59,8 @@ class PlacedStepper:
         """Of the optimizer's slots of this rank; raises UsageError where processes are to divide them."""
         if processes > 1:
             raise UsageError("ranks with groups have their own slots, and do not divide them")
-        return sum(self.slots[name].nbytes for name in self.slots)
+        slots, bytes_ = len(self._rule.optimizer.slots), [t.value.tensor.nbytes for t in self._own]
+        return slots * sum(bytes_)
 
     def _begin_alike(self) -> None:
         """Rank 0's values, one by one; those of other stages are released at once."""

@@ -13,7 +13,7 @@ from graphkit.autodiff import gradient
 from graphkit.checks.gradcheck import check_graph
 from graphkit.errors import MissingGradient, TypeMismatch, UsageError
 from graphkit.ir.context import Scope, entered
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Value, topological
 from graphkit.ir.types import TensorType
 from graphkit.ops import F, Op, op, registry
 from graphkit.ops.evaluate import evaluate
@@ -293,3 +293,25 @@ def test_a_model_without_parameters_says_what_to_give() -> None:
     with pytest.raises(UsageError, match="y depends on no parameter; give wrt="):
         gk.grad(net)
     assert gk.grad(net, wrt=["x"]).outputs == ("x_grad",)
+
+
+def test_a_gradient_is_in_the_group_of_what_it_is_the_gradient_of() -> None:
+    """Inside of branches and loops too; what adds up for a parameter of several groups is in none."""
+    x, w = gk.input("x", [3, 3]), gk.parameter("w", [3, 3], {"type": "zeros"})
+
+    def body(h: gk.Value) -> gk.Value:
+        with gk.attr_scope(ctx_group="a"):
+            return gk.tanh(gk.mat_mul(h, w))
+
+    h = gk.fold(lambda h, row: body(h) + row, x, gk.input("rows", [4, 3, 3]))
+    with gk.attr_scope(ctx_group="b"):
+        loss = gk.reduce_sum(gk.exp(gk.mat_mul(h, w)), keepdims=False)
+    (found,) = gradient([loss], [w])
+    nodes = topological([found])
+    behind = nodes[len(topological([loss])) :]
+    assert found.node is not None
+    assert "ctx_group" not in found.node.meta
+    assert {n.meta.get("ctx_group") for n in behind if n.op.name in ("MatMul", "Gemm")} == {"b"}
+    (reverse,) = [n for n in behind if n.op.name == "Scan" and n.name.endswith("backward")]
+    inside = reverse.op.subgraphs()["body"].nodes
+    assert {n.meta.get("ctx_group") for n in inside if n.op.name in ("MatMul", "Gemm", "TanhGrad")} == {"a"}

@@ -180,6 +180,8 @@ def test_each_rank_has_its_own_parameters_and_slots(on_ranks):
         assert trainer._stepper.held == own
         slots = {name for name in trainer._slots if trainer._slots.holds(name)}
         assert slots == {f"{name}/momentum" for name in own} | {"optimizer_step"}
+        assert trainer.slot_bytes() == sum(trainer.net.params[name].nbytes for name in own)
+        assert trainer.plan({"x": (16, 6), "target": (16,)}).arena_bytes > 0
         with pytest.raises(InputError, match=f"is held by rank {1 - rank}"):
             trainer.net.params["b_weight" if rank == 0 else "a0_weight"]
 
@@ -276,6 +278,28 @@ def test_all_ranks_decide_alike_and_change_nothing(on_ranks, model, how):
     assert np.isfinite(losses[0])
     if expected is not None:
         assert losses[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_gradient_of_one_rank_that_is_not_finite(on_ranks):
+    """The loss is: the root of 0 has no derivative, which the second rank alone finds."""
+
+    def work(store):
+        x = gk.input("x", ["N", 6])
+        with group("a"):
+            h = gk.tanh(gk.nn.linear(x, 3, name="a0"))
+        with group("b"):
+            root = F.sqrt(h * gk.parameter("b", [3], {"type": "zeros"}))
+        with group("a"):
+            net = gk.Model(gk.nn.linear(h, 3, name="a1") + root * 0.0, seed=1)
+        how = {} if store is None else {"kvstore": store, "groups": AB}
+        trainer = gk.Trainer(net, optimizer=gk.optim.SGD(0.1), threads=1, on_nonfinite="skip", **how)
+        before = {n: trainer.net.params[n].copy() for n in trainer.net.params if trainer.net.params.holds(n)}
+        assert np.isnan(float(trainer.step(*labelled(8))))
+        for name, array in before.items():
+            np.testing.assert_array_equal(trainer.net.params[name], array)
+        return trainer.skipped
+
+    assert [work(None), *on_ranks(work)] == [1, 1, 1]
 
 
 def test_batches_that_do_not_fit(on_ranks):

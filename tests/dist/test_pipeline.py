@@ -289,6 +289,36 @@ def test_control_flow_within_stages_and_a_value_of_whole_numbers_between_them(on
         assert_same(found, whole, 1e-6)
 
 
+def test_loops_that_say_inside_where_they_are(on_ranks):
+    """Their nodes are in groups, and they in none: a pipeline all the same, as each is on one rank."""
+
+    def model():
+        h = gk.input("x", ["N", 6])
+        for name in "ab":
+
+            def body(state, name=name):
+                with group(name):
+                    return gk.tanh(gk.nn.linear(state, 6, name=name)) * 1.5
+
+            h = gk.while_loop(lambda s: F.less(gk.reduce_sum(s * s, keepdims=False), np.float32(20)), body, h, 3)
+        with group("b"):
+            return gk.Model(gk.nn.linear(h, 2, name="out"), seed=1)
+
+    def trained(store):
+        how = {"accumulate": 4} if store is None else {"kvstore": store, "groups": AB, "micro_batches": 4}
+        trainer = gk.Trainer(model(), "mse", gk.optim.SGD(0.1), threads=1, **how)
+        for step in range(3):
+            x, y = vectors(16, step)
+            for part in [slice(None)] if store else pipeline.bounds(pipeline.sizes(16, 4)):
+                trainer.step(x[part], y[part])
+        return trainer
+
+    whole = trained(None)
+    for rank, found in enumerate(on_ranks(trained)):
+        assert found._stepper.held == [("a_weight", "a_bias"), ("b_weight", "b_bias", "out_weight", "out_bias")][rank]
+        assert_same(found, whole, 1e-6)
+
+
 def test_recomputation_by_attributes(on_ranks):
     """What is marked is not kept between the passes of a micro-batch."""
 
@@ -354,6 +384,9 @@ def test_each_rank_has_its_own_parameters_and_few_micro_batches(on_ranks):
             "optimizer_step"
         }
         assert trainer._stepper.peak_in_flight == 3 - rank
+        assert trainer.slot_bytes() == 2 * sum(
+            trainer.net.params[f"{own}_{part}"].nbytes for part in ("weight", "bias")
+        )
         (other,) = {"a", "b", "c"} - {own} - {"b" if own != "b" else "a"}
         with pytest.raises(InputError, match=rf"'{other}_weight' is held by rank {'abc'.index(other)}"):
             trainer.net.params[f"{other}_weight"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from graphkit.errors import UsageError
 from graphkit.ir.context import GROUP
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Graph, Node, Value
@@ -62,6 +63,7 @@ def find_homes(
 ) -> Homes:
     """The homes of a graph whose inputs have the homes `given`; what is missing there is everywhere. `pinned` are those
     of nodes without a group. Linear but for loops, whose bodies are looked at until their states stay where they are.
+    Raises UsageError for a group without a rank.
     """
     homes = Homes(symbols)
     _Finder(groups, pinned).graph(graph, homes, given, None)
@@ -95,7 +97,11 @@ class _Finder:
 
     def _group(self, node: Node, around: int | None) -> int | None:
         group = node.meta.get(GROUP)
-        return around if group is None else self._groups[group]
+        if group is None:
+            return around
+        if group not in self._groups:
+            raise UsageError(f"groups: no rank is given for {group!r}, of {node.describe()}")
+        return self._groups[group]
 
     def _control(self, node: Node, homes: Homes, around: int | None) -> list[int | None]:
         """The homes of the results."""

@@ -109,30 +109,26 @@ class Level(ABC):
             if value.node is None:
                 side.table[value] = self.enter(side, value)
             elif home is None:
-                self._compute(side, value.node)
+                self._compute(side, value)
             else:
                 assert home != rank, "the nodes of a rank are built in their order"
                 self.carry(value, home, rank)
         return side.table[value]
 
-    def _compute(self, side: Side, node: Node) -> None:
+    def _compute(self, side: Side, value: Value) -> None:
         """Compute on a side what is computed wherever it is read; what it reads goes first."""
-        stack = [node]
+        stack = [value]
         while stack:
-            node = stack[-1]
-            near = all(self.homes.of[v] is None for v in node.operands)
-            waiting = [v.node for v in node.operands if near and v.node is not None and v not in side.table]
-            if node.outputs[0] not in side.table and waiting:
-                stack += [n for n in waiting if n is not None]
-                continue
-            stack.pop()
-            if node.outputs[0] in side.table:
-                continue
-            if near:
+            value, node = stack[-1], stack[-1].node
+            if value in side.table or node is None:
+                stack.pop()
+            elif any(self.homes.of[v] is not None for v in node.operands):
+                side.table[value] = self._elements(side, value)
+            elif waiting := [v for v in node.operands if v.node is not None and v not in side.table]:
+                stack += waiting
+            else:
                 made = node.rebuilt([None if v is None else self.at(side.rank, v) for v in node.inputs])
                 side.table.update(zip(node.outputs, made.outputs, strict=True))
-            else:
-                side.table.update((v, self._elements(side, v)) for v in node.outputs if self.homes.told(v))
 
     def _elements(self, side: Side, value: Value) -> Value:
         kind = value.tensor

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
+from graphkit.errors import UsageError
 from graphkit.ir.graph import Graph, Value
 from graphkit.ir.types import TensorType
 from graphkit.ops import F
@@ -249,3 +250,11 @@ def test_ranks_without_a_part(ranks):
         y = gk.tanh(x)
     found = parts(graph_of(y=y), [[0]], {"a": 0}, ranks)
     assert [len(g.nodes) for g in found] == [1] + [0] * (ranks - 1)
+
+
+def test_a_group_without_a_rank():
+    x = gk.input("x", ["N", 4])
+    with group("c"):
+        y = gk.tanh(x)
+    with pytest.raises(UsageError, match=r"no rank is given for 'c', of .*Tanh"):
+        place(graph_of(y=y), AB)
