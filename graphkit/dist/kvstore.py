@@ -55,7 +55,8 @@ def create(
     bucket_bytes: of gradients that are summed at once; as many as the measured latency of a sum asks for, by default.
 
     `dist_async`, `dist_bounded` and `elastic` keep values on the last `servers` processes of the job (default:
-    GRAPHKIT_SERVERS, 1): there, this call serves the others until they have ended, and ends the process with them.
+    GRAPHKIT_SERVERS, 1): there, this call serves the others until they have ended, and ends the process with them. A
+    job has one of these stores.
     staleness: of `dist_bounded`, how many steps a worker may be ahead of the slowest one; 3 by default.
     period, strength: of `elastic`, updates between two exchanges of a worker with the centre, 10 by default, and how
     far they move together in one, in (0, 1], over all workers: 0.9 by default. They are tau and beta of Zhang,
@@ -90,6 +91,9 @@ def create(
         communicator.set_timeout(timeout)
     if not remote:
         return KVStore(type, communicator, bucket_bytes)
+    if communicator.stores:
+        raise UsageError("a job has one store with servers, where keys are the same for all: use that one")
+    communicator.stores = True
     bound = _STALENESS if staleness is None else staleness
     elastic = {name: v for name, v in (("period", period), ("strength", strength)) if v is not None}
     return (_replicated if replicate else _remote)(type, communicator, bound, elastic)

@@ -126,6 +126,8 @@ class MpiCommunicator:
             self.place, self.processes, self.servers = self._job.rank, self._job.size, servers
             check_company(self.processes)
             self.replicated, self.unclosed = replicated, False
+            # Whether there is a store whose keys are on the servers.
+            self.stores = False
             if not 0 <= servers < self.processes:
                 raise UsageError(f"{servers} servers leave no worker of {self.processes} processes")
             here = self._job.Split_type(mpi.COMM_TYPE_SHARED)

@@ -235,3 +235,19 @@ def test_servers_that_leave_no_worker():
     status, _, errors = finish(start(2, 'import graphkit as gk\ngk.kvstore.create("dist_async", servers=2)', False), 30)
     assert status != 0
     assert "2 servers leave no worker of 2 processes" in errors
+
+
+@pytest.mark.parametrize("options", ["servers=1", "servers=2, replicate=True"])
+def test_a_second_store_with_the_same_keys_is_refused(options):
+    body = f"""
+        import graphkit as gk
+        kv = gk.kvstore.create("dist_async", {options})
+        assert gk.kvstore.create("dist_sync").num_workers == 1
+        try:
+            gk.kvstore.create("dist_bounded", {options})
+        except gk.errors.UsageError as error:
+            print(error)
+    """
+    status, output, errors = finish(start(3 if "2" in options else 2, body, False), 30)
+    assert status == 0, errors
+    assert "a job has one store with servers" in output

@@ -113,7 +113,7 @@ def test_who_is_excused_is_not_given_up_nor_the_host_that_it_spoke_for(watches, 
 def test_who_is_stopped_ends_with_its_job(watches):
     """Where the launcher ends nobody: processes of the host that show no sign, and no others."""
     one, two, three = watches(3)
-    children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) for _ in range(2)]
+    children = [subprocess.Popen([sys.executable, "-P", "-c", "import time; time.sleep(100)"]) for _ in range(2)]
     try:
         for watch, child in zip((two, three), children, strict=True):
             watch._process = child.pid
