@@ -29,7 +29,7 @@ from tables import table
 from training_engines import open_shared, versions
 from training_workloads import WORKLOADS
 
-from graphkit.dist import launch
+from graphkit.dist.job import launch
 
 ENGINES = ("graphkit", "torch")
 _NAMES = ("mlp", "lenet", "resnet18", "lstm_lm", "transformer_lm")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graphkit.dist import launch
+from graphkit.dist.job import launch
 
 _BRIDGE, _NAME, _NETWORK = "gkbench", "gkbench-{}", "10.77.0.{}"
 _SSH = """#!/bin/sh

@@ -33,9 +33,9 @@ from processes import log, machine
 from tables import table
 
 import graphkit as gk
-from graphkit.dist import launch
+from graphkit.dist.job import launch
+from graphkit.dist.job.mpi import MpiCommunicator
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.mpi import MpiCommunicator
 
 # Name, how sums go on, megabytes of a bucket (None: as measured), compression.
 FORMS = (

@@ -29,7 +29,7 @@ from training_workloads import LEARNING_RATE, MOMENTUM, WORKLOADS, Workload
 
 import graphkit as gk
 from graphkit.config import num_threads
-from graphkit.dist import launch
+from graphkit.dist.job import launch
 from graphkit.executor.run.profile import profile
 from graphkit.text import human
 

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def invoke(argv: Sequence[str]) -> int:
     """Run one command line; return the exit code. In a job of several ranks a failure ends all of them."""
-    from graphkit.dist import ending
+    from graphkit.dist.job import ending
 
     with ending.abort_on_error():
         return _run(argv, ending.in_company)

@@ -10,8 +10,8 @@ import click
 from graphkit.cli._options import json_option, memory_size
 from graphkit.cli._output import print_json, print_table
 from graphkit.cli._processes import ARGUMENTS
-from graphkit.dist import compression as compressions
-from graphkit.dist import mpi
+from graphkit.dist.job import mpi
+from graphkit.dist.sums import compression as compressions
 from graphkit.text import human
 
 # Latency of small arrays, bandwidth of large ones.
@@ -68,10 +68,10 @@ def command(
     if compression is not None:
         compressions.create(compression)
     if not mpi.launched_by_mpi():
-        from graphkit.dist import launch
+        from graphkit.dist.job import launch
 
         return launch.run_processes(processes, context.meta[ARGUMENTS])
-    from graphkit.dist.ending import join
+    from graphkit.dist.job.ending import join
     from graphkit.dist.measure import measure
 
     result = {"compression": compression, "rounds": rounds, **measure(sizes, rounds, compression)}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from graphkit import config
-from graphkit.dist import launch
-from graphkit.dist.channel import OVERLAPS
+from graphkit.dist.job import launch
 from graphkit.dist.kvstore import REMOTE
+from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.errors import UsageError
 
 if TYPE_CHECKING:

@@ -98,8 +98,8 @@ class Rank(Among):
     sent_between_hosts = 0
 
     def __init__(self, rank: int, parts: list[Any], there: threading.Barrier, post: _Post, levels: Any = None):
-        from graphkit.dist.channel import Channel
-        from graphkit.dist.transfers import Messages
+        from graphkit.dist.rounds.channel import Channel
+        from graphkit.dist.wire.transfers import Messages
 
         super().__init__(rank, parts, there)
         self.levels = levels
@@ -147,7 +147,7 @@ class Rank(Among):
 
 def ranks_on_hosts(size: int, hosts: Sequence[Sequence[int]]) -> tuple[list[Rank], list[threading.Barrier]]:
     """A communicator for each rank, and where they wait for each other. hosts: which ranks each has; none: one."""
-    from graphkit.dist.group import Levels
+    from graphkit.dist.hosts.group import Levels
 
     post: _Post = defaultdict(_Mailbox)
     there = [threading.Barrier(n) for n in (size, len(hosts) or 1, *map(len, hosts))]

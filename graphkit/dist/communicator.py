@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.dist.group import Levels
-from graphkit.dist.posted import Action, Pending, alone, placed
-from graphkit.dist.transfers import Messages
+from graphkit.dist.hosts.group import Levels
+from graphkit.dist.rounds.posted import Action, Pending, alone, placed
+from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import UsageError
 
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphkit import config
-from graphkit.dist.channel import OVERLAPS
 from graphkit.dist.communicator import LocalCommunicator
-from graphkit.dist.rows import RowSparse
+from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.dist.store import KVStore
+from graphkit.dist.sums.rows import RowSparse
 from graphkit.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from graphkit.dist.mpi import MpiCommunicator
+    from graphkit.dist.job.mpi import MpiCommunicator
 
 __all__ = ["REMOTE", "TYPES", "KVStore", "RowSparse", "create"]
 
@@ -82,7 +82,7 @@ def create(
         raise UsageError(f"replicate=True: two servers at least, of {', '.join(REMOTE)}; here {type!r} has {many}")
     if type == "local":
         return KVStore(type, LocalCommunicator())
-    from graphkit.dist.ending import join
+    from graphkit.dist.job.ending import join
 
     remote = type in REMOTE
     communicator = join(many if remote else 0, timeout, replicate)
@@ -101,7 +101,7 @@ def create(
 
 def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
     """A worker's store; a server does not come back from here."""
-    from graphkit.dist.ending import before_end, end_of_server
+    from graphkit.dist.job.ending import before_end, end_of_server
     from graphkit.dist.servers.post import WorkersPost, serve
     from graphkit.dist.servers.remote import RemoteStore
     from graphkit.dist.servers.server import Server
@@ -119,7 +119,7 @@ def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: M
 
 def _replicated(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
     """The same with replicated servers."""
-    from graphkit.dist.ending import before_end, end_of_server
+    from graphkit.dist.job.ending import before_end, end_of_server
     from graphkit.dist.servers import replicated
     from graphkit.dist.servers.remote import RemoteStore
 

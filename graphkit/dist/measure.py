@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.ending import join
+from graphkit.dist.job.ending import join
+from graphkit.dist.job.mpi import MpiCommunicator, library
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.mpi import MpiCommunicator, library
 from graphkit.errors import OutOfMemory, RuntimeFailure
 
 # A round of one engine, in seconds, and calls in it at most.

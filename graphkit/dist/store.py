@@ -12,14 +12,14 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from graphkit.dist import compression
-from graphkit.dist.buckets import Buckets
 from graphkit.dist.communicator import Communicator
-from graphkit.dist.compressed import CompressedSums
-from graphkit.dist.posted import Action, Pending, Sum, placed
-from graphkit.dist.rows import RowSparse, RowSum, local_rows, rows_of
-from graphkit.dist.slices import Slices
-from graphkit.dist.transfers import Messages
+from graphkit.dist.rounds.posted import Action, Pending, Sum, placed
+from graphkit.dist.sums import compression
+from graphkit.dist.sums.buckets import Buckets
+from graphkit.dist.sums.compressed import CompressedSums
+from graphkit.dist.sums.rows import RowSparse, RowSum, local_rows, rows_of
+from graphkit.dist.sums.slices import Slices
+from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.weights import read_arrays, write_arrays
 

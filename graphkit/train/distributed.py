@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.channels import Channels
+from graphkit.dist.wire.values import Channels
 from graphkit.errors import NotFinite
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore

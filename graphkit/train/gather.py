@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.messages import pack_named, unpack_named
+from graphkit.dist.wire.packing import pack_named, unpack_named
 from graphkit.train.metrics import Metric
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from graphkit.dist.transfers import Kind
+from graphkit.dist.wire.transfers import Kind
 from graphkit.errors import InputError, NotFinite, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir.graph import Graph

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphkit.dist.slices import Slices
+from graphkit.dist.sums.slices import Slices
 from graphkit.ir.graph import Value
 from graphkit.ops import F
 from graphkit.train import finite

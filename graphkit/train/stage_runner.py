@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.transfers import Arrival, Kind
+from graphkit.dist.wire.transfers import Arrival, Kind
 from graphkit.executor.run.session import Executor
 from graphkit.train import step as steps
 from graphkit.train.partition import Partition

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from graphkit.dist.buckets import Flight
 from graphkit.dist.kvstore import KVStore
 from graphkit.dist.store import FIXED_BUCKET
+from graphkit.dist.sums.buckets import Flight
 from graphkit.errors import NotFinite, UsageError
 from graphkit.executor.report.plan import Plan
 from graphkit.executor.run.params import JointStore, ParamStore

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit.dist.announcement import digest_of
-from graphkit.dist.buckets import Flight
 from graphkit.dist.kvstore import KVStore
+from graphkit.dist.rounds.announcement import digest_of
+from graphkit.dist.sums.buckets import Flight
 from graphkit.executor.run.profile import Profile
 from graphkit.ir.atomic import write_whole
 from graphkit.train.gather import gather

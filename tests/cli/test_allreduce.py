@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from graphkit import cli
-from graphkit.dist import launch
+from graphkit.dist.job import launch
 from graphkit.errors import MissingDependency
 
 GRAPHKIT = [sys.executable, "-P", "-m", "graphkit"]

@@ -329,7 +329,7 @@ def test_options_of_a_python_file_without_annotations_have_the_types_of_their_de
 
 @pytest.mark.parametrize("launcher", ["--processes", "mpiexec"])
 def test_two_processes_train_like_one(folder, tmp_path, launcher):
-    from graphkit.dist.launch import find_mpiexec
+    from graphkit.dist.job.launch import find_mpiexec
 
     common = ["train", str(folder / "net.json"), "--data", "digits", "--epochs", "3", "--seed", "1", "-o"]
     graphkit = [sys.executable, "-P", "-m", "graphkit"]

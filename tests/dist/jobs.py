@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from graphkit.dist import launch
+from graphkit.dist.job import launch
 
 # Statuses of a launcher whose job failed: MPICH's may tell of the signal by which it ended the ranks, in place of the
 # code that the first of them has left with.

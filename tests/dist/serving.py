@@ -3,9 +3,9 @@
 from collections import deque
 
 from graphkit.dist.communicator import LocalCommunicator
-from graphkit.dist.messages import unpack
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.dist.servers.server import Server
+from graphkit.dist.wire.packing import unpack
 
 
 class Alone(LocalCommunicator):

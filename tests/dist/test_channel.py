@@ -11,7 +11,7 @@ import pytest
 from jobs import FAILED, finish, start
 
 from graphkit.dist import kvstore
-from graphkit.dist.channel import OVERLAPS
+from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import graphkit as gk
-from graphkit.dist import compression
+from graphkit.dist.sums import compression
 from graphkit.errors import InputError, MissingDependency, UsageError
 from graphkit.executor.devices.loading import load_device, native_module
 

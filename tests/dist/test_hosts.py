@@ -12,9 +12,9 @@ from jobs import FAILED, finish, start
 
 import graphkit as gk
 from graphkit import config
-from graphkit.dist import compression
-from graphkit.dist.hosts import Host
-from graphkit.dist.watch import ENDED, Board, Watch
+from graphkit.dist.hosts.hosts import Host
+from graphkit.dist.hosts.watch import ENDED, Board, Watch
+from graphkit.dist.sums import compression
 from graphkit.train import checkpoint
 
 # --- sums and copies ----------------------------------------------------------------------------------
@@ -22,7 +22,8 @@ from graphkit.train import checkpoint
 SUMS = """
     import json, zlib
     import numpy as np
-    from graphkit.dist import ending, kvstore
+    from graphkit.dist import kvstore
+    from graphkit.dist.job import ending
     with ending.abort_on_error():
         kv = kvstore.create("dist_sync")
         shapes = [(), (0,), (1,), (7, 3), (300_001,)]
@@ -85,8 +86,10 @@ MORE = """
     import json, zlib
     import numpy as np
     import graphkit as gk
-    from graphkit.dist import compression, ending, kvstore
-    from graphkit.dist.slices import Slices
+    from graphkit.dist import kvstore
+    from graphkit.dist.job import ending
+    from graphkit.dist.sums import compression
+    from graphkit.dist.sums.slices import Slices
     def numbers(seed, size):
         return np.random.default_rng(seed).integers(-9, 9, size).astype(np.float32)
     {part}
@@ -204,9 +207,9 @@ def test_what_is_gathered_crosses_once_for_each_host(monkeypatch, part):
 APART = """
     import sys
     import numpy as np
-    from graphkit.dist import ending
-    from graphkit.dist.hosts import Hosts
-    from graphkit.dist.mpi import MpiCommunicator, _mpi
+    from graphkit.dist.job import ending
+    from graphkit.dist.hosts.hosts import Hosts
+    from graphkit.dist.job.mpi import MpiCommunicator, _mpi
     with ending.abort_on_error():
         communicator = ending.join(0)
         world, mpi = communicator._job, _mpi()
@@ -380,7 +383,8 @@ def test_a_rank_of_another_host_that_does_not_come_ends_the_job(monkeypatch, ran
 COMPRESSED_STOPS = """
     import os, signal, time
     import numpy as np
-    from graphkit.dist import ending, kvstore
+    from graphkit.dist import kvstore
+    from graphkit.dist.job import ending
     with ending.abort_on_error():
         kv = kvstore.create("dist_sync")
         kv.set_gradient_compression("float16")

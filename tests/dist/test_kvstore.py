@@ -7,7 +7,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from graphkit.dist import kvstore, launch
+from graphkit.dist import kvstore
+from graphkit.dist.job import launch
 from graphkit.errors import InputError, UsageError
 
 
@@ -77,7 +78,8 @@ def test_dist_sync_over_three_processes():
         3,
         """
         import numpy as np
-        from graphkit.dist import ending, kvstore
+        from graphkit.dist import kvstore
+        from graphkit.dist.job import ending
         with ending.abort_on_error():
             kv = kvstore.create("dist_sync")
             assert kv.num_workers == 3
@@ -101,7 +103,8 @@ def test_a_failing_rank_ends_the_job_with_its_exit_code():
         2,
         """
         import numpy as np
-        from graphkit.dist import ending, kvstore
+        from graphkit.dist import kvstore
+        from graphkit.dist.job import ending
         from graphkit.errors import InputError
         with ending.abort_on_error():
             kv = kvstore.create("dist_sync")
@@ -134,7 +137,7 @@ def test_without_mpi4py_the_error_says_what_to_install():
 
 def test_importing_the_package_does_not_initialise_mpi():
     code = (
-        "from graphkit.dist import mpi; import sys; "
+        "from graphkit.dist.job import mpi; import sys; "
         "assert 'mpi4py' not in sys.modules; assert not mpi.launched_by_mpi()"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
@@ -145,7 +148,8 @@ def test_sums_are_written_where_they_are_wanted():
         2,
         """
         import numpy as np
-        from graphkit.dist import ending, kvstore
+        from graphkit.dist import kvstore
+        from graphkit.dist.job import ending
         with ending.abort_on_error():
             kv = kvstore.create("dist_sync")
             mine = np.arange(6, dtype=np.float32).reshape(2, 3) * (kv.rank + 1)

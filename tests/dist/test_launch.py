@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from graphkit import config
-from graphkit.dist import launch, mpi
+from graphkit.dist.job import launch, mpi
 from graphkit.errors import UsageError
 
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from graphkit.dist import mesh
-from graphkit.dist.mesh import Frame, Kind, Listener, Mesh, open_mesh
+from graphkit.dist.wire import mesh
+from graphkit.dist.wire.mesh import Frame, Kind, Listener, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure
 
 

@@ -57,14 +57,16 @@ def test_jobs_of_open_mpi(openmpi, file):
 
 @pytest.mark.full
 def test_it_is_open_mpi(openmpi):
-    code = "from graphkit.dist import kvstore, mpi; kvstore.create('dist_sync'); print(mpi.library())"
+    code = (
+        "import graphkit as gk; from graphkit.dist.job import mpi; gk.kvstore.create('dist_sync'); print(mpi.library())"
+    )
     command = [openmpi[config.MPIEXEC.name], "-n", "2", sys.executable, "-P", "-c", code]
     done = subprocess.run(command, env=openmpi, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.count("Open MPI") == 2
 
 
 def test_a_launcher_that_is_not_there_is_named(monkeypatch, tmp_path):
-    from graphkit.dist import launch
+    from graphkit.dist.job import launch
     from graphkit.errors import MissingDependency
 
     monkeypatch.setenv(config.MPIEXEC.name, str(tmp_path / "nowhere"))

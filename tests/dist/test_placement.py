@@ -9,7 +9,7 @@ import pytest
 from jobs import finish, start
 
 from graphkit import config, cores
-from graphkit.dist.placement import Allowed, are_apart, part, share
+from graphkit.dist.hosts.placement import Allowed, are_apart, part, share
 
 
 def process(allowed, quota=None, group="", threads=None, placed=True):
@@ -98,7 +98,8 @@ JOB = """
     before = threading.Event()
     threading.Thread(target=before.wait).start()
     from graphkit import config
-    from graphkit.dist import ending, kvstore
+    from graphkit.dist import kvstore
+    from graphkit.dist.job import ending
     with ending.abort_on_error():
         kv = kvstore.create("dist_sync")
         masks = [sorted(os.sched_getaffinity(int(task.name))) for task in Path("/proc/self/task").iterdir()]

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from graphkit.dist import promptness
+from graphkit.dist.wire import promptness
 
 # Kernels from 6.12 on know slices of single threads.
 KNOWN = (

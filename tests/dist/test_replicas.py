@@ -11,10 +11,10 @@ from test_servers import add_twice
 
 import graphkit as gk
 from graphkit.dist import kvstore
-from graphkit.dist.mesh import Frame, Kind
-from graphkit.dist.messages import pack, unpack
 from graphkit.dist.servers.remote import RemoteStore
 from graphkit.dist.servers.replica import Holder, Outbox, Replica, holders
+from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import RuntimeFailure, UsageError
 from graphkit.train.average import EMA
 from graphkit.train.updater import KeyedOptimizer

@@ -12,7 +12,7 @@ import pytest
 from jobs import FAILED, finish, start
 
 import graphkit as gk
-from graphkit.dist import launch, survival
+from graphkit.dist.job import launch, survival
 from graphkit.errors import UsageError
 
 
@@ -239,7 +239,7 @@ def test_who_leaves_before_the_connections_are_there_is_not_waited_for():
 def test_a_server_that_is_lost_while_mpi_is_closed_is_not_waited_for():
     code = """
     import os, signal, graphkit as gk
-    from graphkit.dist import mpi
+    from graphkit.dist.job import mpi
     mpi._CLOSING = 3.0
     if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "3":
         mpi.MpiCommunicator.finalize = lambda self: os.kill(os.getpid(), signal.SIGKILL)

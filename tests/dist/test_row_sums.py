@@ -331,7 +331,7 @@ def test_four_processes_reach_the_weights_of_one(tmp_path, monkeypatch, per_host
 
 OUT_OF_RANGE = """
     import sys, numpy as np, graphkit as gk
-    from graphkit.dist import ending
+    from graphkit.dist.job import ending
     sys.path.insert(0, {here!r})
     from test_row_sums import ratings, trained, USERS
     with ending.abort_on_error():

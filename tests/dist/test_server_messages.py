@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from graphkit.dist.messages import pack, pack_named, unpack, unpack_named
 from graphkit.dist.servers.sharding import LARGE, Sharding
+from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.ir.types import dtype_of
 
 

@@ -6,9 +6,9 @@ from serving import begun, workers
 
 import graphkit as gk
 from graphkit.dist.kvstore import RowSparse
-from graphkit.dist.messages import unpack
 from graphkit.dist.servers import sharding
 from graphkit.dist.servers.sharding import Sharding
+from graphkit.dist.wire.packing import unpack
 from graphkit.errors import InputError, RuntimeFailure, UsageError
 
 TABLE = np.arange(21, dtype=np.float32).reshape(7, 3)

@@ -5,9 +5,9 @@ import pytest
 from serving import begun, workers
 
 import graphkit as gk
-from graphkit.dist.messages import pack, unpack
 from graphkit.dist.servers import remote
 from graphkit.dist.servers.sharding import LARGE
+from graphkit.dist.wire.packing import pack, unpack
 from graphkit.errors import InputError, InvalidModel, RuntimeFailure, UsageError
 
 

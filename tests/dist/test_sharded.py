@@ -7,7 +7,7 @@ from test_shared_step import assert_same, net, samples, trained
 
 import graphkit as gk
 from graphkit.dist.kvstore import KVStore
-from graphkit.dist.slices import Slices
+from graphkit.dist.sums.slices import Slices
 from graphkit.errors import UsageError
 from graphkit.train.sharded import parts_of
 

@@ -7,8 +7,8 @@ import pytest
 from jobs import finish, start
 
 import graphkit as gk
-from graphkit.dist.channel import OVERLAPS
 from graphkit.dist.kvstore import KVStore
+from graphkit.dist.rounds.channel import OVERLAPS
 
 
 def images(count, seed=0):

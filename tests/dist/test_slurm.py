@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 
-from graphkit.dist import mpi
+from graphkit.dist.job import mpi
 
 pytestmark = pytest.mark.full
 

@@ -17,8 +17,8 @@ from jobs import finish, start
 
 import graphkit as gk
 from graphkit import config
-from graphkit.dist import mpi
-from graphkit.dist.start import check_company, checked_timeout, deadline
+from graphkit.dist.job import mpi
+from graphkit.dist.job.start import check_company, checked_timeout, deadline
 from graphkit.errors import RuntimeFailure, UsageError
 
 VARIABLES = (
@@ -101,7 +101,7 @@ def _python(code, environment=None):
     # What lies inside of the deadline keeps the interpreter: no thread of Python's runs meanwhile.
     before = """
         import ctypes, os, sys, time
-        from graphkit.dist import start
+        from graphkit.dist.job import start
         def hold(seconds):
             ctypes.PyDLL(None).usleep(int(seconds * 1e6))
     """
@@ -184,7 +184,8 @@ def test_a_number_that_cannot_be_told_is_none(launched):
 JOB = """
     import os, signal, sys, time
     rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
-    from graphkit.dist import ending, kvstore
+    from graphkit.dist import kvstore
+    from graphkit.dist.job import ending
     ending.LEAST = 3
     if rank == 1:
         {what}
@@ -260,7 +261,8 @@ def test_a_script_that_has_started_mpi_itself_does_not_wait_for_ever_either():
             """
             import time
             from mpi4py import MPI
-            from graphkit.dist import ending, kvstore
+            from graphkit.dist import kvstore
+            from graphkit.dist.job import ending
             ending.LEAST = 3
             if MPI.COMM_WORLD.rank == 1:
                 time.sleep(1000)
@@ -280,7 +282,8 @@ def test_without_the_native_extension_a_traceback_says_where_it_waits():
             2,
             """
             import os, time
-            from graphkit.dist import ending, kvstore, start
+            from graphkit.dist import kvstore
+            from graphkit.dist.job import ending, start
             ending.LEAST = 3
             start.native_module = lambda: None
             if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):

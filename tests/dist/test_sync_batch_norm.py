@@ -10,8 +10,8 @@ from jobs import finish, start
 
 import graphkit as gk
 from graphkit.autodiff.reverse_mode import gradient
-from graphkit.dist.channel import OVERLAPS
 from graphkit.dist.kvstore import REMOTE, KVStore
+from graphkit.dist.rounds.channel import OVERLAPS
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph

@@ -7,7 +7,7 @@ import pytest
 from jobs import finish, start
 
 import graphkit as gk
-from graphkit.dist.buckets import Flight
+from graphkit.dist.sums.buckets import Flight
 from graphkit.train.traces import _exchanged, _origin
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from jobs import finish, start
 
-from graphkit.dist import transfers
-from graphkit.dist.transfers import Kind
+from graphkit.dist.wire import transfers
+from graphkit.dist.wire.transfers import Kind
 from graphkit.errors import RuntimeFailure
 
 ARRAYS = [
@@ -93,7 +93,7 @@ def test_large_arrays_cross_while_the_sender_computes():
             2,
             """
     import time, numpy as np, graphkit as gk
-    from graphkit.dist.transfers import Kind
+    from graphkit.dist.wire.transfers import Kind
     kv = gk.kvstore.create("dist_sync")
     post, array = kv.messages, np.arange(8 << 20, dtype=np.float32)
     kv.barrier()

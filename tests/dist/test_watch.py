@@ -17,9 +17,9 @@ from jobs import FAILED, finish, start
 
 import graphkit as gk
 from graphkit import config
-from graphkit.dist import launch
-from graphkit.dist.hosts import Host
-from graphkit.dist.watch import Board, Watch
+from graphkit.dist.hosts.hosts import Host
+from graphkit.dist.hosts.watch import Board, Watch
+from graphkit.dist.job import launch
 from graphkit.errors import UsageError
 
 # --- the signs, in one process ------------------------------------------------------------------------

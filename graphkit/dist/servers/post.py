@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from graphkit.dist.mail import Mail
 from graphkit.dist.servers.server import Server
+from graphkit.dist.wire.mail import Mail
 from graphkit.errors import RuntimeFailure
 
 # After the last message: how long the core is only offered to others, and the pauses after that, in seconds.

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graphkit.dist.mesh import Frame, Kind
-from graphkit.dist.messages import unpack
 from graphkit.dist.servers.server import Server
+from graphkit.dist.wire.mesh import Frame, Kind
+from graphkit.dist.wire.packing import unpack
 from graphkit.errors import RuntimeFailure
 
 # Calls that change nothing: a follower has no need to make them, and who takes over answers them anew.

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.dist import survival
-from graphkit.dist.mesh import Frame, Kind, Mesh, open_mesh
+from graphkit.dist.job import survival
 from graphkit.dist.servers.remote import WINDOW
 from graphkit.dist.servers.replica import Holder, Outbox, holders
+from graphkit.dist.wire.mesh import Frame, Kind, Mesh, open_mesh
 from graphkit.errors import RuntimeFailure
 
 # The longest time without a look for who is lost, and that last words may take, in seconds.
@@ -24,7 +24,7 @@ _LOOK, _LAST = 0.05, 5.0
 
 
 class Company(Protocol):
-    """The processes of a job, as `graphkit.dist.mpi` has them."""
+    """The processes of a job, as `graphkit.dist.job.mpi` has them."""
 
     rank: int
     place: int

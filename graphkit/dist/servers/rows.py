@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphkit.dist.rows import RowSparse
 from graphkit.dist.servers.sharding import Part
+from graphkit.dist.sums.rows import RowSparse
 
 
 def within(indices: np.ndarray, part: Part) -> slice:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graphkit.dist import compression
-from graphkit.dist.messages import pack, pack_named, unpack, unpack_named
-from graphkit.dist.rows import RowSparse, rows_of
+from graphkit.dist.sums import compression
+from graphkit.dist.sums.rows import RowSparse, rows_of
+from graphkit.dist.wire.packing import pack, pack_named, unpack, unpack_named
 from graphkit.errors import GraphkitError, InputError, RuntimeFailure, UsageError
 
 Key: TypeAlias = int | str

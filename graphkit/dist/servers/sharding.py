@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 from typing import NamedTuple
 
-from graphkit.dist.announcement import digest_of
+from graphkit.dist.rounds.announcement import digest_of
 
 # Elements from which on a key is divided, as MXNet's MXNET_KVSTORE_BIGARRAY_BOUND.
 LARGE = 1_000_000

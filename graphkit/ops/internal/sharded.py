@@ -20,7 +20,7 @@ from graphkit.ops.internal.collective import Summed
 class ReduceScatterStart(Summed):
     """Begin the sum of each x over all processes, which all call it `key`; each gets its slice of them.
 
-    The results lie one behind the other, and so are cut into slices (`graphkit.dist.slices`): what lies in this
+    The results lie one behind the other, and so are cut into slices (`graphkit.dist.sums.slices`): what lies in this
     process's slice is the sum, once ReduceScatterWait is done, and the rest is anything. By its reference, and as an
     ONNX file, it is the sum over one process.
     """

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from graphkit.dist import survival
-from graphkit.dist.announcement import ENDED
-from graphkit.dist.mpi import MpiCommunicator, started
-from graphkit.dist.start import LEAST, checked_timeout, deadline
+from graphkit.dist.job import survival
+from graphkit.dist.job.mpi import MpiCommunicator, started
+from graphkit.dist.job.start import LEAST, checked_timeout, deadline
+from graphkit.dist.rounds.announcement import ENDED
 from graphkit.errors import GraphkitError, RuntimeFailure, UsageError
 
 # How long processes that do not agree wait for each other's last words, in seconds.

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 
 from graphkit import config
-from graphkit.dist.mpi import launched_by_mpi
-from graphkit.dist.start import check_tasks
-from graphkit.dist.survival import launcher_options
+from graphkit.dist.job.mpi import launched_by_mpi
+from graphkit.dist.job.start import check_tasks
+from graphkit.dist.job.survival import launcher_options
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 _SIGNALS = frozenset(int(s) for s in signal.Signals)

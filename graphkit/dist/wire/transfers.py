@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphkit.dist.promptness import be_prompt
+from graphkit.dist.wire.promptness import be_prompt
 from graphkit.errors import RuntimeFailure
 
 # Tags: of headers and of arrays, for each lane.

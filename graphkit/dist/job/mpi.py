@@ -1,8 +1,8 @@
 """MPI through mpi4py: the only module that imports it.
 
 mpi4py's automatic initialisation is off, so that the thread level is asked for here and an import has no side
-effect. Which collectives there are, and in which order, the processes agree upon in `graphkit.dist.channel`;
-`graphkit.dist.ending` is what happens at the end of a process.
+effect. Which collectives there are, and in which order, the processes agree upon in `graphkit.dist.rounds.channel`;
+`graphkit.dist.job.ending` is what happens at the end of a process.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 
 from graphkit import config
-from graphkit.dist import announcement
-from graphkit.dist.channel import Channel
-from graphkit.dist.exchange import MOST, Exchange
-from graphkit.dist.group import PART, Levels, as_bytes
-from graphkit.dist.hosts import Hosts
-from graphkit.dist.mail import Mail
-from graphkit.dist.placement import Allowed, place
-from graphkit.dist.posted import placed
-from graphkit.dist.relay import Relay
-from graphkit.dist.start import check_company, checked_timeout
-from graphkit.dist.transfers import Messages
-from graphkit.dist.watch import Board, Watch
+from graphkit.dist.hosts.group import PART, Levels, as_bytes
+from graphkit.dist.hosts.hosts import Hosts
+from graphkit.dist.hosts.placement import Allowed, place
+from graphkit.dist.hosts.relay import Relay
+from graphkit.dist.hosts.watch import Board, Watch
+from graphkit.dist.job.start import check_company, checked_timeout
+from graphkit.dist.rounds import announcement
+from graphkit.dist.rounds.channel import Channel
+from graphkit.dist.rounds.posted import placed
+from graphkit.dist.wire.exchange import MOST, Exchange
+from graphkit.dist.wire.mail import Mail
+from graphkit.dist.wire.transfers import Messages
 from graphkit.errors import MissingDependency, RuntimeFailure, UsageError
 
 # Set by the process managers of MPICH and its derivatives, of Open MPI, and by Slurm's PMIx and PMI launchers.

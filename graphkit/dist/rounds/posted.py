@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from graphkit.dist.announcement import CARRIED
+from graphkit.dist.rounds.announcement import CARRIED
 
 # Sums of one dtype of at most so many bytes each are sent together, those of so many bytes with the announcement.
 _SMALL, _ROOM = 16 << 10, CARRIED.stop - CARRIED.start

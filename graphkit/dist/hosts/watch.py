@@ -1,6 +1,6 @@
 """Signs of life: each process says what it does in memory that those of its host share, and sees who gives none.
 
-What the processes of other hosts do is written there by the host's leader (`graphkit.dist.relay`).
+What the processes of other hosts do is written there by the host's leader (`graphkit.dist.hosts.relay`).
 
 A process that is stopped, or that has gone without a word, shows no sign at all; one that stalls shows no progress
 while others wait for it. Both end the job, with the rank and where it was last seen. What takes long and is known to (a
@@ -24,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 
-from graphkit.dist.hosts import Host
+from graphkit.dist.hosts.hosts import Host
 
 # Times are seconds of the host's monotonic clock, which its processes share.
 SLOT = np.dtype(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphkit.dist.group import Complete, Levels, MpiGroup, as_bytes, begins_of, parts_of
+from graphkit.dist.hosts.group import Complete, Levels, MpiGroup, as_bytes, begins_of, parts_of
 
 
 class Host(NamedTuple):

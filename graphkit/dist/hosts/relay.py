@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.hosts import Host
-from graphkit.dist.watch import ENDED, SLOT, Board
+from graphkit.dist.hosts.hosts import Host
+from graphkit.dist.hosts.watch import ENDED, SLOT, Board
 
 # How long the last signs of other hosts are awaited, and the pause between two looks for them, in seconds.
 _LAST, _PAUSE = 5.0, 1e-3

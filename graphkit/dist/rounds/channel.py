@@ -19,11 +19,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graphkit.dist import announcement
-from graphkit.dist.announcement import ENDED, TEXT, Announcement, Waits, alike
-from graphkit.dist.links import Links
-from graphkit.dist.news import News
-from graphkit.dist.posted import (
+from graphkit.dist.rounds import announcement
+from graphkit.dist.rounds.announcement import ENDED, TEXT, Announcement, Waits, alike
+from graphkit.dist.rounds.links import Links
+from graphkit.dist.rounds.news import News
+from graphkit.dist.rounds.posted import (
     Action,
     Pending,
     Sum,
@@ -36,7 +36,7 @@ from graphkit.dist.posted import (
     order,
     totals,
 )
-from graphkit.dist.promptness import be_prompt
+from graphkit.dist.wire.promptness import be_prompt
 from graphkit.errors import RuntimeFailure, UsageError
 
 # How sums get on while a process computes: not at all, one after the other, or several at a time.

@@ -11,7 +11,7 @@ from graphkit.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from graphkit.dist.communicator import Communicator
-    from graphkit.dist.group import Group, Levels
+    from graphkit.dist.hosts.group import Group, Levels
 
 
 class RowSparse:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.dist.transfers import Kind, Messages
+from graphkit.dist.wire.transfers import Kind, Messages
 from graphkit.errors import UsageError
 
 # Lanes of messages; those of a pipeline have 0 to 4.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from graphkit.dist.communicator import Communicator
-from graphkit.dist.compression import Compression
-from graphkit.dist.group import Levels
-from graphkit.dist.posted import Action, in_rank_order, placed
+from graphkit.dist.hosts.group import Levels
+from graphkit.dist.rounds.posted import Action, in_rank_order, placed
+from graphkit.dist.sums.compression import Compression
 from graphkit.errors import InputError
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from graphkit.dist.posted import Pending
-from graphkit.dist.rows import RowSparse
-from graphkit.dist.slices import Slices
+from graphkit.dist.rounds.posted import Pending
+from graphkit.dist.sums.rows import RowSparse
+from graphkit.dist.sums.slices import Slices
 
 if TYPE_CHECKING:
     from graphkit.dist.kvstore import KVStore

@@ -1,0 +1,1 @@
+"""What processes do together, in an order that they agree upon."""

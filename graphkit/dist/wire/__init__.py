@@ -1,0 +1,1 @@
+"""Arrays and messages from one process to another."""
