@@ -69,17 +69,8 @@ def create(
         raise UsageError(f"unknown kvstore {type!r}{did_you_mean(type, TYPES)}")
     if overlap not in OVERLAPS:
         raise UsageError(f"unknown overlap {overlap!r}{did_you_mean(overlap, OVERLAPS)}")
-    if staleness is not None and (type != "dist_bounded" or staleness < 0):
-        raise UsageError(f"staleness={staleness}: a number of steps, at least 0, of dist_bounded")
-    if period is not None and (type != "elastic" or not isinstance(period, int) or period < 1):
-        raise UsageError(f"period={period}: a number of updates, at least 1, of elastic")
-    if strength is not None and (type != "elastic" or not 0 < strength <= 1):
-        raise UsageError(f"strength={strength}: a number above 0 and at most 1, of elastic")
-    if servers is not None and (type not in REMOTE or servers < 1):
-        raise UsageError(f"servers={servers}: a number above 0, of {', '.join(REMOTE)}")
     many = servers or config.SERVERS.get()
-    if replicate and (type not in REMOTE or many < 2):
-        raise UsageError(f"replicate=True: two servers at least, of {', '.join(REMOTE)}; here {type!r} has {many}")
+    _check_options(type, servers, many, replicate, staleness, period, strength)
     if type == "local":
         return KVStore(type, LocalCommunicator())
     from graphkit.dist.job.ending import join
@@ -97,6 +88,23 @@ def create(
     bound = _STALENESS if staleness is None else staleness
     elastic = {name: v for name, v in (("period", period), ("strength", strength)) if v is not None}
     return (_replicated if replicate else _remote)(type, communicator, bound, elastic)
+
+
+def _check_options(
+    type: str, servers: int | None, many: int, replicate: bool, staleness: int | None, period: int | None,
+    strength: float | None,
+) -> None:  # fmt: skip
+    """Raise UsageError for what a store of such a type does not take."""
+    if staleness is not None and (type != "dist_bounded" or staleness < 0):
+        raise UsageError(f"staleness={staleness}: a number of steps, at least 0, of dist_bounded")
+    if period is not None and (type != "elastic" or not isinstance(period, int) or period < 1):
+        raise UsageError(f"period={period}: a number of updates, at least 1, of elastic")
+    if strength is not None and (type != "elastic" or not 0 < strength <= 1):
+        raise UsageError(f"strength={strength}: a number above 0 and at most 1, of elastic")
+    if servers is not None and (type not in REMOTE or servers < 1):
+        raise UsageError(f"servers={servers}: a number above 0, of {', '.join(REMOTE)}")
+    if replicate and (type not in REMOTE or many < 2):
+        raise UsageError(f"replicate=True: two servers at least, of {', '.join(REMOTE)}; here {type!r} has {many}")
 
 
 def _remote(type: str, communicator: MpiCommunicator, staleness: int, elastic: Mapping[str, Any]) -> KVStore:
