@@ -50,6 +50,13 @@ def test_what_a_status_means(launcher, capfd, status, expected, named):
     assert (f"ended by {named}" in errors) if named else not errors
 
 
+@pytest.mark.parametrize("status", [1, 15, 143])
+def test_a_job_that_was_told_to_end_has(launcher, capfd, status):
+    launcher(f'trap "exit {status}" TERM\nkill -TERM $PPID\nwhile true; do sleep 0.01; done')
+    assert launch.run_processes(2, []) == 128 + signal.SIGTERM
+    assert ("the job was terminated" in capfd.readouterr().err) is (status != 143)
+
+
 def test_a_launcher_that_a_signal_ends(launcher):
     launcher("kill -TERM $$")
     assert launch.run_processes(2, []) == 128 + signal.SIGTERM

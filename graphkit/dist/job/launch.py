@@ -97,7 +97,8 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
         status = job.wait()
     if status < 0:
         return 128 - status
-    if sent and status == _ENDED_BY_LAUNCHER:
+    # A process that was in MPI's hands, or a server, may have left by the signal itself.
+    if sent and (status == _ENDED_BY_LAUNCHER or _signal_of(status) == sent[0]):
         what = "interrupted" if sent[0] == signal.SIGINT else "terminated"
         print(f"graphkit: the job was {what}", file=sys.stderr)  # the words of its processes may be lost
         return 128 + sent[0]
