@@ -91,10 +91,12 @@ def run_processes(processes: int, arguments: Sequence[str], survives: bool = Fal
     mpiexec = find_mpiexec()
     options = launcher_options(mpiexec) if survives else []
     command = [mpiexec, *options, "-n", str(processes), sys.executable, "-P", "-m", "graphkit", *arguments]
-    # A group in the background must not read from the terminal.
-    job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
-    with _forwarded(job) as sent:
+    with _forwarding() as signals:
+        # A group in the background must not read from the terminal.
+        job = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+        signals.go_to(job)
         status = job.wait()
+    sent = signals.sent
     if status < 0:
         return 128 - status
     # A process that was in MPI's hands, or a server, may have left by the signal itself.
@@ -117,21 +119,37 @@ def _signal_of(status: int) -> signal.Signals | None:
     return signal.Signals(number) if number in _SIGNALS else None
 
 
+class _Signals:
+    """Those that this process has got, and passes on to a job in their order, also what came before it has started."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self._early: list[int] = []
+        self._job: subprocess.Popen[bytes] | None = None
+
+    def forward(self, number: int, frame: FrameType | None) -> None:
+        self.sent.append(number)
+        if self._job is None:
+            self._early.append(number)
+        else:
+            self._job.send_signal(number)
+
+    def go_to(self, job: subprocess.Popen[bytes]) -> None:
+        self._job = job
+        while self._early:
+            job.send_signal(self._early.pop(0))
+
+
 @contextlib.contextmanager
-def _forwarded(job: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Send signals to the job; which these were."""
-    sent: list[int] = []
+def _forwarding() -> Iterator[_Signals]:
+    """Signals that would end this process are passed on instead."""
+    signals = _Signals()
     if threading.current_thread() is not threading.main_thread():
-        yield sent
+        yield signals
         return
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        sent.append(number)
-        job.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signals.forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield sent
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
