@@ -48,7 +48,9 @@ class Communicator(Protocol):
         """
         ...
 
-    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
+    def perform(
+        self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None, *, priority: int = 0
+    ) -> Any:
         """The same at once: what the action returns."""
         ...
 
@@ -108,7 +110,9 @@ class LocalCommunicator:
     ) -> Pending:
         return alone(call, action)
 
-    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
+    def perform(
+        self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None, *, priority: int = 0
+    ) -> Any:
         return alone(call, action).wait()
 
     def flush(self) -> None:

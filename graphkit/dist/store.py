@@ -152,11 +152,11 @@ class KVStore:
             return self.pull(key, out)
         if not isinstance(key, (list, tuple)):
             given = self._local_sum(key, value, known=False)  # type: ignore[arg-type]
-            if priority or isinstance(given, RowSparse):
+            if isinstance(given, RowSparse):
                 total = self._post(key, given, out, _itself, priority, later=False).wait()  # type: ignore[arg-type]
             else:
                 action = self._sum(key, given, out, _itself)  # type: ignore[arg-type]
-                total = self._communicator.perform(f"sum {key!r}", [given], action)
+                total = self._communicator.perform(f"sum {key!r}", [given], action, priority=priority)
             return total if out is None else out
         pairs = self._given(key, value, known=False)
         outs = [None] * len(pairs) if out is None else out

@@ -423,3 +423,34 @@ def test_an_interrupted_small_sum_leaves_nobody_at_the_wheel(on_ranks):
                 store.pushpull("a", np.zeros(1))
 
     on_ranks(work)
+
+
+def test_a_small_sum_at_once_comes_before_what_another_thread_posts_to_its_key_meanwhile(on_ranks):
+    """Rank 0's sum is announced when another thread pushes to its key; rank 1 has posted something else as well."""
+
+    def work(store):
+        store.init(["k", "other"], [np.zeros(2), np.zeros(2)])
+        links = store._communicator
+        if store.rank == 1:
+            store.push("other", np.ones(2))
+            found = store.pushpull("k", np.full(2, 1.0))
+            store.push("k", np.full(2, 10.0))
+        else:
+            told, pushed = links.tell, []
+
+            def tell(mine):
+                if not pushed:
+                    pushed.append(threading.Thread(target=store.push, args=("k", np.full(2, 20.0))))
+                    pushed[0].start()
+                    pushed[0].join()
+                return told(mine)
+
+            links.tell = tell
+            found = store.pushpull("k", np.full(2, 2.0))
+            store.push("other", np.ones(2))
+        return found, store.pull("k"), store.pull("other")
+
+    for found, last, other in on_ranks(work):
+        assert list(found) == [3.0, 3.0]
+        assert list(last) == [30.0, 30.0]
+        assert list(other) == [2.0, 2.0]

@@ -115,64 +115,73 @@ class Channel:
         """
         if self._links.size == 1:
             return alone(call, action)
+        return self._queued(self._made(call, arrays, action, priority), later)
+
+    def _made(self, call: str, arrays: Sequence[np.ndarray], action: Action | None, priority: int) -> Pending:
         made = Pending(call, action, priority, self)
         made.name, made.digest, made.text = self._told(call, arrays)
         self._links.doing(made.text)
+        return made
+
+    def _queued(self, made: Pending, later: bool) -> Pending:
         with self._news.lock:
             if self._failure is not None:
                 raise RuntimeFailure(self._failure)
-            self._threads.add(threading.get_ident())
-            self.calls += 1
-            made.number = self.calls
-            self._posted.setdefault(call, deque()).append(made)
+            self._number(made)
+            self._posted.setdefault(made.call, deque()).append(made)
             if later and self.overlap != "funnelled" and self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="graphkit-channel", daemon=True)
                 self._thread.start()
             self._news.tell()
         return made
 
-    def perform(self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None) -> Any:
-        """Post it and wait for it; its result."""
-        if isinstance(action, Sum) and self._links.size > 1:
-            return self._at_once(call, arrays, action)
-        return self.post(call, arrays, action, later=False).wait()
+    def _number(self, made: Pending) -> None:
+        """It is the next call of this thread's; the lock is held."""
+        self._threads.add(threading.get_ident())
+        self.calls += 1
+        made.number = self.calls
 
-    def _at_once(self, call: str, arrays: Sequence[np.ndarray], summed: Sum) -> Any:
-        """The same of a sum, which needs no queue where nothing else is posted."""
-        me = threading.get_ident()
-        made = Pending(call, summed, 0, self)
-        made.name, made.digest, made.text = self._told(call, arrays)
-        self._links.doing(made.text)
+    def perform(
+        self, call: str, arrays: Sequence[np.ndarray] = (), action: Action | None = None, *, priority: int = 0
+    ) -> Any:
+        """Post it and wait for it; its result."""
+        if self._links.size == 1:
+            return alone(call, action).wait()
+        made = self._made(call, arrays, action, priority)
+        return self._at_once(made, action) if isinstance(action, Sum) else self._queued(made, later=False).wait()
+
+    def _at_once(self, made: Pending, summed: Sum) -> Any:
+        """The result of a sum, which needs no queue where nothing else is posted."""
+        mine = threading.get_ident(), made
         free = False
         try:
             with self._news.lock:
                 free = self._failure is None and not (self._driver or self._posted or self._flying or self._awaited)
                 if free:
-                    self._threads.add(me)
-                    self.calls += 1
-                    made.number, self._driver = self.calls, me
-                    self._awaited.append((me, made))
-            if not free:
-                return self.post(call, arrays, summed, later=False).wait()
-            with self._links.waiting(True):
-                small = {call: summed.array} if is_carried(summed) else {}
-                mine = self._announcement([made], made).pack(summed.array.tobytes() if small else b"")
-                rows = self._exchanged(mine, made)
-                if alike(mine, rows):
-                    self._stuck = 0
-                    total, failure = self._tried(made, self._total, summed, totals(small, rows).get(call))
-                    if failure is not None:
-                        raise failure
-                    return summed.deliver(total)
-                # Others have posted something else, which this process has to look at as they do.
-                with self._news.lock:
-                    self._posted.setdefault(call, deque()).append(made)
-                self._go_on([made], {}, mine, rows, self.calls)
+                    self._number(made)
+                    self._driver = mine[0]
+                    self._awaited.append(mine)
+            if free:
+                with self._links.waiting(True):
+                    small = {made.call: summed.array} if is_carried(summed) else {}
+                    told = self._announcement([made], made).pack(summed.array.tobytes() if small else b"")
+                    rows = self._exchanged(told, made)
+                    if alike(told, rows):
+                        self._stuck = 0
+                        total, failure = self._tried(made, self._total, summed, totals(small, rows).get(made.call))
+                        if failure is not None:
+                            raise failure
+                        return summed.deliver(total)
+                    # Others have posted something else, which this process has to look at as they do. It is announced,
+                    # and so comes before what another thread has posted to the same call meanwhile.
+                    with self._news.lock:
+                        self._posted.setdefault(made.call, deque()).appendleft(made)
+                    self._go_on([made], {}, told, rows, self.calls)
         finally:
             if free:
-                self._awaited.remove((me, made))
+                self._awaited.remove(mine)
                 self._leaves_the_wheel()
-        return made.wait()
+        return (made if free else self._queued(made, later=False)).wait()
 
     def _told(self, call: str, arrays: Sequence[np.ndarray]) -> tuple[int, int, bytes]:
         """The digests of a call without and with its arrays, and what is said of it."""

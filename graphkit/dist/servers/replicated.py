@@ -67,16 +67,9 @@ def _connected(company: Company) -> Mesh:
     return mesh
 
 
-# A worker's, once there is one: all its stores share it, as servers serve but once.
-_post: ReplicatedPost | None = None
-
-
 def post_of(company: Company) -> ReplicatedPost:
-    """This worker's."""
-    global _post
-    if _post is None:
-        _post = ReplicatedPost(_connected(company), company)
-    return _post
+    """A worker's, once every process of the job has come here or to `serve`."""
+    return ReplicatedPost(_connected(company), company)
 
 
 class ReplicatedPost:
