@@ -101,6 +101,22 @@ def assert_same(found, whole, bound=1e-6):
     return held
 
 
+def assert_one_process(on_ranks, model, samples):
+    """Two ranks have the losses and the parameters of one process after three steps. What each of them has, by name."""
+
+    def work(store):
+        how = {} if store is None else {"kvstore": store, "groups": AB}
+        trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1), threads=1, **how)
+        return trainer, [float(trainer.step(*labelled(samples, step))) for step in range(3)]
+
+    whole, losses = work(None)
+    held = []
+    for trainer, seen in on_ranks(work):
+        np.testing.assert_allclose(seen, losses, rtol=1e-6)
+        held.append(assert_same(trainer, whole))
+    return held
+
+
 # --- what is computed -----------------------------------------------------------------------------------
 
 
@@ -152,15 +168,7 @@ def test_recomputation_by_attributes(on_ranks):
         with group("a"):
             return gk.Model(gk.nn.linear(h, 3, name="a2"), seed=1)
 
-    def work(store):
-        how = {} if store is None else {"kvstore": store, "groups": AB}
-        trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1), threads=1, **how)
-        return trainer, [float(trainer.step(*labelled(16, step))) for step in range(3)]
-
-    whole, losses = work(None)
-    for trainer, seen in on_ranks(work):
-        np.testing.assert_allclose(seen, losses, rtol=1e-6)
-        assert_same(trainer, whole)
+    assert_one_process(on_ranks, model, 16)
 
 
 def test_other_batch_sizes(on_ranks):
@@ -240,15 +248,7 @@ def test_a_group_inside_of_a_loop_alone(on_ranks):
         with group("a"):
             return gk.Model(gk.nn.linear(h, 3, name="a"), seed=1)
 
-    def work(store):
-        how = {} if store is None else {"kvstore": store, "groups": AB}
-        trainer = gk.Trainer(model(), optimizer=gk.optim.SGD(0.1), threads=1, **how)
-        return trainer, [float(trainer.step(*labelled(4, step))) for step in range(3)]
-
-    whole, losses = work(None)
-    for trainer, seen in on_ranks(work):
-        np.testing.assert_allclose(seen, losses, rtol=1e-6)
-        assert assert_same(trainer, whole)
+    assert all(assert_one_process(on_ranks, model, 4))
 
 
 # --- numbers that are not finite, and batches that do not fit -------------------------------------------

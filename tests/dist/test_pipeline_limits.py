@@ -1,0 +1,100 @@
+"""What a pipeline refuses, by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pipelines import AB, ABC, group, mlp, piped, vectors
+
+import graphkit as gk
+from graphkit.errors import InputError, UsageError
+from graphkit.ops import F
+from graphkit.passes.cleanup import CLEANUP
+from graphkit.passes.core.sweep import run_passes
+from graphkit.train.partition import partition
+
+
+def graph_of(*order):
+    h = gk.input("x", ["N", 6])
+    for index, name in enumerate(order):
+        with group(name):
+            h = gk.tanh(gk.nn.linear(h, 6, name=f"fc{index}"))
+    return gk.Model(h).graph
+
+
+@pytest.mark.parametrize(
+    ("groups", "ranks", "message"),
+    [
+        ({"a": 0, "d": 1}, 2, "no group 'd'"),
+        ({"a": 0, "b": 1}, 2, "no rank is given for 'c'"),
+        ({"a": 0, "b": 1, "c": 2}, 2, "'c' is placed on rank 2; the ranks of the job are 0 to 1"),
+        ({"a": 0, "b": 1, "c": -1}, 2, "rank -1"),
+        ({"a": 0, "b": 1, "c": 1}, 3, "no group is placed on rank 2"),
+        ({"a": 0, "b": 1, "c": 0}, 2, r"rank 0 \(c: .*rank 1 \(b: "),
+    ],
+)
+def test_groups_that_do_not_fit(groups, ranks, message):
+    with pytest.raises(UsageError, match=message):
+        partition(graph_of("a", "b", "c"), groups, ranks)
+
+
+def test_a_cycle_between_groups_names_the_nodes():
+    with pytest.raises(UsageError, match=r"need each other.*fc2.*reads what depends on rank 1.*fc1"):
+        partition(graph_of("a", "b", "a"), {"a": 0, "b": 1}, 2)
+
+
+def test_equal_nodes_of_different_groups_stay_apart():
+    """Each stage has a mask of its own: neither needs the other for it."""
+    x = gk.input("x", ["N", 6])
+    h = x
+    for name in "ab":
+        with group(name):
+            h = F.mul(gk.tanh(gk.nn.linear(h, 6, name=name)), F.cast(F.greater(x, np.float32(0)), to="float32"))
+    graph = gk.Model(h, seed=1).graph
+    merged = run_passes(graph, CLEANUP)
+    assert [n.op.name for n in merged.nodes].count("Greater") == 2
+    part = partition(merged, AB, 2)
+    assert [v.node.op.name for v in part.crossings] == ["Mul"]
+
+
+def test_a_graph_without_groups():
+    with pytest.raises(UsageError, match="no node of the graph is in a group"):
+        partition(gk.Model(gk.nn.linear(gk.input("x", ["N", 3]), 2)).graph, {"a": 0}, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate": 2}, "accumulate"), ({"recompute": "sqrt"}, "recompute"), ({"lazy": ["a_weight"]}, "lazy"),
+        ({"kvstore": None}, "several processes"), ({"groups": None}, "micro_batches"),
+        ({"micro_batches": 0}, "micro_batches"), ({"shard_optimizer": True}, "shard_optimizer"),
+        ({"sync_batch_norm": True}, "sync_batch_norm"),
+    ],
+)  # fmt: skip
+def test_options_that_a_pipeline_has_not(on_ranks, options, message):
+    def work(store):
+        given = {"kvstore": store, "groups": ABC, "micro_batches": 2} | options
+        with pytest.raises(UsageError, match=message):
+            gk.Trainer(mlp(), "mse", **given)
+
+    on_ranks(work, 3)
+
+
+def test_batches_that_do_not_fit(on_ranks):
+    """All ranks refuse them, before any of them does something; then they go on."""
+
+    def work(store):
+        trainer, _ = piped(store, "mlp", steps=0)
+        with pytest.raises(InputError, match="axis 1 is 5, not 6"):
+            trainer.step(vectors(8)[0][:, :5], vectors(8)[1])
+        with pytest.raises(InputError, match="'z'"):
+            trainer.step({"z": vectors(8)[0]}, vectors(8)[1])
+        with pytest.raises(InputError, match="not given: 'x'"):
+            trainer.step({}, vectors(8)[1])
+        trainer.step(*vectors(8))
+        with pytest.raises(InputError, match="at least one sample"):
+            trainer.step(*vectors(0))
+        with pytest.raises(InputError, match="different numbers of samples"):
+            trainer.step(vectors(4)[0], vectors(5)[1])
+
+    on_ranks(work, 3)
