@@ -229,14 +229,7 @@ class KVStore:
         ordered: it is added up in the order of the ranks, whatever their number does to MPI's own order. then: called
         with the sum. Nothing is kept; `wait` of the result returns when it is there.
         """
-        done = _itself if then is None else then
-        action: Action
-        if self._compressed is not None and array.dtype == np.float32:
-            action, size = self._compressed.action(key, array, out, done, ordered=ordered, later=False)
-        else:
-            size = array.nbytes
-            action = partial(self._in_order, array, out, done) if ordered else Sum(array, out, done, alone=True)
-        self._sent_bytes += size
+        action = self._sum(key, array, out, _itself if then is None else then, ordered=ordered, alone=True)
         return self._communicator.post(f"sum of {key}", [array], action)
 
     def start_scattered_sum(
@@ -290,7 +283,7 @@ class KVStore:
         action = lambda: then(rows(self._communicator))  # noqa: E731 - what all do then
         return self._communicator.post(call, rows.types, action, priority=priority, later=later)
 
-    def _in_order(self, array: np.ndarray, out: np.ndarray, then: Callable[[np.ndarray], Any]) -> Any:
+    def _in_order(self, array: np.ndarray, out: np.ndarray | None, then: Callable[[np.ndarray], Any]) -> Any:
         first, *others = self._communicator.allgather(array)
         for part in others:
             first += part
@@ -403,19 +396,30 @@ class KVStore:
         """Sum over the processes, into `out` when given, and call `then` with it."""
         if isinstance(array, RowSparse):
             return self._post_rows(f"sum {key!r}", RowSum(array), then, priority, later)
-        action = self._sum(key, array, out, then, later)
+        action = self._sum(key, array, out, then, later=later)
         return self._communicator.post(f"sum {key!r}", [array], action, priority=priority, later=later)
 
     def _sum(
-        self, key: Key, array: np.ndarray, out: np.ndarray | None, then: Callable[[Any], Any], later: bool = False
+        self,
+        key: Key,
+        array: np.ndarray,
+        out: np.ndarray | None,
+        then: Callable[[Any], Any],
+        *,
+        later: bool = False,
+        ordered: bool = False,
+        alone: bool = False,
     ) -> Action:
-        """What is to be done once all processes are there. later: the array may change at once."""
+        """What is to be done once all processes are there. later: the array may change at once; ordered: it is added up
+        in the order of the ranks; alone: see Sum."""
         if self._compressed is not None and array.dtype == np.float32:
-            action, size = self._compressed.action(key, array, out, then, ordered=False, later=later)
+            action, size = self._compressed.action(key, array, out, then, ordered=ordered, later=later)
             self._sent_bytes += size
             return action
         self._sent_bytes += array.nbytes
-        return Sum(array.copy() if later and self.num_workers > 1 else array, out, then)
+        if ordered:
+            return partial(self._in_order, array, out, then)
+        return Sum(array.copy() if later and self.num_workers > 1 else array, out, then, alone)
 
     def _keep(self, key: Key, summed: np.ndarray | RowSparse) -> None:
         stored = self._values[key]

@@ -79,7 +79,6 @@ class _Line:
         self.socket = connection
         self.leaving: deque[memoryview] = deque()
         self.ending = False  # it has said goodbye
-        self.closes = False  # nothing more is read of it
         self._header, self._data = bytearray(_HEADER.size), _NOTHING
         self._into, self._got = memoryview(self._header), 0
         self._in_header = True
