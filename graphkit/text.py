@@ -1,4 +1,4 @@
-"""Sizes and tables as text."""
+"""Sizes, amounts and tables as text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ def human(size: int) -> str:
         return f"{size} B"
     power = min((size.bit_length() - 1) // 10, 4)
     return f"{size / (1 << 10 * power):.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
+def si(count: int) -> str:
+    """8178368512 -> '8.18 G'."""
+    power = min((len(str(int(count))) - 1) // 3, 6)
+    return f"{count / 1000**power:.3g} {'kMGTPE'[power - 1]}" if power else str(int(count))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

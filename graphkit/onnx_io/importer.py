@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +38,7 @@ from graphkit.onnx_io.tensors import (
     type_from_proto,
     type_to_proto,
 )
+from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 from graphkit.ops import Op, registry
@@ -81,20 +81,6 @@ def import_model(
         raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
 
 
-def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Counter[tuple[str, str]]:
-    """How often a model uses each (domain, operator), subgraphs included, under the names of the newest opset.
-
-    Operators that graphkit does not know are listed as well. Raises InvalidModel, UnsafeModel.
-    """
-    parsed = validate.read_model(source)
-    builder = Builder(parsed.model, parsed.label, ExternalData(parsed.folder, None))
-    counts: Counter[tuple[str, str]] = Counter()
-    for _, raw in builder.top.walk():
-        target, _ = upgrade.destination(raw.domain, raw.op_type, builder.setting.version(raw.domain))
-        counts[raw.domain, target] += 1
-    return counts
-
-
 class Names:
     """Values by name; a subgraph looks further in the scope around it."""
 
@@ -129,7 +115,7 @@ class Setting(NamedTuple):
     calls: tuple[str, ...] = ()
 
     def version(self, domain: str) -> int:
-        return self.opsets.get(domain, validate.NEWEST_OPSET if domain == "" else 1)
+        return validate.version_of(domain, self.opsets)
 
 
 class Builder:
@@ -233,28 +219,11 @@ class Builder:
     def check_operators(self) -> None:
         """Raises UnsupportedOperator listing every operator that nothing here implements, with its nodes."""
         missing: dict[str, list[str]] = {}
-        seen: set[int] = set()
-        known: set[tuple[str, str, int]] = set()
-        pending: list[tuple[Region, Setting]] = [(self.top, self.setting)]
-        while pending:
-            region, setting = pending.pop()
-            for _, raw in region.walk():
-                version = setting.version(raw.domain)
-                key = (raw.domain, raw.op_type, version)
-                if key in known:
-                    continue
-                target, built = upgrade.destination(*key)
-                if built or registry.find(raw.domain, target) is not None:
-                    known.add(key)
-                    continue
-                function = self.library.find(raw)
-                if function is not None:
-                    if id(function.region) not in seen:
-                        seen.add(id(function.region))
-                        pending.append((function.region, Setting(function.opsets, {})))
-                elif not functions.has_standard_body(raw.domain, raw.op_type, version):
-                    operator = f"{raw.domain or 'ai.onnx'}.{raw.op_type}"
-                    missing.setdefault(operator, []).append(raw.name or next(filter(None, raw.outputs), "unnamed"))
+        for use in uses(self.top, self.setting.opsets, self.library):
+            if use.means is None:
+                raw = use.node
+                operator = f"{raw.domain or 'ai.onnx'}.{raw.op_type}"
+                missing.setdefault(operator, []).append(raw.name or next(filter(None, raw.outputs), "unnamed"))
         if missing:
             lines = []
             for operator, nodes in sorted(missing.items()):

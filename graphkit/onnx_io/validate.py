@@ -193,6 +193,11 @@ def opsets_of(imports: object, label: str) -> dict[str, int]:
     return versions
 
 
+def version_of(domain: str, opsets: Mapping[str, int]) -> int:
+    """The version of a domain under these imports; of one that is not imported the newest, or 1."""
+    return opsets.get(domain, NEWEST_OPSET if domain == "" else 1)
+
+
 def opset_version(source: str | os.PathLike[str] | bytes | ModelProto) -> int:
     """The version of the standard operator set that a model imports."""
     parsed = read_model(source)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, Ty
 import numpy as np
 
 from graphkit.errors import TypeMismatch, UnsupportedOperator, UsageError, did_you_mean
+from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Graph, Node, Value, snake_case
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import DType, TensorType, Type
@@ -227,6 +228,10 @@ class Op:
     def reference(self, xp: Any, *inputs: Any) -> Any:
         """Output array(s) from input arrays: the definition, on numpy or cupy."""
         raise NotImplementedError(f"{self.name}.reference")
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim | None:
+        """How many products are summed up, for types of known rank; None for what is no sum of products."""
+        return None
 
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
         """The rank that each operand must have, as far as the operator and the other operands' types tell it."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from graphkit.errors import TypeMismatch, UnsupportedError
 from graphkit.ir import dims
+from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import FLOATS, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import F, Onnx, Op, Sample, op
@@ -50,6 +51,9 @@ class MatMul(Op):
     def is_batchwise(self, inputs: Sequence[Any], batched: Sequence[bool]) -> bool:
         a, b = (len(t.known_shape) for t in inputs)
         return batched[0] and ((not batched[1] and a >= 2 >= b) or (batched[1] and a == b >= 3))
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        return dims.product((*outputs[0].known_shape, inputs[0].known_shape[-1]))
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
         if a.shape is None or b.shape is None:
@@ -125,6 +129,9 @@ class Gemm(Op):
         c = inputs[2] if len(inputs) > 2 else None
         row = c is None or len(c.known_shape) < 2 or c.known_shape[0] == 1
         return not self.transA and row and self._has_examples(("a",), inputs, batched)
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        return dims.product((*outputs[0].known_shape, inputs[0].known_shape[0 if self.transA else 1]))
 
     def infer(self, a: TensorType, b: TensorType, c: TensorType | None = None) -> TensorType:
         for operand in (a, b):

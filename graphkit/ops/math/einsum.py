@@ -105,8 +105,22 @@ class Einsum(Op):
         Sample((2, 5, 3, 3), equation="...ii->...i", dtypes=FLOATS),
     )
 
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim | None:
+        sizes = self._sizes(inputs)
+        return None if sizes is None else dims.product(sizes.values())
+
     def infer(self, *xs: TensorType) -> TensorType:
-        terms, result = _parsed(self.equation)
+        sizes = self._sizes(xs)
+        if sizes is None:
+            return TensorType(xs[0].dtype)
+        _, result = _parsed(self.equation)
+        extra = sum(label.startswith(".") for label in sizes)
+        rank = len(result) + (extra - 1 if _ELLIPSIS in result else 0)
+        return TensorType(xs[0].dtype, [sizes[label] for label in _axes(result, rank)])
+
+    def _sizes(self, xs: Sequence[TensorType]) -> dict[str, Dim] | None:
+        """The size of each label's axes; None when a rank is unknown that "..." hides. Raises TypeMismatch."""
+        terms, _ = _parsed(self.equation)
         if len(terms) != len(xs):
             raise TypeMismatch(f"{self.equation!r} has {len(terms)} terms for {len(xs)} operands")
         if any(x.dtype is not xs[0].dtype for x in xs):
@@ -115,7 +129,7 @@ class Einsum(Op):
         for term, x in zip(terms, xs, strict=True):
             if x.shape is None:
                 if _ELLIPSIS in term:
-                    return TensorType(xs[0].dtype)
+                    return None
                 x = TensorType(x.dtype, fresh_shape(len(term)))
             for label, size in zip(_axes(term, len(x.known_shape)), x.known_shape, strict=True):
                 known = sizes.get(label)
@@ -125,9 +139,7 @@ class Einsum(Op):
                     raise TypeMismatch(f"the axes {label!r} of {self.equation!r} have {known} and {size} elements")
                 elif known is None or dims.is_static(size):
                     sizes[label] = size
-        extra = sum(label.startswith(".") for label in sizes)
-        rank = len(result) + (extra - 1 if _ELLIPSIS in result else 0)
-        return TensorType(xs[0].dtype, [sizes[label] for label in _axes(result, rank)])
+        return sizes
 
     def reference(self, xp: Any, *xs: Any) -> Any:
         return xp.einsum(self.equation.replace(" ", ""), *xs)

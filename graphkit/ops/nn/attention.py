@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,10 @@ class Attention(Op):
         Sample((1, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4), _MASK),
         Sample((1, 2, 3, 4), (1, 2, 6, 4), (1, 2, 6, 4), (3, 4), dtypes=FLOATS),
     )  # fmt: skip
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        head_sizes: Dim = outputs[1].known_shape[3] + outputs[2].known_shape[3]
+        return dims.product(outputs[3].known_shape) * head_sizes
 
     def infer(self, q: TensorType, k: TensorType, v: TensorType, *others: TensorType | None) -> Any:
         _, past_key, past_value, nonpad = (*others, None, None, None, None)[:4]

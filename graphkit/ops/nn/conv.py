@@ -246,6 +246,9 @@ class Conv(Convolution):
             _check_bias(b, shape[1])
         return TensorType(x.dtype, shape)
 
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        return dims.product((*outputs[0].known_shape, *inputs[1].known_shape[1:]))
+
     def reference(self, xp: Any, x: Any, w: Any, b: Any = None) -> Any:
         return _add_bias(convolve(xp, x, w, self.geometry(x.shape, w.shape)), b)
 
@@ -399,6 +402,9 @@ class ConvTranspose(Convolution):
         Sample((2, 3, 5), (3, 2, 3), strides=(2,), pads=(1, 1)),
         Sample((1, 2, 2, 3, 2), (2, 2, 2, 2, 3), strides=(2, 1, 2)),
     )
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        return dims.product((*inputs[0].known_shape, *inputs[1].known_shape[1:]))
 
     def geometry(self, x_shape: Sequence[Dim], w_shape: Sequence[Dim]) -> Geometry:
         """The geometry of the convolution that this operator is the adjoint of; spatial sizes follow exactly:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,9 @@ class DeformConv(Op):
     composite = True
     onnx = Onnx("DeformConv", since=22)
     samples = staticmethod(_samples)
+
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        return dims.product((*outputs[0].known_shape, *inputs[1].known_shape[1:]))
 
     def infer(
         self,

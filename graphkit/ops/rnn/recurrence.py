@@ -133,6 +133,11 @@ class Recurrence(Op):
     def operand_ranks(self, *inputs: Any) -> Sequence[int | None]:
         return operand_ranks(self, len(inputs))
 
+    def multiply_adds(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Dim:
+        x, w, r = (inputs[i].known_shape for i in range(3))
+        rows: Dim = x[0] * x[1]
+        return rows * (dims.product(w) + dims.product(r))
+
     def infer(self, *operands: TensorType | None) -> Any:
         given = self.named_inputs(operands)
         x, w, r = given["x"], given["w"], given["r"]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from graphkit.ir import dims
 from graphkit.ir.graph import Graph, Node, Value, topological
 from graphkit.ir.types import DType, TensorType
+from graphkit.ops.cost import multiply_adds
 from graphkit.ops.internal.guard import FiniteGuard
 from graphkit.passes.core.sweep import elements_read
 from graphkit.passes.training.mirror import mirrored
@@ -177,19 +178,11 @@ class _Forward:
                 yield Segment(frozenset(nodes), saved, sum(self._flops(n) for n in nodes))
 
     def _flops(self, node: Node) -> int:
-        """Arithmetic of matrix products and convolutions, two for each multiply-add; one per element elsewhere."""
-        elements = sum(self._bytes(v) // v.dtype.itemsize for v in node.outputs if isinstance(v.type, TensorType))
-        if node.op.name in _PRODUCTS and len(node.inputs) > 1:
-            weight = node.inputs[1]
-            assert weight is not None
-            shape = weight.shape or ()
-            if len(shape) >= 2:
-                inner = shape[1:] if node.op.name == "Conv" else shape[-2:-1]
-                return 2 * elements * math.prod(self._dim(d) for d in inner)
-        return elements
-
-
-_PRODUCTS = frozenset({"Conv", "MatMul", "Gemm"})
+        """Two for each multiply-add of what sums products; one per element elsewhere."""
+        products = multiply_adds(node)
+        if products is not None:
+            return 2 * self._dim(products)
+        return sum(self._bytes(v) // v.dtype.itemsize for v in node.outputs if isinstance(v.type, TensorType))
 
 
 def _crosses(life: _Life, cuts: Sequence[int]) -> bool:

@@ -1,0 +1,54 @@
+"""Which operators a file uses, and what carries out each of them: an operator, a rule of import, or a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple, TypeAlias
+
+from graphkit.onnx_io import functions, upgrade
+from graphkit.onnx_io.scopes import RawNode, Region
+from graphkit.onnx_io.validate import version_of
+from graphkit.ops import registry
+
+# By what a node is carried out; None: by nothing that is here.
+Means: TypeAlias = Literal["operator", "rule", "function"] | None
+
+
+class Use(NamedTuple):
+    """A node, the operator that it ends as, and the means."""
+
+    node: RawNode
+    domain: str
+    name: str
+    means: Means
+
+
+def uses(top: Region, opsets: Mapping[str, int], library: functions.Library) -> Iterator[Use]:
+    """Every node of a file, subgraphs included, those of a function's body once."""
+    seen: set[int] = set()
+    known: dict[tuple[str, str, int], tuple[str, Means]] = {}
+    pending: list[tuple[Region, Mapping[str, int]]] = [(top, opsets)]
+    while pending:
+        region, versions = pending.pop()
+        for _, raw in region.walk():
+            key = raw.domain, raw.op_type, version_of(raw.domain, versions)
+            if key not in known:
+                known[key] = _carried_out(*key)
+            name, means = known[key]
+            function = library.find(raw) if means in (None, "function") else None
+            if function is not None:
+                means = "function"
+                if id(function.region) not in seen:
+                    seen.add(id(function.region))
+                    pending.append((function.region, function.opsets))
+            yield Use(raw, raw.domain, name, means)
+
+
+def _carried_out(domain: str, name: str, version: int) -> tuple[str, Means]:
+    """The operator that nodes of this operator end as, and by what; a model's own functions are not looked at."""
+    target, built = upgrade.destination(domain, name, version)
+    if registry.find(domain, target) is not None:
+        return target, "operator"
+    if built:
+        return name if target == upgrade.BUILT else target, "rule"
+    return target, "function" if functions.has_standard_body(domain, name, version) else None

@@ -1,0 +1,145 @@
+"""What a graph costs by its sizes alone: the arithmetic of its products, and the bytes that nodes read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import TensorType
+from graphkit.ops._base import Op, operator
+from graphkit.ops.control.operators import Loop, Scan
+from graphkit.ops.control.views import IfView, LoopView, is_if
+
+# Of their first operand they read no more elements than the result has.
+_PICKING = frozenset({"Gather", "GatherElements", "GatherND", "Slice"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The nodes of one operator, those of loop bodies once for each iteration.
+
+    `flops`: two for each multiply-add of matrix products, convolutions, recurrent layers and attention; other operators
+    have none: what they cost is what they move. `bytes`: operands and results, each read or written once by each node;
+    views and constants move nothing. `nodes` counts nodes of the graph, `unknown` those among them whose sizes the
+    graph does not tell, or which handle no tensors: they are in no sum.
+    """
+
+    nodes: int = 0
+    flops: Dim = 0
+    bytes: Dim = 0
+    unknown: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.nodes + other.nodes,
+            self.flops + other.flops,
+            self.bytes + other.bytes,
+            self.unknown + other.unknown,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """The cost of a graph by operator, as `domain.name`, or `name` for ai.onnx; and the loops of unknown length, of
+    which one iteration is counted."""
+
+    operators: dict[str, Cost]
+    open_loops: tuple[str, ...]
+
+    @property
+    def total(self) -> Cost:
+        return sum(self.operators.values(), Cost())
+
+
+def multiply_adds(node: Node) -> Dim | None:
+    """The multiply-adds of a node; None for what is no sum of products, and where a rank is unknown."""
+    types = [None if v is None else v.type for v in node.inputs]
+    if not all(isinstance(kind, TensorType | None) for kind in types):
+        return None
+    try:
+        return operator(node, Op).multiply_adds(types, [v.type for v in node.outputs])
+    except TypeMismatch:
+        return None
+
+
+def costs(graph: Graph) -> Costs:
+    """What one run of `graph` costs; with names for sizes, in these names.
+
+    Of a branch that is not decided the dearer one counts (the first, where names keep them from being compared).
+    """
+    found: dict[str, Cost] = {}
+    open_loops: list[str] = []
+    _collect(graph, 1, found, open_loops)
+    return Costs(found, tuple(open_loops))
+
+
+def _collect(graph: Graph, times: Dim, found: dict[str, Cost], open_loops: list[str]) -> None:
+    for node in graph.nodes:
+        op = node.op
+        name = f"{op.domain}.{op.name}" if op.domain else op.name
+        found[name] = found.get(name, Cost()) + _cost(node, times)
+        if is_if(node):
+            _collect(_branch(IfView.of(node)), times, found, open_loops)
+        elif isinstance(op, (Loop, Scan)):
+            length = _length(LoopView.of(node))
+            if length is None:
+                open_loops.append(graph.node_name(node))
+            _collect(op.body, times if length is None else times * length, found, open_loops)
+
+
+def _cost(node: Node, times: Dim) -> Cost:
+    op = operator(node, Op)
+    if op.subgraphs() or op.views or not node.inputs:
+        return Cost(nodes=1)
+    products = multiply_adds(node)
+    try:
+        moved = sum(_moved(node), 0)
+    except TypeMismatch:
+        return Cost(nodes=1, unknown=1)
+    return Cost(1, 0 if products is None else 2 * products * times, moved * times)
+
+
+def _moved(node: Node) -> Iterator[Dim]:
+    """Bytes of operands and results; raises TypeMismatch where they are not known."""
+    op = operator(node, Op)
+    results = [_bytes(v) for v in node.outputs]
+    yield from results
+    for position, value in enumerate(node.inputs):
+        name = op.formals[min(position, len(op.formals) - 1)].name
+        if value is None or value in node.inputs[:position] or name in op.shape_only:
+            continue
+        yield results[0] if position == 0 and op.name in _PICKING else _bytes(value)
+
+
+def _bytes(value: Value) -> Dim:
+    kind = value.tensor
+    size = dims.product(kind.known_shape)
+    if not dims.is_static(size) and any(name.startswith("?") for name in size.symbols):
+        raise TypeMismatch("a run tells the size")
+    return size * kind.dtype.itemsize
+
+
+def _branch(view: IfView) -> Graph:
+    chosen = view.chosen
+    if chosen is not None:
+        return chosen
+    first, second = view.branches
+    weights = [(c.flops, c.bytes) for c in (costs(first).total, costs(second).total)]
+    (a, b), (c, d) = weights
+    comparable = all(map(dims.is_static, (a, b, c, d)))
+    return second if comparable and (c, d) > (a, b) else first
+
+
+def _length(view: LoopView) -> Dim | None:
+    """How many iterations a loop has; None when the graph does not tell."""
+    if view.scan_inputs:
+        along = view.scan_inputs[0]
+        shape = along.outer.tensor.shape
+        return None if shape is None else shape[along.axis]
+    trips = view.operands[0] if view.is_loop else None
+    known = None if trips is None else trips.tensor.value
+    return None if known is None else known[0]

@@ -1,0 +1,83 @@
+"""What a model's operators are and cost, and what a file that cannot be run says of itself."""
+
+import json
+
+import pytest
+from onnx import TensorProto, helper
+
+from graphkit import cli
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with lenet for digits of 28 x 28 pixels as net.json and net.onnx."""
+    path = tmp_path_factory.mktemp("models")
+    for name in ("net.json", "net.onnx"):
+        assert cli.invoke(["build", "lenet", "--seed", "0", "-o", str(path / name)]) == 0
+    return path
+
+
+@pytest.fixture
+def call(capsys):
+    def run(*arguments):
+        code = cli.invoke([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_ops_of_a_model_tells_flops_and_bytes(call, folder):
+    rows = json.loads(call("ops", folder / "net.onnx", "x:2,1,28,28", "--json")[1])
+    conv = next(r for r in rows["operators"] if r["operator"] == "Conv")
+    # 5x5 windows: 20 filters of one channel at 24x24, 50 of 20 channels at 8x8 places.
+    assert conv["flops"] == 2 * 2 * (20 * 24 * 24 * 25 + 50 * 8 * 8 * 20 * 25)
+    assert rows["shapes"] == {"x": [2, 1, 28, 28]}
+    assert rows["total"]["flops"] > conv["flops"]
+    assert rows["notes"] == []
+    text = call("inspect", folder / "net.json", "--costs", "x:2,1,28,28")[1]
+    assert "total" in text
+    assert call("inspect", folder / "net.json", "x:2,1,28,28")[0] == 2
+
+
+def test_a_file_that_cannot_be_run_is_shown_all_the_same(call, tmp_path):
+    shape = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ("N", 4)) for n in ("x", "a", "y")]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, (4,), [1.0, 2.0, 3.0, 4.0])
+    nodes = [
+        helper.make_node("Flash", ["x", "w"], ["a"], name="first", domain="com.example"),
+        helper.make_node("Relu", ["a"], ["y"], name="second"),
+        helper.make_node("ThresholdedRelu", ["y"], ["z"], name="third"),
+    ]
+    graph = helper.make_graph(nodes, "g", shape[:1], shape[2:], [weight], value_info=shape[1:2])
+    path = tmp_path / "net.onnx"
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
+    path.write_bytes(helper.make_model(graph, opset_imports=imports).SerializeToString())
+    code, out, err = call("inspect", path)
+    assert code == 0
+    for part in ("first", "com.example.Flash", "float32[N, 4]", "third", "1 tensors, 16 B"):
+        assert part in out
+    assert "com.example.Flash" in err
+    facts = json.loads(call("inspect", path, "--json")[1])
+    assert facts["inputs"] == {"x": "float32[N, 4]"}
+    assert facts["stored"] == {"w": "float32[4]"}
+    assert facts["operators"] == {"com.example.Flash": 1, "Relu": 1, "ThresholdedRelu": 1}
+    code, out, _ = call("ops", path, "--json")
+    assert code == 3
+    by_name = {r["operator"]: r["runs"] for r in json.loads(out)["operators"]}
+    assert by_name == {"com.example.Flash": "no", "Relu": "native", "ThresholdedRelu": by_name["ThresholdedRelu"]}
+    assert call("inspect", path, "--text")[0] == 3
+
+
+def test_ops_tells_what_the_import_writes_as_others(call, tmp_path):
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 1, 2, 2))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    body = [helper.make_node("Neg", ["a"], ["b"])]
+    function = helper.make_function("local", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    graph = helper.make_graph([helper.make_node("Twice", ["x"], ["y"], domain="local")], "g", [x], [y])
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    path = tmp_path / "net.onnx"
+    path.write_bytes(helper.make_model(graph, opset_imports=imports, functions=[function]).SerializeToString())
+    found = json.loads(call("ops", path, "--json")[1])
+    assert [r["operator"] for r in found["operators"]] == ["Neg"]
+    assert found["rewritten"] == [{"operator": "local.Twice", "count": 1, "by": "function"}]
+    assert "by its definition" in call("ops", path)[1]
