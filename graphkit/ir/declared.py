@@ -67,7 +67,7 @@ class Declarations:
         if shape is None or name not in self._claims:
             return
         declared = self._claims[name]
-        claimed = [dims.substitute(d, bindings) for d in declared]
+        claimed = [dims.substitute(d, bindings) for d in declared] if bindings else declared
         pair = (_in_order(claimed), _in_order(shape)) if any_order else (claimed, shape)
         if len(claimed) == len(shape) and not any(map(_exclude, *pair)):
             return
