@@ -66,8 +66,9 @@ class Arenas:
 
     def _watch(self, size: int) -> None:
         """Let go of arenas when runs have been much smaller for long."""
-        self._largest = max(self._largest, size)
-        self._recent = max(self._recent, size)
+        if size > self._recent:
+            self._recent = size
+            self._largest = max(self._largest, size)
         self._runs += 1
         if self._runs >= _PATIENCE:
             if _TOO_LARGE * self._recent < self._largest:

@@ -12,7 +12,7 @@ import numpy as np
 from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.lowering import LoweredGraph
-from graphkit.executor.memory.errors import out_of_memory, raise_if_out_of_memory
+from graphkit.executor.memory.errors import raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
 from graphkit.ir.graph import Graph
@@ -156,12 +156,15 @@ class InstancedProgram(BaseProgram):
 
     def take(self) -> tuple[Instance, np.ndarray]:
         """An instance and an arena for one run. Raises OutOfMemory."""
-        with out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes"):
+        try:
             try:
                 instance = self._idle.pop()
             except IndexError:
                 instance = self.instance()
             return instance, self.pools.arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
+        except (MemoryError, OverflowError, ValueError, TypeError) as error:
+            raise_if_out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes", error)
+            raise
 
     def give(self, instance: Instance, arena: np.ndarray) -> None:
         """Take them back after a run.

@@ -126,8 +126,8 @@ class _Instance:
         self._buffer_finals = self._bind_all(self._finals, [None if r.owned else r.value for r in results])
         self._owners = [(i, lowered.placement.root[r.value]) for i, r in enumerate(results) if r.owned]
         graph = program.graph
-        # Arrays that the native part reads; sequences and optionals are for Python steps only.
-        self._native_inputs = [i for i, v in enumerate(graph.inputs) if isinstance(v.type, TensorType)]
+        # Sequences and optionals are for Python steps only.
+        self._not_native = [i for i, v in enumerate(graph.inputs) if not isinstance(v.type, TensorType)]
         fixed = lowered.fixed
         fed = [(i, v) for i, v in enumerate(graph.inputs) if v not in fixed]
         self._input_readers = [(i, readers) for i, v in fed if (readers := self._readers.get(v))]
@@ -240,10 +240,9 @@ class _Instance:
         if self.native is None:
             self._run_calls()
         else:
-            arrays: list[Any] = [None] * len(inputs)
-            for position in self._native_inputs:
-                arrays[position] = inputs[position]
-            arrays += results
+            arrays = [*inputs, *results]
+            for position in self._not_native:
+                arrays[position] = None
             program.run_native(self.native, arrays, arena, self._call if self._calls else None)
         for operand in self._buffer_finals:
             results[operand.position] = self._read(operand).copy()

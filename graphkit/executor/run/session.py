@@ -6,7 +6,6 @@ kernels, orders the steps and lays out memory; the programs that it makes are ke
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 from collections.abc import Container, Mapping, Sequence
@@ -176,7 +175,9 @@ class Executor:
             found = self._again(repeat, feeds)
             if found is not None:
                 program, arrays = found
-                with self._turn if repeat.selection.states else contextlib.nullcontext():
+                if not repeat.selection.states:
+                    return self._step(repeat.selection, program, arrays, feeds, {})
+                with self._turn:
                     return self._step(repeat.selection, program, arrays, feeds, {})
         # Values derived from parameters do not follow a parameter that is fed.
         selection = self._select(outputs, derived=not any(name in self.params for name in feeds))
@@ -302,6 +303,8 @@ class Executor:
 
     def _with_rng(self, selection: Selection, arrays: list[Any]) -> None:
         """Put the generator's state where it was not fed; then the step advances."""
+        if not selection.generators:
+            return
         waiting = [i for i in selection.generators if arrays[i] is None]
         if not waiting:
             return
