@@ -99,6 +99,8 @@ def test_schema_attributes(cls: type[Op]) -> None:
         if attribute.default_value.type:
             theirs = onnx.helper.get_attribute_value(attribute.default_value)
             theirs = theirs.decode() if isinstance(theirs, bytes) else theirs
+            if ours[key].kind == "DType" and theirs == onnx.TensorProto.UNDEFINED:
+                theirs = None
             assert_default(ours[key].default, theirs, key)
 
 

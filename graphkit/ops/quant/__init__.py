@@ -1,0 +1,1 @@
+"""Numbers of few bits: linear quantisation, and convolutions and products of quantised operands."""

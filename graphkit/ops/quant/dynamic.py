@@ -1,0 +1,55 @@
+"""DynamicQuantizeLinear: quantisation to uint8 with a scale that is found from the values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import Onnx, Op, Rand, Sample, op
+from graphkit.ops.quant.rounding import saturated
+
+_F32 = frozenset({DType.FLOAT32})
+
+
+@op
+class DynamicQuantizeLinear(Op):
+    """x as uint8, and the scale and the zero point, for which 0 and all of x lie within 0 and 255.
+
+    x: float32 of any shape -> y: uint8 of that shape, y_scale: float32 [], y_zero_point: uint8 []. An x without
+    elements, or of zeros alone, has the scale 1. NaN has no part in the scale, and is quantised to 0.
+    """
+
+    inputs, outputs = ("x",), ("y", "y_scale", "y_zero_point")
+    types = {"x": _F32}
+    substitutes = True
+    onnx = Onnx("DynamicQuantizeLinear", since=11)
+    samples = (
+        Sample(Rand((3, 4), -3.0, 9.0, "float32")),
+        Sample(Rand((5,), 1.0, 2.0, "float32")),
+        Sample(Rand((5,), -7.0, -2.0, "float32")),
+        Sample(np.array(2.5, np.float32)),
+        # onnx's definition divides by zero.
+        Sample(np.zeros((2, 2), np.float32), onnx=False),
+        Sample(np.zeros((0, 2), np.float32), onnx=False),
+    )
+
+    def infer(self, x: TensorType) -> tuple[TensorType, ...]:
+        return TensorType(DType.UINT8, x.shape), TensorType(DType.FLOAT32, ()), TensorType(DType.UINT8, ())
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return dynamically_quantised(xp, x)
+
+
+def dynamically_quantised(xp: Any, x: Any) -> tuple[Any, Any, Any]:
+    """x as uint8, and the scale and the zero point."""
+    known = xp.where(xp.isnan(x), xp.asarray(0, np.float32), x)
+    # 0 is within the range, also of no elements.
+    least = xp.minimum(xp.amin(known), 0) if x.size else xp.asarray(0)
+    most = xp.maximum(xp.amax(known), 0) if x.size else xp.asarray(0)
+    least, most = least.astype(np.float32), most.astype(np.float32)
+    scale = xp.where(least == most, xp.asarray(1, np.float32), (most - least) / xp.asarray(255, np.float32))
+    # Of an infinite range the zero point is 255, as in ONNX Runtime.
+    zero = xp.rint(xp.fmax(xp.fmin(-least / scale, 255), 0)).astype(np.uint8)
+    return saturated(xp, x / scale, zero, DType.UINT8), scale, zero
