@@ -18,7 +18,10 @@ from graphkit.ops.evaluate import evaluate
 
 # The size of their results depends on values, whatever is known about shapes.
 DATA_DEPENDENT = frozenset(
-    {"Compress", "Loop", "NonZero", "Unique", "NonMaxSuppression", "StringSplit", "If", "Scan", "RowSumWait"}
+    {
+        "Compress", "Loop", "NonZero", "Unique", "NonMaxSuppression", "StringNormalizer", "StringSplit", "If", "Scan",
+        "RowSumWait",
+    }  # fmt: skip
 )
 
 CASES = [
