@@ -22,7 +22,7 @@ from graphkit.ops.text.strings import TextOp, no_text, text
 def compiled(pattern: str, operator: str) -> Any:
     """The pattern as RE2 has it; raises UsageError for what is not in its language, MissingDependency."""
     try:
-        import re2  # type: ignore[import-not-found, import-untyped, unused-ignore]
+        import re2
     except ImportError:
         raise MissingDependency(
             f"{operator} matches by RE2: install google-re2 (pip install 'graphkit[text]')"

@@ -156,9 +156,7 @@ class StringNormalizer(TextOp):
         Sample(text(["Monday", "Tuesday"]), case_change_action="LOWER", stopwords=["monday"]),
         Sample(text("monday", "monday"), is_case_sensitive=True, stopwords=["monday"]),
         Sample(text("Monday", "ab"), stopwords=["MONDAY"], locale="C.UTF-8"),
-        Sample(
-            text("stra\u00dfe", "a b", "", "\u1fb3"), case_change_action="UPPER", stopwords=["a"], locale="C.UTF-8"
-        ),
+        Sample(text("stra\u00dfe", "a b", "", "\u1fb3"), case_change_action="UPPER", stopwords=["a"], locale="C.UTF-8"),
         # onnx's evaluator wants a locale that is installed.
         Sample(text("IRI", "iri"), case_change_action="LOWER", locale="tr_TR.UTF-8", onnx=False),
         # ONNX Runtime refuses tensors without elements.

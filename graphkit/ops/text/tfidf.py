@@ -197,7 +197,7 @@ class TfIdfVectorizer(TextOp):
     def _weights(self, counts: np.ndarray) -> np.ndarray:
         weights = np.array(self.weights, np.float32)
         if counts[:, len(weights) :].any():
-            raise RuntimeFailure(f"an n-gram is counted at a place for which there is no weight: {len(weights)} weights")
+            raise RuntimeFailure(f"an n-gram is counted at a place that has none of the {len(weights)} weights")
         return weights[: counts.shape[1]]
 
     def _count(self, rows: np.ndarray, result: np.ndarray) -> None:
