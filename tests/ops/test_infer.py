@@ -18,8 +18,20 @@ from graphkit.ops.evaluate import evaluate
 
 # The size of their results depends on values, whatever is known about shapes.
 DATA_DEPENDENT = frozenset(
-    "Compress If ImageDecoder Loop NonMaxSuppression NonZero RowSumWait Scan StringNormalizer StringSplit Tokenizer "
-    "Unique".split()  # noqa: SIM905 - a word list reads better
+    {
+        "Compress",
+        "If",
+        "ImageDecoder",
+        "Loop",
+        "NonMaxSuppression",
+        "NonZero",
+        "RowSumWait",
+        "Scan",
+        "StringNormalizer",
+        "StringSplit",
+        "Tokenizer",
+        "Unique",
+    }
 )
 
 CASES = [
