@@ -135,7 +135,10 @@ def _row(domain: str, name: str) -> dict[str, Any]:
     cls = registry.find(domain, name)
     label = _label(domain, name)
     if cls is None:
-        return {"operator": label, "runs": "no", "gradient": "no"}
+        from graphkit.onnx_io.scopes import GRADIENT
+
+        made = (domain, name) == GRADIENT
+        return {"operator": label, "runs": "by expansion" if made else "no", "gradient": "yes" if made else "no"}
     differentiable = "yes" if cls.grad is not None else "by expansion" if cls.expand is not None else "no"
     if not domain and name in _CONTROL_FLOW:
         return {"operator": label, "runs": "native", "gradient": "yes"}

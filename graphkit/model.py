@@ -389,10 +389,16 @@ def load(source: Any, *, external_root: str | Path | None = None) -> Model:
         source = path
     from graphkit.onnx_io.importer import import_model
 
-    imported = import_model(source, external_root=external_root)
+    imported = import_model(source, external_root=external_root, differentiate=_differentiate)
     return Model.from_graph(
         imported.graph, imported.params, name=imported.name, meta=imported.meta, declared=imported.declared
     )
+
+
+def _differentiate(outputs: Sequence[Value], wrt: Sequence[Value]) -> list[Value]:
+    from graphkit.autodiff.reverse_mode import gradient
+
+    return gradient(outputs, wrt, allow_unused=True)
 
 
 def grad(

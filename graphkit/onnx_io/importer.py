@@ -26,7 +26,7 @@ from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial, unique
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType, Type
-from graphkit.onnx_io import control, functions, initializers, upgrade, validate
+from graphkit.onnx_io import control, functions, gradient, initializers, upgrade, validate
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
 from graphkit.onnx_io.tensors import (
@@ -64,19 +64,23 @@ class Imported(NamedTuple):
 
 @uncollected
 def import_model(
-    source: str | os.PathLike[str] | bytes | ModelProto, *, external_root: str | os.PathLike[str] | None = None
+    source: str | os.PathLike[str] | bytes | ModelProto,
+    *,
+    external_root: str | os.PathLike[str] | None = None,
+    differentiate: gradient.Differentiate | None = None,
 ) -> Imported:
     """Read an ONNX model (opset 1 to 28) from a path, from bytes or from a ModelProto.
 
     Floating-point initialisers become inputs of role "parameter" (batch normalisation's mean and variance: "state"),
-    others constants; see `initializers`. `external_root` is one more folder that external data may lie in.
+    others constants; see `initializers`. `external_root` is one more folder that external data may lie in;
+    `differentiate` makes graph of the operator Gradient.
     Raises InvalidModel, UnsafeModel, UnsupportedError, or UnsupportedOperator listing every unknown operator.
     """
     parsed = validate.read_model(source)
     external = ExternalData(parsed.folder, None if external_root is None else Path(external_root))
     try:
         with context.detached():
-            return Builder(parsed.model, parsed.label, external, parsed.large).build()
+            return Builder(parsed.model, parsed.label, external, parsed.large, differentiate).build()
     except RecursionError:
         raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
 
@@ -121,7 +125,16 @@ class Setting(NamedTuple):
 class Builder:
     """Builds the graph of one model; lowering uses it to build the standard definition of one operator."""
 
-    def __init__(self, model: ModelProto, label: str, external: ExternalData, large: Mapping[str, Place] | None = None):
+    def __init__(
+        self,
+        model: ModelProto,
+        label: str,
+        external: ExternalData,
+        large: Mapping[str, Place] | None = None,
+        differentiate: gradient.Differentiate | None = None,
+    ):
+        self.differentiate = differentiate
+        self.differentiated = 0
         self.large = large or {}
         self.model = model
         self.label = label
@@ -293,6 +306,8 @@ class Builder:
         view = upgrade.NodeView(raw.op_type, raw.domain, inputs, attrs, raw.outputs, version, where)
         mark = next_serial()
         built = upgrade.run(view)
+        if gradient.is_gradient(raw):
+            built = gradient.build(self, view, names)
         if built is not None:
             return _named(built, raw, mark)
         cls = registry.find(view.domain, view.op_type)

@@ -17,6 +17,9 @@ from graphkit.onnx_io.validate import require_text
 
 _Item = TypeVar("_Item")
 
+# The operator that names values of the graph in its attributes.
+GRADIENT = ("ai.onnx.preview.training", "Gradient")
+
 MAX_DEPTH = 32
 MAX_NODES = 20_000_000
 
@@ -48,8 +51,16 @@ class RawNode:
     @property
     def needs(self) -> Iterator[str]:
         """Names that must exist before the node runs: its inputs, and what its subgraphs use from outside."""
-        given = filter(None, self.inputs)
+        given: Iterator[str] = filter(None, self.inputs)
+        if (self.domain, self.op_type) == GRADIENT:
+            given = itertools.chain(given, self._named_in_attributes())
         return itertools.chain(given, *(r.free for r in self.regions.values())) if self.regions else given
+
+    def _named_in_attributes(self) -> Iterator[str]:
+        for key in ("y", "xs", "zs"):
+            attribute = self.attributes.get(key)
+            if attribute is not None:
+                yield from (text.decode(errors="replace") for text in (attribute.s, *attribute.strings) if text)
 
     def __str__(self) -> str:
         operator = f"{self.domain}.{self.op_type}" if self.domain else self.op_type

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from graphkit.onnx_io import functions, upgrade
-from graphkit.onnx_io.scopes import RawNode, Region
+from graphkit.onnx_io.scopes import GRADIENT, RawNode, Region
 from graphkit.onnx_io.validate import version_of
 from graphkit.ops import registry
 
@@ -49,6 +49,6 @@ def _carried_out(domain: str, name: str, version: int) -> tuple[str, Means]:
     target, built = upgrade.destination(domain, name, version)
     if registry.find(domain, target) is not None:
         return target, "operator"
-    if built:
+    if built or (domain, name) == GRADIENT:
         return name if target == upgrade.BUILT else target, "rule"
     return target, "function" if functions.has_standard_body(domain, name, version) else None

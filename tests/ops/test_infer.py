@@ -18,7 +18,20 @@ from graphkit.ops.evaluate import evaluate
 
 # The size of their results depends on values, whatever is known about shapes.
 DATA_DEPENDENT = frozenset(
-    {"Compress", "Loop", "NonZero", "Unique", "NonMaxSuppression", "StringSplit", "If", "Scan", "RowSumWait"}
+    {
+        "Compress",
+        "If",
+        "ImageDecoder",
+        "Loop",
+        "NonMaxSuppression",
+        "NonZero",
+        "RowSumWait",
+        "Scan",
+        "StringNormalizer",
+        "StringSplit",
+        "Tokenizer",
+        "Unique",
+    }
 )
 
 CASES = [

@@ -64,7 +64,14 @@ EVALUATOR_WRONG = {
     "ReduceLogSumExp-8-*": "cannot return a scalar",
     "ReduceSumSquare-*-*int32": "returns 64-bit integers",
     "Resize-27-bool": "has no booleans",
+    "RegexFullMatch-5-*": "takes Unicode's digits and letters, which RE2's classes do not have",
     "Softsign-3-*": "cannot return a scalar",
+    "StringConcat-3-*": "loses the last zero byte of a string",
+    "StringNormalizer-[45]-*": "looks for stop words inside of elements, strips accents, drops empty strings",
+    "StringSplit-[45]-*": "keeps the blanks behind the last part when `maxsplit` ends the search",
+    "StringSplit-7-*": "finds one part in an empty string",
+    "StringSplit-8-*": "has no scalars",
+    "TfIdfVectorizer-[68]-*": "cannot do without weights",
     "Unique-[147]-*": "takes elements along axis 0 whatever the axis when not sorted",
 }
 # Case name pattern -> where the evaluator rounds to float32 although the elements are wider.

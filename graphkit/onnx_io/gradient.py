@@ -1,0 +1,94 @@
+"""The operator Gradient of ai.onnx.preview.training: graph in its place, made by whoever imports.
+
+`xs` and `zs` name the independent variables of a function whose result is called `y`; the node's inputs are the values
+at which its derivatives are wanted. Names are those of the graph around the node, and may be those of another
+Gradient's results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.ir import context
+from graphkit.ir.graph import Value, next_serial, topological
+from graphkit.onnx_io.scopes import GRADIENT, RawNode
+from graphkit.ops import F
+
+if TYPE_CHECKING:
+    from graphkit.onnx_io.importer import Builder, Names
+    from graphkit.onnx_io.upgrade import NodeView
+
+# The gradients of values in others, as graph; a value that has no influence has zeros.
+Differentiate: TypeAlias = Callable[[Sequence[Value], Sequence[Value]], Sequence[Value]]
+
+# Gradients of gradients grow by a factor each time: a small file must not unfold without limit.
+MAX_VALUES = 2_000_000
+
+
+def is_gradient(raw: RawNode) -> bool:
+    return (raw.domain, raw.op_type) == GRADIENT
+
+
+def build(builder: Builder, view: NodeView, names: Names) -> Sequence[Value]:
+    """The derivative of the sum of y in each of `xs`, at the values that the node is given."""
+    if builder.differentiate is None:
+        raise UnsupportedError("Gradient is differentiated when a whole model is loaded, and not here")
+    xs, zs, y = _listed(view, "xs"), _listed(view, "zs"), view.require("y")
+    if not xs or not isinstance(y, str):
+        raise InvalidModel("y is one name, and xs one or more")
+    if len(view.inputs) != len(xs) + len(zs):
+        raise InvalidModel(f"{len(xs)} xs and {len(zs)} zs take as many inputs, {len(view.inputs)} are given")
+    sources = [_value(names, name) for name in (*xs, *zs)]
+    if len(set(sources)) != len(sources):
+        raise InvalidModel(f"a variable is named twice in xs and zs: {', '.join((*xs, *zs))}")
+    given = [view.operand(i) for i in range(len(sources))]
+    mark = next_serial()
+    result, variables = _at(_value(names, y), sources, given)
+    size = len(topological([result], stop=variables))
+    if size > MAX_VALUES:
+        raise InvalidModel(f"y depends on {size} nodes, and no more than {MAX_VALUES} are differentiated")
+    found = builder.differentiate([result], variables[: len(xs)])
+    builder.differentiated += next_serial() - mark
+    if builder.differentiated > MAX_VALUES:
+        raise InvalidModel(f"the gradients of the file unfold to more than {MAX_VALUES} values")
+    return found
+
+
+def _listed(view: NodeView, name: str) -> tuple[str, ...]:
+    names: Any = view.take(name, ())
+    if not isinstance(names, tuple) or not all(isinstance(n, str) for n in names):
+        raise InvalidModel(f"attribute {name!r} is a list of names")
+    return names
+
+
+def _value(names: Names, name: str) -> Value:
+    found = names.find(name)
+    if found is None:
+        raise InvalidModel(f"{name!r} has no value")
+    return found
+
+
+def _at(result: Value, sources: Sequence[Value], given: Sequence[Value]) -> tuple[Value, Sequence[Value]]:
+    """`result` as a function of `sources` alone, at the values `given`, and the variables that it depends on.
+
+    Where the values are those of the graph, and none of them is made from another, the graph is that function already.
+    """
+    same = all(a is b for a, b in zip(sources, given, strict=True))
+    if same and not _depend_on_each_other(sources):
+        return result, sources
+    with context.detached():
+        variables = [F.identity(v) for v in given]
+        table = dict(zip(sources, variables, strict=True))
+        for node in topological([result], stop=sources):
+            if any(v in table for v in node.inputs if v is not None):
+                operands = [None if v is None else table.get(v, v) for v in node.inputs]
+                made = node.rebuilt(operands).outputs
+                table.update((old, new) for old, new in zip(node.outputs, made, strict=True) if old not in table)
+    return table.get(result, result), variables
+
+
+def _depend_on_each_other(sources: Sequence[Value]) -> bool:
+    wanted = set(sources)
+    return any(v in wanted for node in topological(sources) for v in node.inputs)

@@ -1,0 +1,1 @@
+"""Tensors of strings: joined, split, normalised, matched and counted."""

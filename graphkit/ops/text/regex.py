@@ -1,0 +1,73 @@
+"""Regular expressions, in RE2's language and by RE2 itself: matching takes time linear in the text, for any pattern.
+
+Python's own `re` would take exponential time for patterns that a file may hold. Cox, "Regular expression matching can
+be simple and fast", 2007.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import MissingDependency, UsageError
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import Onnx, Sample, op
+from graphkit.ops.text.strings import TextOp, no_text, text
+
+
+@lru_cache(maxsize=64)
+def compiled(pattern: str, operator: str) -> Any:
+    """The pattern as RE2 has it; raises UsageError for what is not in its language, MissingDependency."""
+    try:
+        import re2
+    except ImportError:
+        raise MissingDependency(
+            f"{operator} matches by RE2: install google-re2 (pip install 'graphkit[text]')"
+        ) from None
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(pattern, options)
+    except (re2.error, UnicodeEncodeError) as error:
+        reason = error.args[0] if error.args else error
+        shown = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+        raise UsageError(f"{pattern!r} is not in RE2's language: {shown}") from None
+
+
+def check_pattern(pattern: str, operator: str) -> None:
+    """Raise UsageError for a pattern that RE2 does not take; without RE2 that is found out when the graph runs."""
+    if importlib.util.find_spec("re2") is not None:
+        compiled(pattern, operator)
+
+
+@op
+class RegexFullMatch(TextOp):
+    """Whether the whole of each string matches `pattern`, a regular expression of RE2.
+
+    RE2 has neither back-references nor look-around. Needs the optional dependency google-re2.
+    """
+
+    pattern: str = ""
+    inputs = ("x",)
+    onnx = Onnx("RegexFullMatch", since=20)
+    samples = (
+        Sample(text("www.google.com", "www.facebook.com", "www.bbc.co.uk"), pattern=r"www\.[\w.-]+\.\bcom\b"),
+        Sample(text(["a@gmail.com", "b@"], ["@x", "c@yahoo.com"]), pattern=r"(\w+)@(yahoo|gmail)\.com"),
+        Sample(text("", "a"), pattern=""),
+        Sample(text("abb", "b", "ab\n"), pattern="ab*"),
+        Sample(np.array("aa", object), pattern="(a+)+"),
+        Sample(text("\u0663", "3", "\u00e9", "\n"), pattern=r"\d|\w|\s"),
+        Sample(no_text(0, 2), pattern="a"),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_pattern(self.pattern, self.name)
+        return TensorType(DType.BOOL, x.shape)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        match = compiled(self.pattern, self.name).fullmatch
+        found = [match(word) is not None for word in x.reshape(-1).tolist()]
+        return np.array(found, bool).reshape(x.shape)

@@ -1,0 +1,234 @@
+"""Counts of n-grams in rows of words or numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure, TypeMismatch, UsageError
+from graphkit.ir.types import INDICES, DType, TensorType
+from graphkit.ops._base import Onnx, Sample, op
+from graphkit.ops.text.strings import STRINGS, TextOp, no_text, text
+
+# Rows are counted in parts of about as many words: what a part needs beside its result stays small.
+_WORDS_AT_ONCE = 1 << 20
+_MODES = ("TF", "IDF", "TFIDF")
+
+
+class _Level(NamedTuple):
+    """The prefixes of one length that n-grams of the pool have.
+
+    `keys`, sorted: number of the prefix that is one shorter, times the number of words, plus the last word's number.
+    `places`: where in the result the n-gram is counted, -1 for what is a prefix alone.
+    """
+
+    keys: np.ndarray
+    places: np.ndarray
+
+
+class _Pool:
+    """What an operator looks for. Words and prefixes have numbers, so that arrays of them can be looked up."""
+
+    def __init__(self, words: Sequence[Any], levels: list[_Level]):
+        self.words = {word: number for number, word in enumerate(words)}
+        self.levels = levels
+        self.sorted: np.ndarray | None = None
+        if words and not isinstance(words[0], str):
+            numbers = np.array(words, np.int64)
+            self.order = np.argsort(numbers)
+            self.sorted = numbers[self.order]
+
+    def numbers(self, x: np.ndarray) -> np.ndarray:
+        """The number of each word, -1 for words that are in no n-gram."""
+        if self.sorted is None:
+            found = map(self.words.get, x.reshape(-1).tolist(), itertools.repeat(-1))
+            return np.fromiter(found, np.int64, x.size).reshape(x.shape)
+        places = _positions(self.sorted, x.astype(np.int64))
+        return np.where(places < 0, -1, self.order[places])
+
+
+def _positions(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where in the sorted `keys` each element of `wanted` is, -1 where it is not."""
+    if len(keys) == 0:
+        return np.full(wanted.shape, -1, np.int64)
+    places = np.searchsorted(keys, wanted)
+    places[places == len(keys)] = 0
+    places[keys[places] != wanted] = -1
+    return places
+
+
+def _grams(op: TfIdfVectorizer) -> list[tuple[int, list[tuple[Any, ...]]]]:
+    """The n-grams of the pool, by their length; raises UsageError where the attributes do not fit together."""
+    pool: Sequence[Any] = op.pool_strings or op.pool_int64s or ()
+    starts = (*op.ngram_counts, len(pool))
+    found = []
+    for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
+        if not 0 <= start <= end <= len(pool) or (end - start) % size:
+            raise UsageError(f"ngram_counts {list(op.ngram_counts)}: {start} to {end} of the pool are no {size}-grams")
+        columns = [pool[start + i : end : size] for i in range(size)]
+        found.append((size, list(zip(*columns, strict=True))))
+    return found
+
+
+@lru_cache(maxsize=32)
+def _pool_of(op: TfIdfVectorizer) -> _Pool:
+    grams = _grams(op)
+    total = sum(len(entries) for _, entries in grams)
+    if total != len(op.ngram_indexes):
+        raise UsageError(f"ngram_indexes has {len(op.ngram_indexes)} elements for {total} n-grams in the pool")
+    wanted: dict[tuple[Any, ...], int] = {}
+    first = 0
+    for size, entries in grams:
+        if op.min_gram_length <= size <= op.max_gram_length:
+            before = len(wanted)
+            wanted.update(zip(entries, op.ngram_indexes[first:], strict=False))
+            if len(wanted) != before + len(entries):
+                raise UsageError(f"the pool has a {size}-gram twice")
+        first += len(entries)
+    words = list(dict.fromkeys(itertools.chain.from_iterable(wanted)))
+    numbers = {word: number for number, word in enumerate(words)}
+    levels: list[_Level] = []
+    prefixes: dict[tuple[Any, ...], int] = {(): 0}
+    for size in range(1, max(map(len, wanted), default=0) + 1):
+        keys = {
+            gram[:size]: prefixes[gram[: size - 1]] * len(words) + numbers[gram[size - 1]]
+            for gram in wanted
+            if len(gram) >= size
+        }
+        ordered = sorted(keys, key=keys.__getitem__)
+        prefixes = {prefix: number for number, prefix in enumerate(ordered)}
+        places = np.array([wanted.get(prefix, -1) for prefix in ordered], np.int64)
+        levels.append(_Level(np.array([keys[prefix] for prefix in ordered], np.int64), places))
+    return _Pool(words, levels)
+
+
+_POOL = {"ngram_counts": (0, 4), "ngram_indexes": (0, 1, 2, 3, 4, 5, 6), "pool_int64s": (2, 3, 5, 4, 5, 6, 7, 8, 6, 7)}
+_ROWS = np.array([[1, 1, 3, 3, 3, 7], [8, 6, 7, 5, 6, 8]])
+_WORDS = text(["a", "b", "a", "b"], ["c", "b", "a", ""])
+_WORD_POOL = {"ngram_counts": (0, 2), "ngram_indexes": (1, 0, 3), "pool_strings": ("a", "b", "a", "b")}
+_WEIGHTS = (0.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
+
+
+def _sample(x: Any, mode: str, skips: int, shortest: int, longest: int, pool: Any, **options: Any) -> Sample:
+    """onnx's evaluator counts as the standard says; options are those of `Sample`, and weights."""
+    lengths = {"min_gram_length": shortest, "max_gram_length": longest}
+    return Sample(x, mode=mode, max_skip_count=skips, **lengths, **pool, **options)
+
+
+@op
+class TfIdfVectorizer(TextOp):
+    """How often each n-gram of a pool is in x, or in each row of x: float32 [places] or [rows, places].
+
+    x: strings, int32 or int64, [C] or [rows, C]. The pool holds the 1-grams, then the 2-grams, and so on;
+    `ngram_counts` says where each length begins, `ngram_indexes` where in the result each n-gram is counted. Words of
+    an n-gram may be up to `max_skip_count` words apart, always the same number. Modes: TF, the counts; IDF, the
+    weights of what is there; TFIDF, counts times weights. As in ONNX Runtime, weight i is that of place i.
+    """
+
+    mode: str
+    ngram_counts: tuple[int, ...]
+    ngram_indexes: tuple[int, ...]
+    max_gram_length: int
+    max_skip_count: int
+    min_gram_length: int
+    pool_int64s: tuple[int, ...] | None = None
+    pool_strings: tuple[str, ...] | None = None
+    weights: tuple[float, ...] | None = None
+    inputs = ("x",)
+    types = {"x": STRINGS | INDICES}
+    onnx = Onnx("TfIdfVectorizer", since=9)
+    samples = (
+        _sample(_ROWS, "TF", 0, 2, 2, _POOL),
+        _sample(_ROWS, "TF", 5, 2, 2, _POOL),
+        _sample(_ROWS, "TF", 5, 1, 2, _POOL),
+        _sample(_ROWS[0].astype(np.int32), "TF", 5, 1, 2, _POOL),
+        _sample(_ROWS, "TFIDF", 1, 1, 2, _POOL, weights=_WEIGHTS),
+        _sample(_ROWS, "IDF", 5, 1, 2, _POOL, weights=_WEIGHTS),
+        _sample(_ROWS, "IDF", 0, 1, 1, _POOL),
+        _sample(_WORDS, "TF", 2, 1, 2, _WORD_POOL),
+        _sample(_WORDS[0], "TFIDF", 0, 1, 2, _WORD_POOL),
+        _sample(no_text(2, 0), "TF", 0, 1, 2, _WORD_POOL),
+        _sample(no_text(0), "TF", 0, 1, 2, _WORD_POOL),
+        # onnx's evaluator refuses a batch of none.
+        _sample(no_text(0, 3), "TF", 0, 1, 2, _WORD_POOL, onnx=False),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        if self.mode not in _MODES:
+            raise UsageError(f"mode is one of {', '.join(_MODES)}, not {self.mode!r}")
+        if (self.pool_strings is None) == (self.pool_int64s is None):
+            raise UsageError("exactly one of pool_strings and pool_int64s is given")
+        if (x.dtype is DType.STRING) != (self.pool_strings is not None):
+            raise TypeMismatch(f"the pool does not hold elements of {x}")
+        lengths = (self.min_gram_length, self.max_gram_length)
+        if not 1 <= lengths[0] <= lengths[1] <= len(self.ngram_counts) or self.max_skip_count < 0:
+            raise UsageError(f"n-grams of {lengths[0]} to {lengths[1]} words, {self.max_skip_count} skipped")
+        if not self.ngram_indexes or min(self.ngram_indexes) < 0:
+            raise UsageError("ngram_indexes is empty, or has a negative element")
+        if self.weights is not None and len(self.weights) != len(self.ngram_indexes):
+            raise UsageError(f"{len(self.weights)} weights for {len(self.ngram_indexes)} n-grams")
+        _pool_of(self)
+        if x.rank not in (None, 1, 2):
+            raise TypeMismatch(f"TfIdfVectorizer takes [C] or [rows, C], not {x}")
+        return TensorType(DType.FLOAT32, None if x.shape is None else (*x.shape[:-1], self._places))
+
+    @property
+    def _places(self) -> int:
+        return max(self.ngram_indexes) + 1
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        if x.ndim not in (1, 2):
+            raise TypeMismatch(f"TfIdfVectorizer takes [C] or [rows, C], not {list(x.shape)}")
+        rows = x if x.ndim == 2 else x[None]
+        result = np.zeros((len(rows), self._places), np.float32)
+        at_once = max(_WORDS_AT_ONCE // max(rows.shape[1], 1), 1)
+        for first in range(0, len(rows), at_once):
+            self._count(rows[first : first + at_once], result[first : first + at_once])
+        if self.mode == "IDF":
+            np.minimum(result, 1, out=result)
+        if self.mode != "TF" and self.weights is not None:
+            result[:, : len(self.weights)] *= self._weights(result)
+        return result if x.ndim == 2 else result[0]
+
+    def _weights(self, counts: np.ndarray) -> np.ndarray:
+        weights = np.array(self.weights, np.float32)
+        if counts[:, len(weights) :].any():
+            raise RuntimeFailure(f"an n-gram is counted at a place that has none of the {len(weights)} weights")
+        return weights[: counts.shape[1]]
+
+    def _count(self, rows: np.ndarray, result: np.ndarray) -> None:
+        pool = _pool_of(self)
+        words = pool.numbers(rows)
+        length = words.shape[1]
+        shortest = self.min_gram_length
+        if shortest == 1 and pool.levels:
+            # Nothing lies between the words of a 1-gram: they are counted once, whatever may be skipped.
+            self._follow(pool, words, 1, 1, result)
+            shortest = 2
+        if shortest > self.max_gram_length:
+            return
+        longest_distance = (length - 1) // (shortest - 1)
+        for distance in range(1, min(self.max_skip_count + 1, longest_distance) + 1):
+            self._follow(pool, words, distance, shortest, result)
+
+    def _follow(self, pool: _Pool, words: np.ndarray, distance: int, shortest: int, result: np.ndarray) -> None:
+        """Add the n-grams from `shortest` on whose words are `distance` apart; of 1-grams, only those."""
+        row, column = np.nonzero(words >= 0)
+        prefix = np.zeros(len(row), np.int64)
+        longest = 1 if shortest == 1 else self.max_gram_length
+        for size, level in enumerate(pool.levels[:longest], 1):
+            here = column + (size - 1) * distance
+            inside = here < words.shape[1]
+            row, column, prefix, here = row[inside], column[inside], prefix[inside], here[inside]
+            word = words[row, here]
+            prefix = np.where(word < 0, -1, _positions(level.keys, prefix * len(pool.words) + word))
+            known = prefix >= 0
+            row, column, prefix = row[known], column[known], prefix[known]
+            if size >= shortest:
+                place = level.places[prefix]
+                counted = place >= 0
+                np.add.at(result, (row[counted], place[counted]), 1)
