@@ -85,8 +85,9 @@ def place(position: Any, length: int, *, past_end: bool = False) -> int:
     most = length if past_end else length - 1
     index = most if position is None else int(position.reshape(()))
     if not -length <= index <= most:
-        given = "empty" if position is None else f"asked for {index}"
-        raise RuntimeFailure(f"position outside of [{-length}, {most}]: the sequence has {length} elements, {given}")
+        if most < 0:
+            raise RuntimeFailure("the sequence is empty")
+        raise RuntimeFailure(f"position {index} is outside of [{-length}, {most}]")
     return index + length if index < 0 else index
 
 
