@@ -168,10 +168,13 @@ def _substituted(kind: Type, bindings: dict[str, Dim]) -> Type:
     return kind.with_element(_substituted(kind.element, bindings))
 
 
-def stacked_type(kind: Type, axis: int, count: Dim) -> TensorType:
-    """The type of one scan output: `count` tensors of type `kind` along a new axis."""
+def stacked_type(kind: Type, axis: int, count: Dim) -> Type:
+    """The type of one scan output: `count` tensors of type `kind` along a new axis.
+
+    Of sequences and optionals, which gradients need of every iteration and files do not have, a sequence.
+    """
     if not isinstance(kind, TensorType):
-        raise TypeMismatch(f"only tensors can be stacked, not {kind}")
+        return SequenceType(without_value(kind), count)
     if kind.shape is None:
         return TensorType(kind.dtype)
     place = normal_axis(axis, len(kind.shape) + 1)
