@@ -135,10 +135,7 @@ def _row(domain: str, name: str) -> dict[str, Any]:
     cls = registry.find(domain, name)
     label = _label(domain, name)
     if cls is None:
-        from graphkit.onnx_io.scopes import GRADIENT
-
-        made = (domain, name) == GRADIENT
-        return {"operator": label, "runs": "by expansion" if made else "no", "gradient": "yes" if made else "no"}
+        return {"operator": label, "runs": "no", "gradient": "no"}
     differentiable = "yes" if cls.grad is not None else "by expansion" if cls.expand is not None else "no"
     if not domain and name in _CONTROL_FLOW:
         return {"operator": label, "runs": "native", "gradient": "yes"}

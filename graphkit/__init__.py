@@ -27,6 +27,8 @@ _PUBLIC = {
     "Node": "graphkit.ir.graph",
     "Graph": "graphkit.ir.graph",
     "TensorType": "graphkit.ir.types",
+    "SequenceType": "graphkit.ir.types",
+    "OptionalType": "graphkit.ir.types",
     "DType": "graphkit.ir.types",
     "name_scope": "graphkit.frontend.scopes",
     "attr_scope": "graphkit.frontend.scopes",

@@ -58,8 +58,8 @@ class Iteration:
         existing = {s.inner: s for s in (*self.view.scan_outputs, *self.view.scan_inputs)}
         new = [v for v in dict.fromkeys(values) if v not in existing]
         for value in new:
-            if not isinstance(value.type, TensorType):
-                raise MissingGradient(f"the backward pass needs {value} of every iteration; only tensors stack")
+            if not isinstance(value.type, TensorType) and not self.view.is_loop:
+                raise MissingGradient(f"the backward pass needs {value} of every iteration; Scan stacks only tensors")
         node = self.view.node
         if new:
             op = repeating(node)

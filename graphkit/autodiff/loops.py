@@ -135,7 +135,7 @@ def loop_gradient(
     for lookup in step.lookups:
         scattered = F.gather_grad(next(stacks), lookup.outer, next(stacks), axis=0)
         known = of_input.get(lookup.capture)
-        of_input[lookup.capture] = scattered if known is None else F.add(known, scattered)
+        of_input[lookup.capture] = scattered if known is None else _plus(known, scattered)
     lead: list[Value | None] = [None] * view.lead
     return lead + [of_input.get(v) for v in view.body.inputs[view.lead :]], saving
 
@@ -166,7 +166,7 @@ def _step(
     captures = [(a, b) for a, b in captures if by_input[a] is not None]
     sums = [Value(without_value(a.type), f"d_{a.name or 'capture'}") for a, _ in captures]
     results: list[Value] = [_or_zeros(by_input[c.before], c.before) for c in states]
-    results += [F.add(total, _or_zeros(by_input[a], a)) for total, (a, _) in zip(sums, captures, strict=True)]
+    results += [_plus(total, _or_zeros(by_input[a], a)) for total, (a, _) in zip(sums, captures, strict=True)]
     results += [_or_zeros(by_input[s.inner], s.inner) for s in slices]
     results += [v for lookup in lookups for v in (lookup.gradient, lookup.indices)]
     return _Step(states, slices, captures, lookups, outputs, state_seeds, output_seeds, sums, results, extended)
@@ -259,7 +259,7 @@ def _reverse_loop(
     iteration, going = Value(TensorType(DType.INT64, ()), "iteration"), Value(TensorType(DType.BOOL, ()), "going")
     stacks = [Value(without_value(s.outer.type), s.outer.name) for s in reverse.scanned]
     place = F.sub(np.array(-1, np.int64), iteration)
-    read = {s.inner: F.gather(stack, place, axis=0) for s, stack in zip(reverse.scanned, stacks, strict=True)}
+    read = {s.inner: _slice(stack, place) for s, stack in zip(reverse.scanned, stacks, strict=True)}
     table = {v: read.get(new, new) for v, new in table.items()} | read
     # Both are scalars, which some exporters declare with one dimension of size 1.
     number, condition = ((1,) if v.shape == (1,) else () for v in entry)
@@ -283,8 +283,19 @@ def _reverse_loop(
 
 def _length(stack: Value) -> Value:
     """How many slices there are, as a scalar."""
-    count: Value = F.squeeze(F.shape(stack, start=0, end=1))
+    tensors = isinstance(stack.type, TensorType)
+    count: Value = F.squeeze(F.shape(stack, start=0, end=1)) if tensors else F.sequence_length(stack)
     return count
+
+
+def _slice(stack: Value, place: Value) -> Value:
+    found: Value = F.gather(stack, place, axis=0) if isinstance(stack.type, TensorType) else F.sequence_at(stack, place)
+    return found
+
+
+def _plus(a: Value, b: Value) -> Value:
+    total: Value = F.add(a, b) if isinstance(a.type, TensorType) else F.nested_sum(a, b)
+    return total
 
 
 def _or_zeros(value: Value | None, like: Value) -> Value:

@@ -18,7 +18,9 @@ from graphkit.errors import GraphkitError, MissingGradient, UsageError
 from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Node, Value, topological
+from graphkit.ir.types import OptionalType, TensorType
 from graphkit.ops import F, Op, operator
+from graphkit.ops.axes import zeros_like
 from graphkit.passes.core.draws import is_undetermined
 
 
@@ -32,14 +34,16 @@ def gradient(
 ) -> list[Value]:
     """Return, for each value of `wrt`, the gradient of sum(seed * output) over all outputs.
 
-    outputs, wrt: float tensors, wrt also inside the graph. seeds: one tensor per output, of its type; ones when
-    absent. Each gradient has its value's type. Raises MissingGradient with every operator in the way that has no
+    outputs, wrt: float tensors, or sequences and optionals of such; wrt also inside the graph. seeds: one value per
+    output, of its type; ones when absent, which only tensors have. Each gradient has its value's type. Raises MissingGradient with every operator in the way that has no
     rule, and UsageError when an output does not depend on one of `wrt` (zeros instead with `allow_unused`).
     """
     for value in (*outputs, *wrt):
         if not differentiable(value):
             raise UsageError(f"{value} is not a float tensor: it has no gradient")
     if seeds is None:
+        if other := [str(y) for y in outputs if not isinstance(y.type, TensorType)]:
+            raise UsageError(f"gradients of {', '.join(other)} need seeds: of tensors alone they are ones")
         with context.detached():
             seeds = [_ones_like(y) for y in outputs]
     if len(seeds) != len(outputs):
@@ -49,7 +53,7 @@ def gradient(
         unused = [v for v, g in zip(wrt, found, strict=True) if g is None]
         if unused and not allow_unused:
             raise UsageError("the outputs do not depend on " + ", ".join(str(v) for v in unused))
-        return [_zeros_like(v) if g is None else g for v, g in zip(wrt, found, strict=True)]
+        return [zeros_like(v) if g is None else g for v, g in zip(wrt, found, strict=True)]
 
 
 def reached(outputs: Iterable[Value]) -> set[Value]:
@@ -104,8 +108,9 @@ class _Sweep:
             parts = self.pending.pop(value, None)
             if not parts:
                 return None
-            total = parts[0] if len(parts) == 1 else F.sum(*parts)
-            if total.rank is None and value.rank is not None:
+            tensors = isinstance(value.type, TensorType)
+            total = parts[0] if len(parts) == 1 else (F.sum if tensors else F.nested_sum)(*parts)
+            if tensors and total.rank is None and value.rank is not None:
                 # What comes out of control flow may have lost its rank, which rules need.
                 total = F.reshape(total, F.shape(value))
             self.totals[value] = total
@@ -142,6 +147,7 @@ class _Sweep:
             raise type(error)(f"gradient of {node.describe()}: {error}") from error
         for value, contribution in contributions:
             if contribution is not None and value is not None and value in self.active:
+                contribution = _in_form_of(value, contribution)
                 _check_type(node, value, contribution)
                 self.pending.setdefault(value, []).append(contribution)
 
@@ -180,7 +186,14 @@ def _in_group_of(node: Node) -> AbstractContextManager[object]:
 
 
 def _check_type(node: Node, value: Value, gradient_value: Value) -> None:
-    expected, actual = value.tensor, gradient_value.tensor
+    expected, actual = value.type, gradient_value.type
+    while not isinstance(expected, TensorType) and type(expected) is type(actual):
+        expected, actual = expected.element, actual.element  # type: ignore[union-attr]
+    if not isinstance(expected, TensorType) or not isinstance(actual, TensorType):
+        raise GraphkitError(
+            f"the gradient rule of {node.op.name} gives {gradient_value.type} for an operand of type {value.type} "
+            f"({node.describe()})"
+        )
     same_rank = expected.rank is None or actual.rank is None or expected.rank == actual.rank
     if (
         actual.dtype is not expected.dtype
@@ -205,14 +218,15 @@ def _missing_message(nodes: Sequence[Node]) -> str:
     return "no gradient rule for\n" + "\n".join(lines)
 
 
+def _in_form_of(value: Value, gradient_value: Value) -> Value:
+    """A gradient as an optional, or what it holds, as its value is: control flow takes one for the other."""
+    wanted, given = (isinstance(v.type, OptionalType) for v in (value, gradient_value))
+    if wanted == given:
+        return gradient_value
+    made: Value = F.optional(gradient_value) if wanted else F.optional_get_element(gradient_value)
+    return made
+
+
 def _ones_like(value: Value) -> Value:
-    return _filled_like(value, 1)
-
-
-def _zeros_like(value: Value) -> Value:
-    return _filled_like(value, 0)
-
-
-def _filled_like(value: Value, number: int) -> Value:
-    scalar = F.constant(value=np.asarray(number, dtype=value.dtype.numpy))
+    scalar = F.constant(value=np.asarray(1, dtype=value.dtype.numpy))
     return scalar if value.shape == () else F.expand(scalar, F.shape(value))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import TensorType
+from graphkit.ops.sequence.elements import holds_floats
 
 # One gradient per operand (None: no dependence), and the forward node extended by what they need, if any.
 Contribution: TypeAlias = tuple[Sequence[Value | None], Node | None]
@@ -25,4 +25,5 @@ class Differentiate(Protocol):
 
 
 def differentiable(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.dtype.is_float
+    """Whether a value has a gradient: a tensor of floats, or a sequence or an optional of such."""
+    return holds_floats(value.type)

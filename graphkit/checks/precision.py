@@ -48,13 +48,14 @@ def widened(array: np.ndarray) -> np.ndarray:
 def _wide_type(type_: Type) -> Type:
     if isinstance(type_, TensorType):
         return TensorType(DType.FLOAT64, type_.shape) if type_.dtype in FLOATS else type_
-    constructor = SequenceType if isinstance(type_, SequenceType) else OptionalType
-    return constructor(_wide_type(type_.element))
+    return type_.with_element(_wide_type(type_.element))
 
 
 def _wide_attribute(item: Any) -> Any:
     if isinstance(item, DType):
         return DType.FLOAT64 if item in FLOATS else item
+    if isinstance(item, (TensorType, SequenceType, OptionalType)):
+        return _wide_type(item)
     if isinstance(item, Tensor):
         return Tensor(widened(item.array)) if item.dtype in FLOATS and item.dtype is not DType.FLOAT64 else item
     return in_float64(item) if isinstance(item, Graph) else item

@@ -12,17 +12,20 @@ from graphkit.frontend import initializers
 from graphkit.ir import context, dims
 from graphkit.ir.dims import DimExpr
 from graphkit.ir.graph import Value
-from graphkit.ir.types import TensorType, dtype_of
+from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ops.sequence.elements import with_own_sizes
 
 
-def input(name: str, shape: Sequence[Any] | None, dtype: Any = "float32") -> Value:
-    """A data input that callers feed.
+def input(name: str, shape: Sequence[Any] | Type | None, dtype: Any = "float32") -> Value:
+    """A data input that callers feed: a tensor, or what a type in the place of the shape says.
 
     `shape`: integers, names ("N"), expressions over names ("2*N"), None for a size that equals nothing else; a shape
     of None leaves the rank open. Raises UsageError for an empty name or a negative size.
     """
     if not name:
         raise UsageError("an input needs a name")
+    if isinstance(shape, (TensorType, SequenceType, OptionalType)):
+        return Value(with_own_sizes(shape), context.current().qualify(name))
     if isinstance(shape, (str, int)):
         raise UsageError(f"input {name!r}: the shape is a list of sizes, not {shape!r}")
     sizes = None if shape is None else [dims.fresh() if d is None else _size(f"input {name!r}", d) for d in shape]

@@ -33,7 +33,7 @@ INLINE_BYTES = 1024
 _MAX_NESTING = 64
 _MAX_DIM_TEXT = 10_000
 _ROLES = ("data", "parameter", "state", "rng")
-_TAGS = ("float", "tensor", "object")
+_TAGS = ("float", "tensor", "value_type", "object")
 
 
 @uncollected
@@ -158,6 +158,8 @@ class Encoder:
             return item if math.isfinite(item) else {"float": _float_text(item)}
         if isinstance(item, DType):
             return item.value
+        if isinstance(item, (TensorType, SequenceType, OptionalType)):
+            return {"value_type": self._type(item)}
         if isinstance(item, (Tensor, np.ndarray, np.generic)):
             array = item.array if isinstance(item, Tensor) else np.asarray(item)
             dtype = dtype_of(array.dtype)
@@ -362,6 +364,8 @@ class Decoder:
             return _float_from_text(field(item, "float", str, where), where)
         if list(item) == ["tensor"]:
             return Tensor(np.asarray(self._tensor(item["tensor"], where)))
+        if list(item) == ["value_type"]:
+            return self._type(item["value_type"], where)
         if list(item) == ["object"]:
             item = field(item, "object", dict, where)
         return {k: self._attribute(v, where) for k, v in item.items()}

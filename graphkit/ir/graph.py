@@ -16,7 +16,7 @@ from graphkit.errors import GraphkitError, InvalidModel, TypeMismatch, UsageErro
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
 from graphkit.ir.printing import to_text
-from graphkit.ir.types import DType, TensorType, Type
+from graphkit.ir.types import DType, SequenceType, TensorType, Type
 
 _serial = itertools.count()
 _NO_ATTRS: Mapping[str, Any] = {}
@@ -245,6 +245,8 @@ def same_type(a: Type, b: Type) -> bool:
         return True
     if isinstance(a, TensorType) and isinstance(b, TensorType):
         return a == b and a.value == b.value and a.floats == b.floats
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+        return a.length == b.length and same_type(a.element, b.element)
     return a == b
 
 

@@ -265,12 +265,23 @@ class TensorType:
 
 
 class SequenceType:
-    """A list of values of one type."""
+    """A list of values of one type. A dimension without a name may be another one in each of them.
 
-    __slots__ = ("element",)
+    `length`, how many there are where that is known, takes no part in equality. An empty list fits every element type
+    of its kind.
+    """
 
-    def __init__(self, element: Type):
+    __slots__ = ("element", "length")
+    element: Type
+    length: Dim | None
+
+    def __init__(self, element: Type, length: Dim | None = None):
         self.element = element
+        self.length = length
+
+    def with_element(self, element: Type) -> SequenceType:
+        """As long a list of values of another type."""
+        return SequenceType(element, self.length)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SequenceType) and self.element == other.element
@@ -279,7 +290,7 @@ class SequenceType:
         return hash(("sequence", self.element))
 
     def __str__(self) -> str:
-        return f"sequence({self.element})"
+        return f"sequence({self.element})" + ("" if self.length is None else f"{{{self.length}}}")
 
     __repr__ = __str__
 
@@ -291,6 +302,9 @@ class OptionalType:
 
     def __init__(self, element: Type):
         self.element = element
+
+    def with_element(self, element: Type) -> OptionalType:
+        return OptionalType(element)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OptionalType) and self.element == other.element
@@ -339,8 +353,10 @@ def broadcast_shapes(shapes: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...
 def join(a: Type, b: Type) -> Type:
     """The most precise type that covers both (two branches of an If); raises TypeMismatch for other element types."""
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
-        if type(a) is type(b):
-            return type(a)(join(a.element, b.element))  # type: ignore[union-attr]
+        if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+            return _join_sequences(a, b)
+        if isinstance(a, OptionalType) and isinstance(b, OptionalType):
+            return OptionalType(join(a.element, b.element))
         raise TypeMismatch(f"types {a} and {b} cannot be joined")
     if a.dtype is not b.dtype:
         raise TypeMismatch(f"types {a} and {b} cannot be joined: element types differ")
@@ -348,3 +364,11 @@ def join(a: Type, b: Type) -> Type:
         return TensorType(a.dtype)
     shape = [x if x == y else dims.fresh() for x, y in zip(a.shape, b.shape, strict=True)]
     return TensorType(a.dtype, shape, a.value if a.value == b.value else None)
+
+
+def _join_sequences(a: SequenceType, b: SequenceType) -> SequenceType:
+    element = join(a.element, b.element)
+    if a.length == b.length:
+        return SequenceType(element, a.length)
+    # What an empty sequence could hold says nothing.
+    return SequenceType(b.element if a.length == 0 else a.element if b.length == 0 else element)

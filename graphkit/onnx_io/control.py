@@ -15,6 +15,7 @@ from graphkit.onnx_io.scopes import RawNode, Region
 from graphkit.onnx_io.tensors import type_from_proto
 from graphkit.ops import F, Op, constant
 from graphkit.ops.control.loop_state import StableStates
+from graphkit.ops.sequence.map import element_types, sequence_map
 
 if TYPE_CHECKING:
     from graphkit.onnx_io.importer import Builder, Names, Setting
@@ -36,6 +37,21 @@ def build(
         scan = _batched_scan if view.version < 9 else _scan
         return scan(builder, cls, raw, view, names, setting)
     raise UnsupportedError(f"subgraphs of {view.op_type} are not supported")
+
+
+def build_map(
+    builder: Builder, raw: RawNode, view: NodeView, names: Names, setting: Setting
+) -> Sequence[Value]:
+    """Build a SequenceMap, as the Loop that the standard says it is; returns its outputs."""
+    region = _body(raw, "body")
+    operands = [view.operand(i) for i in range(len(view.inputs))]
+    if not operands:
+        raise InvalidModel("SequenceMap takes a sequence")
+    mark = checkpoint()
+    own = [Value(t, name) for t, (name, _) in zip(element_types(operands), region.inputs, strict=False)]
+    outputs = _inner(builder, region, own, names, setting)
+    graph, captured = close_over(outputs, own, mark, (), region.name)
+    return sequence_map(graph, operands, captured, raw.name)
 
 
 def _body(raw: RawNode, name: str) -> Region:

@@ -25,7 +25,7 @@ from graphkit.ir.declared import Declarations
 from graphkit.ir.graph import Graph, Node, Value, give_name, next_serial, unique_names
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import TensorType, Type
+from graphkit.ir.types import OptionalType, TensorType, Type
 from graphkit.onnx_io import control, functions, gradient, initializers, upgrade, validate
 from graphkit.onnx_io.external_data import ExternalData
 from graphkit.onnx_io.scopes import RawNode, Reader, Region
@@ -41,7 +41,8 @@ from graphkit.onnx_io.tensors import (
 from graphkit.onnx_io.uses import uses
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
-from graphkit.ops import Op, registry
+from graphkit.ops import F, Op, registry
+from graphkit.ops.sequence.elements import with_own_sizes
 from graphkit.passes.training.randomness import bind_rng
 
 # Functions and loop bodies are built once per use; a small file must not unfold without limit.
@@ -173,7 +174,7 @@ class Builder:
             declared = None if proto is None else type_from_proto(proto, where)
             if declared is None:
                 raise InvalidModel(f"{where} has no type")
-            inputs.append(Value(declared, name))
+            inputs.append(Value(with_own_sizes(declared), name))
             names.values[name] = inputs[-1]
         outputs = self.region(self.top, names, self.setting)
         unique = unique_names(name for name, _ in self.top.outputs)
@@ -262,8 +263,18 @@ class Builder:
                 if name in region.declared and name not in outputs:
                     self.check_declared(name, names.output(name).type, region.declared[name])
         for name, proto in outputs.items():
-            self.check_declared(name, names.output(name).type, proto)
+            self.hold_to(name, names, proto)
         return [names.output(name) for name, _ in region.outputs]
+
+    def hold_to(self, name: str, names: Names, proto: TypeProto | None) -> None:
+        """Check an output's declaration; a value is made an optional, or taken out of one, where the file says so."""
+        value = names.output(name)
+        declared = None if proto is None else type_from_proto(proto, f"{self.label}: tensor {name!r}")
+        if declared is not None and isinstance(declared, OptionalType) != isinstance(value.type, OptionalType):
+            value = F.optional(value) if isinstance(declared, OptionalType) else F.optional_get_element(value)
+            give_name(value, name)
+            names.values[name] = value
+        self.check_declared(name, value.type, proto)
 
     def check_declared(self, name: str, inferred: Type, proto: TypeProto | None) -> None:
         """Raise InvalidModel when the file declares another element type; another shape is a warning, now or later."""
@@ -310,6 +321,8 @@ class Builder:
             built = gradient.build(self, view, names)
         if built is not None:
             return _named(built, raw, mark)
+        if (view.domain, view.op_type) == ("", "SequenceMap"):
+            return _named(control.build_map(self, raw, view, names, setting), raw, mark)
         cls = registry.find(view.domain, view.op_type)
         if cls is None:
             return _named(self.call(raw, inputs, protos, setting, where), raw, mark)

@@ -10,9 +10,9 @@ from onnx import AttributeProto, NodeProto
 
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, OptionalType, SequenceType, Type
+from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 from graphkit.onnx_io import downgrade
-from graphkit.onnx_io.tensors import CODES, to_proto
+from graphkit.onnx_io.tensors import CODES, to_proto, type_to_proto
 from graphkit.ops import Op, operator
 
 
@@ -109,6 +109,8 @@ def _type_text(kind: Type) -> str:
 def _attribute(name: str, value: Any) -> AttributeProto:
     if isinstance(value, DType):
         return onnx.helper.make_attribute(name, CODES[value])
+    if isinstance(value, (TensorType, SequenceType, OptionalType)):
+        return onnx.helper.make_attribute(name, type_to_proto(value))
     if isinstance(value, Tensor):
         return onnx.helper.make_attribute(name, to_proto(value.array))
     if isinstance(value, bool):

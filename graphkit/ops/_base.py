@@ -58,11 +58,30 @@ class Rand(NamedTuple):
     definite: bool = False
 
 
+class Items:
+    """A sample input: a sequence, of tensors that are given as sample inputs are; `dtype` of an empty one."""
+
+    __slots__ = ("items", "dtype")
+
+    def __init__(self, *items: Any, dtype: str | None = None):
+        self.items = items
+        self.dtype = dtype
+
+    def __repr__(self) -> str:
+        return f"Items{self.items}"
+
+
+class Perhaps(NamedTuple):
+    """A sample input: an optional, of what is given as a sample input is, or empty (None)."""
+
+    item: Any
+
+
 class Sample:
     """One use of an operator, from which the suite derives its tests.
 
     Positional inputs: a shape (random normal values of the dtype under test), a `Rand`, an array used as it is,
-    or None for an absent optional input. Keywords are attributes. `grad=False` leaves the gradient check out
+    `Items` for a sequence, `Perhaps` for an optional, or None for an absent operand. Keywords are attributes. `grad=False` leaves the gradient check out
     (state why beside it); `onnx=False` leaves out the comparison with onnx's evaluator.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkit.ir.graph import Graph
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import dtype_of
+from graphkit.ir.types import OptionalType, SequenceType, TensorType, Type, dtype_of
 
 REQUIRED: Any = inspect.Parameter.empty
 
@@ -58,6 +58,12 @@ def _graph(value: Any) -> Graph:
     return value
 
 
+def _type(value: Any) -> Type:
+    if not isinstance(value, (TensorType, SequenceType, OptionalType)):
+        raise ValueError("the type of a tensor, a sequence or an optional is expected")
+    return value
+
+
 COERCE: dict[str, Callable[[Any], Any]] = {
     "int": _integer,
     "float": float,
@@ -66,6 +72,7 @@ COERCE: dict[str, Callable[[Any], Any]] = {
     "DType": dtype_of,
     "Tensor": lambda v: v if isinstance(v, Tensor) else Tensor(v),
     "Graph": _graph,
+    "Type": _type,
     "tuple[int, ...]": _ints,
     "tuple[float, ...]": _floats,
     "tuple[str, ...]": _strings,

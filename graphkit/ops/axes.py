@@ -82,6 +82,9 @@ def ranked(x: Value, rank: int | None) -> Value:
 
 
 def zeros_like(like: Value) -> Any:
+    """Zeros in the place of all numbers of a tensor, a sequence or an optional."""
+    if not isinstance(like.type, TensorType):
+        return F.nested_zeros(like)
     return F.constant_of_shape(F.shape(like), value=np.zeros(1, like.dtype.numpy))
 
 

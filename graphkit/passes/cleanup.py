@@ -8,5 +8,6 @@ from graphkit.passes.core.declare import pipeline
 from graphkit.passes.simplify.cse import cse
 from graphkit.passes.simplify.fold import fold
 from graphkit.passes.simplify.identities import simplify
+from graphkit.passes.simplify.sequences import resolve_sequences
 
-CLEANUP = pipeline(simplify, fold, cse, merge_control, prune_control)
+CLEANUP = pipeline(resolve_sequences, simplify, fold, cse, merge_control, prune_control)

@@ -14,6 +14,7 @@ from graphkit.executor.devices.interpreted import interpreted_kernel
 from graphkit.executor.devices.kernel import Kernel
 from graphkit.executor.lower.lowering import Emission, KernelKind, Lowering, Site
 from graphkit.ir.graph import Node
+from graphkit.ir.types import TensorType
 from graphkit.ops.evaluate import run_node
 
 # From arrays (None: absent operand) to new arrays.
@@ -48,6 +49,29 @@ class PythonFunction(PythonStep):
     def __init__(self, kind: KernelKind, function: ArrayFunction, reason: str = ""):
         super().__init__(kind, reason)
         self.function = function
+
+
+def kept(node: Node, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """`results`, those that hold arrays in sequences and optionals with arrays of their own.
+
+    The memory of an operand is written again while they live; what an operand holds already is nobody else's.
+    """
+    lent = {id(_owner(x)) for x in operands if x is not None and not isinstance(x, (list, tuple))}
+
+    def own(item: Any) -> Any:
+        if item is None or isinstance(item, (list, tuple)):
+            return item and [own(x) for x in item]
+        return item.copy() if id(_owner(item)) in lent else item
+
+    pairs = zip(node.outputs, results, strict=True)
+    return [r if isinstance(v.type, TensorType) or not lent else own(r) for v, r in pairs]
+
+
+def _owner(array: Any) -> Any:
+    """What the memory belongs to."""
+    while (base := getattr(array, "base", None)) is not None:
+        array = base
+    return array
 
 
 def interpreted(site: Site, reason: str) -> Lowering:

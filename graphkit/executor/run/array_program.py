@@ -16,7 +16,7 @@ from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.device import Device
 from graphkit.executor.devices.kernel import Kernel, VersionedArray
 from graphkit.executor.lower.lowering import LoweredGraph
-from graphkit.executor.lower.python_step import PythonKernel
+from graphkit.executor.lower.python_step import PythonKernel, kept
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
 from graphkit.ir.graph import Graph, Node, Value
@@ -130,7 +130,8 @@ class _Instance:
         if kernel is not None:
             kernel(operands, [self._read(v) if v in used else None for v in node.outputs])
             return
-        for value, result in zip(node.outputs, run_node(node, operands, self._program.device.xp), strict=True):
+        results = kept(node, operands, run_node(node, operands, self._program.device.xp))
+        for value, result in zip(node.outputs, results, strict=True):
             if value in used:
                 self._arrays[value] = result
 

@@ -13,7 +13,7 @@ from graphkit.executor.devices.interpreted import check_result
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.emit import Emitter
 from graphkit.executor.lower.lowering import Location, LoweredGraph
-from graphkit.executor.lower.python_step import ArrayFunction, PythonFunction, PythonKernel
+from graphkit.executor.lower.python_step import ArrayFunction, PythonFunction, PythonKernel, kept
 from graphkit.executor.memory.packing import aligned_bytes
 from graphkit.executor.memory.placement import has_fixed_size
 from graphkit.executor.memory.pools import Pools
@@ -210,7 +210,7 @@ class _Instance:
         declared = self._program.lowered.settings.declared
 
         def run(inputs: Sequence[Any], _: Any) -> None:
-            results = function(inputs)
+            results = kept(node, inputs, function(inputs))
             if declared:
                 declared.found(node.outputs, [r.shape if isinstance(r, np.ndarray) else None for r in results])
             made = zip(node.outputs, destinations, readers_of, results, strict=True)

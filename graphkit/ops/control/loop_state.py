@@ -52,7 +52,13 @@ def _compatible(declared: Type, given: Type) -> bool:
 
 
 def without_value(kind: Type) -> Type:
-    return TensorType(kind.dtype, kind.shape) if isinstance(kind, TensorType) else kind
+    """The type without known elements and lengths. That a sequence is empty stays, because its elements' type counts
+    only when there are some."""
+    if isinstance(kind, TensorType):
+        return TensorType(kind.dtype, kind.shape)
+    if isinstance(kind, SequenceType):
+        return SequenceType(kind.element, 0 if kind.length == 0 else None)
+    return kind
 
 
 Refusal: TypeAlias = Callable[[int, Type, Type], Exception]
@@ -84,7 +90,8 @@ class StableStates:
             self._left -= 1
         pairs = enumerate(zip(self.types, after, strict=True))
         widened = tuple(self._widened(i, before, made) for i, (before, made) in pairs)
-        stable, self.types = widened == self.types, widened
+        stable = all(map(same_type, widened, self.types))
+        self.types = widened
         return stable
 
     def _widened(self, position: int, before: Type, after: Type) -> Type:
@@ -121,6 +128,11 @@ def _widen(before: Type, after: Type, unknown: set[Dim]) -> Type:
             shape.append(a)
         return TensorType(before.dtype, shape)
     if isinstance(before, SequenceType) and isinstance(after, SequenceType):
+        if before.length == 0 or after.length == 0:
+            # That the elements are of one kind has to be found out here; what an empty sequence could hold is no matter.
+            _widen(before.element, after.element, set())
+            held = after if before.length == 0 else before
+            return SequenceType(held.element, 0 if before.length == after.length else None)
         return SequenceType(_widen(before.element, after.element, unknown))
     if isinstance(before, OptionalType) or isinstance(after, OptionalType):
         held, given = (t.element if isinstance(t, OptionalType) else t for t in (before, after))
@@ -153,13 +165,16 @@ def _dims_of(kind: Type) -> tuple[Dim, ...]:
 def _substituted(kind: Type, bindings: dict[str, Dim]) -> Type:
     if isinstance(kind, TensorType):
         return kind.substitute(bindings) if bindings else kind
-    return type(kind)(_substituted(kind.element, bindings))
+    return kind.with_element(_substituted(kind.element, bindings))
 
 
-def stacked_type(kind: Type, axis: int, count: Dim) -> TensorType:
-    """The type of one scan output: `count` tensors of type `kind` along a new axis."""
+def stacked_type(kind: Type, axis: int, count: Dim) -> Type:
+    """The type of one scan output: `count` tensors of type `kind` along a new axis.
+
+    Of sequences and optionals, which gradients need of every iteration and files do not have, a sequence.
+    """
     if not isinstance(kind, TensorType):
-        raise TypeMismatch(f"only tensors can be stacked, not {kind}")
+        return SequenceType(without_value(kind), count)
     if kind.shape is None:
         return TensorType(kind.dtype)
     place = normal_axis(axis, len(kind.shape) + 1)

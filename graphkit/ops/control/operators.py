@@ -56,8 +56,10 @@ def _array_type(array: Any, declared: Type) -> Type:
     return declared
 
 
-def _stack(xp: Any, arrays: Sequence[Any], axis: int, empty: Callable[[], TensorType]) -> Any:
+def _stack(xp: Any, arrays: Sequence[Any], axis: int, declared: Type, empty: Callable[[], TensorType]) -> Any:
     """Scan outputs along a new axis; without any, an empty tensor whose unknown dimensions are 0."""
+    if not isinstance(declared, TensorType):
+        return list(arrays)
     if arrays:
         shapes = {a.shape for a in arrays}
         if len(shapes) > 1:
@@ -248,7 +250,8 @@ class Loop(Op):
             assert isinstance(found, TensorType)
             return found
 
-        stacks = [_stack(xp, s, 0, partial(empty, i)) for i, s in enumerate(scanned)]
+        rows = [v.type for v in self.body.outputs[1 + states :]]
+        stacks = [_stack(xp, s, 0, rows[i], partial(empty, i)) for i, s in enumerate(scanned)]
         return (*state, *stacks)
 
 
@@ -388,7 +391,7 @@ class Scan(Op):
         directions = self._directions(self.scan_output_directions, len(outputs), "scan_output_directions")
         axes = self._per(self.scan_output_axes, len(outputs), "scan_output_axes")
         stacks = [
-            _stack(xp, s[::-1] if d else s, a, partial(empty, i))
+            _stack(xp, s[::-1] if d else s, a, self.body.outputs[len(state) + i].type, partial(empty, i))
             for i, (s, a, d) in enumerate(zip(outputs, axes, directions, strict=True))
         ]
         return (*state, *stacks)

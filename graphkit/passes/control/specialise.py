@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from graphkit.errors import TypeMismatch
-from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.graph import Graph, Node, Value, same_type
 from graphkit.ir.types import DType, TensorType, Type
 from graphkit.ops import Op
 from graphkit.ops.control.loop_state import output_types, stable_types, without_value
@@ -79,7 +79,7 @@ def _typed_body(view: LoopView) -> Graph:
         return rebind(view.body, dict(zip(view.body.inputs, [*entry, *states, *rest], strict=True)))
 
     body = typed(initial)
-    if any(without_value(v.type) != t for v, t in zip(body.outputs[view.at_after], initial, strict=True)):
+    if not all(same_type(without_value(v.type), t) for v, t in zip(body.outputs[view.at_after], initial, strict=True)):
         body = typed(stable_types(initial, lambda s: output_types(view.body, [*entry, *s, *rest])[view.at_after]))
     return body
 

@@ -10,7 +10,7 @@ from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Node, Value, same_type
-from graphkit.ir.types import TensorType, Type
+from graphkit.ir.types import SequenceType, TensorType, Type
 from graphkit.ops import Op
 from graphkit.ops.control.views import IfView, is_if
 
@@ -86,7 +86,11 @@ def substitute(kind: Type, bindings: Mapping[str, Dim]) -> Type:
     """A type with names replaced; the very same object when none of them occurs."""
     if not isinstance(kind, TensorType):
         element = substitute(kind.element, bindings)
-        return kind if element is kind.element else type(kind)(element)
+        bound = kind if element is kind.element else kind.with_element(element)
+        if isinstance(bound, SequenceType) and isinstance(bound.length, DimExpr):
+            length = dims.substitute(bound.length, dict(bindings))
+            return bound if length == bound.length else SequenceType(element, length)
+        return bound
     mentioned = [d for d in (*(kind.shape or ()), *(kind.value or ())) if isinstance(d, DimExpr)]
     if not any(s in bindings for d in mentioned for s in d.symbols):
         return kind

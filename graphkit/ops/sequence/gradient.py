@@ -1,0 +1,181 @@
+"""What gradients of sequences and optionals are made of. The gradient of such a value has its structure: as many
+elements, of the same shapes, and something where there is something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure, TypeMismatch
+from graphkit.ir import dims
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.types import INDICES, DType, OptionalType, SequenceType, TensorType, Type
+from graphkit.ops._base import DOMAIN, F, Items, Op, Perhaps, Sample, op
+from graphkit.ops.axes import i64, zeros_like
+from graphkit.ops.control.loop_state import without_value
+from graphkit.ops.sequence.elements import check_scalar, drawn, place, sequence_type
+from graphkit.ops.sequence.map import sequence_map
+
+_PAIR = Items((2, 3), (4, 3))
+
+
+def _map_nested(function: Callable[..., Any], *values: Any) -> Any:
+    """`function` of the tensors at the same place of values of one structure."""
+    first = values[0]
+    if isinstance(first, (list, tuple)):
+        lengths = sorted({len(v) for v in values})
+        if len(lengths) > 1:
+            raise RuntimeFailure(f"sequences of {' and '.join(map(str, lengths))} elements")
+        return [_map_nested(function, *items) for items in zip(*values, strict=True)]
+    return None if first is None else function(*values)
+
+
+def _if_there(first: Value, build: Callable[..., Any], *values: Value) -> Any:
+    """An optional of what `build` makes of what `values` hold; an empty one where `first` is empty."""
+    inner = [Value(without_value(v.type), v.name) for v in values]
+    then = Graph(inner, [F.optional(build(*(F.optional_get_element(v) for v in inner)))], name="held")
+    other = [Value(v.type, v.name) for v in inner]
+    empty = Graph(other, [F.identity(other[0])], name="empty")
+    return F.if_(F.optional_has_element(first), *values, then_branch=then, else_branch=empty)
+
+
+def _mapped(build: Callable[..., Any], *sequences: Value) -> Any:
+    """The sequence of what `build` makes of the elements of `sequences`, which have as many."""
+    inner = [Value(drawn(sequence_type(v.type, "an operand").element), "item") for v in sequences]
+    return sequence_map(Graph(inner, [build(*inner)], name="each"), sequences)[0]
+
+
+@op
+class NestedZeros(Op):
+    """Zeros in the place of all numbers of a tensor, a sequence or an optional."""
+
+    domain = DOMAIN
+    inputs = ("x",)
+    widens = False
+    samples = (
+        Sample((2, 3), grad=False),  # zeros have no derivative to compare
+        Sample(_PAIR, grad=False),
+        Sample(Perhaps((2,)), grad=False),
+        Sample(Perhaps(None), grad=False),
+    )
+
+    def infer(self, x: Type) -> Type:
+        return without_value(x) if isinstance(x, TensorType) else x
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return _map_nested(xp.zeros_like, x)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return None
+
+    def expand(self, x: Any) -> Any:
+        if isinstance(x.type, SequenceType):
+            return _mapped(F.nested_zeros, x)
+        return _if_there(x, F.nested_zeros, x) if isinstance(x.type, OptionalType) else zeros_like(x)
+
+
+@op
+class NestedSum(Op):
+    """The sum of values of one structure, element by element."""
+
+    domain = DOMAIN
+    inputs = ("xs*",)
+    widens = False
+    samples = (
+        Sample((2, 3), (2, 3), onnx=False),
+        Sample(_PAIR, _PAIR, onnx=False),
+        Sample(_PAIR, _PAIR, _PAIR, onnx=False),
+        Sample(Perhaps((2,)), Perhaps((2,)), onnx=False),
+    )
+
+    def infer(self, *xs: Type) -> Type:
+        if not xs:
+            raise TypeMismatch("takes at least one operand")
+        if any(type(x) is not type(xs[0]) for x in xs):
+            raise TypeMismatch(f"operands of several kinds: {', '.join(map(str, xs))}")
+        known = next((x for x in xs if isinstance(x, SequenceType) and x.length is not None), xs[0])
+        return without_value(known) if isinstance(known, TensorType) else known
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        def total(*arrays: Any) -> Any:
+            found = arrays[0]
+            for array in arrays[1:]:
+                found = found + array
+            return found
+
+        return _map_nested(total, *xs)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return (dy,) * len(node.inputs)
+
+    def expand(self, *xs: Any) -> Any:
+        first = xs[0]
+        if len(xs) == 1:
+            return F.identity(first)
+        if isinstance(first.type, SequenceType):
+            return _mapped(F.nested_sum, *xs)
+        return _if_there(first, F.nested_sum, *xs) if isinstance(first.type, OptionalType) else F.sum(*xs)
+
+
+@op
+class SequenceAtGrad(Op):
+    """A sequence of zeros of the shapes of `sequence`, with dy at position: the gradient of SequenceAt."""
+
+    domain = DOMAIN
+    inputs = ("dy", "sequence", "position")
+    types = {"position": INDICES}
+    widens = False
+    samples = (
+        Sample((4, 3), _PAIR, np.array(1), onnx=False),
+        Sample((2, 3), _PAIR, np.array(-2, np.int32), onnx=False),
+    )
+
+    def infer(self, dy: Type, sequence: Type, position: TensorType) -> Type:
+        check_scalar(position, "position")
+        return sequence_type(sequence, "the second operand")
+
+    def reference(self, xp: Any, dy: Any, sequence: Any, position: Any) -> Any:
+        chosen = place(position, len(sequence))
+        return [dy if i == chosen else _map_nested(xp.zeros_like, x) for i, x in enumerate(sequence)]
+
+    def grad(self, node: Node, ddy: Any) -> Any:
+        return F.sequence_at(ddy, node.inputs[2]), None, None
+
+    def expand(self, dy: Any, sequence: Any, position: Any) -> Any:
+        zero = np.array(0, position.dtype.numpy)
+        length = F.cast(F.sequence_length(sequence), to=position.dtype)
+        at = F.where(F.less(position, zero), F.add(position, length), position)
+        return F.sequence_insert(F.sequence_erase(F.nested_zeros(sequence), at), dy, at)
+
+
+@op
+class SizesOfElements(Op):
+    """The sizes of a sequence's tensors along `axis`, an int64 vector."""
+
+    axis: int = 0
+    domain = DOMAIN
+    inputs = ("sequence",)
+    widens = False
+    samples = (
+        Sample(_PAIR, onnx=False),
+        Sample(Items((2, 3), (2,)), axis=-1, onnx=False),
+        Sample(Items(dtype="float32"), onnx=False),
+    )
+
+    def infer(self, sequence: Type) -> TensorType:
+        kind = sequence_type(sequence, "the operand")
+        if not isinstance(kind.element, TensorType):
+            raise TypeMismatch(f"{kind} does not hold tensors")
+        return TensorType(DType.INT64, [dims.fresh() if kind.length is None else kind.length])
+
+    def reference(self, xp: Any, sequence: Any) -> Any:
+        return xp.array([x.shape[self.axis] for x in sequence], dtype=np.int64)
+
+    def expand(self, sequence: Any) -> Any:
+        number, going = Value(TensorType(DType.INT64, ()), "number"), Value(TensorType(DType.BOOL, ()), "going")
+        inner = Value(without_value(sequence.type), "items")
+        size = F.gather(F.shape(F.sequence_at(inner, number)), i64(self.axis).reshape(()))
+        body = Graph([number, going, inner], [F.constant(value=np.array(True)), size], name="sizes")
+        return F.loop(F.sequence_length(sequence), None, sequence, body=body, captures=1)

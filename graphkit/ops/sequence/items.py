@@ -1,0 +1,187 @@
+"""Sequences and their elements: made, read, put in, taken out, counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import INDICES, DType, SequenceType, TensorType, Type
+from graphkit.ops._base import F, Items, Onnx, Op, Sample, op
+from graphkit.ops.axes import i64, zeros_like
+from graphkit.ops.sequence.elements import (
+    check_scalar,
+    drawn,
+    joint,
+    place,
+    sequence_type,
+    with_one_more,
+)
+
+_PAIR = Items((2, 3), (4, 3))
+_TEXTS = Items(np.array(["a", "b"], object), np.array(["c"], object))
+
+
+@op
+class SequenceConstruct(Op):
+    """The sequence of the operands, which have one element type; their shapes may differ."""
+
+    inputs = ("xs*",)
+    onnx = Onnx("SequenceConstruct", since=11)
+    widens = False
+    samples = (
+        Sample((2, 3), (2, 3)),
+        Sample((2, 3), (4,), ()),
+        Sample((0, 2)),
+        Sample(np.array(["a", "b"], object), np.array(["c"], object)),
+    )
+
+    def infer(self, *xs: Type) -> SequenceType:
+        if not xs:
+            raise TypeMismatch("takes at least one operand; SequenceEmpty makes a sequence of none")
+        try:
+            return SequenceType(joint(xs), len(xs))
+        except TypeMismatch as error:
+            raise TypeMismatch(f"elements of several types: {error}") from None
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        return list(xs)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        return tuple(F.sequence_at(dy, i64(i).reshape(())) for i in range(len(node.inputs)))
+
+
+@op
+class SequenceEmpty(Op):
+    """A sequence of no tensors, of an element type."""
+
+    dtype: DType = DType.FLOAT32
+    inputs = ()
+    onnx = Onnx("SequenceEmpty", since=11)
+    widens = False
+    samples = (Sample(), Sample(dtype=DType.STRING), Sample(dtype=DType.INT64))
+
+    def infer(self) -> SequenceType:
+        return SequenceType(TensorType(self.dtype), 0)
+
+    def reference(self, xp: Any) -> Any:
+        return []
+
+
+@op
+class SequenceAt(Op):
+    """One element of a sequence: position is an integer scalar, which counts from the back when negative."""
+
+    inputs = ("sequence", "position")
+    types = {"position": INDICES}
+    onnx = Onnx("SequenceAt", since=11)
+    widens = False
+    samples = (
+        Sample(_PAIR, i64(1).reshape(())),
+        Sample(_PAIR, np.array(-2, np.int32)),
+        Sample(Items(()), i64(0).reshape(())),
+        Sample(_TEXTS, i64(-1).reshape(())),
+    )
+
+    def infer(self, sequence: Type, position: TensorType) -> Type:
+        check_scalar(position, "position")
+        return drawn(sequence_type(sequence, "the first operand").element)
+
+    def reference(self, xp: Any, sequence: Any, position: Any) -> Any:
+        return sequence[place(position, len(sequence))]
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        sequence, position = node.operands
+        return F.sequence_at_grad(dy, sequence, position), None
+
+
+@op
+class SequenceInsert(Op):
+    """The sequence with one more element before position, at its end when position is absent; negative ones count
+    from the back."""
+
+    inputs = ("sequence", "x", "position?")
+    types = {"position": INDICES}
+    onnx = Onnx("SequenceInsert", since=11)
+    widens = False
+    samples = (
+        Sample(_PAIR, (1, 3)),
+        Sample(_PAIR, (1, 3), i64(0).reshape(())),
+        Sample(_PAIR, (2, 3), np.array(-1, np.int32)),
+        Sample(_PAIR, (2,), i64(2).reshape(())),
+        Sample(_TEXTS, np.array(["d"], object)),
+    )
+
+    def infer(self, sequence: Type, x: Type, position: TensorType | None = None) -> Type:
+        check_scalar(position, "position")
+        return with_one_more(sequence_type(sequence, "the first operand"), x)
+
+    def reference(self, xp: Any, sequence: Any, x: Any, position: Any = None) -> Any:
+        index = place(position, len(sequence), past_end=True)
+        return [*sequence[:index], x, *sequence[index:]]
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        # Counted from the back, the new element has the number of the one before it.
+        at = i64(-1).reshape(()) if len(node.inputs) < 3 else _shifted(node.operands[2])
+        return (F.sequence_erase(dy, at), F.sequence_at(dy, at), None)[: len(node.inputs)]
+
+
+def _shifted(position: Value) -> Any:
+    """One less where it is negative."""
+    zero = np.array(0, position.dtype.numpy)
+    return F.sub(position, F.cast(F.less(position, zero), to=position.dtype))
+
+
+@op
+class SequenceErase(Op):
+    """The sequence without the element at position, without the last one when position is absent."""
+
+    inputs = ("sequence", "position?")
+    types = {"position": INDICES}
+    onnx = Onnx("SequenceErase", since=11)
+    widens = False
+    samples = (
+        Sample(Items((2, 3), (4,), ())),
+        Sample(Items((2, 3), (4,), ()), i64(0).reshape(())),
+        Sample(Items((2, 3), (4,), ()), np.array(-1, np.int32)),
+        Sample(_TEXTS, i64(-2).reshape(())),
+    )
+
+    def infer(self, sequence: Type, position: TensorType | None = None) -> Type:
+        check_scalar(position, "position")
+        kind = sequence_type(sequence, "the first operand")
+        known = isinstance(kind.length, int) and kind.length > 0
+        return SequenceType(kind.element, kind.length - 1 if known and kind.length is not None else None)
+
+    def reference(self, xp: Any, sequence: Any, position: Any = None) -> Any:
+        index = place(position, len(sequence))
+        return [*sequence[:index], *sequence[index + 1 :]]
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        sequence = node.operands[0]
+        if len(node.inputs) == 1:
+            return F.sequence_insert(dy, zeros_like(F.sequence_at(sequence, i64(-1).reshape(()))))
+        position = node.operands[1]
+        zero = np.array(0, position.dtype.numpy)
+        length = F.cast(F.sequence_length(sequence), to=position.dtype)
+        at = F.where(F.less(position, zero), F.add(position, length), position)
+        return F.sequence_insert(dy, zeros_like(F.sequence_at(sequence, position)), at), None
+
+
+@op
+class SequenceLength(Op):
+    """The number of elements, an int64 scalar."""
+
+    inputs = ("sequence",)
+    onnx = Onnx("SequenceLength", since=11)
+    widens = False
+    samples = (Sample(_PAIR), Sample(Items(dtype="float32")), Sample(_TEXTS))
+
+    def infer(self, sequence: Type) -> TensorType:
+        length = sequence_type(sequence, "the operand").length
+        return TensorType(DType.INT64, (), None if length is None else (length,))
+
+    def reference(self, xp: Any, sequence: Any) -> Any:
+        return xp.array(len(sequence), dtype=np.int64)

@@ -1,0 +1,197 @@
+"""From a tensor to the sequence of its parts, and back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure, TypeMismatch
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import INDICES, SequenceType, TensorType, Type
+from graphkit.ops._base import F, Items, Onnx, Op, Sample, op
+from graphkit.ops.axes import contiguous, i64, length_of, normal_axis, zeros_like
+from graphkit.ops.sequence.elements import is_unnamed, sequence_type, shapes_text
+
+
+@op
+class SplitToSequence(Op):
+    """The sequence of parts of x along `axis`: of the sizes in the vector `split`; of the size `split` when it is a
+    scalar, the last one smaller where it does not divide; of size 1 when it is absent, without the axis unless
+    `keepdims`."""
+
+    axis: int = 0
+    keepdims: bool = True
+    inputs = ("x", "split?")
+    types = {"split": INDICES}
+    onnx = Onnx("SplitToSequence", since=24)
+    widens = False
+    samples = (
+        Sample((3, 2)),
+        Sample((3, 2), keepdims=False, axis=-1),
+        Sample((5, 2), np.array(2)),
+        Sample((2, 6), np.array([1, 3, 2], np.int32), axis=1),
+        Sample((4, 2), np.array(2, np.int32), keepdims=False),
+        Sample(np.array(["a", "b", "c"], object), keepdims=False),
+    )
+
+    def infer(self, x: Type, split: TensorType | None = None) -> SequenceType:
+        if not isinstance(x, TensorType):
+            raise TypeMismatch(f"x must be a tensor, not {x}")
+        if split is not None and split.rank not in (None, 0, 1):
+            raise TypeMismatch(f"split must be a scalar or a vector, not {split}")
+        if x.shape is None:
+            return SequenceType(TensorType(x.dtype), _count(None, split))
+        axis = normal_axis(self.axis, len(x.shape))
+        before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+        if split is None and not self.keepdims:
+            return SequenceType(TensorType(x.dtype, [*before, *after]), size)
+        part = _part(size, split)
+        return SequenceType(TensorType(x.dtype, [*before, part, *after]), _count(size, split))
+
+    def reference(self, xp: Any, x: Any, split: Any = None) -> Any:
+        axis = self.axis % x.ndim
+        before = (slice(None),) * axis
+        if split is None and not self.keepdims:
+            return [contiguous(xp, x[(*before, i)]) for i in range(x.shape[axis])]
+        ends = np.cumsum([0, *_sizes(x.shape[axis], split)]).tolist()
+        return [contiguous(xp, x[(*before, slice(a, b))]) for a, b in itertools.pairwise(ends)]
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        x = node.operands[0]
+        stacked = len(node.inputs) == 1 and not self.keepdims
+        size = None if x.shape is None else x.shape[self.axis]
+        if not stacked and not (isinstance(size, int) and size > 0):
+            # There may be no parts to join.
+            nothing = zeros_like(F.slice(x, i64(0), i64(0), i64(self.axis)))
+            dy = F.sequence_insert(dy, nothing, np.array(0))
+        dx = F.concat_from_sequence(dy, axis=self.axis, new_axis=stacked)
+        return (dx, None)[: len(node.inputs)]
+
+
+def known_sizes(size: Dim | None, split: TensorType | None) -> list[Dim] | None:
+    """The sizes of the parts of an axis of `size`, where their number is known."""
+    if split is None:
+        return [1] * size if isinstance(size, int) else None
+    if split.value is None:
+        count = length_of(split) if split.rank == 1 else None
+        return None if count is None else [dims.fresh() for _ in range(count)]
+    if split.rank == 1:
+        return list(split.value)
+    chunk = split.value[0]
+    if not isinstance(size, int) or not isinstance(chunk, int) or chunk < 1:
+        return None
+    return [min(chunk, size - start) for start in range(0, size, chunk)]
+
+
+def _count(size: Dim | None, split: TensorType | None) -> Dim | None:
+    """How many parts there are."""
+    if split is None:
+        return size
+    if split.rank == 1:
+        return length_of(split)
+    if split.value is None or size is None:
+        return None
+    (chunk,) = split.value
+    return dims.ceildiv(size, chunk) if isinstance(chunk, int) and chunk > 0 else None
+
+
+def _part(size: Dim, split: TensorType | None) -> Dim:
+    """The size that all parts have; an unnamed one where they may differ."""
+    if split is None:
+        return 1
+    sizes = known_sizes(size, split)
+    if sizes is None:
+        return dims.fresh()
+    return sizes[0] if len(set(sizes)) == 1 else dims.fresh()
+
+
+def _sizes(size: int, split: Any) -> list[int]:
+    """The sizes of the parts of an axis of `size`; raises RuntimeFailure where they do not fit."""
+    if split is None:
+        return [1] * size
+    if split.ndim == 0:
+        chunk = int(split)
+        if chunk < 1:
+            raise RuntimeFailure(f"parts of {chunk} elements")
+        return [min(chunk, size - start) for start in range(0, size, chunk)]
+    sizes: list[int] = split.tolist()
+    if any(n < 0 for n in sizes) or sum(sizes) != size:
+        raise RuntimeFailure(f"parts {sizes} do not add up to {size}")
+    return sizes
+
+
+@op
+class ConcatFromSequence(Op):
+    """The elements of a sequence, at least one, joined along `axis`; along a new one with `new_axis`, where they have
+    one shape."""
+
+    axis: int
+    new_axis: bool = False
+    inputs = ("sequence",)
+    onnx = Onnx("ConcatFromSequence", since=11)
+    widens = False
+    samples = (
+        Sample(Items((2, 3), (4, 3)), axis=0),
+        Sample(Items((2, 3), (2, 0), (2, 1)), axis=-1),
+        Sample(Items((2, 3), (2, 3)), axis=1, new_axis=True),
+        Sample(Items((2, 3), (2, 3)), axis=-1, new_axis=True),
+        Sample(Items(()), axis=0, new_axis=True),
+        Sample(Items(np.array(["a", "b"], object), np.array(["c"], object)), axis=0),
+    )
+
+    def infer(self, sequence: Type) -> TensorType:
+        kind = sequence_type(sequence, "the operand")
+        element, length = kind.element, kind.length
+        if not isinstance(element, TensorType):
+            raise TypeMismatch(f"only tensors are joined, not {element}")
+        if element.shape is None:
+            return TensorType(element.dtype)
+        # Along all other axes the elements have one size.
+        shape = [dims.fresh() if is_unnamed(d) else d for d in element.shape]
+        if self.new_axis:
+            shape.insert(normal_axis(self.axis, len(shape) + 1), dims.fresh() if length is None else length)
+            return TensorType(element.dtype, shape)
+        axis = normal_axis(self.axis, len(shape))
+        known = length is not None and not is_unnamed(element.shape[axis])
+        shape[axis] = shape[axis] * length if known and length is not None else dims.fresh()
+        return TensorType(element.dtype, shape)
+
+    def reference(self, xp: Any, sequence: Any) -> Any:
+        if not sequence:
+            raise RuntimeFailure("an empty sequence has nothing to join")
+        rank = sequence[0].ndim + self.new_axis
+        axis = normal_axis(self.axis, rank)
+        kept = {(x.ndim, *(d for i, d in enumerate(x.shape) if self.new_axis or i != axis)) for x in sequence}
+        if len(kept) > 1:
+            where = "" if self.new_axis else f" beside axis {axis}"
+            raise RuntimeFailure(f"elements of shapes {shapes_text(sequence)} differ{where}")
+        return xp.stack(sequence, axis=axis) if self.new_axis else xp.concatenate(sequence, axis=axis)
+
+    def grad(self, node: Node, dy: Any) -> Any:
+        sequence = node.operands[0]
+        if self.new_axis:
+            return F.split_to_sequence(dy, axis=self.axis, keepdims=False)
+        return F.split_to_sequence(dy, F.sizes_of_elements(sequence, axis=self.axis), axis=self.axis)
+
+
+def parts(x: Value, split: Value | None, axis: int, keepdims: bool) -> Sequence[Value] | None:
+    """The elements of SplitToSequence, where their number is known."""
+    size = None if x.shape is None else x.shape[normal_axis(axis, len(x.shape))]
+    sizes = known_sizes(size, None if split is None else split.tensor)
+    if not sizes:
+        return None
+    vector: Any = split
+    if split is None or split.rank == 0:
+        vector = np.asarray(sizes, np.int64)
+    found = F.split(x, F.cast(vector, to=np.int64) if isinstance(vector, Value) else vector, axis=axis)
+    items = found if isinstance(found, tuple) else (found,)
+    if split is None and not keepdims:
+        items = tuple(F.squeeze(item, i64(axis)) for item in items)
+    return items
+
+
