@@ -22,6 +22,7 @@ def normal(rng, *shape, dtype=np.float32):
     [("Gelu", {}), ("FastGelu", {}), ("QuickGelu", {}), ("QuickGelu", {"alpha": 0.5}), ("ScaledSiLU", {"alpha": 2.0})],
 )
 def test_of_one_operand(node, agree, rng, op, attrs, shape):
+    shape = shape or ((1,) if op == "FastGelu" else ())  # which ONNX Runtime refuses for scalars
     agree(node(op, normal(rng, *shape), names={3: "A", 5: "B"}, **attrs))
 
 

@@ -126,7 +126,7 @@ def _bias_softmax(node: NodeView) -> Results:
 
 @contrib("SwiGLU")
 def _swiglu(node: NodeView) -> Results:
-    """clamped gate * sigmoid(alpha * gate) * (clamped up + beta); without `up` the gate has both, one after the other."""
+    """clamped gate * sigmoid(alpha * gate) * (clamped up + beta); without `up` the gate has both, side by side."""
     gate, up = node.operand(0), node.input(1)
     alpha, beta, limit = node.take("activation_alpha", 1.0), node.take("activation_beta", 0.0), node.take("limit", 0.0)
     node.take("round_activation")
