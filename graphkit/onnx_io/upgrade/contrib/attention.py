@@ -68,12 +68,12 @@ def _attention(node: NodeView) -> Results:
     if past is not None:
         before = _element(past, 0, 0)
         k, v = F.concat(before, k, axis=2), F.concat(_element(past, 1, 0), v, axis=2)
-    y, _ = _attended(node, (q, k, v), mask, more, before)
+    y, _ = attended(node, (q, k, v), mask, more, before)
     present = F.concat(F.unsqueeze(k, i64(0)), F.unsqueeze(v, i64(0)), axis=0) if node.wants(1) else None
     return y, present
 
 
-def _attended(
+def attended(
     node: NodeView, qkv: tuple[Any, Any, Any], mask: Any, more: Any, past: Any, unidirectional: bool | None = None
 ) -> tuple[Any, Any]:
     """softmax(scores) V as [B, L, heads * D], and the scores; attributes say scale, filter and direction."""
@@ -110,7 +110,7 @@ def _joint(x: Any) -> Any:
     return F.reshape(x, i64(0, 0, joint))
 
 
-def _biased(node: NodeView, parts: tuple[Any, Any, Any], bias: Any) -> tuple[Any, Any, Any]:
+def biased(node: NodeView, parts: tuple[Any, Any, Any], bias: Any) -> tuple[Any, Any, Any]:
     """Each part with its piece of the bias; keys and values from a cache have theirs already."""
     query, key, value = parts
     hidden = query.tensor.known_shape[2]
@@ -129,9 +129,9 @@ def _multi_head(node: NodeView) -> Results:
     _refuse_shared_buffer(node, 8, 9)
     heads = int(node.require("num_heads"))
     parts = _parts(node)
-    parts = parts if bias is None else _biased(node, parts, bias)
+    parts = parts if bias is None else biased(node, parts, bias)
     q, k, v = (x if x.rank == 4 else heads_of(x, heads) for x in parts)
     if past_key is not None and past_value is not None:
         k, v = F.concat(past_key, k, axis=2), F.concat(past_value, v, axis=2)
-    y, found = _attended(node, (q, k, v), mask, more, past_key)
+    y, found = attended(node, (q, k, v), mask, more, past_key)
     return y, k, v, found
