@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -93,11 +94,13 @@ def _parts(node: NodeView) -> tuple[Any, Any, Any]:
     needs_rank(node, 3, 4, 5, key=key)
     needs_rank(node, 3, 4, value=value)
     if query.rank == 5:
-        return tuple(_joint(_element(query, i, 3)) for i in range(3))  # type: ignore[return-value]
+        query, key, value = (_joint(_element(query, i, 3)) for i in range(3))
+        return query, key, value
     if key is None:
         raise UnsupportedError(f"{node.label}: a query without a key")
     if key.rank == 5:
-        return query, *(_joint(_element(key, i, 3)) for i in range(2))  # type: ignore[return-value]
+        key, value = (_joint(_element(key, i, 3)) for i in range(2))
+        return query, key, value
     if value is None:
         raise UnsupportedError(f"{node.label}: a key without a value")
     return query, key, value
@@ -112,14 +115,13 @@ def _joint(x: Any) -> Any:
 
 def biased(node: NodeView, parts: tuple[Any, Any, Any], bias: Any) -> tuple[Any, Any, Any]:
     """Each part with its piece of the bias; keys and values from a cache have theirs already."""
-    query, key, value = parts
-    hidden = query.tensor.known_shape[2]
+    hidden = parts[0].tensor.known_shape[2]
     if not dims.is_static(hidden):
         raise UnsupportedError(f"{node.label}: a bias for a query of unknown size")
-    last = np.iinfo(np.int64).max
-    ends = (0, hidden, 2 * hidden, last)
-    pieces = [F.slice(bias, i64(a), i64(b), i64(0)) for a, b in zip(ends, ends[1:], strict=False)]
-    return tuple(x if x.rank == 4 else F.add(x, piece) for x, piece in zip((query, key, value), pieces, strict=True))  # type: ignore[return-value]
+    ends = (0, hidden, 2 * hidden, np.iinfo(np.int64).max)
+    pieces = [F.slice(bias, i64(start), i64(end), i64(0)) for start, end in itertools.pairwise(ends)]
+    query, key, value = (x if x.rank == 4 else F.add(x, piece) for x, piece in zip(parts, pieces, strict=True))
+    return query, key, value
 
 
 @contrib("MultiHeadAttention")
