@@ -1,0 +1,41 @@
+"""Operators of com.microsoft, which exporters and ONNX Runtime's optimiser write: built from standard ones.
+
+What an operator means is said by its schema in ONNX Runtime (docs/ContribOperators.md there); where that is silent, its
+CPU kernel decides, with which the tests compare. A rule takes every attribute that it honours; one that is left is an
+error, because it may change the result.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from graphkit.errors import UnsupportedError
+from graphkit.onnx_io.upgrade import ALWAYS, BUILT, NodeView, Results, upgrade
+
+DOMAIN = "com.microsoft"
+
+
+def contrib(*operators: str, domain: str = DOMAIN) -> Callable[[Callable[[NodeView], Results]], Any]:
+    """Declare the decorated function as what builds `operators` of files of every version."""
+
+    def register(build: Callable[[NodeView], Results]) -> Any:
+        @wraps(build)
+        def apply(node: NodeView) -> Results:
+            results = build(node)
+            if node.attrs:
+                named = ", ".join(f"{name}={value!r}" for name, value in node.attrs.items())
+                raise UnsupportedError(f"{node.label}: attributes that this operator is not known to have: {named}")
+            return results
+
+        upgrade(*operators, below=ALWAYS, becomes=BUILT, domain=domain)(apply)
+        return build
+
+    return register
+
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

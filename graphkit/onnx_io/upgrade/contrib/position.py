@@ -1,0 +1,115 @@
+"""Positions: rotary embeddings, and biases that depend on the distance of a key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import UnsupportedError
+from graphkit.ir import dims
+from graphkit.ir.types import DType
+from graphkit.onnx_io.upgrade import NodeView, Results
+from graphkit.onnx_io.upgrade.contrib import contrib
+from graphkit.onnx_io.upgrade.contrib.scores import heads_of, int64, needs_rank
+from graphkit.ops import F, constant
+from graphkit.ops.axes import i64
+from graphkit.ops.pointwise import scalar_like
+from graphkit.ops.wide import converted, wide_type
+
+
+def _heads(node: NodeView, x: Any, cache: Any, heads: int) -> int | None:
+    """How many heads are side by side in x [B, L, heads * D]; without a number a head is as large as the cache says."""
+    if x.rank != 3 or heads:
+        return heads or None
+    hidden, half = x.tensor.known_shape[2], cache.tensor.known_shape[1]
+    if not dims.is_static(hidden) or not dims.is_static(half) or not half:
+        raise UnsupportedError(f"{node.label}: neither num_heads nor sizes that say how many heads there are")
+    return int(hidden // (2 * half))
+
+
+@contrib("RotaryEmbedding")
+def _rotary(node: NodeView) -> Results:
+    """Rotated heads; a position of its own for each element of the sequence, or that of the first one."""
+    x, place, cos, sin = (node.operand(i) for i in range(4))
+    needs_rank(node, 3, 4, input=x)
+    needs_rank(node, 1, 2, position_ids=place)
+    needs_rank(node, 2, cos_cache=cos)
+    if node.take("is_packed_batching", 0):
+        raise UnsupportedError(f"{node.label}: is_packed_batching is not supported")
+    node.take("scale")  # no kernel reads it
+    if place.rank == 1:
+        batch, length = F.shape(x)[:1], F.shape(x)[1:2] if x.rank == 3 else F.shape(x)[2:3]
+        steps = F.range(int64(0), F.squeeze(length), int64(1))
+        place = F.expand(F.add(steps, place), F.concat(batch, length, axis=0))
+    attrs = {
+        "interleaved": node.take("interleaved", 0),
+        "num_heads": _heads(node, x, cos, int(node.take("num_heads", 0))),
+        "rotary_embedding_dim": node.take("rotary_embedding_dim", 0),
+    }
+    return (F.rotary_embedding(x, cos, sin, place, **attrs),)
+
+
+@contrib("GemmaRotaryEmbedding")
+def _gemma_rotary(node: NodeView) -> Results:
+    """q * cos + rotated q * sin, and the same of k, for angles [B, L, D]."""
+    angle, q, q_turned, k, k_turned = (node.operand(i) for i in range(5))
+    sin, cos = (F.unsqueeze(converted(f(angle), q.dtype), i64(1)) for f in (F.sin, F.cos))
+    return tuple(F.add(F.mul(x, cos), F.mul(y, sin)) for x, y in ((q, q_turned), (k, k_turned)))
+
+
+@contrib("RelativePositionBias")
+def _relative_bias(node: NodeView) -> Results:
+    """The bias of each distance's bucket, as in T5: [1, heads, L, L]. Raffel et al. 2020, arXiv:1910.10683."""
+    table, queries, keys = (node.operand(i) for i in range(3))
+    both, furthest = bool(node.take("is_bidirectional", 0)), int(node.require("max_distance"))
+    buckets = table.tensor.known_shape[0]
+    if not dims.is_static(buckets):
+        raise UnsupportedError(f"{node.label}: a table of unknown size")
+    place = [F.range(int64(0), F.squeeze(n) if n.rank else n, int64(1)) for n in (queries, keys)]
+    distance = F.sub(place[1], F.unsqueeze(place[0], i64(1)))
+    found = _buckets(distance, int(buckets), furthest, both)
+    return (F.unsqueeze(F.transpose(F.gather(table, found, axis=0), perm=(2, 0, 1)), i64(0)),)
+
+
+def _buckets(distance: Any, count: int, furthest: int, both: bool) -> Any:
+    """The first half of the buckets have one distance each, the others more and more, up to `furthest`."""
+    zero = int64(0)
+    base = zero
+    if both:
+        count //= 2
+        base = F.where(F.greater(distance, zero), int64(count), zero)
+        distance = F.abs(distance)
+    else:
+        distance = F.max(F.neg(distance), zero)
+    exact = count // 2
+    ratio = F.div(F.cast(F.max(distance, int64(1)), to=DType.FLOAT32), constant(np.float32(exact)))
+    steps = F.mul(F.log(ratio), constant(np.float32((count - exact) / np.log(furthest / exact))))
+    far = F.min(F.add(F.cast(steps, to=DType.INT64), int64(exact)), int64(count - 1))
+    return F.add(base, F.where(F.less(distance, int64(exact)), distance, far))
+
+
+@contrib("GatedRelativePositionBias")
+def _gated_bias(node: NodeView) -> Results:
+    """rel_pos * (u * (r * eco_a - 1) + 2), with gates u and r of each query. Chi et al. 2022, arXiv:2106.16138."""
+    query, query_bias, places, weight, bias, eco = (node.operand(i) for i in range(6))
+    if node.input(6) is not None:
+        raise UnsupportedError(f"{node.label}: token_offset is not supported")
+    needs_rank(node, 3, query_layer=query)
+    q = heads_of(F.add(query, query_bias), int(node.require("num_heads")))
+    gates = F.add(F.mat_mul(q, weight), bias)
+    halves = F.reshape(gates, F.concat(F.shape(gates)[:3], i64(2, -1), axis=0))
+    u, r = F.split(F.sigmoid(F.reduce_sum(halves, i64(-1), keepdims=False)), axis=-1, num_outputs=2)
+    one, two = (scalar_like(v, q) for v in (1.0, 2.0))
+    return (F.mul(F.add(F.mul(u, F.sub(F.mul(r, eco), one)), two), places),)
+
+
+def rotated(x: Any, cos: Any, sin: Any, place: Any, interleaved: bool) -> Any:
+    """Heads [B, heads, L, D] rotated by the angles of positions [B, L], as far as the caches reach."""
+    half, size = cos.tensor.known_shape[1], x.tensor.known_shape[3]
+    part = 2 * half if dims.is_static(half) and dims.is_static(size) and 2 * half != size else 0
+    wide = wide_type(x.dtype)
+    turned = F.rotary_embedding(
+        *(converted(v, wide) for v in (x, cos, sin)), place, interleaved=interleaved, rotary_embedding_dim=part
+    )
+    return converted(turned, x.dtype)
