@@ -16,6 +16,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from graphkit.errors import InputError, UsageError
+from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model, load
 
 _DEVICES = {"CPU": "cpu"}
@@ -41,9 +42,18 @@ class GraphkitRep(BackendRep):
             if len(arrays) > len(names):
                 raise InputError(f"{len(arrays)} inputs given, the model takes {len(names)}: {', '.join(names)}")
             feeds = dict(zip(names, arrays, strict=False))
-        results = self._executor.run(feeds)
+        results = self._executor.run({name: self._typed(name, value) for name, value in feeds.items()})
         values: tuple[Any, ...] = self._result(*(results[name] for name in self.model.outputs))
         return values
+
+
+    def _typed(self, name: str, value: Any) -> Any:
+        """Before numpy had bfloat16, ONNX gave the 16 bits of one as an unsigned integer; there is no such cast."""
+        declared = self.model.input_types.get(name)
+        is_bits = isinstance(value, np.ndarray) and value.dtype == np.uint16
+        if is_bits and isinstance(declared, TensorType) and declared.dtype is DType.BFLOAT16:
+            return value.view(DType.BFLOAT16.numpy)
+        return value
 
 
 class GraphkitBackend(Backend):

@@ -62,3 +62,13 @@ def test_is_compatible() -> None:
 def test_too_many_inputs() -> None:
     with pytest.raises(InputError, match="takes 1: x"):
         backend.prepare(model_proto()).run([X, X])
+
+
+def test_unsigned_integers_stand_for_the_bits_of_bfloat16() -> None:
+    x = gk.input("x", [2], dtype="bfloat16")
+    n = gk.input("n", [2], dtype="uint16")
+    prepared = backend.prepare(gk.Model({"y": x * 2.0, "m": gk.identity(n)}).to_onnx())
+    bits = np.array([0x3F80, 0xC000], np.uint16)  # 1 and -2
+    y, m = prepared.run([bits, bits])
+    np.testing.assert_array_equal(y.astype(np.float32), [2, -4])
+    np.testing.assert_array_equal(m, bits)
