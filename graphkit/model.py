@@ -299,7 +299,11 @@ class Model:
     # --- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path, **options: Any) -> None:
-        """Write `.json` (graph, weights in .safetensors beside it) or `.onnx` (options: opset, ...)."""
+        """Write `.json` (graph, weights in .safetensors beside it) or `.onnx` (options: opset, ...).
+
+        A file is written as it is; `gk.verify(model, against=path).raise_if_failed()` runs an `.onnx` file in ONNX
+        Runtime and compares every output with graphkit's, as the command `graphkit export` does by itself.
+        """
         path = Path(path)
         match path.suffix:
             case ".json":

@@ -16,6 +16,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep, namedtupledict
 
 from graphkit.errors import InputError, UsageError
+from graphkit.ir.types import DType, TensorType
 from graphkit.model import Model, load
 
 _DEVICES = {"CPU": "cpu"}
@@ -41,9 +42,17 @@ class GraphkitRep(BackendRep):
             if len(arrays) > len(names):
                 raise InputError(f"{len(arrays)} inputs given, the model takes {len(names)}: {', '.join(names)}")
             feeds = dict(zip(names, arrays, strict=False))
-        results = self._executor.run(feeds)
+        results = self._executor.run({name: self._typed(name, value) for name, value in feeds.items()})
         values: tuple[Any, ...] = self._result(*(results[name] for name in self.model.outputs))
         return values
+
+    def _typed(self, name: str, value: Any) -> Any:
+        """Before numpy had bfloat16, ONNX gave the 16 bits of one as an unsigned integer; there is no such cast."""
+        declared = self.model.input_types.get(name)
+        is_bits = isinstance(value, np.ndarray) and value.dtype == np.uint16
+        if is_bits and isinstance(declared, TensorType) and declared.dtype is DType.BFLOAT16:
+            return value.view(DType.BFLOAT16.numpy)
+        return value
 
 
 class GraphkitBackend(Backend):
@@ -89,7 +98,7 @@ class GraphkitBackend(Backend):
         graph = onnx.helper.make_graph(
             [node],
             node.op_type,
-            [_value_info(name, np.asarray(array)) for name, array in zip(names, arrays, strict=True)],
+            [onnx.helper.make_value_info(name, _type_of(name, item)) for name, item in zip(names, arrays, strict=True)],
             [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
         )
         imports = [onnx.helper.make_opsetid(node.domain, opset)]
@@ -102,9 +111,31 @@ class GraphkitBackend(Backend):
         return device.split(":")[0].upper() in _DEVICES
 
 
-def _value_info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
-    kind = onnx.TensorProto.STRING if array.dtype.kind in "OUS" else onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    return onnx.helper.make_tensor_value_info(name, kind, array.shape)
+def _type_of(name: str, value: Any) -> onnx.TypeProto:
+    """The type of an input by what is given for it: a list is a sequence, a dict a map, all else a tensor."""
+    helper = onnx.helper
+    if isinstance(value, Mapping):
+        keys = np.asarray(list(value))
+        return helper.make_map_type_proto(_element_type(keys), _type_of(name, np.asarray(list(value.values()))[0]))
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise InputError(f"input {name!r} is an empty sequence: nothing tells its element type")
+        kinds = {_type_of(name, item).SerializeToString() for item in value}
+        tensors = [np.asarray(item) for item in value if not isinstance(item, (Mapping, list, tuple))]
+        if len(kinds) == 1:
+            return helper.make_sequence_type_proto(_type_of(name, value[0]))
+        if len(tensors) < len(value) or len({t.dtype for t in tensors}) > 1:
+            raise InputError(f"input {name!r} is a sequence of several types")
+        return helper.make_sequence_type_proto(helper.make_tensor_type_proto(_element_type(tensors[0]), None))
+    if value is None:
+        raise InputError(f"input {name!r} is an empty optional: nothing tells its element type")
+    array = np.asarray(value)
+    return helper.make_tensor_type_proto(_element_type(array), array.shape)
+
+
+def _element_type(array: np.ndarray) -> int:
+    code: int = onnx.TensorProto.STRING
+    return code if array.dtype.kind in "OUS" else onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
 
 
 def _device(device: str) -> str:

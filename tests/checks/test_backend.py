@@ -62,3 +62,44 @@ def test_is_compatible() -> None:
 def test_too_many_inputs() -> None:
     with pytest.raises(InputError, match="takes 1: x"):
         backend.prepare(model_proto()).run([X, X])
+
+
+def test_unsigned_integers_stand_for_the_bits_of_bfloat16() -> None:
+    x = gk.input("x", [2], dtype="bfloat16")
+    n = gk.input("n", [2], dtype="uint16")
+    prepared = backend.prepare(gk.Model({"y": x * 2.0, "m": gk.identity(n)}).to_onnx())
+    bits = np.array([0x3F80, 0xC000], np.uint16)  # 1 and -2
+    y, m = prepared.run([bits, bits])
+    np.testing.assert_array_equal(y.astype(np.float32), [2, -4])
+    np.testing.assert_array_equal(m, bits)
+
+
+def test_types_of_a_node_s_inputs() -> None:
+    """Lists are sequences, of tensors of one rank or of several; dicts are maps. Nothing tells the type of nothing."""
+    kinds = {
+        "tensor": X,
+        "text": np.array(["a"], object),
+        "alike": [X, X],
+        "sizes": [X, X[0]],
+        "texts": ["a", "b"],
+        "map": {"a": np.float32(1), "b": np.float32(2)},
+        "maps": [{1: np.float64(2)}],
+    }
+    number, text = TensorProto.FLOAT, TensorProto.STRING
+    tensor, sequence, mapping = (
+        helper.make_tensor_type_proto,
+        helper.make_sequence_type_proto,
+        helper.make_map_type_proto,
+    )
+    assert {name: backend._type_of(name, value) for name, value in kinds.items()} == {
+        "tensor": tensor(number, [1, 3]),
+        "text": tensor(text, [1]),
+        "alike": sequence(tensor(number, [1, 3])),
+        "sizes": sequence(tensor(number, None)),
+        "texts": sequence(tensor(text, [])),
+        "map": mapping(text, tensor(number, [])),
+        "maps": sequence(mapping(TensorProto.INT64, tensor(TensorProto.DOUBLE, []))),
+    }
+    for nothing, why in ((None, "empty optional"), ([], "empty sequence"), ([X, np.int64(1)], "several types")):
+        with pytest.raises(InputError, match=why):
+            backend._type_of("x", nothing)

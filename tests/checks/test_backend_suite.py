@@ -1,103 +1,49 @@
-"""ONNX's own backend test suite on graphkit. What is left out stands in a ledger; an unexpected pass fails."""
+"""ONNX's own backend test suite on graphkit: a part of it always, all of it with `-m full`.
+
+What differs stands in backend_suite.toml, with reasons. An unexpected pass fails.
+"""
 
 from __future__ import annotations
 
 import fnmatch
-import warnings
+import re
+import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
-from onnx.backend.test.loader import load_model_tests
-from onnx.backend.test.runner import Runner
+from suite_cases import assert_same, data_sets, every_case, model_of, sampled_cases
 
 from graphkit.checks import backend
 from graphkit.errors import UnsupportedError
+from graphkit.executor.devices.registry import has_factory
+from graphkit.onnx_io import functions, upgrade
+from graphkit.ops import registry
 
-# Operators that have no implementation yet: every test that needs one must be refused by name.
-NOT_IMPLEMENTED = frozenset(
-    """
-    ConcatFromSequence ConvInteger DequantizeLinear DynamicQuantizeLinear ImageDecoder MatMulInteger Optional
-    OptionalGetElement OptionalHasElement QLinearConv QLinearMatMul QuantizeLinear RegexFullMatch SequenceAt
-    SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SequenceMap SplitToSequence
-    StringConcat StringNormalizer StringSplit TfIdfVectorizer
-    ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Binarizer ai.onnx.ml.LabelEncoder ai.onnx.ml.TreeEnsemble
-    ai.onnx.preview.training.Adagrad ai.onnx.preview.training.Adam ai.onnx.preview.training.Gradient
-    ai.onnx.preview.training.Momentum
-    """.split()  # noqa: SIM905 - a list of names that people read
-)
-# Test name pattern -> why the results differ.
-DIFFERENT = {
-    "test_bernoulli*": "draws random numbers; generators are not specified",
-    "test_training_dropout": "draws random numbers; generators are not specified",
-    "test_training_dropout_mask": "draws random numbers; generators are not specified",
-    "test_training_dropout_default*": "draws random numbers; generators are not specified",
-    "test_resize_downsample_scales_*_align_corners": "expects coordinates of a fractional output size; "
-    "ONNX Runtime gives graphkit's",
-}
+LEDGER: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("backend_suite.toml").read_text())
+# Of those that pass, these many have no step without a native kernel.
+NATIVE_AT_LEAST = 1700
 
 
-def load_cases() -> list[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some of the suite's own data overflow while they are made
-        # The models of the kind "real" have no data of their own.
-        kinds = ("node", "simple", "pytorch-converted", "pytorch-operator")
-        return [case for kind in kinds for case in load_model_tests(kind=kind)]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        part = metafunc.config.getoption("markexpr") == "not full"
+        cases = sampled_cases(seed=28, modules=16, filed=30) if part else every_case()
+        marks = () if part else (pytest.mark.full,)
+        metafunc.parametrize("case", [pytest.param(case, id=case.name, marks=marks) for case in cases])
 
 
-CASES = load_cases()
+def implemented(domain: str, name: str) -> bool:
+    """Whether the newest form of an operator is one of the registry, or is built out of some."""
+    version = onnx.defs.get_schema(name, domain).since_version
+    target, built = upgrade.destination(domain, name, version)
+    known = built or registry.find(domain, target) is not None
+    return known or functions.has_standard_body(domain, name, version)
 
 
-def matches(ledger: dict[str, str], name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in ledger)
-
-
-def model_of(case: Any) -> onnx.ModelProto:
-    return onnx.load(Path(case.model_dir) / "model.onnx") if case.model is None else case.model
-
-
-def operators(model: onnx.ModelProto) -> set[str]:
-    """Operators of a model, its functions and its subgraphs."""
-    found: set[str] = set()
-    stack = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    while stack:
-        node = stack.pop()
-        found.add(f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type)
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                stack.extend(graph.node)
-    return found - {function.name for function in model.functions}
-
-
-def read(path: Path, declared: onnx.TypeProto) -> Any:
-    content = path.read_bytes()
-    kind = declared.WhichOneof("value")
-    if kind == "sequence_type":
-        return numpy_helper.to_list(onnx.SequenceProto.FromString(content))
-    if kind == "optional_type":
-        return numpy_helper.to_optional(onnx.OptionalProto.FromString(content))
-    return numpy_helper.to_array(onnx.TensorProto.FromString(content))
-
-
-def array(item: Any) -> Any:
-    return numpy_helper.to_array(item) if isinstance(item, onnx.TensorProto) else item
-
-
-def data_sets(case: Any, model: onnx.ModelProto) -> list[tuple[list[Any], list[Any]]]:
-    """(inputs, expected outputs) of each data set."""
-    if case.data_sets is not None:
-        return [([array(v) for v in inputs], [array(v) for v in outputs]) for inputs, outputs in case.data_sets]
-    found = []
-    for folder in sorted(Path(case.model_dir).glob("test_data_set*")):
-        columns = []
-        for prefix, infos in (("input", model.graph.input), ("output", model.graph.output)):
-            files = [folder / f"{prefix}_{i}.pb" for i in range(len(list(folder.glob(f"{prefix}_*.pb"))))]
-            columns.append([read(file, infos[i].type) for i, file in enumerate(files)])
-        found.append((columns[0], columns[1]))
-    return found
+MISSING = {s.name for s in onnx.defs.get_all_schemas() if not s.deprecated and not implemented(s.domain, s.name)}
 
 
 def run(case: Any, model: onnx.ModelProto) -> None:
@@ -105,34 +51,64 @@ def run(case: Any, model: onnx.ModelProto) -> None:
     sets = data_sets(case, model)
     assert sets
     for inputs, expected in sets:
-        outputs = prepared.run(inputs)
-        for ours, theirs in zip(outputs, expected, strict=True):
-            if isinstance(theirs, np.ndarray):
-                assert np.asarray(ours).dtype == theirs.dtype
-        Runner.assert_similar_outputs(expected, outputs, rtol=case.rtol, atol=case.atol)
+        assert_same(expected, prepared.run(inputs), case.rtol, case.atol)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_backend(case: Any) -> None:
+def is_listed(case: Any) -> bool:
+    return any(fnmatch.fnmatchcase(case.name, pattern) for pattern in LEDGER["different"])
+
+
+def test_case(case: Any) -> None:
     model = model_of(case)
-    missing = operators(model) & NOT_IMPLEMENTED
-    if missing:
-        with pytest.raises(UnsupportedError) as caught:
-            run(case, model)
-        assert any(name.rpartition(".")[2] in str(caught.value) for name in missing)
-    elif matches(DIFFERENT, case.name):
+    if is_listed(case):
         with pytest.raises(AssertionError):
             run(case, model)
-    else:
+        return
+    try:
         run(case, model)
+    except UnsupportedError as error:
+        # Whether every operator is there, test_every_operator_of_the_standard_is_there asks.
+        if not any(name in str(error) for name in MISSING):
+            raise
 
 
-@pytest.mark.parametrize("pattern", DIFFERENT)
-def test_ledger_patterns_name_tests(pattern: str) -> None:
-    assert any(fnmatch.fnmatchcase(case.name, pattern) for case in CASES)
+@pytest.mark.full
+def test_entries_name_cases() -> None:
+    names = [case.name for case in every_case()]
+    for pattern in LEDGER["different"]:
+        assert fnmatch.filter(names, pattern), f"no case is called {pattern}"
 
 
-@pytest.mark.parametrize("name", sorted(NOT_IMPLEMENTED))
-def test_not_implemented_is_in_use(name: str) -> None:
-    domain, _, operator = name.rpartition(".")
-    assert onnx.defs.has(operator, domain)
+def interpreted(error: UnsupportedError) -> set[str]:
+    """The operators that GRAPHKIT_STRICT refused."""
+    listed = re.search(r"nodes without a native kernel: (.*)", str(error))
+    if listed:
+        return set(re.findall(r" \((\w+)\)(?:, |$)", listed[1]))
+    at_run_time = re.search(r"no native kernel: .*?(\w+)\(", str(error))
+    assert at_run_time, str(error)
+    return {at_run_time[1]}
+
+
+@pytest.mark.full
+def test_what_is_interpreted(monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+    """Operators without a native kernel are interpreted; of those that have kernels, no others than the listed."""
+    monkeypatch.setenv("GRAPHKIT_STRICT", "1")
+    native, found = 0, Counter[str]()
+    for case in every_case():
+        if is_listed(case):
+            continue
+        try:
+            run(case, model_of(case))
+        except UnsupportedError as error:
+            if "GRAPHKIT_STRICT" in str(error):
+                found.update(interpreted(error))
+        else:
+            native += 1
+    record_property("native", native)
+    unexpected = {name: count for name, count in found.items() if has_factory("cpu", "", name)}
+    assert set(unexpected) == set(LEDGER["interpreted"]), unexpected
+    assert native >= NATIVE_AT_LEAST, f"{native} cases run natively"
+
+
+def test_every_operator_of_the_standard_is_there() -> None:
+    assert not MISSING, f"not implemented: {', '.join(sorted(MISSING))}"

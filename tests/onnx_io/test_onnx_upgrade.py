@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import graphkit as gk
 from graphkit.checks.verify import compare_outputs
+from graphkit.errors import UnsupportedError
 from graphkit.onnx_io.compare import OnnxRuntimeModel
 from graphkit.onnx_io.importer import import_model
 from graphkit.onnx_io.upgrade import next_rule
@@ -286,3 +287,22 @@ def test_coercion_to_a_matrix_of_nothing():
     x = np.zeros((2, 3, 0), np.float32)
     proto = single("Softmax", 11, x, axis=1)
     assert evaluated(proto, x)["y0"].shape == OnnxRuntimeModel(proto).run({"x": x})["y0"].shape == (2, 3, 0)
+
+
+@pytest.mark.parametrize("how", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil", "linear", "cubic"])
+@pytest.mark.parametrize("scales", [[1, 1, 2, 1.5], [1, 1, 0.6, 0.5], [1, 1, 1, 3]])
+def test_half_pixels_without_the_half(how, scales):
+    """tf_half_pixel_for_nn of opsets 11 and 12, which ONNX Runtime takes in all; only its floor has a new name."""
+    attrs = {"mode": how} if how in ("linear", "cubic") else {"nearest_mode": how}
+    inits = (np.zeros(0, np.float32), np.array(scales, np.float32))
+    proto = single("Resize", 11, IMAGE, inits, coordinate_transformation_mode="tf_half_pixel_for_nn", **attrs)
+    expected = OnnxRuntimeModel(proto, optimize=False).run({"x": IMAGE})
+    (difference,) = compare_outputs(evaluated(proto, IMAGE), expected)
+    assert difference.passed, str(difference)
+    net = gk.load(proto)
+    if how != "floor":
+        with pytest.raises(UnsupportedError, match="tf_half_pixel_for_nn"):
+            net.to_onnx()
+        return
+    (difference,) = compare_outputs(OnnxRuntimeModel(net.to_onnx()).run({"x": IMAGE}), expected)
+    assert difference.passed, str(difference)

@@ -8,7 +8,7 @@ import numpy as np
 
 from graphkit.ir.graph import Value
 from graphkit.ir.types import DType
-from graphkit.onnx_io.downgrade import Site, Spelling, rewrites, spells
+from graphkit.onnx_io.downgrade import ALWAYS, Site, Spelling, rewrites, spells
 from graphkit.onnx_io.tensors import dtype_of_code
 from graphkit.ops import F, constant, operator
 from graphkit.ops.image.resize import Resize
@@ -90,6 +90,19 @@ def _inference_only(spelling: Spelling) -> None:
 def _known_coordinates(spelling: Spelling) -> None:
     if spelling.attrs.get("coordinate_transformation_mode") == "half_pixel_symmetric":
         raise spelling.fail("coordinate_transformation_mode='half_pixel_symmetric'")
+
+
+@rewrites("Resize", below=ALWAYS)
+def _half_pixel_of_the_nearest(site: Site) -> Sequence[Value] | None:
+    """tf_half_pixel_for_nn left the standard at opset 13: its floor is half_pixel, rounded with halves up."""
+    op = operator(site.node, Resize)
+    if op.coordinate_transformation_mode != "tf_half_pixel_for_nn":
+        return None
+    if op.mode != "nearest" or op.nearest_mode != "floor":
+        how = op.nearest_mode if op.mode == "nearest" else op.mode
+        raise site.fail(f"coordinate_transformation_mode='tf_half_pixel_for_nn' with {how!r}")
+    same = op.replace(coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
+    return [site.node.rebuilt(site.inputs, same).output]
 
 
 @rewrites("Resize", below=18)

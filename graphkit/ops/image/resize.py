@@ -31,6 +31,8 @@ _COORDINATES = (
     "align_corners",
     "asymmetric",
     "tf_crop_and_resize",
+    # Of opsets 11 and 12; ONNX Runtime has it in all.
+    "tf_half_pixel_for_nn",
 )
 _POLICIES = ("stretch", "not_larger", "not_smaller")
 _CROP = "tf_crop_and_resize"
@@ -173,6 +175,8 @@ class Resizing(Op):
         match self.coordinate_transformation_mode:
             case "asymmetric":
                 where = position / scale
+            case "tf_half_pixel_for_nn":
+                where = (position + half) / scale
             case "align_corners":
                 where = position * (size - 1) / (resized - 1) if plan.resized > 1 else position * 0
             case "pytorch_half_pixel" if plan.resized <= 1:
