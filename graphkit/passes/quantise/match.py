@@ -83,8 +83,10 @@ def _with_zero(x: Value, scale: Value, zero: Value | None, dtype: DType, axis: i
     return Quantised(x, scale, zero, along)
 
 
-def integer_bias(value: Value | None, x: Quantised, w: Quantised, channels: object) -> Value | None:
-    """The int32 numbers of a bias whose scale is that of x times that of w, one for each channel."""
+def integer_bias(
+    value: Value | None, x: Quantised, w: Quantised, channels: object, factor: float = 1.0
+) -> Value | None:
+    """The int32 numbers of a bias whose scale is that of x times that of w times `factor`, one for each channel."""
     node = producer(value, "DequantizeLinear")
     if node is None or node.output.dtype is not DType.FLOAT32 or operator(node, DequantizeLinear).block_size:
         return None
@@ -95,7 +97,7 @@ def integer_bias(value: Value | None, x: Quantised, w: Quantised, channels: obje
         return None
     if zero is not None and (array_of(zero) is None or np.any(array_of(zero))):
         return None
-    expected = np.ravel(of_x.astype(np.float64)) * np.ravel(of_w)
+    expected = factor * np.ravel(of_x.astype(np.float64)) * np.ravel(of_w)
     if known.size not in (1, expected.size) and expected.size != 1:
         return None
     return b if np.allclose(np.ravel(known), expected, rtol=_BIAS_TOLERANCE, atol=0) else None

@@ -64,8 +64,7 @@ def _gemm(node: Node, y: Quantised | None, end: Node | None) -> Value | None:
     c = node.inputs[2] if len(node.inputs) > 2 else None
     if c is not None:
         width = None if node.output.shape is None else node.output.shape[1]
-        # With another alpha or beta the scale of c is not that of the product.
-        c = integer_bias(c, a, b, width) if op.alpha == op.beta == 1.0 else None
+        c = integer_bias(c, a, b, width, op.alpha) if op.beta == 1.0 else None
         if c is None:
             return None
     scale, zero = (None, None) if y is None else (y.scale, y.zero)
