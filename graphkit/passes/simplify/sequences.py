@@ -156,7 +156,7 @@ class Elements:
             assert x is not None
             told = split is not None and split.rank == 1 and split.tensor.value is not None
             usable = self._trusting or told
-            self._parts[node] = parts(x, split, op.axis, op.keepdims) if usable else None
+            self._parts[node] = parts(op, x, split) if usable else None
         found = self._parts[node]
         return None if found is None else found[index]
 
@@ -260,16 +260,29 @@ def _at(node: Node, elements: Elements) -> Value | None:
 
 def _row(node: Node, position: Value) -> Value | None:
     """One element of a tensor taken apart along an axis: a Gather, which fails outside of it as well."""
-    split = producer(first(node), "SplitToSequence")
-    if split is None or len(split.inputs) > 1:
+    split = _into_rows(first(node))
+    if split is None:
         return None
     op, x = operator(split, SplitToSequence), first(split)
-    if x.rank is None:
-        return None
-    shape = i64(1) if op.keepdims else i64()
+    assert x.rank is not None
+    shape = i64() if _drops_axis(split) else i64(1)
     index: Any = position if position.rank == len(shape) else F.reshape(position, shape)
     made: Value = F.gather(x, index, axis=normal_axis(op.axis, x.rank))
     return made
+
+
+def _into_rows(sequence: Value) -> Node | None:
+    """The node that takes a tensor of known rank apart into parts of size 1."""
+    node = producer(sequence, "SplitToSequence")
+    if node is None or first(node).rank is None:
+        return None
+    ones = len(node.inputs) == 1 or node.operands[1].tensor.rank == 0 and _constant(node.operands[1]) == 1
+    return node if ones else None
+
+
+def _drops_axis(node: Node) -> bool:
+    split = node.operands[1].tensor if len(node.inputs) > 1 else None
+    return bool(operator(node, SplitToSequence).drops_axis(split))
 
 
 @_rule("ConcatFromSequence")
@@ -287,13 +300,13 @@ def _joined(node: Node, elements: Elements) -> Value | None:
 
 def _stack_of_rows(node: Node, op: ConcatFromSequence) -> Value | None:
     """What was taken apart along an axis, put together along another one."""
-    split = producer(first(node), "SplitToSequence")
-    if split is None or len(split.inputs) > 1 or not is_filled(first(split), operator(split, SplitToSequence).axis):
+    split = _into_rows(first(node))
+    if split is None or not is_filled(first(split), operator(split, SplitToSequence).axis):
         return None
     apart, x = operator(split, SplitToSequence), first(split)
     assert x.rank is not None
     source = normal_axis(apart.axis, x.rank)
-    if apart.keepdims:
+    if not _drops_axis(split):
         if op.new_axis or normal_axis(op.axis, x.rank) != source:
             return None
         return x
