@@ -13,8 +13,9 @@ import numpy as np
 from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
 from graphkit.cli._images import SUFFIXES, Images
 from graphkit.cli._output import log
+from graphkit.cli._values import empty, from_arrays, is_named
 from graphkit.errors import InputError, UsageError, did_you_mean
-from graphkit.ir.types import Type
+from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
 
 
@@ -58,7 +59,8 @@ def parse_inputs(
     inputs: Mapping[str, Type], texts: tuple[str, ...], images: Images
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Arrays and shapes by input name. `NAME=FILE.npz` takes the array of that name, or the only one in the file;
-    `FILE.npz` alone takes every array whose name is an input's; `NAME=FILE.png` decodes a picture as `images` says."""
+    `FILE.npz` alone takes every array whose name is an input's; `NAME=FILE.png` decodes a picture as `images` says. A
+    sequence is `NAME=FILE,FILE,...`, or an .npz file of its elements; `NAME=` an empty sequence or optional."""
     given: dict[str, Any] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     first: dict[str, str] = {}
@@ -72,7 +74,10 @@ def parse_inputs(
         name, separator, path = text.partition("=")
         if separator:
             once(name, text)
-            if Path(path).suffix.lower() in SUFFIXES:
+            kind = inputs.get(name)
+            if kind is not None and not isinstance(kind, TensorType):
+                given[name] = _nested(name, kind, path)
+            elif Path(path).suffix.lower() in SUFFIXES:
                 if name not in inputs:
                     raise InputError(f"no input {name!r}{did_you_mean(name, inputs)}")
                 given[name] = images.read(Path(path), name, inputs[name])
@@ -80,10 +85,11 @@ def parse_inputs(
                 given[name] = _array(Path(path), name)
         elif text.endswith(".npz"):
             arrays = _read(Path(text))
-            for n in filter(arrays.__contains__, inputs):
+            found = [n for n in inputs if is_named(n, arrays)]
+            for n in found:
                 once(n, text)
-                given[n] = arrays[n]
-            if not given.keys() & arrays.keys():
+                given[n] = _from_file(n, inputs[n], arrays, text)
+            if not found:
                 raise InputError(f"{text} holds {', '.join(arrays) or 'nothing'}; the inputs are {', '.join(inputs)}")
         else:
             name, shape = _shape(text)
@@ -115,12 +121,25 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _array(path: Path, name: str) -> np.ndarray:
-    arrays = _read(path)
-    if name in arrays:
-        return arrays[name]
-    if len(arrays) != 1:
-        raise InputError(f"{path} holds {', '.join(arrays)}, and none is called {name!r}")
-    return next(iter(arrays.values()))
+    array: np.ndarray = _from_file(name, TensorType("float32"), _read(path), path)
+    return array
+
+
+def _nested(name: str, kind: Type, paths: str) -> Any:
+    """A sequence or an optional of what the files hold, which commas separate."""
+    files = [_read(Path(path)) for path in paths.split(",") if path]
+    if not files:
+        return empty(name, kind)
+    if len(files) == 1:
+        return _from_file(name, kind, files[0], paths)
+    return _from_file(name, kind, {f"{name}[{i}]": _from_file(name, TensorType("float32"), arrays, paths) for i, arrays in enumerate(files)}, paths)
+
+
+def _from_file(name: str, kind: Type, arrays: Mapping[str, np.ndarray], path: Path | str) -> Any:
+    try:
+        return from_arrays(name, kind, arrays)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ from graphkit.cli._classes import best, table
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.cli._values import arrays_of, empty_of
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 
@@ -61,7 +62,8 @@ def command(
 
     Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, or a picture (.png, .jpg, ...), which is resized to the
     input's size, in RGB from 0 to 1 unless the options of pictures say otherwise, and as it is for uint8. What is not
-    given is guessed, and said.
+    given is guessed, and said. A sequence is NAME=FILE,FILE,... (NAME= for none), and NAME[0], NAME[1], ... in an .npz
+    file.
 
     \b
     graphkit run net.onnx
@@ -89,18 +91,21 @@ def command(
     else:
         results, recorded = _profiled(executor, feeds, trace)
         seconds = recorded.seconds
+    arrays = arrays_of(results)
     if output is not None:
-        write_whole(Path(output), [_npz(results)])
+        write_whole(Path(output), [_npz(arrays)])
         log(f"wrote {output}")
     classes = best(net, results, top)
-    rows = [(n, a.dtype, list(a.shape), _statistics(a)) for n, a in results.items()]
+    rows = [(n, str(a.dtype), list(a.shape), _statistics(a)) for n, a in arrays.items()]
+    rows += [(n, "", [], what) for n, what in empty_of(results).items()]
     origin = _origin(net, feeds, results) if check_nan else None
     code = 0 if origin is None else 1
     if as_json:
         outputs = [
             {"name": n, "dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 1000 else None}
-            for n, a in results.items()
+            for n, a in arrays.items()
         ]
+        outputs += [{"name": n, "dtype": None, "shape": None, "values": None} for n in empty_of(results)]
         result = {"model": net.name, "seconds": seconds, "outputs": outputs}
         if classes is not None:
             result["top"] = classes

@@ -23,6 +23,8 @@ _PUBLIC = {
     "Onnx": "graphkit.ops",
     "Sample": "graphkit.ops",
     "Rand": "graphkit.ops",
+    "Items": "graphkit.ops",
+    "Perhaps": "graphkit.ops",
     "Value": "graphkit.ir.graph",
     "Node": "graphkit.ir.graph",
     "Graph": "graphkit.ir.graph",

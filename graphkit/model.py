@@ -428,7 +428,7 @@ def grad(
     if straight_through:
         model = Model.from_graph(pass_through_rounding(model.graph), model.params.entries())
     targets = list(model.outputs) if of is None else [of] if isinstance(of, str) else list(of)
-    source = bind_nested(model.graph)
+    source = bind_nested(_resolved(model.graph, [*targets, *([wrt] if isinstance(wrt, str) else wrt or ())]))
     values = [source.find(n) for n in targets]
     if wrt is None:
         found = reached(values)
@@ -446,6 +446,15 @@ def grad(
     outputs |= {f"{n}_grad": g for n, g in zip(names, gradients, strict=True)}
     graph = Graph(source.inputs, outputs.values(), name=f"{model.name}_grad", output_names=outputs, meta=model.meta)
     return Model.from_graph(prune_control(merge_control(graph)), model.params.entries())
+
+
+def _resolved(graph: Graph, names: Sequence[str]) -> Graph:
+    """The graph with elements of sequences read where they come from, unless values of these names go by that."""
+    from graphkit.passes.simplify.sequences import resolve_sequences
+
+    resolved = resolve_sequences(graph)
+    kept = {*resolved.output_names, *map(resolved.name_of, resolved.values)}
+    return resolved if kept.issuperset(names) else graph
 
 
 def block_loops(model: Model, block: Block = "sqrt") -> Model:

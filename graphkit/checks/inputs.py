@@ -22,6 +22,8 @@ _BATCHES = (2, 1)
 # Random integers that index nothing that is known.
 _INTEGER_BOUND = 10
 _UNKNOWN_RANK = 1
+# How many elements a sequence gets.
+_ELEMENTS = 2
 
 # Operators that hand on the numbers of their first operand, and where an index operand is bounded by the data:
 # operator -> (index operand, data operand, attribute that gives the axis, or the axis itself).
@@ -75,7 +77,7 @@ def make_feeds(
         raise UsageError(f"unknown fill {fill!r}{did_you_mean(fill, FILLS)}")
     graph: Graph = model.graph
     inputs = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
-    chosen: dict[str, Any] = {k: v if isinstance(v, list) else np.asarray(v) for k, v in (given or {}).items()}
+    chosen = {k: _as_given(v, inputs.get(k)) for k, v in (given or {}).items()}
     known: dict[str, TensorType] = {}
     for name in (*chosen, *(shapes or {})):
         if name not in inputs:
@@ -90,7 +92,7 @@ def make_feeds(
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
     for name, value in missing.items():
-        chosen[name] = _filled(value.type, sizes[name], fill, rng, _bound(value, readers))
+        chosen[name] = _filled(value.type, sizes.get(name, ()), fill, rng, _bound(value, readers))
     return Feeds({name: chosen[name] for name in inputs}, guesses)
 
 
@@ -207,10 +209,11 @@ def _labelled(tensors: Mapping[str, TensorType], guess: Mapping[str, int]) -> di
 
 
 def _filled(type_: Type, shape: Sequence[int], fill: str, rng: np.random.Generator, bound: int) -> Any:
-    if isinstance(type_, SequenceType):
-        return [_filled(type_.element, _static(_tensor(type_.element), {}), fill, rng, bound) for _ in range(2)]
-    if isinstance(type_, OptionalType):
-        return _filled(type_.element, _static(_tensor(type_.element), {}), fill, rng, bound)
+    if not isinstance(type_, TensorType):
+        inner = _sizes_inside(type_.element)
+        if isinstance(type_, OptionalType):
+            return _filled(type_.element, inner, fill, rng, bound)
+        return [_filled(type_.element, inner, fill, rng, bound) for _ in range(_ELEMENTS)]
     dtype, count = type_.dtype, int(np.prod(shape, dtype=np.int64))
     if dtype is DType.STRING:
         return np.array([f"s{i}" for i in range(count)], object).reshape(shape)
@@ -229,10 +232,18 @@ def _filled(type_: Type, shape: Sequence[int], fill: str, rng: np.random.Generat
     return np.asarray(values).astype(dtype.numpy)
 
 
-def _tensor(type_: Type) -> TensorType:
-    if not isinstance(type_, TensorType):
-        raise UsageError(f"an input of type {type_} cannot be filled; give a value")
-    return type_
+def _as_given(value: Any, input_: Value | None) -> Any:
+    """An array of what is given for a tensor; sequences and optionals as they are."""
+    tensor = input_ is None or isinstance(input_.type, TensorType)
+    return np.asarray(value) if tensor and not isinstance(value, list) else value
+
+
+def _sizes_inside(kind: Type) -> tuple[int, ...]:
+    """A shape for tensors inside of sequences and optionals, whose sizes nothing else tells."""
+    if not isinstance(kind, TensorType):
+        return ()
+    open_sizes = {s: _SIZES[0] for d in kind.shape or () if isinstance(d, DimExpr) for s in d.symbols}
+    return _static(kind, open_sizes)
 
 
 def _readers(graph: Graph) -> dict[Value, list[tuple[Node, int]]]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from graphkit.autodiff.reverse_mode import gradient
-from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
+from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of, tensor_within
 from graphkit.errors import MissingGradient, UnsupportedError
 from graphkit.executor.run.params import ParamStore
 from graphkit.executor.run.session import Executor
 from graphkit.ir.graph import Graph, Value
-from graphkit.ir.types import FLOATS, DType, TensorType
+from graphkit.ir.types import FLOATS, DType
 from graphkit.ops import Op, registry
 
 YES, PARTLY, NO, REFERENCE, ZERO, NOTHING = "yes", "partly", "no", "interpreted", "zero", "-"
@@ -130,7 +130,7 @@ def _derivatives_of(case: Case) -> tuple[str, str]:
 
 
 def _is_float(value: Value) -> bool:
-    return isinstance(value.type, TensorType) and value.type.dtype in FLOATS
+    return tensor_within(value.type).dtype in FLOATS
 
 
 def _reached(values: Sequence[Value], sources: Sequence[Value]) -> bool:
@@ -179,4 +179,4 @@ def _runs_natively(case: Case) -> bool:
 
 def _dtypes(case: Case) -> set[DType]:
     graph = case.graph()
-    return {v.type.dtype for v in (*graph.inputs, *graph.outputs) if isinstance(v.type, TensorType)}
+    return {tensor_within(v.type).dtype for v in (*graph.inputs, *graph.outputs)}

@@ -17,7 +17,7 @@ from graphkit.checks.samples import Case
 from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, dtype_of
+from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
 
 # ONNX's name of an element type, where it is not ours in capitals.
 _ONNX_NAMES: Mapping[DType, str] = {
@@ -46,13 +46,13 @@ def single_node_model(case: Case, opset: int) -> onnx.ModelProto:
         raise UnsupportedError(f"{op.name} is not an operator of the standard")
     hidden = {formal.name for formal in op.formals} & set(form.hidden)
     names, infos = [], []
-    for position, array in enumerate(case.arrays):
+    for position, kind in enumerate(case.types):
         formal = op.formals[min(position, len(op.formals) - 1)]
         if formal.name in hidden:
             continue
-        names.append("" if array is None else f"x{position}")
-        if array is not None:
-            infos.append(helper.make_tensor_value_info(f"x{position}", onnx_type(dtype_of(array.dtype)), array.shape))
+        names.append("" if kind is None else f"x{position}")
+        if kind is not None:
+            infos.append(helper.make_value_info(f"x{position}", _type_proto(kind)))
     while names and not names[-1]:
         names.pop()
     graph = case.graph()
@@ -62,10 +62,8 @@ def single_node_model(case: Case, opset: int) -> onnx.ModelProto:
     ]
     node = helper.make_node(form.name, names, outputs, domain=form.domain)
     node.attribute.extend(attributes)
-    types = [
-        helper.make_tensor_value_info(name, onnx_type(value.dtype), None)
-        for name, value in zip(outputs, graph.outputs, strict=True)
-    ]
+    results = zip(outputs, graph.outputs, strict=True)
+    types = [helper.make_value_info(name, _type_proto(value.type, shaped=False)) for name, value in results]
     proto = helper.make_graph([node], op.name, infos, types)
     imports = [helper.make_opsetid("", opset)]
     if form.domain:
@@ -90,12 +88,20 @@ def onnxruntime_session(case: Case, opset: int) -> list[Any]:
     return list(results.values())
 
 
-def _feeds(case: Case) -> dict[str, np.ndarray]:
+def _type_proto(kind: Type, *, shaped: bool = True) -> onnx.TypeProto:
+    if isinstance(kind, SequenceType):
+        return helper.make_sequence_type_proto(_type_proto(kind.element, shaped=False))
+    if isinstance(kind, OptionalType):
+        return helper.make_optional_type_proto(_type_proto(kind.element, shaped=False))
+    return helper.make_tensor_type_proto(onnx_type(kind.dtype), kind.shape if shaped else None)
+
+
+def _feeds(case: Case) -> dict[str, Any]:
     hidden = case.op.onnx.hidden if case.op.onnx else ()
     feeds = {}
-    for position, array in enumerate(case.arrays):
+    for position, (array, kind) in enumerate(zip(case.arrays, case.types, strict=True)):
         formal = case.op.formals[min(position, len(case.op.formals) - 1)]
-        if array is not None and formal.name not in hidden:
+        if kind is not None and formal.name not in hidden:
             feeds[f"x{position}"] = array
     return feeds
 
@@ -109,6 +115,8 @@ def _attribute(key: str, item: Any) -> onnx.AttributeProto:
         return helper.make_attribute(key, onnx_type(item))
     if isinstance(item, Tensor):
         return helper.make_attribute(key, numpy_helper.from_array(np.asarray(item.array), key))
+    if isinstance(item, (TensorType, SequenceType, OptionalType)):
+        return helper.make_attribute(key, _type_proto(item))
     if isinstance(item, tuple) and not item:
         return helper.make_attribute(key, [], attr_type=onnx.AttributeProto.INTS)
     return helper.make_attribute(key, item)

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import UsageError
-from graphkit.ir.dims import Dim, symbol
+from graphkit.ir.dims import fresh, symbol
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import ANY, BOOLS, FLOATS, INTEGERS, UNSIGNED, DType, TensorType, dtype_of
-from graphkit.ops import Op, Rand, Sample, as_value
+from graphkit.ir.types import (
+    ANY,
+    BOOLS,
+    FLOATS,
+    INTEGERS,
+    UNSIGNED,
+    DType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtype_of,
+)
+from graphkit.ops import F, Items, Op, Perhaps, Rand, Sample, as_value
+from graphkit.ops.evaluate import evaluate
+from graphkit.ops.sequence.elements import joint, with_own_sizes
 
 # Element types that random sample inputs are drawn in, in the order of the report.
 SWEPT = (
@@ -25,13 +39,18 @@ SWEPT = (
 
 @dataclass(frozen=True)
 class Case:
-    """One sample of one operator in one element type: the operator with its attributes, and the input arrays."""
+    """One sample of one operator in one element type: the operator with its attributes, and the input arrays.
+
+    `types` are those of the operands, None for an absent one. An array is a list for a sequence, None for an absent
+    operand and for an empty optional.
+    """
 
     op: Op
     sample: Sample
     number: int
     dtype: DType
-    arrays: tuple[np.ndarray | None, ...]
+    arrays: tuple[Any, ...]
+    types: tuple[Type | None, ...]
 
     @property
     def name(self) -> str:
@@ -47,12 +66,9 @@ class Case:
         """The same numbers in another element type: drawn inputs, and float arrays that follow them."""
         if dtype is self.dtype:
             return self
-        arrays = []
-        for spec, array in zip(self.sample.inputs, self.arrays, strict=True):
-            follows = array is not None and dtype_of(array.dtype) is self.dtype
-            follows = follows and (_is_drawn(spec) or self.dtype in FLOATS)
-            arrays.append(array.astype(dtype.numpy) if array is not None and follows else array)
-        return replace(self, dtype=dtype, arrays=tuple(arrays))
+        pairs = [_converted(*operand, self.dtype, dtype) for operand in zip(self.sample.inputs, self.arrays, strict=True)]
+        types = [None if t is None else _type_of(s, a, dtype) for s, a, t in zip(self.sample.inputs, pairs, self.types, strict=True)]
+        return replace(self, dtype=dtype, arrays=tuple(pairs), types=tuple(types))
 
     @property
     def is_constant(self) -> tuple[bool, ...]:
@@ -62,38 +78,74 @@ class Case:
         """
         literal = [_is_literal(s) for s in self.sample.inputs]
         if all(known or s is None for known, s in zip(literal, self.sample.inputs, strict=True)):
-            return tuple(a is not None and dtype_of(a.dtype) not in FLOATS for a in self.arrays)
+            return tuple(isinstance(t, TensorType) and t.dtype not in FLOATS for t in self.types)
         return tuple(literal)
+
+    @property
+    def has_tensors_only(self) -> bool:
+        """Whether no operand and no result is a sequence or an optional."""
+        kinds = [*self.types, *(v.type for v in self.graph().outputs)]
+        return all(t is None or isinstance(t, TensorType) for t in kinds)
 
     def graph(self, *, symbolic: bool = False, all_inputs: bool = False) -> Graph:
         """A graph of this one node; its inputs are `feeds(all_inputs)`.
 
         Arrays that the sample gives literally are constants unless `all_inputs` (see `is_constant`); with `symbolic`
-        every dimension of every graph input is a name of its own, `d<input>_<axis>`.
+        every dimension of every graph input is a name of its own, `d<input>_<axis>`; those inside sequences and
+        optionals have none.
         """
         operands: list[Value | None] = []
         inputs = []
-        for position, (array, constant) in enumerate(zip(self.arrays, self.is_constant, strict=True)):
-            if array is None:
+        for position, (kind, constant) in enumerate(zip(self.types, self.is_constant, strict=True)):
+            if kind is None:
                 operands.append(None)
                 continue
             if constant and not all_inputs:
-                operands.append(as_value(array))
+                operands.append(as_value(self.arrays[position]))
                 continue
-            shape: Sequence[Dim] = array.shape
-            if symbolic:
-                shape = [symbol(f"d{position}_{axis}") for axis in range(array.ndim)]
-            value = Value(TensorType(dtype_of(array.dtype), shape), f"x{position}")
+            value = Value(_with_names(kind, position) if symbolic else kind, f"x{position}")
             inputs.append(value)
             operands.append(value)
+        return Graph(inputs, self._node(operands).outputs, name=self.op.name)
+
+    def _node(self, operands: list[Value | None]) -> Node:
         while operands and operands[-1] is None:
             operands.pop()
-        return Graph(inputs, Node(self.op, operands).outputs, name=self.op.name)
+        return Node(self.op, operands)
 
-    def feeds(self, *, all_inputs: bool = False) -> list[np.ndarray]:
+    def feeds(self, *, all_inputs: bool = False) -> list[Any]:
         """The arrays for the inputs of `graph`."""
-        pairs = zip(self.arrays, self.is_constant, strict=True)
-        return [array for array, constant in pairs if array is not None and (all_inputs or not constant)]
+        operands = zip(self.arrays, self.types, self.is_constant, strict=True)
+        return [array for array, kind, constant in operands if kind is not None and (all_inputs or not constant)]
+
+    def between_tensors(self, *, symbolic: bool = False) -> tuple[Graph, list[Any]]:
+        """`graph` and `feeds` with tensors alone: sequences and optionals are made of them, and taken apart again."""
+        graph = self.graph(symbolic=symbolic)
+        if self.has_tensors_only:
+            return graph, self.feeds()
+        inputs: list[Value] = []
+        arrays: list[Any] = []
+        built: list[Value] = []
+
+        def tensors(array: Any, kind: Type, name: str) -> Value:
+            if isinstance(kind, SequenceType):
+                items = [tensors(item, kind.element, f"{name}_{i}") for i, item in enumerate(array)]
+                return F.sequence_construct(*items) if items else F.sequence_empty(dtype=tensor_within(kind).dtype)
+            if isinstance(kind, OptionalType):
+                return F.optional(type=kind.element) if array is None else F.optional(tensors(array, kind.element, name))
+            single = TensorType(dtype_of(array.dtype), array.shape)
+            inputs.append(Value(_with_names(single, name) if symbolic else single, f"x{name}"))
+            arrays.append(array)
+            return inputs[-1]
+
+        for value, array in zip(graph.inputs, self.feeds(), strict=True):
+            built.append(tensors(array, value.type, value.name.removeprefix("x")))
+        (node,) = [n for n in graph.nodes if n.op is self.op]
+        table = dict(zip(graph.inputs, built, strict=True))
+        operands = [None if v is None else table.get(v, v) for v in node.inputs]
+        pairs = zip(self._node(operands).outputs, evaluate(graph, self.feeds()), strict=True)
+        outputs = [tensor for value, result in pairs for tensor in _taken_apart(value, result)]
+        return Graph(inputs, outputs, name=self.op.name), arrays
 
     @property
     def bindings(self) -> dict[str, int]:
@@ -101,7 +153,7 @@ class Case:
         return {
             f"d{position}_{axis}": size
             for position, array in enumerate(self.arrays)
-            if array is not None
+            if isinstance(array, np.ndarray)
             for axis, size in enumerate(array.shape)
         }
 
@@ -132,19 +184,83 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
     sample, under_test = samples_of(cls)[number], dtype_of(dtype)
     # An operator that gets another name keeps its numbers.
     rng = np.random.default_rng([seed, number, *(*cls.former_names, cls.name)[0].encode()])
-    arrays: list[np.ndarray | None] = []
-    for name, spec in zip(_formal_names(cls, len(sample.inputs)), sample.inputs, strict=True):
+
+    def made(spec: Any, allowed: frozenset[DType]) -> Any:
         if spec is None:
-            arrays.append(None)
-        elif isinstance(spec, Rand):
-            arrays.append(draw(spec, under_test if spec.dtype is None else dtype_of(spec.dtype), rng))
-        elif _is_literal(spec):
-            arrays.append(_adapted(np.asarray(spec), under_test, _allowed(cls, name)))
-        elif isinstance(spec, tuple):
-            arrays.append(draw(Rand(spec), under_test, rng))
-        else:
-            raise UsageError(f"{cls.name}: a sample input is a shape, a Rand, an array or None, not {spec!r}")
-    return Case(cls(**sample.attrs), sample, number, under_test, tuple(arrays))
+            return None
+        if isinstance(spec, Items):
+            return [made(item, allowed) for item in spec.items]
+        if isinstance(spec, Perhaps):
+            return made(spec.item, allowed)
+        if isinstance(spec, Rand):
+            return draw(spec, under_test if spec.dtype is None else dtype_of(spec.dtype), rng)
+        if _is_literal(spec):
+            return _adapted(np.asarray(spec), under_test, allowed)
+        if isinstance(spec, tuple):
+            return draw(Rand(spec), under_test, rng)
+        raise UsageError(
+            f"{cls.name}: a sample input is a shape, a Rand, an array, Items, a Perhaps or None, not {spec!r}"
+        )
+
+    names = _formal_names(cls, len(sample.inputs))
+    arrays = tuple(made(spec, _allowed(cls, name)) for name, spec in zip(names, sample.inputs, strict=True))
+    types = tuple(_type_of(spec, array, under_test) for spec, array in zip(sample.inputs, arrays, strict=True))
+    return Case(cls(**sample.attrs), sample, number, under_test, arrays, types)
+
+
+def tensor_within(kind: Type) -> TensorType:
+    """The type of the tensors that a sequence or an optional holds."""
+    while not isinstance(kind, TensorType):
+        kind = kind.element
+    return kind
+
+
+def _type_of(spec: Any, array: Any, dtype: DType) -> Type | None:
+    """The type of a sample input, as a graph input has it; None for an absent operand."""
+    if isinstance(spec, Perhaps):
+        held = _type_of(spec.item, array, dtype)
+        return OptionalType(TensorType(dtype) if held is None else held)
+    if isinstance(spec, Items):
+        kinds = [t for s, a in zip(spec.items, array, strict=True) if (t := _type_of(s, a, dtype)) is not None]
+        empty = TensorType(dtype if spec.dtype is None else spec.dtype)
+        return SequenceType(with_own_sizes(OptionalType(joint(kinds))).element if kinds else empty)
+    return None if spec is None else TensorType(dtype_of(array.dtype), array.shape)
+
+
+def _with_names(kind: Type, position: int | str) -> Type:
+    """The type of an input whose sizes are not known."""
+    if not isinstance(kind, TensorType):
+        return kind.with_element(_with_fresh(kind.element))
+    return TensorType(kind.dtype, [symbol(f"d{position}_{axis}") for axis in range(len(kind.known_shape))])
+
+
+def _with_fresh(kind: Type) -> Type:
+    if not isinstance(kind, TensorType):
+        return kind.with_element(_with_fresh(kind.element))
+    return TensorType(kind.dtype, None if kind.shape is None else [fresh() for _ in kind.shape])
+
+
+def _converted(spec: Any, array: Any, before: DType, after: DType) -> Any:
+    """A sample input in another element type, if it follows the one under test."""
+    if isinstance(spec, Items):
+        return [_converted(s, a, before, after) for s, a in zip(spec.items, array, strict=True)]
+    if isinstance(spec, Perhaps):
+        return _converted(spec.item, array, before, after)
+    follows = array is not None and dtype_of(array.dtype) is before and (_is_drawn(spec) or before in FLOATS)
+    return array.astype(after.numpy) if follows else array
+
+
+def _taken_apart(value: Value, result: Any) -> Iterator[Value]:
+    """The tensors of a value, of which `result` is the array or the list."""
+    if isinstance(value.type, OptionalType):
+        if result is None:
+            return
+        yield from _taken_apart(F.optional_get_element(value), result)
+    elif isinstance(value.type, SequenceType):
+        for i, item in enumerate(result):
+            yield from _taken_apart(F.sequence_at(value, np.array(i)), item)
+    else:
+        yield value
 
 
 def all_cases(cls: type[Op], seed: int = 0) -> Iterator[Case]:
@@ -175,6 +291,10 @@ def _is_literal(spec: Any) -> bool:
 
 
 def _is_drawn(spec: Any) -> bool:
+    if isinstance(spec, Items):
+        return any(map(_is_drawn, spec.items))
+    if isinstance(spec, Perhaps):
+        return _is_drawn(spec.item)
     if isinstance(spec, Rand):
         return spec.dtype is None
     return isinstance(spec, tuple)

@@ -100,6 +100,8 @@ class OnnxRuntimeModel:
         try:
             if not self._exotic and all(_plain(value) for value in feeds.values()):
                 return dict(zip(self.outputs, self._session.run(None, dict(feeds)), strict=True))
+            if other := [name for name, value in feeds.items() if value is None or isinstance(value, (list, tuple))]:
+                raise InputError(f"{other[0]!r}: beside sequences and optionals it takes only numpy's element types")
             values = {name: self._value(np.asarray(array)) for name, array in feeds.items()}
             results = self._session.run_with_ort_values(self._given_names, values)
             return {name: self._array(name, result) for name, result in zip(self.outputs, results, strict=True)}
@@ -147,4 +149,6 @@ def _exotic(kind: str) -> DType | None:
 
 
 def _plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_plain, value))
     return not isinstance(value, np.ndarray) or dtype_of(value.dtype) in _NATIVE

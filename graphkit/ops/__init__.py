@@ -8,9 +8,11 @@ import pkgutil
 from graphkit.ops._base import (
     DOMAIN,
     F,
+    Items,
     Onnx,
     Op,
     OpFunction,
+    Perhaps,
     Rand,
     Sample,
     apply,
@@ -24,9 +26,11 @@ from graphkit.ops._base import (
 __all__ = [
     "DOMAIN",
     "F",
+    "Items",
     "Onnx",
     "Op",
     "OpFunction",
+    "Perhaps",
     "Rand",
     "Sample",
     "apply",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkit.checks.samples import Case, dtypes_of, make_case, samples_of
-from graphkit.checks.verify import compare
+from graphkit.checks.verify import compare_outputs
 from graphkit.ir.graph import Graph, Node
 from graphkit.ir.types import DType
 from graphkit.ops import DOMAIN, registry
@@ -61,7 +61,8 @@ def test_expand(case: Case, symbolic: bool) -> None:
     expansion = expanded(graph)
     for node in expansion.nodes:
         assert node.op.domain == "", f"{node} is not a standard operator"
-    expected = evaluate(case.graph(), case.feeds())
-    for value, ours, reference in zip(expansion.outputs, evaluate(expansion, case.feeds()), expected, strict=True):
-        report = compare(str(value), ours, reference, *TOLERANCES.get(case.dtype, (0.0, 0.0)))
-        assert report.passed, f"{report}\n{ours}\n{reference}\n{expansion}"
+    names = [str(value) for value in expansion.outputs]
+    ours = dict(zip(names, evaluate(expansion, case.feeds()), strict=True))
+    expected = dict(zip(names, evaluate(case.graph(), case.feeds()), strict=True))
+    for report in compare_outputs(ours, expected, *TOLERANCES.get(case.dtype, (0.0, 0.0))):
+        assert report.passed, f"{report}\n{ours}\n{expected}\n{expansion}"

@@ -26,7 +26,7 @@ def differentiable_cases() -> list[Case]:
         for number, sample in enumerate(samples_of(cls)):
             if sample.grad and DType.FLOAT64 in dtypes_of(cls, sample):
                 case = make_case(cls, number, DType.FLOAT64)
-                graph = case.graph()
+                graph, _ = case.between_tensors()
                 if any(map(is_float64, graph.inputs)) and any(map(is_float64, graph.outputs)):
                     found.append(case)
     return found
@@ -41,26 +41,26 @@ TWICE = [pytest.param(c, marks=pytest.mark.full) if c.name.startswith(LONG) else
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.name}-gradient")
 def test_gradient(case: Case) -> None:
-    graph = case.graph()
+    graph, feeds = case.between_tensors()
     wrt = {graph.name_of(v): v for v in graph.inputs if is_float64(v)}
     outputs = [v for v in graph.outputs if is_float64(v)]
-    report = check_graph(graph.inputs, outputs, wrt, case.feeds())
+    report = check_graph(graph.inputs, outputs, wrt, feeds)
     assert report.passed, str(report)
 
 
 @pytest.mark.parametrize("case", TWICE, ids=lambda c: f"{c.name}-second_order")
 def test_second_order(case: Case) -> None:
     """The gradient graph differentiated again, in inputs and in the gradients of outputs."""
-    graph = case.graph()
+    graph, feeds = case.between_tensors()
     wrt = {graph.name_of(v): v for v in graph.inputs if is_float64(v)}
     outputs = [v for v in graph.outputs if is_float64(v)]
     seeds = [Value(v.type, f"dy{i}") for i, v in enumerate(outputs)]
     gradients = gradient(outputs, list(wrt.values()), seeds, allow_unused=True)
     rng = np.random.default_rng(1)
-    weights = [rng.standard_normal(y.shape) for y in evaluate(Graph(graph.inputs, outputs), case.feeds())]
+    weights = [rng.standard_normal(y.shape) for y in evaluate(Graph(graph.inputs, outputs), feeds)]
     again = wrt | {f"dy{i}": s for i, s in enumerate(seeds)}
     report = check_graph(
-        [*graph.inputs, *seeds], gradients, again, [*case.feeds(), *weights], directions=2, rtol=1e-5, atol=1e-6
+        [*graph.inputs, *seeds], gradients, again, [*feeds, *weights], directions=2, rtol=1e-5, atol=1e-6
     )
     assert report.passed, str(report)
 
@@ -70,11 +70,11 @@ def test_gradient_of_symbolic_shapes(case: Case) -> None:
     """The rule built with every dimension a name gives the same numbers and the operand's shape."""
     results = []
     for symbolic in (False, True):
-        graph = case.graph(symbolic=symbolic)
+        graph, feeds = case.between_tensors(symbolic=symbolic)
         wrt = [v for v in graph.inputs if is_float64(v)]
         outputs = [v for v in graph.outputs if is_float64(v)]
         gradients = gradient(outputs, wrt, allow_unused=True)
-        results.append(evaluate(Graph(graph.inputs, gradients), case.feeds()))
+        results.append(evaluate(Graph(graph.inputs, gradients), feeds))
     for static, named in zip(*results, strict=True):
         assert static.shape == named.shape
         np.testing.assert_allclose(named, static, rtol=1e-12, atol=1e-12)

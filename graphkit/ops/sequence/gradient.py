@@ -4,6 +4,7 @@ elements, of the same shapes, and something where there is something."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,9 @@ class NestedSum(Op):
             return F.identity(first)
         if isinstance(first.type, SequenceType):
             return _mapped(F.nested_sum, *xs)
-        return _if_there(first, F.nested_sum, *xs) if isinstance(first.type, OptionalType) else F.sum(*xs)
+        if isinstance(first.type, OptionalType):
+            return _if_there(first, F.nested_sum, *xs)
+        return F.sum(*xs) if first.dtype.is_float else reduce(F.add, xs)
 
 
 @op

@@ -21,7 +21,7 @@ class Optional(Op):
 
     type: Type | None = None
     inputs = ("x?",)
-    onnx = Onnx("Optional", since=15)
+    onnx = Onnx("Optional", since=28)
     widens = False
     samples = (
         Sample((2, 3)),
@@ -58,7 +58,7 @@ class OptionalHasElement(Op):
     """Whether an optional holds a value, a bool scalar: true of a tensor or a sequence, false of an absent operand."""
 
     inputs = ("x?",)
-    onnx = Onnx("OptionalHasElement", since=18)
+    onnx = Onnx("OptionalHasElement", since=28)
     widens = False
     samples = (
         Sample(Perhaps((2, 3))),
@@ -81,7 +81,7 @@ class OptionalGetElement(Op):
     """What an optional holds; a tensor or a sequence as it is. Reading an empty one is a RuntimeFailure."""
 
     inputs = ("x",)
-    onnx = Onnx("OptionalGetElement", since=18)
+    onnx = Onnx("OptionalGetElement", since=28)
     widens = False
     samples = (
         Sample(Perhaps((2, 3))),

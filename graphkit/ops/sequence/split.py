@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import RuntimeFailure, TypeMismatch
+from graphkit.errors import MissingGradient, RuntimeFailure, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node, Value
@@ -21,8 +21,11 @@ from graphkit.ops.sequence.elements import is_unnamed, sequence_type, shapes_tex
 @op
 class SplitToSequence(Op):
     """The sequence of parts of x along `axis`: of the sizes in the vector `split`; of the size `split` when it is a
-    scalar, the last one smaller where it does not divide; of size 1 when it is absent, without the axis unless
-    `keepdims`."""
+    scalar, the last one smaller where it does not divide; of size 1 when it is absent.
+
+    Without `keepdims` parts of size 1 do not have the axis, when `split` is absent or the scalar 1 (so ONNX Runtime,
+    and so PyTorch writes an unbind; the standard speaks of absence alone). Otherwise keepdims counts for nothing.
+    """
 
     axis: int = 0
     keepdims: bool = True
@@ -36,6 +39,7 @@ class SplitToSequence(Op):
         Sample((5, 2), np.array(2)),
         Sample((2, 6), np.array([1, 3, 2], np.int32), axis=1),
         Sample((4, 2), np.array(2, np.int32), keepdims=False),
+        Sample((2, 3), np.array(1), axis=1, keepdims=False, onnx=False),  # onnx's evaluator keeps the axis
         Sample(np.array(["a", "b", "c"], object), keepdims=False),
     )
 
@@ -48,7 +52,10 @@ class SplitToSequence(Op):
             return SequenceType(TensorType(x.dtype), _count(None, split))
         axis = normal_axis(self.axis, len(x.shape))
         before, size, after = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-        if split is None and not self.keepdims:
+        drops = self.drops_axis(split)
+        if drops is None:
+            return SequenceType(TensorType(x.dtype), _count(size, split))
+        if drops:
             return SequenceType(TensorType(x.dtype, [*before, *after]), size)
         part = _part(size, split)
         return SequenceType(TensorType(x.dtype, [*before, part, *after]), _count(size, split))
@@ -56,14 +63,25 @@ class SplitToSequence(Op):
     def reference(self, xp: Any, x: Any, split: Any = None) -> Any:
         axis = self.axis % x.ndim
         before = (slice(None),) * axis
-        if split is None and not self.keepdims:
+        if not self.keepdims and (split is None or (split.ndim == 0 and int(split) == 1)):
             return [contiguous(xp, x[(*before, i)]) for i in range(x.shape[axis])]
         ends = np.cumsum([0, *_sizes(x.shape[axis], split)]).tolist()
         return [contiguous(xp, x[(*before, slice(a, b))]) for a, b in itertools.pairwise(ends)]
 
+    def drops_axis(self, split: TensorType | None) -> bool | None:
+        """Whether the parts lack the axis; None when only a run tells."""
+        if self.keepdims or (split is not None and split.rank == 1):
+            return False
+        if split is None:
+            return True
+        return None if split.rank is None or split.value is None else split.value == (1,)
+
     def grad(self, node: Node, dy: Any) -> Any:
-        x = node.operands[0]
-        stacked = len(node.inputs) == 1 and not self.keepdims
+        x, split = (*node.inputs, None)[:2]
+        assert x is not None
+        stacked = self.drops_axis(None if split is None else split.tensor)
+        if stacked is None:
+            raise MissingGradient(f"{node.describe()}: whether the parts have the axis is known only in a run")
         size = None if x.shape is None else x.shape[self.axis]
         if not stacked and not (isinstance(size, int) and size > 0):
             # There may be no parts to join.
@@ -179,18 +197,19 @@ class ConcatFromSequence(Op):
         return F.split_to_sequence(dy, F.sizes_of_elements(sequence, axis=self.axis), axis=self.axis)
 
 
-def parts(x: Value, split: Value | None, axis: int, keepdims: bool) -> Sequence[Value] | None:
+def parts(op: SplitToSequence, x: Value, split: Value | None = None) -> Sequence[Value] | None:
     """The elements of SplitToSequence, where their number is known."""
+    drops, axis = op.drops_axis(None if split is None else split.tensor), op.axis
     size = None if x.shape is None else x.shape[normal_axis(axis, len(x.shape))]
     sizes = known_sizes(size, None if split is None else split.tensor)
-    if not sizes:
+    if not sizes or drops is None:
         return None
     vector: Any = split
     if split is None or split.rank == 0:
         vector = np.asarray(sizes, np.int64)
     found = F.split(x, F.cast(vector, to=np.int64) if isinstance(vector, Value) else vector, axis=axis)
     items = found if isinstance(found, tuple) else (found,)
-    if split is None and not keepdims:
+    if drops:
         items = tuple(F.squeeze(item, i64(axis)) for item in items)
     return items
 

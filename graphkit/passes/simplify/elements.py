@@ -1,0 +1,204 @@
+"""What sequences hold, as far as the nodes that made them tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from graphkit.ir.graph import Node, Value
+from graphkit.ir.types import SequenceType, TensorType
+from graphkit.ops import DOMAIN, F, operator
+from graphkit.ops.axes import zeros_like
+from graphkit.ops.sequence.split import SplitToSequence, parts
+from graphkit.passes.core.match import first, is_op, producer
+
+
+class _Zeros(NamedTuple):
+    """An element that is zeros of the shape of another one."""
+
+    like: Value
+
+
+# An element; None where it is not known.
+_Item: TypeAlias = "Value | _Zeros | None"
+
+
+class Elements:
+    """The elements of sequences, as far as the nodes that made them tell."""
+
+    def __init__(self, trusting: bool = True):
+        self._trusting = trusting
+        self._parts: dict[Node, Sequence[Value] | None] = {}
+        self._found: dict[tuple[Value, int], _Item] = {}
+
+    def at(self, sequence: Value, index: int) -> Value | None:
+        """The element number `index`, which may count from the back; None where it is not known."""
+        length = length_of(sequence)
+        if length is None:
+            return _last_inserted(sequence) if index == -1 else None
+        if not -length <= index < length:
+            return None
+        return _as_value(self._item(sequence, index % length))
+
+    def all(self, sequence: Value) -> list[Value] | None:
+        """All elements of a sequence of known length; None where one of them is not known."""
+        changes: list[tuple[Node, int]] = []
+        base, length = sequence, length_of(sequence)
+        while length is not None and (node := producer(base, "SequenceInsert", "SequenceErase", "Identity")):
+            before = length_of(first(node))
+            place = 0 if is_op(node, "Identity") else _place(node, before)
+            if before is None or place is None:
+                return None
+            changes.append((node, place))
+            base, length = first(node), before
+        if length is None:
+            return None
+        items = [_as_value(self._item(base, i)) for i in range(length)]
+        for node, place in reversed(changes):
+            if is_op(node, "SequenceInsert"):
+                items.insert(place, node.inputs[1])
+            elif is_op(node, "SequenceErase"):
+                del items[place]
+        found = [item for item in items if item is not None]
+        return found if len(found) == len(items) else None
+
+    def _item(self, sequence: Value, index: int) -> _Item:
+        """The element at a place that there is. Without recursion: gradients of long chains are nested as deep."""
+        goal = _origin(sequence, index)
+        pending = [goal] if goal is not None else []
+        while pending:
+            key = pending[-1]
+            if key in self._found:
+                pending.pop()
+                continue
+            needs, combine = self._step(*key)
+            origins = [_origin(*need) for need in needs]
+            missing = [o for o in origins if o is not None and o not in self._found]
+            if missing:
+                pending.extend(missing)
+                continue
+            self._found[key] = combine([None if o is None else self._found[o] for o in origins])
+            pending.pop()
+        return None if goal is None else self._found[goal]
+
+    def _step(
+        self, sequence: Value, index: int
+    ) -> tuple[list[tuple[Value, int]], Callable[[list[_Item]], _Item]]:
+        """Which other elements the element at `index` is made of, and how."""
+        node = sequence.node
+        assert node is not None
+        op = node.op
+        if is_op(node, "SequenceConstruct", "SequenceInsert"):
+            # `_origin` has counted: of an insertion it is the element that is inserted.
+            item = node.inputs[index] if op.name == "SequenceConstruct" else node.inputs[1]
+            return [], lambda _: item
+        if isinstance(op, SplitToSequence):
+            return [], lambda _: self._part(node, index)
+        if is_op(node, "NestedZeros", domain=DOMAIN):
+            return [(first(node), index)], lambda found: _zeros_of(found[0])
+        if is_op(node, "NestedSum", domain=DOMAIN):
+            return [(v, index) for v in node.operands], _total
+        if is_op(node, "SequenceAtGrad", domain=DOMAIN):
+            dy, forward, position = node.operands
+            place = constant_position(position)
+            length = length_of(forward)
+            if place is None or length is None or not -length <= place < length:
+                return [], lambda _: None
+            if place % length == index:
+                return [], lambda _: dy
+            return [(forward, index)], lambda found: _zeros_of(found[0])
+        return [], lambda _: None
+
+    def _part(self, node: Node, index: int) -> Value | None:
+        if node not in self._parts:
+            op = operator(node, SplitToSequence)
+            x, split = (*node.inputs, None)[:2]
+            assert x is not None
+            told = split is not None and split.rank == 1 and split.tensor.value is not None
+            usable = self._trusting or told
+            self._parts[node] = parts(op, x, split) if usable else None
+        found = self._parts[node]
+        return None if found is None else found[index]
+
+
+def _origin(sequence: Value, index: int) -> tuple[Value, int] | None:
+    """Where the element at a place comes from: the value that made it, and its place there; None if unknown."""
+    while True:
+        node = sequence.node
+        if node is None:
+            return None
+        if is_op(node, "Identity"):
+            sequence = first(node)
+            continue
+        if not is_op(node, "SequenceInsert", "SequenceErase"):
+            return sequence, index
+        place = _place(node, length_of(first(node)))
+        if place is None:
+            return None
+        if is_op(node, "SequenceErase"):
+            index += index >= place
+        elif index == place:
+            return sequence, index
+        else:
+            index -= index > place
+        sequence = first(node)
+
+
+def _place(node: Node, length: int | None) -> int | None:
+    """Where a SequenceInsert puts its element, or a SequenceErase takes one, in a sequence of `length`."""
+    inserts = is_op(node, "SequenceInsert")
+    position = node.inputs[2 if inserts else 1] if len(node.inputs) > (2 if inserts else 1) else None
+    if length is None:
+        return None
+    most = length if inserts else length - 1
+    index = most if position is None else constant_position(position)
+    return None if index is None or not -length <= index <= most else index + length * (index < 0)
+
+
+def _last_inserted(sequence: Value) -> Value | None:
+    """The last element, where it was put there."""
+    node = producer(sequence, "SequenceInsert")
+    return node.inputs[1] if node is not None and len(node.inputs) == 2 else None
+
+
+def length_of(sequence: Value) -> int | None:
+    kind = sequence.type
+    return kind.length if isinstance(kind, SequenceType) and isinstance(kind.length, int) else None
+
+
+def constant_position(position: Value | None) -> int | None:
+    known = None if position is None else position.tensor.constants
+    return None if known is None or len(known) != 1 else int(known[0])
+
+
+def _as_value(item: _Item) -> Value | None:
+    if isinstance(item, _Zeros):
+        made: Value = zeros_like(item.like)
+        return made
+    return item
+
+
+def _zeros_of(item: _Item) -> _Item:
+    return _Zeros(item) if isinstance(item, Value) else item
+
+
+def _total(items: list[_Item]) -> _Item:
+    """The sum, in which zeros do not count."""
+    if any(item is None for item in items):
+        return None
+    terms = [item for item in items if isinstance(item, Value)]
+    if not terms:
+        return items[0]
+    if len(terms) == 1:
+        return terms[0]
+    made: Value = F.nested_sum(*terms) if not isinstance(terms[0].type, TensorType) else F.sum(*terms)
+    return made
+
+
+def rows_of(sequence: Value) -> Node | None:
+    """The node that takes a tensor of known rank apart into parts of size 1."""
+    node = producer(sequence, "SplitToSequence")
+    if node is None or first(node).rank is None:
+        return None
+    ones = len(node.inputs) == 1 or node.operands[1].tensor.rank == 0 and constant_position(node.operands[1]) == 1
+    return node if ones else None

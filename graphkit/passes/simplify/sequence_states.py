@@ -1,0 +1,258 @@
+"""Sequences that branches and loops capture, carry and return, as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphkit.ir.graph import Graph, Node, Value
+from graphkit.ir.subgraph import inline
+from graphkit.ir.types import SequenceType, TensorType
+from graphkit.ops import F, Op, operator
+from graphkit.ops.axes import i64
+from graphkit.ops.control.loop_state import without_value
+from graphkit.ops.control.operators import Loop
+from graphkit.ops.control.views import IfView, LoopState, LoopView, capture_count, is_if, repeating
+from graphkit.ops.sequence.elements import drawn
+from graphkit.ops.sequence.split import SplitToSequence
+from graphkit.passes.core.draws import is_undetermined
+from graphkit.passes.core.match import first, producer
+from graphkit.passes.core.sweep import CONTROL
+from graphkit.passes.simplify.elements import Elements, length_of
+
+# How many nodes a loop may become that is written out.
+_UNROLLED = 4096
+# How many elements of a sequence may become operands, results or states one by one.
+_ELEMENTS = 64
+
+# What reads single elements, or may hand a sequence on to what does.
+_BY_ELEMENT = frozenset({"SequenceAt", "SequenceLength"}) | CONTROL
+
+
+class _Opened(NamedTuple):
+    """Values that stand for a sequence outside of a subgraph, and how it is made of them inside."""
+
+    outer: Sequence[Value]
+    inside: Callable[[Sequence[Value]], Value]
+
+
+# --- captures -------------------------------------------------------------------------------------
+
+
+def with_open_captures(node: Node, elements: Elements) -> Node:
+    """The node with tensors in the place of the sequences that it captures, as far as they are known."""
+    start = len(node.inputs) - capture_count(node)
+    opened: dict[int, _Opened] = {}
+    for k in range(start, len(node.inputs)):
+        value = node.inputs[k]
+        if value is not None and isinstance(value.type, SequenceType):
+            found = _opened(node, k - len(node.inputs), value, elements)
+            if found is not None:
+                opened[k - len(node.inputs)] = found
+    if not opened:
+        return node
+    captured = list(node.inputs[start:])
+    outer = [w for k, v in enumerate(captured) for w in _outer(opened, k - len(captured), v)]
+    graphs = {name: _on_opened(graph, opened, len(captured)) for name, graph in node.op.subgraphs().items()}
+    changes: dict[str, Any] = {**graphs} if is_if(node) else {**graphs, "captures": len(outer)}
+    return _made(node, operator(node, Op).replace(**changes), [*node.inputs[:start], *outer], node.outputs)
+
+
+def _outer(opened: dict[int, _Opened], place: int, value: Value | None) -> Sequence[Value | None]:
+    return opened[place].outer if place in opened else [value]
+
+
+def _opened(node: Node, place: int, value: Value, elements: Elements) -> _Opened | None:
+    """How the capture at `place`, counted from the end, goes in."""
+    source = producer(value, "SplitToSequence")
+    if source is not None and all(_by_element(g, g.inputs[place]) for g in node.op.subgraphs().values()):
+        op = operator(source, SplitToSequence)
+        return _Opened(source.operands, lambda inner: F.split_to_sequence(*inner, **op.attributes()))
+    items = elements.all(value)
+    if items is None or not 0 < len(items) <= _ELEMENTS:
+        return None
+    if is_if(node) or not _alike(items):
+        return _Opened(items, lambda inner: F.sequence_construct(*inner))
+    # One tensor, of which a loop can read the element that its number says.
+    stack = F.concat(*(F.unsqueeze(item, i64(0)) for item in items), axis=0)
+    return _Opened([stack], lambda inner: F.split_to_sequence(inner[0], keepdims=False))
+
+
+def _alike(items: Sequence[Value]) -> bool:
+    kinds = [item.type for item in items]
+    return all(isinstance(t, TensorType) and t.shape is not None and t == kinds[0] for t in kinds)
+
+
+def _by_element(graph: Graph, value: Value) -> bool:
+    """Whether a graph reads no more of a sequence than elements and their number."""
+    readers = (node for node in graph.nodes if value in node.inputs)
+    return value not in graph.outputs and all(n.op.domain == "" and n.op.name in _BY_ELEMENT for n in readers)
+
+
+def _on_opened(graph: Graph, opened: dict[int, _Opened], count: int) -> Graph:
+    """The subgraph on what its captures, the last `count` inputs, were replaced by."""
+    own = list(graph.inputs[: len(graph.inputs) - count])
+    inputs, arguments = list(own), list(own)
+    for k, value in enumerate(graph.inputs[len(own) :]):
+        found = opened.get(k - count)
+        inner = [value] if found is None else [Value(v.type, v.name) for v in found.outer]
+        inputs += inner
+        arguments.append(value if found is None else found.inside(inner))
+    return Graph(inputs, inline(graph, arguments), name=graph.name)
+
+
+# --- results and states ---------------------------------------------------------------------------
+
+
+def opened_results(node: Node, elements: Elements) -> Sequence[Value]:
+    """The node's results, sequences made of tensors that it returns in their place where that can be."""
+    if is_if(node):
+        return _results_of_branches(node)
+    view = LoopView.of(node)
+    if view.is_loop:
+        for number, state in enumerate(view.states):
+            if isinstance(state.initial.type, SequenceType):
+                results = _as_stack(view, number, state) or _one_by_one(view, number, state, elements)
+                if results is not None:
+                    return results
+    return node.outputs
+
+
+def _results_of_branches(node: Node) -> Sequence[Value]:
+    """Sequences of one length, whose elements both branches tell, element by element."""
+    view = IfView.of(node)
+    known: dict[int, tuple[list[Value], list[Value]]] = {}
+    for i, value in enumerate(node.outputs):
+        length = length_of(value)
+        if length is not None and 0 < length <= _ELEMENTS:
+            pair = [Elements(trusting=False).all(g.outputs[i]) for g in view.branches]
+            if pair[0] is not None and pair[1] is not None:
+                known[i] = (pair[0], pair[1])
+    if not known:
+        return node.outputs
+    branches = []
+    for side, graph in enumerate(view.branches):
+        outputs = [w for i, v in enumerate(graph.outputs) for w in (known[i][side] if i in known else [v])]
+        branches.append(graph.replace(outputs=outputs))
+    made = iter(Node(view.with_branches(*branches), node.inputs, node.name, node.meta).outputs)
+    return [
+        F.sequence_construct(*(next(made) for _ in known[i][0])) if i in known else next(made)
+        for i in range(len(node.outputs))
+    ]
+
+
+def _as_stack(view: LoopView, number: int, state: LoopState) -> Sequence[Value] | None:
+    """The results where a state starts empty, and gets one element of the same shape at its end in each iteration."""
+    insertion = producer(state.after, "SequenceInsert")
+    if insertion is None or len(insertion.inputs) > 2 or first(insertion) is not state.before:
+        return None
+    row = insertion.operands[1]
+    readers = [n for n in view.body.nodes if state.before in n.inputs or state.after in n.inputs]
+    returned = view.body.outputs.count(state.after) + view.body.outputs.count(state.before)
+    if length_of(state.initial) != 0 or readers != [insertion] or returned > 1 or not _keeps_size(view, row):
+        return None
+    position = view.flag + number
+    outputs = [v for i, v in enumerate(view.body.outputs) if i != position]
+    made = _with_states(view, {number: []}, [*outputs, row], view.body.inputs)
+    results = list(made.outputs)
+    results.insert(number, F.split_to_sequence(results.pop(), keepdims=False))
+    return results
+
+
+def _keeps_size(view: LoopView, row: Value) -> bool:
+    """Whether all iterations give a value one shape: sizes that only a run tells come from outside."""
+    if not isinstance(row.type, TensorType) or row.type.shape is None:
+        return False
+    steady = [s.before for s in view.states if s.before.type == s.after.type]
+    known: set[str] = set()
+    for value in (*steady, *(s.inner for s in view.scan_inputs), *(c.inner for c in view.captures)):
+        if isinstance(value.type, TensorType):
+            for d in (*(value.type.shape or ()), *(value.type.value or ())):
+                known.update(() if isinstance(d, int) else d.symbols)
+    names = {s for d in row.type.shape if not isinstance(d, int) for s in d.symbols}
+    return {s for s in names if s.startswith("?")} <= known
+
+
+def _one_by_one(view: LoopView, number: int, state: LoopState, elements: Elements) -> Sequence[Value] | None:
+    """The results where a state keeps its length, and the body tells the elements that it leaves."""
+    items = elements.all(state.initial)
+    if items is None or not 0 < len(items) <= _ELEMENTS:
+        return None
+    assert isinstance(state.before.type, SequenceType)
+    kind = state.before.type.element
+    inner = [Value(drawn(without_value(kind)), f"{state.before.name}_{i}") for i in range(len(items))]
+    place = view.lead + number
+    arguments = list(view.body.inputs)
+    arguments[place] = F.sequence_construct(*inner)
+    outputs = inline(view.body, arguments)
+    position = view.flag + number
+    after = Elements(trusting=False).all(outputs[position])
+    if after is None or len(after) != len(items):
+        return None
+    outputs[position : position + 1] = after
+    inputs = [*view.body.inputs[:place], *inner, *view.body.inputs[place + 1 :]]
+    made = _with_states(view, {number: items}, outputs, inputs)
+    results = list(made.outputs)
+    results[number : number + len(items)] = [F.sequence_construct(*results[number : number + len(items)])]
+    return results
+
+
+def _with_states(
+    view: LoopView, replaced: dict[int, Sequence[Value]], outputs: Sequence[Value], inputs: Sequence[Value]
+) -> Node:
+    """The loop with other initial values in the place of some of its states, on a body of these outputs."""
+    operands: list[Value | None] = []
+    kept: list[Value] = []
+    for k, value in enumerate(view.operands):
+        number = k - view.lead
+        operands += replaced.get(number, [value]) if number >= 0 else [value]
+    dropped = {view.body.inputs[view.lead + n] for n, items in replaced.items() if not items}
+    kept = [v for v in inputs if v not in dropped]
+    body = Graph(kept, outputs, name=view.body.name)
+    node = view.node
+    return Node(repeating(node).replace(body=body), operands, node.name, node.meta)
+
+
+# --- loops written out ----------------------------------------------------------------------------
+
+
+def unrolled(node: Node, elements: Elements) -> Sequence[Value] | None:
+    """The results of a loop of few known iterations, without the loop, where it carries or captures known sequences."""
+    if is_if(node) or not isinstance(node.op, Loop):
+        return None
+    view = LoopView.of(node)
+    carried = [v for v in view.operands[view.lead :] if v is not None and isinstance(v.type, SequenceType)]
+    trips = _trips(view)
+    if not carried or trips is None or trips * max(len(view.body.nodes), 1) > _UNROLLED:
+        return None
+    if any(length_of(v) is None for v in carried) or is_undetermined(node):
+        return None
+    state: list[Value] = [s.initial for s in view.states]
+    captured = [c.outer for c in view.captures]
+    rows: list[list[Value]] = [[] for _ in view.scan_outputs]
+    number, condition = ((1,) if v.shape == (1,) else () for v in view.entry)
+    for i in range(trips):
+        entry = [F.constant(value=np.full(number, i, np.int64)), F.constant(value=np.ones(condition, bool))]
+        found = inline(view.body, [*entry, *state, *captured])
+        state = found[1 : 1 + len(state)]
+        for row, value in zip(rows, found[1 + len(state) :], strict=True):
+            row.append(value)
+    if not all(trips and isinstance(v.type, TensorType) for row in rows for v in row) or (rows and not trips):
+        return None
+    return [*state, *(F.concat(*(F.unsqueeze(v, i64(0)) for v in row), axis=0) for row in rows)]
+
+
+def _trips(view: LoopView) -> int | None:
+    """How often the body runs, where that is a number."""
+    limit, condition = view.operands[:2]
+    again = view.body.outputs[0].tensor.constants
+    starts = condition is None or condition.tensor.constants == (1,)
+    known = None if limit is None else limit.tensor.constants
+    goes_on = again == (1,) or view.body.outputs[0] is view.body.inputs[1]
+    return max(int(known[0]), 0) if known is not None and starts and goes_on else None
+
+
+def _made(node: Node, op: Any, operands: Sequence[Value | None], outputs: Sequence[Value]) -> Node:
+    return Node(op, operands, node.name, node.meta, output_names=[v.name for v in outputs])
