@@ -17,6 +17,14 @@ from graphkit.ops._base import F
 INT64 = frozenset({DType.INT64})
 
 
+def blank(xp: Any, shape: Sequence[int], dtype: Any) -> Any:
+    """What operators fill with where the standard says zero: zeros, False, empty strings.
+
+    For references on tensors: arrays of known elements have dtype object, and are no strings.
+    """
+    return np.full(shape, "", object) if dtype.kind == "O" else xp.zeros(shape, dtype=dtype)
+
+
 def shape_text(shape: Sequence[Dim] | None) -> str:
     return "[...]" if shape is None else "[" + ", ".join(map(str, shape)) + "]"
 

@@ -12,7 +12,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import BOOLS, INDICES, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops.axes import fresh_shape, i64, length_of, normal_axes
+from graphkit.ops.axes import blank, fresh_shape, i64, length_of, normal_axes
 
 
 @op
@@ -24,7 +24,7 @@ class CenterCropPad(Op):
 
     axes: tuple[int, ...] | None = None
     inputs = ("x", "shape")
-    types = {"x": NUMERIC | BOOLS, "shape": INDICES}
+    types = {"x": NUMERIC | BOOLS | {DType.STRING}, "shape": INDICES}
     onnx = Onnx("CenterCropPad", since=18)
     composite = True
     samples = (
@@ -34,6 +34,8 @@ class CenterCropPad(Op):
         Sample((3, 4, 5), i64(1, 7), axes=(2, 1)),
         Sample((3, 2), i64(3, 0)),
         Sample((0, 2), i64(2, 2)),
+        # onnx's evaluator fills with numbers.
+        Sample(np.array([["a", "b", "c"]], object), i64(2, 2), onnx=False),
     )
 
     def infer(self, x: TensorType, shape: TensorType) -> TensorType:
@@ -62,7 +64,7 @@ class CenterCropPad(Op):
             taken[axis] = slice((have - kept) // 2, (have - kept) // 2 + kept)
             placed[axis] = slice((size - kept) // 2, (size - kept) // 2 + kept)
             result[axis] = size
-        y = xp.zeros(result, dtype=x.dtype)
+        y = blank(xp, result, x.dtype)
         y[tuple(placed)] = x[tuple(taken)]
         return y
 

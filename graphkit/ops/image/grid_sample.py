@@ -9,7 +9,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
-from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, TensorType
+from graphkit.ir.types import BOOLS, FLOATS, NUMERIC, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Rand, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, fresh_shape, i64, length_of
@@ -63,7 +63,7 @@ class GridSample(Op):
     mode: str = "linear"
     padding_mode: str = "zeros"
     inputs = ("x", "grid")
-    types = {"x": NUMERIC | BOOLS, "grid": FLOATS}
+    types = {"x": NUMERIC | BOOLS | {DType.STRING}, "grid": FLOATS}
     composite = True
     onnx = Onnx("GridSample", since=22)
     samples = staticmethod(_grid_samples)
@@ -88,6 +88,9 @@ class GridSample(Op):
         return TensorType(x.dtype, (batch, channels, *out))
 
     def reference(self, xp: Any, x: Any, grid: Any) -> Any:
+        if x.dtype == object:
+            places = np.arange(1, x.size + 1).reshape(x.shape)
+            return np.append(np.array("", object), x)[self.reference(xp, places, grid)]
         rank = x.ndim - 2
         columns = [grid[..., rank - 1 - axis] for axis in range(rank)]
         if not grid.size:
@@ -98,6 +101,12 @@ class GridSample(Op):
     def expand(self, x: Any, grid: Any) -> Any:
         if x.rank is None:
             raise UnsupportedError(f"GridSample in standard operators needs an operand of known rank, not {x}")
+        if x.dtype is DType.STRING:
+            # The places of strings are sampled, and what lies beyond the edges is at place 0.
+            one, all_of = np.array(1, np.int64), np.array([-1])
+            places = F.reshape(F.range(one, F.add(F.size(x), one), one), F.shape(x))
+            words = F.concat(np.array([""], object), F.reshape(x, all_of), axis=0)
+            return F.gather(words, F.grid_sample(places, grid, **self.attributes()))
         rank = x.rank - 2
         points = converted(grid, wide_type(grid.dtype))
         columns = [F.gather(points, np.array(rank - 1 - axis, np.int64), axis=-1) for axis in range(rank)]

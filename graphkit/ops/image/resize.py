@@ -369,7 +369,8 @@ class Resize(Resizing):
             outside = self.outside(axis)
             if outside is not None:
                 mask = xp.asarray(outside).reshape(-1, *(1,) * (x.ndim - 1 - axis.axis))
-                y = xp.where(mask, xp.asarray(self.extrapolation_value, dtype=y.dtype), y)
+                fill = "" if y.dtype == object else self.extrapolation_value
+                y = xp.where(mask, xp.asarray(fill, dtype=y.dtype), y)
         if y.dtype != x.dtype:
             bounds = np.iinfo(x.dtype)
             y = xp.clip(xp.rint(y) if self.antialias else xp.trunc(y), bounds.min, bounds.max).astype(x.dtype)

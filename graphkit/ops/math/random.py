@@ -1,13 +1,16 @@
 """Random operators. Every draw is a pure function of (seed, step), the node's stream and the element's index.
 
-`rng` is a uint64[2] tensor (seed, step), one graph input for all random nodes (see passes/training/randomness.py). A
-node without it draws from the bits of its `seed` attribute (0 when absent) at step 0. `rng` and `stream` have no
-counterpart in ONNX, whose generators are unspecified.
+`rng` is a uint64[2] tensor (seed, step), one graph input for all random nodes (see passes/training/randomness.py); a
+node without it draws at (0, 0). `rng` and `stream` have no counterpart in ONNX, whose generators are unspecified.
+
+A node with a `seed` of its own draws what onnx's reference evaluator draws for that seed, at step 0: then numbers of
+numpy's RandomState, whatever the seed of `rng` is. At later steps, and in the iterations of loops, the generator is
+seeded with all of seed, (seed, step) and stream.
 """
 
 from __future__ import annotations
 
-import struct
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,14 +42,33 @@ class RandomOp(Op):
         if not 0 <= self.stream < _philox.FOLD_STREAM:
             raise UsageError(f"stream {self.stream} is outside [0, {_philox.FOLD_STREAM})")
 
-    def state(self, xp: Any, rng: Any) -> Any:
-        """The uint64[2] state to draw from: `rng`, else the seed attribute's bits at step 0."""
-        if rng is not None:
-            return rng
+    @property
+    def own_seed(self) -> int | None:
+        """The seed that the node brings; fractions are cut off, and NaN is none, as in onnx's evaluator."""
         seed = getattr(self, "seed", None)
-        if isinstance(seed, float):
-            seed = int.from_bytes(struct.pack("<f", seed), "little")
-        return xp.asarray(np.array([(seed or 0) & (2**64 - 1), 0], np.uint64))
+        return None if seed is None or not math.isfinite(seed) else int(seed)
+
+    def state(self, xp: Any, rng: Any) -> Any:
+        """The uint64[2] state to draw from."""
+        return xp.asarray(np.zeros(2, np.uint64)) if rng is None else rng
+
+    def own_generator(self, rng: Any) -> np.random.RandomState | None:
+        """What a node with a seed draws from."""
+        seed = self.own_seed
+        if seed is None:
+            return None
+        base, step = (0, 0) if rng is None else rng.tolist()
+        if step == 0 and 0 <= seed < 1 << 32:
+            return np.random.RandomState(seed)
+        words = [number >> shift & 0xFFFFFFFF for number in (seed, base, step) for shift in (0, 32)]
+        return np.random.RandomState([*words, self.stream])
+
+    def uniform(self, xp: Any, rng: Any, shape: tuple[int, ...], bits: int) -> Any:
+        """float64 in [0, 1), of 24 or 53 bits; 53 for a node with a seed."""
+        own = self.own_generator(rng)
+        if own is not None:
+            return xp.asarray(own.random_sample(shape))
+        return _philox.uniform(xp, self.state(xp, rng), self.stream, shape, bits)
 
 
 def _bits(dtype: DType) -> int:
@@ -61,7 +83,7 @@ class Uniform(RandomOp):
     seed: float | None = None
 
     def draw(self, xp: Any, rng: Any, shape: tuple[int, ...], dtype: DType) -> Any:
-        u = _philox.uniform(xp, self.state(xp, rng), self.stream, shape, _bits(dtype))
+        u = self.uniform(xp, rng, shape, _bits(dtype))
         return self.low + (self.high - self.low) * u
 
 
@@ -73,7 +95,11 @@ class Normal(RandomOp):
     seed: float | None = None
 
     def draw(self, xp: Any, rng: Any, shape: tuple[int, ...], dtype: DType) -> Any:
-        z = _philox.normal(xp, self.state(xp, rng), self.stream, shape, _bits(dtype))
+        own = self.own_generator(rng)
+        if own is not None:
+            z = xp.asarray(own.standard_normal(shape))
+        else:
+            z = _philox.normal(xp, self.state(xp, rng), self.stream, shape, _bits(dtype))
         return self.mean + self.scale * z
 
 
@@ -199,8 +225,11 @@ class Bernoulli(RandomOp):
         return TensorType(dtype, x.shape)
 
     def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
-        u = _philox.uniform(xp, self.state(xp, rng), self.stream, x.shape, _bits(dtype_of(x.dtype)))
-        return u < x
+        own = self.own_generator(rng)
+        if own is not None:
+            # On the host, by binomial: a uniform number for each element would give other draws than the evaluator's.
+            return xp.asarray(own.binomial(1, np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape)))
+        return self.uniform(xp, rng, x.shape, _bits(dtype_of(x.dtype))) < x
 
     def grad(self, node: Node, dy: Any) -> Any:
         return None
@@ -238,7 +267,7 @@ class Multinomial(RandomOp):
 
     def reference(self, xp: Any, x: Any, rng: Any = None) -> Any:
         shape = (x.shape[0], self.sample_size)
-        u = _philox.uniform(xp, self.state(xp, rng), self.stream, shape, _bits(dtype_of(x.dtype)))
+        u = self.uniform(xp, rng, shape, _bits(dtype_of(x.dtype)))
         weights = xp.exp(x.astype(xp.float64) - xp.max(x, axis=1, keepdims=True))
         total = xp.cumsum(weights, axis=1)
         return xp.sum(total[:, None, :] <= (u * total[:, -1:])[:, :, None], axis=2)
@@ -298,7 +327,7 @@ class Dropout(RandomOp):
             return xp.array(data), xp.ones(data.shape, dtype=bool)
         if not 0 <= rate <= 1:
             raise RuntimeFailure(f"ratio {rate} is outside [0, 1]")
-        kept = _philox.uniform(xp, self.state(xp, rng), self.stream, data.shape, 24) >= rate
+        kept = self.uniform(xp, rng, data.shape, 24) >= rate
         scale = 0.0 if rate == 1 else 1.0 / (1.0 - rate)
         return xp.where(kept, data * scale, 0).astype(data.dtype), kept
 

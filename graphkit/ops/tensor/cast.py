@@ -33,8 +33,7 @@ def convert(xp: Any, x: Any, to: DType, saturate: bool = True, round_mode: str =
     if to is DType.STRING:
         return np.vectorize(_text, otypes=[object])(x) if x.size else np.empty(x.shape, object)
     if x.dtype.kind in "OUS":
-        text = np.char.strip(np.asarray(x).astype(str))
-        x = _parsed(text, _integer, to.numpy) if to in INTEGERS else _parsed(text, _number, np.float64)
+        x = _parsed(x, _integer, to.numpy) if to in INTEGERS else _parsed(x, _number, np.float64)
     if to is DType.FLOAT8E8M0:
         return _power_of_two(x.astype(np.float32), saturate, round_mode)
     if to in FLOAT8 and saturate:
@@ -67,15 +66,15 @@ def _narrow(xp: Any, x: Any, to: DType) -> Any:
 
 def _parsed(text: Any, parse: Callable[[str], Any], dtype: Any) -> np.ndarray:
     with np.errstate(over="ignore"):
-        elements = [parse(word) for word in text.reshape(-1)]
+        elements = [parse(word) for word in text.reshape(-1).tolist()]
         # Integers of any size lose their high bits, as in every other conversion.
         wide = np.array([v % (1 << 64) for v in elements], np.uint64) if parse is _integer else elements
         return np.asarray(wide).astype(dtype).reshape(text.shape)
 
 
 def _number(word: str) -> float:
-    # Python's own float also reads 1_000.
-    if "_" in word:
+    # Python's own float also reads 1_000, and digits of other scripts.
+    if "_" in word or not word.isascii():
         raise ValueError(f"{word!r} is not a number")
     return float(word)
 
@@ -83,7 +82,7 @@ def _number(word: str) -> float:
 def _integer(word: str) -> int:
     # Through float only where the text is no integer: int64 has more digits than float64.
     try:
-        return int(word) if "_" not in word else int(_number(word))
+        return int(word) if "_" not in word and word.isascii() else int(_number(word))
     except ValueError:
         return int(_number(word))
 

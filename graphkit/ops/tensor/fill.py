@@ -187,7 +187,7 @@ class OneHot(Op):
         whole = indices.astype(np.int64)
         whole = xp.expand_dims(xp.where(whole < 0, whole + size, whole), axis)
         classes = xp.arange(size).reshape((-1,) + (1,) * (indices.ndim - axis))
-        return xp.where(whole == classes, values[1], values[0])
+        return xp.where(whole == classes, values[1:], values[:1])
 
     def grad(self, node: Node, dy: Any) -> Any:
         indices, depth, _ = node.operands

@@ -162,7 +162,8 @@ class Pad(Op):
             raise TypeMismatch(f"pads {pads.tolist()} remove more than {list(x.shape)} has")
         fill: Any = "" if x.dtype.kind == "O" else 0
         if constant_value is not None:
-            fill = constant_value.reshape(())[()]
+            # An array: of a string alone numpy loses zero bytes at the end.
+            fill = constant_value.reshape(())
         result = xp.full(shape, fill, dtype=x.dtype)
         source, target = [], []
         for n, (before, after) in zip(x.shape, widths, strict=True):

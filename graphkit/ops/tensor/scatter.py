@@ -14,7 +14,7 @@ import numpy as np
 from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
 from graphkit.ir import dims
 from graphkit.ir.graph import Node, Value
-from graphkit.ir.types import ANY, INDICES, TensorType
+from graphkit.ir.types import ANY, INDICES, DType, TensorType
 from graphkit.ops._base import F, Onnx, Op, Sample, op
 from graphkit.ops._checks import fits
 from graphkit.ops.axes import INT64, fresh_shape, i64, normal_axis, shape_text, zeros_like
@@ -35,6 +35,8 @@ class _Scatter(Op):
     def infer(self, x: TensorType, indices: TensorType, updates: TensorType) -> TensorType:
         if self.reduction not in _REDUCTIONS:
             raise UsageError(f"reduction is one of {', '.join(_REDUCTIONS)}, not {self.reduction!r}")
+        if self.reduction != "none" and x.dtype is DType.STRING:
+            raise TypeMismatch(f"strings cannot be combined: reduction={self.reduction!r} of {x}")
         self.check(x, indices, updates)
         value = None
         if self.reduction == "none":

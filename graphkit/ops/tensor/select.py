@@ -12,7 +12,7 @@ from graphkit.ir.dims import Dim
 from graphkit.ir.graph import Node
 from graphkit.ir.types import ANY, BOOLS, NUMERIC, DType, TensorType, broadcast_shapes
 from graphkit.ops._base import F, Onnx, Op, Sample, op
-from graphkit.ops.axes import INT64, i64, length_of, normal_axis, reshape_like, shape_text
+from graphkit.ops.axes import INT64, blank, i64, length_of, normal_axis, reshape_like, shape_text
 from graphkit.ops.known_elements import decided, known_array, moved
 from graphkit.ops.pointwise import scalar_like, unbroadcast
 
@@ -100,16 +100,17 @@ class Compress(Op):
 
 @op
 class NonZero(Op):
-    """The positions of the elements of x that are not 0, in row-major order: int64 [rank, count]."""
+    """The positions of the elements of x that are not 0, nor empty strings, in row-major order: int64 [rank, count]."""
 
     inputs = ("x",)
-    types = {"x": NUMERIC | BOOLS}
+    types = {"x": NUMERIC | BOOLS | {DType.STRING}}
     onnx = Onnx("NonZero", since=13)
     samples = (
         Sample(np.array([[1, 0], [1, 1]])),
         Sample(np.array([0.0, -2.0, 0.5], np.float32)),
         Sample(np.array([[True, False], [False, False]])),
         Sample(np.zeros((0, 2), np.int32)),
+        Sample(np.array([["a", ""], ["", "b"]], object)),
         # ONNX Runtime gives [1, count], against the standard's text; onnx's evaluator cannot run it.
         Sample(np.array(3), onnx=False),
     )
@@ -120,7 +121,7 @@ class NonZero(Op):
 
     def reference(self, xp: Any, x: Any) -> Any:
         if x.ndim == 0:
-            return xp.zeros((0, int(x != 0)), dtype=np.int64)
+            return xp.zeros((0, int(bool(x))), dtype=np.int64)
         return xp.stack(xp.nonzero(x)).astype(np.int64)
 
     def grad(self, node: Node, dy: Any) -> Any:
@@ -136,7 +137,7 @@ class Trilu(Op):
 
     upper: bool = True
     inputs = ("x", "k?")
-    types = {"x": NUMERIC | BOOLS, "k": INT64}
+    types = {"x": NUMERIC | BOOLS | {DType.STRING}, "k": INT64}
     inplace = ((0, 0),)
     onnx = Onnx("Trilu", since=14)
     samples = (
@@ -148,18 +149,23 @@ class Trilu(Op):
         Sample((3, 3), i64(-9)[0]),
         Sample((0, 3)),
         Sample(np.array([[True, True], [True, True]]), upper=False),
+        # onnx's evaluator fills with numbers.
+        Sample(np.array([["a", "b"], ["c", "d"]], object), onnx=False),
     )
 
     def infer(self, x: TensorType, k: TensorType | None = None) -> TensorType:
         if x.shape is not None and len(x.shape) < 2:
             raise TypeMismatch(f"Trilu takes a matrix or a batch of them, not {shape_text(x.shape)}")
-        return TensorType(x.dtype, x.shape, None if k is not None else moved(self.reference, known_array(x)))
+        value = None if k is not None else moved(self._triangle, known_array(x))
+        return TensorType(x.dtype, x.shape, value)
 
     def reference(self, xp: Any, x: Any, k: Any = None) -> Any:
-        diagonal = 0 if k is None else int(k.reshape(()))
+        return self._triangle(xp, x, 0 if k is None else int(k.reshape(())), blank(xp, (), x.dtype))
+
+    def _triangle(self, xp: Any, x: Any, diagonal: int = 0, outside: Any = 0) -> Any:
         offset = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
         inside = offset >= diagonal if self.upper else offset <= diagonal
-        return xp.where(inside, x, xp.zeros((), dtype=x.dtype))
+        return xp.where(inside, x, outside)
 
     def grad(self, node: Node, dy: Any) -> Any:
         return (F.trilu(dy, *node.inputs[1:], upper=self.upper), None)[: len(node.inputs)]

@@ -154,7 +154,7 @@ class Unique(Op):
     sorted: bool = True
     inputs = ("x",)
     outputs = ("y", "indices", "inverse_indices", "counts")
-    types = {"x": NUMERIC | BOOLS}
+    types = {"x": NUMERIC | BOOLS | {DType.STRING}}
     onnx = Onnx("Unique", since=28)
     samples = (
         Sample((2, 3)),
@@ -167,6 +167,8 @@ class Unique(Op):
         Sample(np.array([[4, 1, 1], [3, 0, 0]]), axis=1, sorted=False),
         Sample(np.array([True, False, True])),
         Sample(np.zeros(0, np.int32)),
+        Sample(np.array(["b", "a", "", "b"], object)),
+        Sample(np.array([["b", "a"], ["b", "a"], ["a", "b"]], object), axis=0),
     )
 
     def infer(self, x: TensorType) -> tuple[TensorType, ...]:
@@ -184,6 +186,9 @@ class Unique(Op):
     def reference(self, xp: Any, x: Any) -> tuple[Any, ...]:
         # numpy does not sort the NaN of half floats behind everything, as it does that of others.
         wide = x.astype(np.float32) if dtype_of(x.dtype) in HALVES else x
+        if x.dtype == object:
+            # Nor does it compare slices of strings: their numbers, in the order of the strings, stand for them.
+            wide = np.unique(x, return_inverse=True)[1].reshape(x.shape)
         _, first, inverse, counts = xp.unique(
             wide, return_index=True, return_inverse=True, return_counts=True, axis=self.axis
         )

@@ -119,14 +119,6 @@ def run(outputs: Any, inputs: Sequence[Value] = (), feeds: Sequence[Any] = ()) -
     return evaluate(Graph(inputs, outputs), feeds)
 
 
-def test_seed_attribute_is_used_without_rng() -> None:
-    (a, b, c) = run([F.random_uniform(shape=(8,), seed=s) for s in (1.5, 1.5, 2.5)])
-    assert np.array_equal(a, b)
-    assert not np.array_equal(a, c)
-    bits = np.array([int(np.float32(1.5).view(np.uint32)), 0], np.uint64)
-    assert np.array_equal(a, run(F.random_uniform(bits, shape=(8,)))[0])
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_results_have_the_dtype_and_the_parameters(dtype: str) -> None:
     uniform, normal = run(

@@ -1,4 +1,7 @@
-"""Random numbers: the same bits as the references draw, for any number of threads."""
+"""Random numbers: the same bits as the references draw, for any number of threads.
+
+Nodes with a seed of their own are interpreted: they draw from numpy's generator.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from graphkit.ops.math.random import Normal, RandomOp, Uniform
 from graphkit.ops.xp import numpy_xp
 
 
-def _source(node: Node) -> native.PhiloxSource:
-    """Where the node draws: from its operand `rng`, or from its seed."""
+def _source(node: Node) -> native.PhiloxSource | None:
+    """Where the node draws: from its operand `rng`, or at its beginning; None for a seed of its own."""
     op = operator(node, RandomOp)
+    if op.own_seed is not None:
+        return None
     if op.named_inputs(node.inputs)["rng"] is not None:
         return native.PhiloxSource(0, 0, op.stream, True)
     seed, step = op.state(numpy_xp, None).tolist()
@@ -34,11 +39,14 @@ def _range(node: Node) -> tuple[float, float]:
 
 
 def _fill(node: Node, context: KernelContext, normal: bool, like: bool) -> Kernel | None:
+    source = _source(node)
+    if source is None:
+        return None
     first, second = _moments(node) if normal else _range(node)
     unread = _described(node.inputs[0]) if like else None
     y = node.output
     return native.RandomFill(
-        node.op.name, normal, first, second, unread, shape(y), y.dtype.value, _source(node), context.threads
+        node.op.name, normal, first, second, unread, shape(y), y.dtype.value, source, context.threads
     )
 
 
@@ -64,17 +72,21 @@ def _random_normal_like(node: Node, context: KernelContext) -> Kernel | None:
 
 @kernel("Bernoulli")
 def _bernoulli(node: Node, context: KernelContext) -> Kernel | None:
-    x = node.inputs[0]
+    x, source = node.inputs[0], _source(node)
     assert x is not None
-    return native.Bernoulli(shape(x), x.dtype.value, node.output.dtype.value, _source(node), context.threads)
+    if source is None:
+        return None
+    return native.Bernoulli(shape(x), x.dtype.value, node.output.dtype.value, source, context.threads)
 
 
 @kernel("Dropout")
 def _dropout(node: Node, context: KernelContext) -> Kernel | None:
-    x = node.inputs[0]
+    x, source = node.inputs[0], _source(node)
     assert x is not None
+    if source is None:
+        return None
     ratio, training = (_described(operand(node, position)) for position in (1, 2))
-    return native.Dropout(shape(x), x.dtype.value, ratio, training, _source(node), context.threads)
+    return native.Dropout(shape(x), x.dtype.value, ratio, training, source, context.threads)
 
 
 @kernel("RngFoldIn", DOMAIN)
