@@ -17,6 +17,7 @@ from graphkit.cli._classes import best, table
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
+from graphkit.checks.maps import flattened
 from graphkit.errors import UsageError
 from graphkit.ir.atomic import write_whole
 
@@ -61,7 +62,7 @@ def command(
 
     Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, or a picture (.png, .jpg, ...), which is resized to the
     input's size, in RGB from 0 to 1 unless the options of pictures say otherwise, and as it is for uint8. What is not
-    given is guessed, and said.
+    given is guessed, and said. Results that are maps are shown and written as two arrays, NAME.keys and NAME.values.
 
     \b
     graphkit run net.onnx
@@ -89,12 +90,13 @@ def command(
     else:
         results, recorded = _profiled(executor, feeds, trace)
         seconds = recorded.seconds
+    origin = _origin(net, feeds, results) if check_nan else None
+    results = flattened(results)
     if output is not None:
         write_whole(Path(output), [_npz(results)])
         log(f"wrote {output}")
     classes = best(net, results, top)
     rows = [(n, a.dtype, list(a.shape), _statistics(a)) for n, a in results.items()]
-    origin = _origin(net, feeds, results) if check_nan else None
     code = 0 if origin is None else 1
     if as_json:
         outputs = [

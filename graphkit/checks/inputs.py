@@ -11,7 +11,18 @@ import numpy as np
 from graphkit.errors import GraphkitError, InputError, UsageError, did_you_mean
 from graphkit.ir.dims import DimExpr, evaluate
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import BOOLS, INTEGERS, UNSIGNED, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import (
+    BOOLS,
+    INTEGERS,
+    UNSIGNED,
+    DType,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtype_of,
+)
 from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")
@@ -75,7 +86,9 @@ def make_feeds(
         raise UsageError(f"unknown fill {fill!r}{did_you_mean(fill, FILLS)}")
     graph: Graph = model.graph
     inputs = {graph.name_of(v): v for v in graph.inputs if v.role == "data"}
-    chosen: dict[str, Any] = {k: v if isinstance(v, list) else np.asarray(v) for k, v in (given or {}).items()}
+    chosen: dict[str, Any] = {
+        k: v if isinstance(v, (list, Mapping)) else np.asarray(v) for k, v in (given or {}).items()
+    }
     known: dict[str, TensorType] = {}
     for name in (*chosen, *(shapes or {})):
         if name not in inputs:
@@ -90,7 +103,10 @@ def make_feeds(
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
     for name, value in missing.items():
-        chosen[name] = _filled(value.type, sizes[name], fill, rng, _bound(value, readers))
+        if isinstance(value.type, MapType):
+            chosen[name] = _filled_map(value.type, fill, rng, _keys_read(value, readers))
+        else:
+            chosen[name] = _filled(value.type, sizes.get(name, ()), fill, rng, _bound(value, readers))
     return Feeds({name: chosen[name] for name in inputs}, guesses)
 
 
@@ -227,6 +243,24 @@ def _filled(type_: Type, shape: Sequence[int], fill: str, rng: np.random.Generat
     if dtype in (DType.COMPLEX64, DType.COMPLEX128):
         values = values + 1j * rng.standard_normal(shape)
     return np.asarray(values).astype(dtype.numpy)
+
+
+def _filled_map(type_: MapType, fill: str, rng: np.random.Generator, keys: Sequence[Any]) -> dict[Any, Any]:
+    """A map with every other one of the keys that the model asks for, or with three keys."""
+    if not keys:
+        keys = [f"s{i}" for i in range(3)] if type_.key is DType.STRING else list(range(3))
+    kept = keys if fill != "random" else keys[::2]
+    values = _filled(TensorType(_tensor(type_.element).dtype, (len(kept),)), (len(kept),), fill, rng, _INTEGER_BOUND)
+    if values.dtype == object:  # texts that can be read as numbers
+        values = np.array([str(i) for i in range(len(kept))], object)
+    return dict(zip(kept, values, strict=True))
+
+
+def _keys_read(value: Value, readers: Mapping[Value, Iterable[tuple[Node, int]]]) -> list[Any]:
+    """The vocabularies of the nodes that read a map."""
+    attributes = [node.op.attributes() for node, _ in readers.get(value, ())]
+    found = (a.get(name) or () for a in attributes for name in ("int64_vocabulary", "string_vocabulary"))
+    return sorted({key for words in found for key in words})
 
 
 def _tensor(type_: Type) -> TensorType:

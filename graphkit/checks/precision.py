@@ -9,7 +9,7 @@ import numpy as np
 from graphkit.ir import context
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import FLOATS, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import FLOATS, DType, MapType, OptionalType, SequenceType, TensorType, Type, dtype_of
 from graphkit.ops import Op, operator
 
 
@@ -48,6 +48,8 @@ def widened(array: np.ndarray) -> np.ndarray:
 def _wide_type(type_: Type) -> Type:
     if isinstance(type_, TensorType):
         return TensorType(DType.FLOAT64, type_.shape) if type_.dtype in FLOATS else type_
+    if isinstance(type_, MapType):
+        return MapType(type_.key, _wide_type(type_.element))
     constructor = SequenceType if isinstance(type_, SequenceType) else OptionalType
     return constructor(_wide_type(type_.element))
 

@@ -12,7 +12,7 @@ import numpy as np
 from graphkit.errors import UsageError
 from graphkit.ir.dims import Dim, symbol
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import ANY, BOOLS, FLOATS, INTEGERS, UNSIGNED, DType, TensorType, dtype_of
+from graphkit.ir.types import ANY, BOOLS, FLOATS, INTEGERS, UNSIGNED, DType, MapType, TensorType, dtype_of
 from graphkit.ops import Op, Rand, Sample, as_value
 
 # Element types that random sample inputs are drawn in, in the order of the report.
@@ -49,7 +49,7 @@ class Case:
             return self
         arrays = []
         for spec, array in zip(self.sample.inputs, self.arrays, strict=True):
-            follows = array is not None and dtype_of(array.dtype) is self.dtype
+            follows = isinstance(array, np.ndarray) and dtype_of(array.dtype) is self.dtype
             follows = follows and (_is_drawn(spec) or self.dtype in FLOATS)
             arrays.append(array.astype(dtype.numpy) if array is not None and follows else array)
         return replace(self, dtype=dtype, arrays=tuple(arrays))
@@ -62,7 +62,9 @@ class Case:
         """
         literal = [_is_literal(s) for s in self.sample.inputs]
         if all(known or s is None for known, s in zip(literal, self.sample.inputs, strict=True)):
-            return tuple(a is not None and dtype_of(a.dtype) not in FLOATS for a in self.arrays)
+            return tuple(
+                a is not None and not isinstance(a, dict) and dtype_of(a.dtype) not in FLOATS for a in self.arrays
+            )
         return tuple(literal)
 
     def graph(self, *, symbolic: bool = False, all_inputs: bool = False) -> Graph:
@@ -79,6 +81,10 @@ class Case:
                 continue
             if constant and not all_inputs:
                 operands.append(as_value(array))
+                continue
+            if isinstance(array, dict):
+                inputs.append(Value(_map_type(array), f"x{position}"))
+                operands.append(inputs[-1])
                 continue
             shape: Sequence[Dim] = array.shape
             if symbolic:
@@ -101,7 +107,7 @@ class Case:
         return {
             f"d{position}_{axis}": size
             for position, array in enumerate(self.arrays)
-            if array is not None
+            if isinstance(array, np.ndarray)
             for axis, size in enumerate(array.shape)
         }
 
@@ -138,6 +144,8 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
             arrays.append(None)
         elif isinstance(spec, Rand):
             arrays.append(draw(spec, under_test if spec.dtype is None else dtype_of(spec.dtype), rng))
+        elif isinstance(spec, dict):
+            arrays.append(spec)
         elif _is_literal(spec):
             arrays.append(_adapted(np.asarray(spec), under_test, _allowed(cls, name)))
         elif isinstance(spec, tuple):
@@ -170,8 +178,14 @@ def draw(spec: Rand, dtype: DType, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(values).astype(dtype.numpy)
 
 
+def _map_type(entries: dict[Any, Any]) -> MapType:
+    """The type of a map that a sample gives."""
+    key, value = next(iter(entries.items()))
+    return MapType(dtype_of(type(key)), TensorType(dtype_of(np.asarray(value).dtype), ()))
+
+
 def _is_literal(spec: Any) -> bool:
-    return isinstance(spec, (np.ndarray, np.generic, bool, int, float, str, list))
+    return isinstance(spec, (np.ndarray, np.generic, bool, int, float, str, list, dict))
 
 
 def _is_drawn(spec: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The types of values: element types, tensors with symbolic shapes, sequences and optionals."""
+"""The types of values: element types, tensors with symbolic shapes, sequences, optionals and maps."""
 
 from __future__ import annotations
 
@@ -304,7 +304,30 @@ class OptionalType:
     __repr__ = __str__
 
 
-Type: TypeAlias = TensorType | SequenceType | OptionalType
+class MapType:
+    """Values of one type by keys, which are integers or strings. Values are dicts."""
+
+    __slots__ = ("key", "element")
+
+    def __init__(self, key: DType, element: Type):
+        if key not in INTEGERS and key is not DType.STRING:
+            raise TypeMismatch(f"the keys of a map are integers or strings, not {key}")
+        self.key = key
+        self.element = element
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MapType) and self.key is other.key and self.element == other.element
+
+    def __hash__(self) -> int:
+        return hash(("map", self.key, self.element))
+
+    def __str__(self) -> str:
+        return f"map({self.key}, {self.element})"
+
+    __repr__ = __str__
+
+
+Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 
 def type_of_array(array: np.ndarray) -> TensorType:
@@ -339,8 +362,11 @@ def broadcast_shapes(shapes: Sequence[tuple[Dim, ...] | None]) -> tuple[Dim, ...
 def join(a: Type, b: Type) -> Type:
     """The most precise type that covers both (two branches of an If); raises TypeMismatch for other element types."""
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
-        if type(a) is type(b):
-            return type(a)(join(a.element, b.element))  # type: ignore[union-attr]
+        if isinstance(a, MapType) and isinstance(b, MapType):
+            if a.key is b.key:
+                return MapType(a.key, join(a.element, b.element))
+        elif type(a) is type(b):
+            return type(a)(join(a.element, b.element))  # type: ignore[union-attr, call-arg]
         raise TypeMismatch(f"types {a} and {b} cannot be joined")
     if a.dtype is not b.dtype:
         raise TypeMismatch(f"types {a} and {b} cannot be joined: element types differ")
