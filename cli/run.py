@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from graphkit.checks.maps import flattened
 from graphkit.cli._classes import best, table
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
@@ -63,7 +64,7 @@ def command(
     Inputs are NAME:SHAPE (filled) or NAME=FILE: .npy, .npz, or a picture (.png, .jpg, ...), which is resized to the
     input's size, in RGB from 0 to 1 unless the options of pictures say otherwise, and as it is for uint8. What is not
     given is guessed, and said. A sequence is NAME=FILE,FILE,... (NAME= for none), and NAME[0], NAME[1], ... in an .npz
-    file.
+    file. Results that are maps are shown and written as two arrays, NAME.keys and NAME.values.
 
     \b
     graphkit run net.onnx
@@ -91,7 +92,7 @@ def command(
     else:
         results, recorded = _profiled(executor, feeds, trace)
         seconds = recorded.seconds
-    arrays = arrays_of(results)
+    arrays = arrays_of(flattened(results))
     if output is not None:
         write_whole(Path(output), [_npz(arrays)])
         log(f"wrote {output}")

@@ -11,7 +11,17 @@ import numpy as np
 from graphkit.errors import GraphkitError, InputError, UsageError, did_you_mean
 from graphkit.ir.dims import DimExpr, evaluate
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import BOOLS, INTEGERS, UNSIGNED, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import (
+    BOOLS,
+    INTEGERS,
+    UNSIGNED,
+    DType,
+    MapType,
+    OptionalType,
+    TensorType,
+    Type,
+    dtype_of,
+)
 from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")
@@ -92,7 +102,10 @@ def make_feeds(
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
     for name, value in missing.items():
-        chosen[name] = _filled(value.type, sizes.get(name, ()), fill, rng, _bound(value, readers))
+        if isinstance(value.type, MapType):
+            chosen[name] = _filled_map(value.type, fill, rng, _keys_read(value, readers))
+        else:
+            chosen[name] = _filled(value.type, sizes.get(name, ()), fill, rng, _bound(value, readers))
     return Feeds({name: chosen[name] for name in inputs}, guesses)
 
 
@@ -235,7 +248,7 @@ def _filled(type_: Type, shape: Sequence[int], fill: str, rng: np.random.Generat
 def _as_given(value: Any, input_: Value | None) -> Any:
     """An array of what is given for a tensor; sequences and optionals as they are."""
     tensor = input_ is None or isinstance(input_.type, TensorType)
-    return np.asarray(value) if tensor and not isinstance(value, list) else value
+    return np.asarray(value) if tensor and not isinstance(value, (list, Mapping)) else value
 
 
 def _sizes_inside(kind: Type) -> tuple[int, ...]:
@@ -244,6 +257,30 @@ def _sizes_inside(kind: Type) -> tuple[int, ...]:
         return ()
     open_sizes = {s: _SIZES[0] for d in kind.shape or () if isinstance(d, DimExpr) for s in d.symbols}
     return _static(kind, open_sizes)
+
+
+def _filled_map(type_: MapType, fill: str, rng: np.random.Generator, keys: Sequence[Any]) -> dict[Any, Any]:
+    """A map with every other one of the keys that the model asks for, or with three keys."""
+    if not keys:
+        keys = [f"s{i}" for i in range(3)] if type_.key is DType.STRING else list(range(3))
+    kept = keys if fill != "random" else keys[::2]
+    values = _filled(TensorType(_tensor(type_.element).dtype, (len(kept),)), (len(kept),), fill, rng, _INTEGER_BOUND)
+    if values.dtype == object:  # texts that can be read as numbers
+        values = np.array([str(i) for i in range(len(kept))], object)
+    return dict(zip(kept, values, strict=True))
+
+
+def _keys_read(value: Value, readers: Mapping[Value, Iterable[tuple[Node, int]]]) -> list[Any]:
+    """The vocabularies of the nodes that read a map."""
+    attributes = [node.op.attributes() for node, _ in readers.get(value, ())]
+    found = (a.get(name) or () for a in attributes for name in ("int64_vocabulary", "string_vocabulary"))
+    return sorted({key for words in found for key in words})
+
+
+def _tensor(type_: Type) -> TensorType:
+    if not isinstance(type_, TensorType):
+        raise UsageError(f"an input of type {type_} cannot be filled; give a value")
+    return type_
 
 
 def _readers(graph: Graph) -> dict[Value, list[tuple[Node, int]]]:

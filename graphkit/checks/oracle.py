@@ -67,7 +67,7 @@ def single_node_model(case: Case, opset: int) -> onnx.ModelProto:
     proto = helper.make_graph([node], op.name, infos, types)
     imports = [helper.make_opsetid("", opset)]
     if form.domain:
-        imports.append(helper.make_opsetid(form.domain, 1))
+        imports.append(helper.make_opsetid(form.domain, form.since))
     return helper.make_model(proto, opset_imports=imports, ir_version=10)
 
 

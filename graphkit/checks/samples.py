@@ -19,6 +19,7 @@ from graphkit.ir.types import (
     INTEGERS,
     UNSIGNED,
     DType,
+    MapType,
     OptionalType,
     SequenceType,
     TensorType,
@@ -66,8 +67,13 @@ class Case:
         """The same numbers in another element type: drawn inputs, and float arrays that follow them."""
         if dtype is self.dtype:
             return self
-        pairs = [_converted(*operand, self.dtype, dtype) for operand in zip(self.sample.inputs, self.arrays, strict=True)]
-        types = [None if t is None else _type_of(s, a, dtype) for s, a, t in zip(self.sample.inputs, pairs, self.types, strict=True)]
+        pairs = [
+            _converted(*operand, self.dtype, dtype) for operand in zip(self.sample.inputs, self.arrays, strict=True)
+        ]
+        types = [
+            None if t is None else _type_of(s, a, dtype)
+            for s, a, t in zip(self.sample.inputs, pairs, self.types, strict=True)
+        ]
         return replace(self, dtype=dtype, arrays=tuple(pairs), types=tuple(types))
 
     @property
@@ -118,10 +124,19 @@ class Case:
         operands = zip(self.arrays, self.types, self.is_constant, strict=True)
         return [array for array, kind, constant in operands if kind is not None and (all_inputs or not constant)]
 
+    @property
+    def has_maps(self) -> bool:
+        """Whether an operand or a result holds maps, which no operators make of tensors in general."""
+        kinds = [*self.types, *(v.type for v in self.graph().outputs)]
+        return any(t is not None and _holds_maps(t) for t in kinds)
+
     def between_tensors(self, *, symbolic: bool = False) -> tuple[Graph, list[Any]]:
-        """`graph` and `feeds` with tensors alone: sequences and optionals are made of them, and taken apart again."""
+        """`graph` and `feeds` with tensors alone: sequences and optionals are made of them, and taken apart again.
+
+        Maps stay as they are.
+        """
         graph = self.graph(symbolic=symbolic)
-        if self.has_tensors_only:
+        if self.has_tensors_only or self.has_maps:
             return graph, self.feeds()
         inputs: list[Value] = []
         arrays: list[Any] = []
@@ -132,7 +147,9 @@ class Case:
                 items = [tensors(item, kind.element, f"{name}_{i}") for i, item in enumerate(array)]
                 return F.sequence_construct(*items) if items else F.sequence_empty(dtype=tensor_within(kind).dtype)
             if isinstance(kind, OptionalType):
-                return F.optional(type=kind.element) if array is None else F.optional(tensors(array, kind.element, name))
+                return (
+                    F.optional(type=kind.element) if array is None else F.optional(tensors(array, kind.element, name))
+                )
             single = TensorType(dtype_of(array.dtype), array.shape)
             inputs.append(Value(_with_names(single, name) if symbolic else single, f"x{name}"))
             arrays.append(array)
@@ -192,6 +209,8 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
             return [made(item, allowed) for item in spec.items]
         if isinstance(spec, Perhaps):
             return made(spec.item, allowed)
+        if isinstance(spec, dict):
+            return spec
         if isinstance(spec, Rand):
             return draw(spec, under_test if spec.dtype is None else dtype_of(spec.dtype), rng)
         if _is_literal(spec):
@@ -206,6 +225,12 @@ def make_case(cls: type[Op], number: int, dtype: Any = DType.FLOAT32, seed: int 
     arrays = tuple(made(spec, _allowed(cls, name)) for name, spec in zip(names, sample.inputs, strict=True))
     types = tuple(_type_of(spec, array, under_test) for spec, array in zip(sample.inputs, arrays, strict=True))
     return Case(cls(**sample.attrs), sample, number, under_test, arrays, types)
+
+
+def _holds_maps(kind: Type) -> bool:
+    while isinstance(kind, (SequenceType, OptionalType)):
+        kind = kind.element
+    return isinstance(kind, MapType)
 
 
 def tensor_within(kind: Type) -> TensorType:
@@ -224,6 +249,8 @@ def _type_of(spec: Any, array: Any, dtype: DType) -> Type | None:
         kinds = [t for s, a in zip(spec.items, array, strict=True) if (t := _type_of(s, a, dtype)) is not None]
         empty = TensorType(dtype if spec.dtype is None else spec.dtype)
         return SequenceType(with_own_sizes(OptionalType(joint(kinds))).element if kinds else empty)
+    if isinstance(spec, dict):
+        return _map_type(spec)
     return None if spec is None else TensorType(dtype_of(array.dtype), array.shape)
 
 
@@ -246,7 +273,8 @@ def _converted(spec: Any, array: Any, before: DType, after: DType) -> Any:
         return [_converted(s, a, before, after) for s, a in zip(spec.items, array, strict=True)]
     if isinstance(spec, Perhaps):
         return _converted(spec.item, array, before, after)
-    follows = array is not None and dtype_of(array.dtype) is before and (_is_drawn(spec) or before in FLOATS)
+    follows = isinstance(array, np.ndarray) and dtype_of(array.dtype) is before
+    follows = follows and (_is_drawn(spec) or before in FLOATS)
     return array.astype(after.numpy) if follows else array
 
 
@@ -284,6 +312,12 @@ def draw(spec: Rand, dtype: DType, rng: np.random.Generator) -> np.ndarray:
     if spec.definite:
         values = values @ np.swapaxes(values, -1, -2) + spec.shape[-1] * np.eye(spec.shape[-1])
     return np.asarray(values).astype(dtype.numpy)
+
+
+def _map_type(entries: dict[Any, Any]) -> MapType:
+    """The type of a map that a sample gives."""
+    key, value = next(iter(entries.items()))
+    return MapType(dtype_of(type(key)), TensorType(dtype_of(np.asarray(value).dtype), ()))
 
 
 def _is_literal(spec: Any) -> bool:

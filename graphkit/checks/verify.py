@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphkit.checks.inputs import make_feeds
+from graphkit.checks.maps import as_table
 from graphkit.checks.noise import EPSILON, Noise, in_double_precision, judge, measurable
 from graphkit.errors import CheckFailed, GraphkitError, RuntimeFailure, UsageError
 from graphkit.ir.types import FLOATS, DType, dtype_of
@@ -261,8 +262,13 @@ def _largest(values: np.ndarray) -> float:
 
 
 def _flat(name: str, ours: Any, reference: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Sequences element by element, as `name[i]`."""
-    if isinstance(ours, (list, tuple)) or isinstance(reference, (list, tuple)):
+    """Sequences element by element, as `name[i]`, maps as their keys and their values."""
+    tables = as_table(ours), as_table(reference)
+    if tables[0] is not None and tables[1] is not None:
+        yield f"{name} (keys)", tables[0].keys, tables[1].keys
+        if np.array_equal(tables[0].keys, tables[1].keys):
+            yield name, tables[0].values, tables[1].values
+    elif isinstance(ours, (list, tuple)) or isinstance(reference, (list, tuple)):
         a, b = list(ours), list(reference)
         if len(a) != len(b):
             yield f"{name} (length)", np.array(len(a)), np.array(len(b))

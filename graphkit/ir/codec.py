@@ -16,14 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import InvalidModel, UnsupportedOperator, UsageError
+from graphkit.errors import InvalidModel, TypeMismatch, UnsupportedOperator, UsageError
 from graphkit.ir import context, dims
 from graphkit.ir.collector import uncollected
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.graph import Graph, Names, Node, Value
 from graphkit.ir.stored import StoredArray
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import BOOLS, INTEGERS, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import (
+    BOOLS,
+    INTEGERS,
+    DType,
+    MapType,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    dtype_of,
+)
 from graphkit.ir.weights import CODES, Stored, restored, stored
 
 Resolve = Callable[[str, str], Any]
@@ -134,6 +144,8 @@ class Encoder:
             return {"sequence": self._type(type_.element, known)}
         if isinstance(type_, OptionalType):
             return {"optional": self._type(type_.element, known)}
+        if isinstance(type_, MapType):
+            return {"map": {"key": type_.key.value, "element": self._type(type_.element, known)}}
         shape = None if type_.shape is None else [self._dim(d) for d in type_.shape]
         record: dict[str, Any] = {"dtype": type_.dtype.value, "shape": shape}
         if known and type_.value is not None:
@@ -309,8 +321,10 @@ class Decoder:
         """Raise when the stored and the inferred type exclude each other; learn what anonymous dimensions stand for."""
         claimed, actual = self._type(record, where, learn=value.type), value.type
         while type(claimed) is type(actual) and not isinstance(actual, TensorType):
+            if isinstance(claimed, MapType) and isinstance(actual, MapType) and claimed.key is not actual.key:
+                break
             claimed, actual = claimed.element, actual.element  # type: ignore[union-attr]
-        agree = type(claimed) is type(actual)
+        agree = type(claimed) is type(actual) and not isinstance(actual, MapType)
         if agree and isinstance(claimed, TensorType) and isinstance(actual, TensorType):
             agree = claimed.dtype is actual.dtype
             if claimed.shape is not None and actual.shape is not None:
@@ -324,6 +338,13 @@ class Decoder:
             if isinstance(record, dict) and key in record:
                 element = learn.element if isinstance(learn, constructor) else None
                 return constructor(self._type(record[key], where, element))
+        if isinstance(record, dict) and "map" in record:
+            entries = field(record, "map", dict, where)
+            element = learn.element if isinstance(learn, MapType) else None
+            try:
+                return MapType(_dtype({"dtype": entries.get("key")}, where), self._type(entries.get("element"), where, element))
+            except TypeMismatch as error:
+                raise InvalidModel(f"{where}: {error}") from None
         dtype = _dtype(record, where)
         shape = record.get("shape")
         known = learn.shape if isinstance(learn, TensorType) else None

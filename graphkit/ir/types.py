@@ -1,4 +1,4 @@
-"""The types of values: element types, tensors with symbolic shapes, sequences and optionals."""
+"""The types of values: element types, tensors with symbolic shapes, sequences, optionals and maps."""
 
 from __future__ import annotations
 
@@ -319,7 +319,33 @@ class OptionalType:
     __repr__ = __str__
 
 
-Type: TypeAlias = TensorType | SequenceType | OptionalType
+class MapType:
+    """Values of one type by keys, which are integers or strings. Values are dicts."""
+
+    __slots__ = ("key", "element")
+
+    def __init__(self, key: DType, element: Type):
+        if key not in INTEGERS and key is not DType.STRING:
+            raise TypeMismatch(f"the keys of a map are integers or strings, not {key}")
+        self.key = key
+        self.element = element
+
+    def with_element(self, element: Type) -> MapType:
+        return MapType(self.key, element)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MapType) and self.key is other.key and self.element == other.element
+
+    def __hash__(self) -> int:
+        return hash(("map", self.key, self.element))
+
+    def __str__(self) -> str:
+        return f"map({self.key}, {self.element})"
+
+    __repr__ = __str__
+
+
+Type: TypeAlias = TensorType | SequenceType | OptionalType | MapType
 
 
 def type_of_array(array: np.ndarray) -> TensorType:
@@ -358,6 +384,8 @@ def join(a: Type, b: Type) -> Type:
             return _join_sequences(a, b)
         if isinstance(a, OptionalType) and isinstance(b, OptionalType):
             return OptionalType(join(a.element, b.element))
+        if isinstance(a, MapType) and isinstance(b, MapType) and a.key is b.key:
+            return MapType(a.key, join(a.element, b.element))
         raise TypeMismatch(f"types {a} and {b} cannot be joined")
     if a.dtype is not b.dtype:
         raise TypeMismatch(f"types {a} and {b} cannot be joined: element types differ")

@@ -86,7 +86,7 @@ class _Writer:
         self.as_inputs = as_inputs
         self.names = Names()
         self.node_names = Names()
-        self.domains: set[str] = {""}
+        self.domains: dict[str, set[str]] = {"": set()}
         self.roles: dict[str, str] = {}
         self.attributes: dict[str, dict[str, Any]] = {}
 
@@ -98,8 +98,8 @@ class _Writer:
         proto = ModelProto(producer_name="graphkit")
         self.top(proto.graph, name)
         proto.ir_version = onnx.helper.OP_SET_ID_VERSION_MAP["ai.onnx", self.target]
-        for domain in sorted(self.domains):
-            version = self.target if domain == "" else domain_version(domain, self.target)
+        for domain, operators in sorted(self.domains.items()):
+            version = self.target if domain == "" else domain_version(domain, self.target, operators)
             proto.opset_import.add(domain=domain, version=version)
         if meta.get("onnx.model_version", "").isdigit():
             proto.model_version = int(meta["onnx.model_version"])
@@ -201,7 +201,7 @@ class _Writer:
 
     def node(self, proto: GraphProto, graph: Graph, node: Node, name_of: Any) -> None:
         written, inputs = spelled(node, list(node.inputs), self.target)
-        self.domains.add(written.domain)
+        self.domains.setdefault(written.domain, set()).add(written.op_type)
         written.name = self.node_names.take(graph.node_name(node))
         written.input.extend("" if v is None else name_of(v) for v in inputs)
         for key, text in node.meta.items():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto
 
+from graphkit.errors import UnsupportedError
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.tensor import Tensor
-from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
+from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
 from graphkit.onnx_io import downgrade
 from graphkit.onnx_io.tensors import CODES, to_proto, type_to_proto
 from graphkit.ops import Op, operator
@@ -37,6 +39,8 @@ def spelled(node: Node, inputs: list[Value | None], target: int) -> tuple[NodePr
     downgrade.spell(spelling)
     proto = NodeProto(op_type=spelling.op_type, domain=form.domain)
     schema = target_schema(spelling.op_type, target, form.domain)
+    if form.domain == "ai.onnx.ml" and schema is None:
+        raise spelling.fail(f"operator {spelling.op_type}")
     fields = {form.renames.get(k, k): spec for k, spec in op.fields.items()}
     for key, value in sorted(spelling.attrs.items()):
         spec = None if schema is None else schema.attributes.get(key)
@@ -66,16 +70,27 @@ def target_schema(name: str, target: int, domain: str) -> Any:
     if domain == "":
         return onnx.defs.get_schema(name, target)
     try:
-        return onnx.defs.get_schema(name, domain_version(domain, target), domain)
+        return onnx.defs.get_schema(name, domain_version(domain, target, {name}), domain)
     except onnx.defs.SchemaError:
         return None
 
 
-def domain_version(domain: str, target: int) -> int:
-    """The version of another domain that was current with opset `target`."""
-    if domain == "ai.onnx.ml":
-        return max((row[3] for row in onnx.helper.VERSION_TABLE if row[2] <= target), default=1)
-    return 1
+# Version 5 of ai.onnx.ml has TreeEnsemble in the place of these.
+_UP_TO_4 = frozenset({"TreeEnsembleRegressor", "TreeEnsembleClassifier"})
+
+
+def domain_version(domain: str, target: int, operators: Set[str]) -> int:
+    """The version of another domain, of which a file has these operators, that was current with opset `target`.
+
+    Raises UnsupportedError when no version has all of them.
+    """
+    if domain != "ai.onnx.ml":
+        return 1
+    current = max((row[3] for row in onnx.helper.VERSION_TABLE if row[2] <= target), default=1)
+    older = sorted(_UP_TO_4 & operators)
+    if older and "TreeEnsemble" in operators:
+        raise UnsupportedError(f"no version of {domain} has both TreeEnsemble and {', '.join(older)}")
+    return min(current, 4) if older else current
 
 
 def _check_types(spelling: downgrade.Spelling, schema: Any) -> None:
@@ -103,7 +118,15 @@ def _type_text(kind: Type) -> str:
         return f"seq({_type_text(kind.element)})"
     if isinstance(kind, OptionalType):
         return f"optional({_type_text(kind.element)})"
-    return f"tensor({onnx.TensorProto.DataType.Name(CODES[kind.dtype]).lower()})"
+    if isinstance(kind, MapType):
+        # Schemas write the values of maps, which are scalars, without the word tensor.
+        element = _type_text(kind.element).removeprefix("tensor(").removesuffix(")")
+        return f"map({_element_text(kind.key)}, {element})"
+    return f"tensor({_element_text(kind.dtype)})"
+
+
+def _element_text(dtype: DType) -> str:
+    return onnx.TensorProto.DataType.Name(CODES[dtype]).lower()
 
 
 def _attribute(name: str, value: Any) -> AttributeProto:

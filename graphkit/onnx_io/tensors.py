@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 from onnx import SparseTensorProto, TensorProto, TypeProto
 
-from graphkit.errors import InvalidModel, UnsupportedError
+from graphkit.errors import InvalidModel, TypeMismatch, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim, DimExpr
 from graphkit.ir.stored import LARGE, StoredArray
-from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type, dtype_of
 from graphkit.onnx_io.validate import require_text
 from graphkit.onnx_io.wire import Place
 
@@ -278,7 +278,7 @@ def parse_dim_param(text: str) -> Dim:
 
 
 def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None:
-    """The graphkit type, or None when the file declares none; raises InvalidModel, or UnsupportedError for maps."""
+    """The graphkit type, or None when the file declares none; raises InvalidModel, or UnsupportedError for a kind that is not known."""
     kind = proto.WhichOneof("value")
     if kind is None:
         return None
@@ -309,6 +309,14 @@ def type_from_proto(proto: TypeProto, where: str, depth: int = 0) -> Type | None
         if element is None:
             raise InvalidModel(f"{where}: a {kind.removesuffix('_type')} without an element type")
         return SequenceType(element) if kind == "sequence_type" else OptionalType(element)
+    if kind == "map_type":
+        element = type_from_proto(proto.map_type.value_type, where, depth + 1)
+        if element is None:
+            raise InvalidModel(f"{where}: a map without a type of its values")
+        try:
+            return MapType(dtype_of_code(proto.map_type.key_type, where), element)
+        except TypeMismatch as error:
+            raise InvalidModel(f"{where}: {error}") from None
     raise UnsupportedError(f"{where}: values of {kind.removesuffix('_type')} type are not supported")
 
 
@@ -320,6 +328,10 @@ def type_to_proto(kind: Type) -> TypeProto:
         return proto
     if isinstance(kind, OptionalType):
         proto.optional_type.elem_type.CopyFrom(type_to_proto(kind.element))
+        return proto
+    if isinstance(kind, MapType):
+        proto.map_type.key_type = CODES[kind.key]
+        proto.map_type.value_type.CopyFrom(type_to_proto(kind.element))
         return proto
     tensor = proto.tensor_type
     tensor.elem_type = CODES[kind.dtype]
@@ -344,4 +356,6 @@ def claims(declared: Type, inferred: Type) -> bool:
     """Whether a declaration has the kind and the element types of what was inferred."""
     if isinstance(declared, TensorType) or isinstance(inferred, TensorType):
         return type(declared) is type(inferred) and declared.dtype is inferred.dtype  # type: ignore[union-attr]
+    if isinstance(declared, MapType) and isinstance(inferred, MapType) and declared.key is not inferred.key:
+        return False
     return type(declared) is type(inferred) and claims(declared.element, inferred.element)

@@ -201,4 +201,4 @@ def version_of(domain: str, opsets: Mapping[str, int]) -> int:
 def opset_version(source: str | os.PathLike[str] | bytes | ModelProto) -> int:
     """The version of the standard operator set that a model imports."""
     parsed = read_model(source)
-    return opsets_of(parsed.model.opset_import, parsed.label)[""]
+    return opsets_of(parsed.model.opset_import, parsed.label).get("", NEWEST_OPSET)

@@ -20,7 +20,7 @@ from graphkit.executor.lower.python_step import PythonKernel, kept
 from graphkit.executor.memory.pools import IDLE, Pools
 from graphkit.executor.run import base_program as programs
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import DType, OptionalType, SequenceType, TensorType, Type
+from graphkit.ir.types import DType, MapType, OptionalType, SequenceType, TensorType, Type
 from graphkit.ops.evaluate import run_node
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _subgraphs(node: Node) -> Iterator[Graph]:
 
 
 def _element(kind: Type) -> DType:
-    while isinstance(kind, (SequenceType, OptionalType)):
+    while isinstance(kind, (SequenceType, OptionalType, MapType)):
         kind = kind.element
     assert isinstance(kind, TensorType)
     return kind.dtype

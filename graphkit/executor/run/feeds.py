@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from graphkit.errors import InputError, OutOfMemory, UsageError
-from graphkit.ir.types import DType, SequenceType, TensorType, Type, dtype_of
+from graphkit.ir.types import DType, MapType, SequenceType, TensorType, Type, dtype_of
 
 
 def convert(name: str, kind: Type, given: Any) -> Any:
@@ -23,7 +24,20 @@ def convert(name: str, kind: Type, given: Any) -> Any:
         if not isinstance(given, (list, tuple)):
             raise InputError(f"input {name!r} is {kind}; a {type(given).__name__} given")
         return [convert(f"{name}[{i}]", kind.element, item) for i, item in enumerate(given)]
+    if isinstance(kind, MapType):
+        return _map(name, kind, given)
     return None if given is None else convert(name, kind.element, given)
+
+
+def _map(name: str, kind: MapType, given: Any) -> dict[Any, Any]:
+    """The dict with keys and values as numpy's or Python's own scalars; raises InputError for others."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"input {name!r} is {kind}; a {type(given).__name__} given")
+    wanted = str if kind.key is DType.STRING else (int, np.integer)
+    for key in given:
+        if not isinstance(key, wanted) or isinstance(key, bool):
+            raise InputError(f"input {name!r} is {kind}; the key {key!r} given is a {type(key).__name__}")
+    return {key: convert(f"{name}[{key!r}]", kind.element, item)[()] for key, item in given.items()}
 
 
 def check_finite(name: str, array: Any) -> None:

@@ -1,0 +1,18 @@
+"""Operators of ai.onnx.ml: numbers of trees, which were lists of float32 before they could be tensors."""
+
+from __future__ import annotations
+
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType
+from graphkit.onnx_io.downgrade import Spelling, spells
+
+
+@spells("TreeEnsembleRegressor", "TreeEnsembleClassifier", below=18)
+def _tensors_to_lists(node: Spelling) -> None:
+    for key, value in list(node.attrs.items()):
+        if key.endswith("_as_tensor"):
+            del node.attrs[key]
+            if isinstance(value, Tensor):
+                if value.dtype is not DType.FLOAT32:
+                    raise node.fail(f"attribute {key} of {value.dtype}")
+                node.attrs[key.removesuffix("_as_tensor")] = tuple(value.array.reshape(-1).tolist())

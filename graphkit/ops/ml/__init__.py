@@ -1,0 +1,1 @@
+"""Operators of ai.onnx.ml: classical models, as scikit-learn, XGBoost and LightGBM train them, and their features."""

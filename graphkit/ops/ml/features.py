@@ -1,0 +1,174 @@
+"""Features by their positions: ArrayFeatureExtractor, FeatureVectorizer, OneHotEncoder."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphkit.errors import RuntimeFailure, TypeMismatch, UnsupportedError, UsageError
+from graphkit.ir import dims
+from graphkit.ir.dims import DimExpr
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import F, Onnx, Op, Rand, Sample, constant, op
+from graphkit.ops.ml.matrix import ML, NUMBERS, examples
+
+
+@op
+class ArrayFeatureExtractor(Op):
+    """The elements of x at the positions y along its last axis; a vector is a matrix of one row."""
+
+    domain = ML
+    inputs = ("x", "y")
+    types: ClassVar[Any] = {"x": NUMBERS | {DType.STRING}, "y": frozenset({DType.INT64})}
+    outputs = ("z",)
+    onnx = Onnx("ArrayFeatureExtractor", 1, ML)
+    composite = True
+    samples = (
+        Sample((3, 4), np.array([[0, 2]])),
+        Sample((5,), np.array([4, 1, 1])),
+        Sample((2, 3, 4), np.array([3])),
+    )
+
+    def infer(self, x: TensorType, y: TensorType) -> TensorType:
+        if x.shape is None or y.shape is None:
+            return TensorType(x.dtype, None)
+        if not x.shape:
+            raise TypeMismatch("x has no axis of features")
+        last = x.shape[-1]
+        if y.constants is not None and not isinstance(last, DimExpr) and not all(0 <= i < last for i in y.constants):
+            raise TypeMismatch(f"a position of {list(y.constants)} is outside of {last} features")
+        return TensorType(x.dtype, (*(x.shape[:-1] or (1,)), dims.product(y.shape)))
+
+    def reference(self, xp: Any, x: Any, y: Any) -> Any:
+        if y.size and not (0 <= y.min() and y.max() < x.shape[-1]):
+            raise RuntimeFailure(f"a position is outside of {x.shape[-1]} features")
+        taken = xp.take(x, y.reshape(-1), axis=-1)
+        return taken.reshape(1, -1) if x.ndim == 1 else taken
+
+    def expand(self, x: Value, y: Value) -> Value:
+        rank = x.rank
+        if rank is None:
+            raise UnsupportedError("the rank of x is unknown")
+        z = F.gather(x, F.reshape(y, [-1]), axis=rank - 1)
+        return F.unsqueeze(z, [0]) if rank == 1 else z
+
+
+@op
+class FeatureVectorizer(Op):
+    """The first `inputdimensions[i]` features of each operand, filled up with zeros, side by side; float32."""
+
+    inputdimensions: tuple[int, ...] = ()
+    domain = ML
+    inputs = ("xs*",)
+    types: ClassVar[Any] = {"xs": NUMBERS}
+    onnx = Onnx("FeatureVectorizer", 1, ML)
+    composite = True
+    samples = (
+        Sample((3, 4), (3, 2), inputdimensions=[4, 2]),
+        Sample((3, 4), (3, 2), inputdimensions=[2, 5]),
+        Sample((4,), (1, 2), inputdimensions=[4, 2]),
+    )
+
+    def infer(self, *xs: TensorType) -> TensorType:
+        if len(xs) != len(self.inputdimensions):
+            raise UsageError(f"{len(xs)} operands, and inputdimensions for {len(self.inputdimensions)}")
+        if not xs or any(size < 0 for size in self.inputdimensions):
+            raise UsageError(f"inputdimensions={list(self.inputdimensions)}")
+        count = examples(xs[0])
+        for x in xs[1:]:
+            if not dims.may_equal(count, examples(x)):
+                raise TypeMismatch(f"operands have {count} and {examples(x)} examples")
+        return TensorType(DType.FLOAT32, (count, sum(self.inputdimensions)))
+
+    def reference(self, xp: Any, *xs: Any) -> Any:
+        rows = [x.reshape(1, -1) if x.ndim == 1 else x for x in xs]
+        if len({len(x) for x in rows}) > 1:
+            raise RuntimeFailure(f"operands have {', '.join(str(len(x)) for x in rows)} examples")
+        y = xp.zeros((len(rows[0]), sum(self.inputdimensions)), np.float32)
+        at = 0
+        for x, size in zip(rows, self.inputdimensions, strict=True):
+            part = x[:, :size].astype(np.float32)
+            y[:, at : at + part.shape[1]] = part
+            at += size
+        return y
+
+    def expand(self, *xs: Value) -> Value:
+        parts = []
+        for x, size in zip(xs, self.inputdimensions, strict=True):
+            shape = x.shape
+            if shape is None or isinstance(shape[-1], DimExpr):
+                raise UnsupportedError("the number of features is unknown")
+            part = F.cast(F.unsqueeze(x, [0]) if len(shape) == 1 else x, to=DType.FLOAT32)
+            if size < shape[-1]:
+                part = F.slice(part, [0], [size], [1])
+            elif size > shape[-1]:
+                part = F.pad(part, [0, 0, 0, size - shape[-1]])
+            parts.append(part)
+        return F.concat(*parts, axis=1)
+
+
+@op
+class OneHotEncoder(Op):
+    """1 at the place of the category that an element is, along a new last axis, else 0; float32.
+
+    An element that is none of the categories gives zeros, or with `zeros=0` an error.
+    """
+
+    cats_int64s: tuple[int, ...] = ()
+    cats_strings: tuple[str, ...] = ()
+    zeros: int = 1
+    domain = ML
+    inputs = ("x",)
+    types: ClassVar[Any] = {"x": NUMBERS | {DType.STRING}}
+    onnx = Onnx("OneHotEncoder", 1, ML)
+    per_example = ("x",)
+    composite = True
+    samples = (
+        Sample(Rand((3, 2), 0, 4), grad=False, cats_int64s=[0, 2, 3]),  # steps
+        Sample(np.array(["a", "c", "z"], object), cats_strings=["a", "b", "c"]),
+        Sample(np.array([5, 7], np.int64), cats_int64s=[7, 5], zeros=0),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        categories = self._categories(x.dtype)
+        return TensorType(DType.FLOAT32, None if x.shape is None else (*x.shape, len(categories)))
+
+    def _categories(self, dtype: DType) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self.cats_strings if dtype is DType.STRING else self.cats_int64s
+        if bool(self.cats_strings) == bool(self.cats_int64s):
+            raise UsageError("one of cats_strings and cats_int64s is given, and not empty")
+        if not found:
+            raise UsageError(f"categories are {'strings' if self.cats_strings else 'integers'}, x is {dtype}")
+        return found
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        categories = self._categories(DType.of(x.dtype))
+        # Of equal categories the last one counts.
+        table = {category: i for i, category in enumerate(categories)}
+        if x.dtype == object:
+            places = np.array([table.get(text, -1) for text in x.reshape(-1).tolist()], np.int64)
+        else:
+            keys = np.array(sorted(table), np.int64)
+            where = np.array([table[key] for key in keys.tolist()], np.int64)
+            elements = x.reshape(-1).astype(np.int64)
+            at = np.minimum(np.searchsorted(keys, elements), len(keys) - 1)
+            places = np.where(keys[at] == elements, where[at], -1)
+        if not self.zeros and (places < 0).any():
+            unknown = x.reshape(-1)[places < 0][0]
+            raise RuntimeFailure(f"{unknown!r} is none of the categories, and zeros=0")
+        y = np.zeros((places.size, len(categories)), np.float32)
+        known = np.flatnonzero(places >= 0)
+        y[known, places[known]] = 1
+        return y.reshape(*x.shape, len(categories))
+
+    def grad(self, node: Any, dy: Value) -> None:
+        return None
+
+    def expand(self, x: Value) -> Value:
+        categories = self._categories(x.dtype)
+        if x.dtype is DType.STRING or not self.zeros or len(set(categories)) < len(categories):
+            raise UnsupportedError("strings, categories that are equal, and errors need the operator itself")
+        elements = F.unsqueeze(F.cast(x, to=DType.INT64), [-1])
+        return F.cast(F.equal(elements, constant(np.array(categories, np.int64))), to=DType.FLOAT32)

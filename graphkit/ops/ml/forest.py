@@ -1,0 +1,235 @@
+"""Forest: the trees of an ensemble as arrays, checked once, and how rows of features fall through them.
+
+Checks and building are linear in the nodes but for sorting identifiers. Nothing that passes them can loop or read
+outside of the arrays.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UsageError
+
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "LEAF")
+LEAF = MODES.index("LEAF")
+EQUAL = MODES.index("BRANCH_EQ")
+AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+
+# How an element and a threshold compare: less, equal, greater, or one of them is NaN. Which of that each mode takes.
+_TAKES = np.array(
+    [
+        [True, True, False, False],
+        [True, False, False, False],
+        [False, True, True, False],
+        [False, False, True, False],
+        [False, True, False, False],
+        [True, False, True, True],
+        [False, False, False, False],
+    ]
+)
+# Rows times trees that fall at a time.
+_AT_ONCE = 1 << 20
+_LARGEST_INDEX = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Forest:
+    """Nodes by position: `feature`, `threshold`, `mode` (of MODES), `yes` and `no` (positions of children, a leaf's own
+    at leaves), `missing` (whether NaN goes to `yes` too). `roots` has one node for each tree.
+
+    Node i has `count[i]` weights from `first[i]` on (leaves alone have any): `weight[j]` is for target `target[j]`.
+    """
+
+    feature: np.ndarray
+    threshold: np.ndarray
+    mode: np.ndarray
+    yes: np.ndarray
+    no: np.ndarray
+    missing: np.ndarray
+    roots: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+    targets: int
+
+    @property
+    def features(self) -> int:
+        """How many features rows must have at least."""
+        inner = self.feature[self.mode != LEAF]
+        return int(inner.max()) + 1 if inner.size else 0
+
+    def leaves(self, x: np.ndarray) -> np.ndarray:
+        """The leaf where each row of x ends in each tree: positions [rows, trees]."""
+        at = np.repeat(self.roots[None, :], len(x), axis=0).reshape(-1)
+        rows = np.repeat(np.arange(len(x)), len(self.roots))
+        active = np.flatnonzero(self.mode[at] != LEAF)
+        while active.size:
+            node = at[active]
+            value, limit = x[rows[active], self.feature[node]], self.threshold[node]
+            order = np.where(value < limit, 0, np.where(value == limit, 1, np.where(value > limit, 2, 3)))
+            taken = _TAKES[self.mode[node], order] | (self.missing[node] & np.isnan(value))
+            at[active] = node = np.where(taken, self.yes[node], self.no[node])
+            active = active[self.mode[node] != LEAF]
+        return at.reshape(len(x), len(self.roots))
+
+    def scores(self, x: np.ndarray, aggregate: str) -> tuple[np.ndarray, np.ndarray]:
+        """For each row and target the aggregate of its leaves' weights, 0 where there are none, and whether there are.
+
+        An AVERAGE is a SUM, yet to be divided. Sums are taken tree after tree in the type of the weights.
+        """
+        if x.shape[1] < self.features:
+            raise TypeMismatch(f"the trees ask for {self.features} features, x has {x.shape[1]}")
+        scores = np.zeros((len(x), self.targets), self.weight.dtype)
+        has = np.zeros(scores.shape, bool)
+        step = max(_AT_ONCE // max(len(self.roots), 1), 1)
+        for begin in range(0, len(x), step):
+            part = slice(begin, begin + step)
+            self._aggregate(self.leaves(x[part]), aggregate, scores[part], has[part])
+        return scores, has
+
+    def _aggregate(self, leaves: np.ndarray, aggregate: str, scores: np.ndarray, has: np.ndarray) -> None:
+        counts = self.count[leaves.reshape(-1)]
+        rows = np.repeat(np.arange(len(leaves)), counts.reshape(leaves.shape).sum(axis=1))
+        begins = np.cumsum(counts) - counts
+        entries = np.arange(len(rows)) - np.repeat(begins - self.first[leaves.reshape(-1)], counts)
+        places = (rows, self.target[entries])
+        has[places] = True
+        if aggregate in ("SUM", "AVERAGE"):
+            np.add.at(scores, places, self.weight[entries])
+            return
+        choose, start = (np.minimum, np.inf) if aggregate == "MIN" else (np.maximum, -np.inf)
+        best = np.full(scores.shape, start, scores.dtype)
+        choose.at(best, places, self.weight[entries])
+        scores[:] = np.where(has, best, 0)
+
+
+def checked_forest(
+    *,
+    feature: np.ndarray,
+    threshold: np.ndarray,
+    mode: np.ndarray,
+    yes: np.ndarray,
+    no: np.ndarray,
+    missing: np.ndarray,
+    roots: np.ndarray,
+    leaf: np.ndarray,
+    target: np.ndarray,
+    weight: np.ndarray,
+    targets: int,
+) -> Forest:
+    """A Forest of these nodes, whose children exist; weight j is for target `target[j]` at node `leaf[j]`.
+
+    Raises UsageError for features and targets that cannot be, and for nodes that are their own descendants. Weights of
+    nodes that are no leaves mean nothing. Of several weights of a leaf for the only target there is the first counts.
+    """
+    inner = mode != LEAF
+    if (bad := inner & ((feature < 0) | (feature >= _LARGEST_INDEX))).any():
+        raise UsageError(f"node {_first(bad)} asks for feature {feature[_first(bad)]}")
+    if len(mode) > _LARGEST_INDEX or len(weight) > _LARGEST_INDEX:
+        raise UsageError(f"{len(mode)} nodes and {len(weight)} weights")
+    if (bad := (target < 0) | (target >= targets)).any():
+        raise UsageError(f"weight {_first(bad)} is for target {target[_first(bad)]} of {targets}")
+    own = np.arange(len(mode))
+    yes, no = np.where(inner, yes, own), np.where(inner, no, own)
+    _require_no_cycle(inner, yes, no)
+    kept = np.flatnonzero(~inner[leaf])
+    order = kept[np.argsort(leaf[kept], kind="stable")]
+    if targets == 1:
+        order = order[np.unique(leaf[order], return_index=True)[1]]
+    count = np.bincount(leaf[order], minlength=len(mode))
+    return Forest(
+        feature=np.where(inner, feature, 0).astype(np.int32),
+        threshold=threshold,
+        mode=mode.astype(np.int8),
+        yes=yes.astype(np.int32),
+        no=no.astype(np.int32),
+        missing=missing & inner,
+        roots=roots.astype(np.int32),
+        first=(np.cumsum(count) - count).astype(np.int32),
+        count=count.astype(np.int32),
+        target=target[order].astype(np.int32),
+        weight=weight[order],
+        targets=targets,
+    )
+
+
+def _require_no_cycle(inner: np.ndarray, yes: np.ndarray, no: np.ndarray) -> None:
+    """Raise UsageError where a node is among its own descendants: it would be alone in no strong component."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    nodes = np.flatnonzero(inner)
+    itself = (yes[nodes] == nodes) | (no[nodes] == nodes)
+    if itself.any():
+        raise UsageError(f"node {nodes[_first(itself)]} is its own child")
+    if not nodes.size:
+        return
+    size = len(inner)
+    edges = np.concatenate([nodes, nodes]), np.concatenate([yes[nodes], no[nodes]])
+    graph = csr_matrix((np.ones(len(edges[0]), np.int8), edges), shape=(size, size))
+    found, component = connected_components(graph, directed=True, connection="strong")
+    if found < size:
+        shared = np.bincount(component, minlength=found)[component] > 1
+        raise UsageError(f"node {_first(shared)} is its own descendant: the trees have a cycle")
+
+
+def _first(mask: np.ndarray) -> int:
+    return int(np.flatnonzero(mask)[0])
+
+
+class NodeTable:
+    """Positions of nodes by their tree and their identifier in it. Raises UsageError when two nodes have the same."""
+
+    def __init__(self, tree: np.ndarray, node: np.ndarray):
+        self._trees, tree_rank = np.unique(tree, return_inverse=True)
+        self._nodes, node_rank = np.unique(node, return_inverse=True)
+        keys = tree_rank * len(self._nodes) + node_rank
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
+        twice = np.flatnonzero(self._keys[1:] == self._keys[:-1])
+        if twice.size:
+            at = int(self._order[twice[0]])
+            raise UsageError(f"node {node[at]} of tree {tree[at]} is there twice")
+
+    def positions(self, tree: np.ndarray, node: np.ndarray, what: str) -> np.ndarray:
+        """Raises UsageError for a node that is not there."""
+        found = np.zeros(len(tree), bool)
+        at = np.zeros(len(tree), np.int64)
+        if len(self._keys):
+            tree_rank = np.minimum(np.searchsorted(self._trees, tree), len(self._trees) - 1)
+            node_rank = np.minimum(np.searchsorted(self._nodes, node), len(self._nodes) - 1)
+            keys = tree_rank * len(self._nodes) + node_rank
+            at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+            found = (self._trees[tree_rank] == tree) & (self._nodes[node_rank] == node) & (self._keys[at] == keys)
+            at = self._order[at]
+        if not found.all():
+            bad = _first(~found)
+            raise UsageError(f"{what} {bad} is node {node[bad]} of tree {tree[bad]}, which is not there")
+        return at
+
+
+def modes_of(names: Sequence[str]) -> np.ndarray:
+    """Raises UsageError for a name that is none of MODES."""
+    table = {name: i for i, name in enumerate(MODES)}
+    codes = np.array([table.get(name, -1) for name in names], np.int64)
+    if (codes < 0).any():
+        raise UsageError(f"node {_first(codes < 0)} has mode {names[_first(codes < 0)]!r}: none of {', '.join(MODES)}")
+    return codes
+
+
+_forests: dict[int, tuple[Any, Forest]] = {}
+
+
+def forest_of(op: Any, build: Callable[[], Forest]) -> Forest:
+    """The forest of an operator, built when it is first asked for and kept as long as the operator is."""
+    key = id(op)
+    kept = _forests.get(key)
+    if kept is None or kept[0]() is not op:
+        kept = _forests[key] = (weakref.ref(op, lambda _: _forests.pop(key, None)), build())
+    return kept[1]

@@ -1,0 +1,146 @@
+"""Elements by a table of keys and values: LabelEncoder and CategoryMapper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.ir.tensor import Tensor
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import Onnx, Op, Sample, op
+from graphkit.ops.ml.matrix import ML, same_length
+
+
+def looked_up(x: np.ndarray, keys: np.ndarray, values: np.ndarray, default: Any) -> np.ndarray:
+    """The value of the first key that each element equals (NaN equals NaN), else `default`; linear in the elements."""
+    if not len(keys):
+        return np.full(x.shape, default, values.dtype)
+    if x.dtype == object or keys.dtype == object:
+        table = dict(zip(reversed(keys.tolist()), range(len(keys) - 1, -1, -1), strict=True))
+        places = np.array([table.get(text, -1) for text in x.reshape(-1).tolist()], np.int64)
+        found = places >= 0
+    else:
+        distinct, first = np.unique(keys, return_index=True)
+        elements = x.reshape(-1)
+        at = np.minimum(np.searchsorted(distinct, elements), len(distinct) - 1)
+        found = (distinct[at] == elements) | ((distinct[at] != distinct[at]) & (elements != elements))
+        places = first[at]
+    result = np.full(places.size, default, values.dtype)
+    result[found] = values[places[found]]
+    return result.reshape(x.shape)
+
+
+@op
+class LabelEncoder(Op):
+    """The value at the place where an element is among the keys, else the default; in the shape of x.
+
+    Keys and values are one list each of strings, integers or floats, or a tensor of any of the types.
+    """
+
+    keys_strings: tuple[str, ...] | None = None
+    keys_int64s: tuple[int, ...] | None = None
+    keys_floats: tuple[float, ...] | None = None
+    keys_tensor: Tensor | None = None
+    values_strings: tuple[str, ...] | None = None
+    values_int64s: tuple[int, ...] | None = None
+    values_floats: tuple[float, ...] | None = None
+    values_tensor: Tensor | None = None
+    default_string: str = "_Unused"
+    default_int64: int = -1
+    default_float: float = -0.0
+    default_tensor: Tensor | None = None
+    domain = ML
+    inputs = ("x",)
+    types: ClassVar[Any] = {
+        "x": frozenset({DType.STRING, DType.INT64, DType.FLOAT32, DType.INT32, DType.INT16, DType.FLOAT64})
+    }
+    onnx = Onnx("LabelEncoder", 4, ML)
+    per_example = ("x",)
+    samples = (
+        Sample(np.array([["a", "b"], ["z", "a"]], object), keys_strings=["a", "b"], values_int64s=[3, 4]),
+        Sample(np.array([1, 5, 2], np.int64), keys_int64s=[1, 2], values_strings=["x", "y"], default_string="?"),
+        Sample(np.array([1, np.nan, 2], np.float32), keys_floats=[math.nan, 1], values_floats=[0.5, 1.5],
+               default_float=-2.0),
+        Sample(np.array([7, 8], np.int16), keys_tensor=np.array([7], np.int16), values_tensor=np.array([2.5]),
+               default_tensor=np.array([-1.5])),
+    )  # fmt: skip
+
+    def infer(self, x: TensorType) -> TensorType:
+        keys, values, default = self._table()
+        if dtype_of_table(keys) is not x.dtype:
+            raise TypeMismatch(f"the keys are {dtype_of_table(keys)}, x is {x.dtype}")
+        same_length(keys=keys, values=values)
+        if self.default_tensor is not None and (
+            self.default_tensor.array.size != 1 or self.default_tensor.dtype is not dtype_of_table(values)
+        ):
+            raise UsageError(f"default_tensor is {self.default_tensor.type}, for values of {dtype_of_table(values)}")
+        return TensorType(dtype_of_table(values), x.shape)
+
+    def _table(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Keys, values, and the default of the values' type. Raises UsageError unless one list of each is given."""
+        keys = _only("keys", self.keys_strings, self.keys_int64s, self.keys_floats, self.keys_tensor)
+        values = _only("values", self.values_strings, self.values_int64s, self.values_floats, self.values_tensor)
+        if self.default_tensor is not None:
+            default = self.default_tensor.array.reshape(-1)[:1].tolist()
+            return keys, values, default[0] if default else None
+        kind = dtype_of_table(values)
+        if kind is DType.STRING:
+            return keys, values, self.default_string
+        return keys, values, self.default_int64 if kind.is_integer else self.default_float
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        return looked_up(x, *self._table())
+
+
+def _only(
+    name: str, strings: Sequence[str] | None, integers: Sequence[int] | None, floats: Sequence[float] | None,
+    tensor: Tensor | None,
+) -> np.ndarray:  # fmt: skip
+    given = [
+        np.array(items, kind)
+        for items, kind in ((strings, object), (integers, np.int64), (floats, np.float32))
+        if items is not None and len(items)
+    ]
+    if tensor is not None:
+        given.append(tensor.array.reshape(-1))
+    if len(given) != 1:
+        raise UsageError(f"{name}_strings, {name}_int64s, {name}_floats, {name}_tensor: {len(given)} are given, not one")
+    return given[0]
+
+
+def dtype_of_table(array: np.ndarray) -> DType:
+    return DType.of(array.dtype)
+
+
+@op
+class CategoryMapper(Op):
+    """Strings to the integers at their places among the categories, or integers to strings; else the default."""
+
+    cats_int64s: tuple[int, ...] = ()
+    cats_strings: tuple[str, ...] = ()
+    default_int64: int = -1
+    default_string: str = "_Unused"
+    domain = ML
+    inputs = ("x",)
+    types: ClassVar[Any] = {"x": frozenset({DType.STRING, DType.INT64})}
+    onnx = Onnx("CategoryMapper", 1, ML)
+    per_example = ("x",)
+    samples = (
+        Sample(np.array(["b", "q"], object), cats_int64s=[5, 6], cats_strings=["a", "b"]),
+        Sample(np.array([[6], [9]], np.int64), cats_int64s=[5, 6], cats_strings=["a", "b"], default_string="none"),
+    )
+
+    def infer(self, x: TensorType) -> TensorType:
+        same_length(cats_int64s=self.cats_int64s, cats_strings=self.cats_strings)
+        return TensorType(DType.INT64 if x.dtype is DType.STRING else DType.STRING, x.shape)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        strings, integers = np.array(self.cats_strings, object), np.array(self.cats_int64s, np.int64)
+        # Of equal categories the last one counts.
+        if x.dtype == object:
+            return looked_up(x, strings[::-1], integers[::-1], self.default_int64)
+        return looked_up(x, integers[::-1], strings[::-1], self.default_string)

@@ -1,0 +1,82 @@
+"""What the operators of ai.onnx.ml share: their domain, and a matrix of examples and features out of any operand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphkit.errors import TypeMismatch, UsageError
+from graphkit.ir import dims
+from graphkit.ir.dims import Dim, DimExpr
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import F
+
+ML = "ai.onnx.ml"
+# The numbers that operators of the domain take.
+NUMBERS = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT32})
+
+
+def examples(x: TensorType) -> Dim:
+    """How many examples a vector (one) or a matrix (one for each row) holds; raises TypeMismatch for other ranks."""
+    shape = _matrix(x)
+    if shape is None:
+        return dims.fresh()
+    return 1 if len(shape) == 1 else shape[0]
+
+
+def features(x: TensorType) -> Dim | None:
+    """How many features an example has; None where the rank is unknown."""
+    shape = _matrix(x)
+    return None if shape is None else shape[-1]
+
+
+def _matrix(x: TensorType) -> tuple[Dim, ...] | None:
+    if x.shape is not None and len(x.shape) not in (1, 2):
+        raise TypeMismatch(f"examples are a vector or a matrix, not {x}")
+    return x.shape
+
+
+def require_features(x: TensorType, count: int, what: str) -> None:
+    """Raise TypeMismatch where it is known that examples have another number of features than `what` is for."""
+    found = features(x)
+    if found is not None and not dims.may_equal(found, count):
+        raise TypeMismatch(f"{what} {count} features, x has {found}: {x}")
+
+
+def require_at_least(x: TensorType, count: int, what: str) -> None:
+    """Raise TypeMismatch where it is known that examples have fewer features."""
+    found = features(x)
+    if found is not None and not isinstance(found, DimExpr) and found < count:
+        raise TypeMismatch(f"{what} {count} features, x has {found}: {x}")
+
+
+def require_columns(x: Any, count: int, what: str) -> None:
+    """The same of an array, in a run."""
+    if x.ndim not in (1, 2) or x.shape[-1] != count:
+        raise TypeMismatch(f"{what} {count} features, x has shape {list(x.shape)}")
+
+
+def as_rows(x: Value, dtype: DType = DType.FLOAT32) -> Value:
+    """x as a matrix of `dtype`: a vector is one example."""
+    if x.rank == 1:
+        x = F.unsqueeze(x, [0])
+    return x if x.dtype is dtype else F.cast(x, to=dtype)
+
+
+def rows_of(xp: Any, x: Any, dtype: Any = None) -> Any:
+    """The same of an array."""
+    matrix = x.reshape(1, -1) if x.ndim == 1 else x
+    return matrix if dtype is None else matrix.astype(dtype)
+
+
+def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise UsageError for an attribute that is none of the words that it may be."""
+    if value not in allowed:
+        raise UsageError(f"{name}={value!r} is none of {', '.join(allowed)}")
+
+
+def same_length(**lists: Sequence[Any]) -> None:
+    """Raise UsageError where lists that belong together have different lengths."""
+    if len({len(items) for items in lists.values()}) > 1:
+        raise UsageError(", ".join(f"{name} has {len(items)} entries" for name, items in lists.items()))

@@ -1,0 +1,403 @@
+"""SVMRegressor and SVMClassifier: support vector machines as libsvm and liblinear train them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphkit.errors import TypeMismatch, UnsupportedError, UsageError
+from graphkit.ir import dims
+from graphkit.ir.graph import Value
+from graphkit.ir.types import DType, TensorType
+from graphkit.ops._base import DOMAIN, F, Onnx, Op, Rand, Sample, constant, op
+from graphkit.ops.ml.matrix import ML, NUMBERS, as_rows, examples, one_of, require_columns, require_features, rows_of
+from graphkit.ops.ml.scores import TRANSFORMS, label_type, labels_of, logistic, probit, transform, transformed
+
+KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
+# Differences of rows that numpy holds at a time.
+_AT_ONCE = 1 << 22
+# Elements of the matrix that makes all decisions of pairs of classes in one product.
+_LARGEST_MATRIX = 1 << 24
+
+
+@op
+class SquaredDistances(Op):
+    """The squared Euclidean distance of each row of x from each row of y, as a sum of squared differences.
+
+    By a product of matrices it would be a difference of large numbers, with an error of their size.
+    """
+
+    domain = DOMAIN
+    inputs, outputs = ("x", "y"), ("d",)
+    types: ClassVar[Any] = {"x": frozenset({DType.FLOAT32, DType.FLOAT64}), "y": "x"}
+    per_example = ("x",)
+    samples = (Sample((3, 4), (5, 4)), Sample((1, 1), (2, 1)), Sample((4, 19), (37, 19)))
+
+    def infer(self, x: TensorType, y: TensorType) -> TensorType:
+        if x.shape is None or y.shape is None:
+            return TensorType(x.dtype, None if x.shape is None and y.shape is None else (examples(x), examples(y)))
+        if len(x.shape) != 2 or len(y.shape) != 2:
+            raise UsageError(f"rows of matrices are expected, not {x} and {y}")
+        if not dims.may_equal(x.shape[1], y.shape[1]):
+            raise TypeMismatch(f"rows of {x} and {y} have different lengths")
+        return TensorType(x.dtype, (x.shape[0], y.shape[0]))
+
+    def reference(self, xp: Any, x: Any, y: Any) -> Any:
+        d = xp.empty((len(x), len(y)), x.dtype)
+        step = max(_AT_ONCE // max(y.size, 1), 1)
+        for begin in range(0, len(x), step):
+            difference = x[begin : begin + step, None] - y[None]
+            d[begin : begin + step] = xp.sum(difference * difference, axis=2)
+        return d
+
+    def expand(self, x: Value, y: Value) -> Value:
+        difference = F.unsqueeze(x, [1]) - F.unsqueeze(y, [0])
+        return F.reduce_sum(difference * difference, [2], keepdims=False)
+
+
+class KernelMachine(Op):
+    """What the two operators have in common: vectors, and a kernel with gamma, coef0 and degree."""
+
+    kernel_type: str = "LINEAR"
+    kernel_params: tuple[float, ...] = ()
+    support_vectors: tuple[float, ...] = ()
+    coefficients: tuple[float, ...] = ()
+    rho: tuple[float, ...] = ()
+    post_transform: str = "NONE"
+    domain = ML
+    types: ClassVar[Any] = {"x": NUMBERS}
+
+    def _check(self) -> None:
+        one_of("post_transform", self.post_transform, TRANSFORMS)
+        one_of("kernel_type", self.kernel_type, KERNELS)
+        if len(self.kernel_params) not in (0, 3):
+            raise UsageError(f"kernel_params has {len(self.kernel_params)} entries: gamma, coef0 and degree are needed")
+
+    @property
+    def _parameters(self) -> np.ndarray:
+        return np.array(self.kernel_params or (0, 0, 0), np.float32)
+
+    def _similarities(self, x: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """The kernel of each row and each vector."""
+        gamma, coef0, degree = self._parameters
+        if self.kernel_type == "LINEAR":
+            return np.asarray(x @ vectors.T)
+        if self.kernel_type == "RBF":
+            distances: np.ndarray = SquaredDistances().reference(np, x, vectors)
+            return np.exp(-gamma * distances)
+        affine = gamma * (x @ vectors.T) + coef0
+        return np.tanh(affine) if self.kernel_type == "SIGMOID" else np.power(affine, degree)
+
+    def _similarity(self, x: Value, vectors: np.ndarray) -> Value:
+        """The graph of `_similarities`."""
+        gamma, coef0, degree = map(float, self._parameters)
+        if self.kernel_type == "RBF":
+            return F.exp(F.squared_distances(x, constant(vectors)) * -gamma)
+        product = F.mat_mul(x, constant(np.ascontiguousarray(vectors.T)))
+        if self.kernel_type == "LINEAR":
+            return product
+        affine = product * gamma + coef0
+        if self.kernel_type == "SIGMOID":
+            return F.tanh(affine)
+        if degree in (2.0, 3.0):
+            return affine * affine if degree == 2.0 else affine * affine * affine
+        return F.pow(affine, constant(np.float32(degree)))
+
+
+@op
+class SVMRegressor(KernelMachine):
+    """The kernel of x and each support vector times its coefficient, summed up, plus rho; float32.
+
+    Without support vectors it is x coefficients + rho. With `one_class` results are 1 above 0, else -1.
+    """
+
+    n_supports: int = 0
+    one_class: int = 0
+    inputs = ("x",)
+    onnx = Onnx("SVMRegressor", 1, ML)
+    per_example = ("x",)
+    composite = True
+    samples = (
+        Sample((3, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], n_supports=3, support_vectors=[0, 1, 1, 0, -1, 1],
+               coefficients=[1, -2, 0.5], rho=[0.25]),
+        Sample((3, 2), kernel_type="POLY", kernel_params=[0.5, 1, 3], n_supports=2, support_vectors=[0, 1, 1, 0],
+               coefficients=[1, -2], rho=[0.25]),
+        Sample((3, 2), kernel_type="SIGMOID", kernel_params=[0.5, 0.1, 3], n_supports=2, support_vectors=[0, 1, 1, 0],
+               coefficients=[1, -2], rho=[0.25]),
+        Sample((4,), coefficients=[1, -2, 0.5, 1], rho=[0.125]),
+        Sample((5, 2), n_supports=2, support_vectors=[0, 1, 1, 0], coefficients=[1, -2], rho=[0.25], one_class=1,
+               grad=False),  # steps
+    )  # fmt: skip
+
+    def infer(self, x: TensorType) -> TensorType:
+        self._check()
+        count = self.n_supports
+        if count < 0 or not self.coefficients or not self.rho:
+            raise UsageError(f"n_supports={count}, {len(self.coefficients)} coefficients, {len(self.rho)} rho")
+        if count and (len(self.support_vectors) % count or not self.support_vectors or len(self.coefficients) != count):
+            raise UsageError(
+                f"{len(self.support_vectors)} numbers of support vectors and {len(self.coefficients)} coefficients "
+                f"for {count} support vectors"
+            )
+        require_features(x, self._vectors().shape[1], "support vectors have")
+        return TensorType(DType.FLOAT32, (examples(x), 1))
+
+    def _vectors(self) -> np.ndarray:
+        """Support vectors, or the one vector of a linear machine."""
+        vectors = self.support_vectors if self.n_supports else self.coefficients
+        return np.array(vectors, np.float32).reshape(max(self.n_supports, 1), -1)
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        vectors, rho = self._vectors(), np.float32(self.rho[0])
+        require_columns(x, vectors.shape[1], "support vectors have")
+        rows = rows_of(np, x, np.float32)
+        if self.n_supports:
+            y = self._similarities(rows, vectors) @ np.array(self.coefficients, np.float32)[:, None] + rho
+        else:
+            y = rows @ vectors.T + rho
+        return np.where(y > 0, np.float32(1), np.float32(-1)) if self.one_class else y
+
+    def expand(self, x: Value) -> Value:
+        vectors, rho = self._vectors(), constant(np.float32(self.rho[0]))
+        rows = as_rows(x)
+        if self.n_supports:
+            y = F.mat_mul(self._similarity(rows, vectors), constant(np.array(self.coefficients, np.float32)[:, None]))
+        else:
+            y = F.mat_mul(rows, constant(np.ascontiguousarray(vectors.T)))
+        y = y + rho
+        if not self.one_class:
+            return y
+        zero, one = constant(np.float32(0)), constant(np.float32(1))
+        return F.where(F.greater(y, zero), one, constant(np.float32(-1)))
+
+
+@op
+class SVMClassifier(KernelMachine):
+    """The class that wins most of the decisions between two classes, and scores; float32.
+
+    With `prob_a` and `prob_b` scores are probabilities of the classes; else they are the decisions (for two classes
+    both signs of the one decision). Without support vectors every class has a linear score.
+    """
+
+    prob_a: tuple[float, ...] = ()
+    prob_b: tuple[float, ...] = ()
+    vectors_per_class: tuple[int, ...] = ()
+    classlabels_ints: tuple[int, ...] = ()
+    classlabels_strings: tuple[str, ...] = ()
+    inputs, outputs = ("x",), ("y", "z")
+    onnx = Onnx("SVMClassifier", 1, ML)
+    per_example = ("x",)
+    composite = True
+    samples = (
+        Sample((5, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], vectors_per_class=[2, 1, 1],
+               support_vectors=[0, 1, 1, 0, -1, 1, 2, 2], coefficients=[1, 0.5, -2, 1, 0.25, -1, 1, 0.5],
+               rho=[0.1, -0.2, 0.3], classlabels_ints=[4, 5, 6], grad=False),  # labels
+        Sample((5, 2), kernel_type="RBF", kernel_params=[0.5, 0, 3], vectors_per_class=[2, 1, 1],
+               support_vectors=[0, 1, 1, 0, -1, 1, 2, 2], coefficients=[1, 0.5, -2, 1, 0.25, -1, 1, 0.5],
+               rho=[0.1, -0.2, 0.3], classlabels_ints=[4, 5, 6], prob_a=[-1, -2, -1.5], prob_b=[0, 0.1, -0.1],
+               grad=False),
+        Sample((4, 2), vectors_per_class=[1, 1], support_vectors=[0, 1, 1, 0], coefficients=[1, -2], rho=[0.1],
+               classlabels_strings=["a", "b"], grad=False),
+        Sample((2,), coefficients=[1, -2, 0.5, 1], rho=[0.1], classlabels_ints=[0, 1], grad=False),
+    )  # fmt: skip
+
+    @property
+    def labels(self) -> np.ndarray:
+        return labels_of(self.classlabels_strings, self.classlabels_ints)
+
+    @property
+    def _vector_count(self) -> int:
+        return sum(self.vectors_per_class)
+
+    def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
+        self._check()
+        classes, vectors = len(self.labels), self._vector_count
+        if not classes or not self.coefficients or not self.rho or any(n < 0 for n in self.vectors_per_class):
+            raise UsageError(f"{classes} labels, {len(self.coefficients)} coefficients, {len(self.rho)} rho")
+        if vectors:
+            self._check_vectors(classes, vectors)
+        elif len(self.coefficients) % classes:
+            raise UsageError(f"{len(self.coefficients)} coefficients for {classes} classes")
+        require_features(x, self._vectors().shape[1], "support vectors have")
+        rows = examples(x)
+        columns = classes
+        if vectors and not self.prob_a and classes > 2:
+            columns = classes * (classes - 1) // 2
+        return label_type(self.labels, rows), TensorType(DType.FLOAT32, (rows, columns))
+
+    def _check_vectors(self, classes: int, vectors: int) -> None:
+        pairs = classes * (classes - 1) // 2
+        if classes < 2 or len(self.vectors_per_class) != classes:
+            raise UsageError(f"vectors_per_class has {len(self.vectors_per_class)} entries for {classes} labels")
+        if not self.support_vectors or len(self.support_vectors) % vectors:
+            raise UsageError(f"{len(self.support_vectors)} numbers for {vectors} support vectors")
+        if len(self.coefficients) < (classes - 1) * vectors or len(self.rho) < pairs:
+            raise UsageError(
+                f"{len(self.coefficients)} coefficients and {len(self.rho)} rho; {classes} classes and {vectors} "
+                f"support vectors need {(classes - 1) * vectors} and {pairs}"
+            )
+        if len(self.prob_a) != len(self.prob_b) or len(self.prob_a) not in (0, *range(pairs, len(self.prob_a) + 1)):
+            raise UsageError(f"prob_a has {len(self.prob_a)} entries, prob_b {len(self.prob_b)}, for {pairs} pairs")
+
+    def _vectors(self) -> np.ndarray:
+        """Support vectors, or the vector of each class of a linear machine."""
+        count = self._vector_count
+        numbers = self.support_vectors if count else self.coefficients
+        return np.array(numbers, np.float32).reshape(count or len(self.labels), -1)
+
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        first, second = np.triu_indices(len(self.labels), 1)
+        return first, second
+
+    def _decisions(self, similarities: np.ndarray) -> np.ndarray:
+        """For each pair of classes, above 0 for the first: what the support vectors of the two say."""
+        coefficients = np.array(self.coefficients, np.float32)
+        table = coefficients[: (len(self.labels) - 1) * self._vector_count].reshape(-1, self._vector_count)
+        ends = np.cumsum(self.vectors_per_class)
+        parts = [slice(end - size, end) for end, size in zip(ends, self.vectors_per_class, strict=True)]
+        return np.stack(
+            [
+                similarities[:, parts[i]] @ table[j - 1, parts[i]]
+                + similarities[:, parts[j]] @ table[i, parts[j]]
+                + np.float32(self.rho[pair])
+                for pair, (i, j) in enumerate(zip(*self._pairs(), strict=True))
+            ],
+            axis=1,
+        )
+
+    def _decision_matrix(self) -> np.ndarray:
+        """[support vectors, pairs]: the same as one product."""
+        return self._decisions(np.eye(self._vector_count, dtype=np.float32)) - np.array(
+            self.rho[: len(self._pairs()[0])], np.float32
+        )
+
+    def reference(self, xp: Any, x: Any) -> Any:
+        vectors = self._vectors()
+        require_columns(x, vectors.shape[1], "support vectors have")
+        rows = rows_of(np, x, np.float32)
+        if not self._vector_count:
+            return self._linear(rows @ vectors.T + np.float32(self.rho[0]))
+        decisions = self._decisions(self._similarities(rows, vectors))
+        first, second = self._pairs()
+        votes = np.zeros((len(rows), len(self.labels)), np.int64)
+        winners = np.where(decisions > 0, first, second)
+        np.add.at(votes, (np.arange(len(rows))[:, None], winners), 1)
+        y = self.labels[np.argmax(votes, axis=1)]
+        if self.prob_a:
+            a, b = (np.array(p[: len(first)], np.float32) for p in (self.prob_a, self.prob_b))
+            return y, transform(np, self.post_transform, coupled(decisions, a, b, len(self.labels)))
+        return y, self._of_two(decisions) if len(self.labels) == 2 else transform(np, self.post_transform, decisions)
+
+    def _linear(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        best = np.argmax(scores, axis=1)
+        if scores.shape[1] == 2:
+            largest = scores.max(axis=1)
+            limit = largest >= 0.5 if min(self.coefficients) >= 0 else largest > 0
+            best = np.where(limit, 1, best)
+        if scores.shape[1] == 1:
+            return self.labels[best], probit(np, scores) if self.post_transform == "PROBIT" else scores
+        return self.labels[best], transform(np, self.post_transform, scores)
+
+    def _of_two(self, decision: np.ndarray) -> np.ndarray:
+        if self.post_transform == "PROBIT":  # a second score is not defined
+            return np.concatenate([probit(np, decision), np.full_like(decision, np.nan)], axis=1)
+        if self.post_transform == "LOGISTIC":
+            return np.concatenate([logistic(np, -decision), logistic(np, decision)], axis=1)
+        other = -decision if self.post_transform == "NONE" else 1 - decision
+        return np.concatenate([other, decision], axis=1)
+
+    def expand(self, x: Value) -> tuple[Value, Value]:
+        classes, count = len(self.labels), self._vector_count
+        first, second = self._pairs()
+        if not count or self.post_transform != "NONE" or count * len(first) > _LARGEST_MATRIX:
+            raise UnsupportedError("linear machines, transformations and very many classes need the operator itself")
+        similarity = self._similarity(as_rows(x), self._vectors())
+        rho = np.array(self.rho[: len(first)], np.float32)
+        decisions = F.mat_mul(similarity, constant(self._decision_matrix())) + constant(rho)
+        # A decision is a vote for the first class of its pair or for the second.
+        wins = F.cast(F.greater(decisions, constant(np.float32(0))), to=DType.FLOAT32)
+        ballots = np.zeros((len(first), classes), np.float32)
+        ballots[np.arange(len(first)), first] = 1
+        ballots[np.arange(len(first)), second] = -1
+        losses = np.bincount(second, minlength=classes).astype(np.float32)
+        votes = F.mat_mul(wins, constant(ballots)) + constant(losses)
+        y = F.gather(constant(self.labels), F.arg_max(votes, axis=1, keepdims=False))
+        if self.prob_a:
+            a, b = (np.array(p[: len(first)], np.float32) for p in (self.prob_a, self.prob_b))
+            return y, F.coupled_probabilities(decisions, a, b)
+        return y, F.concat(-decisions, decisions, axis=1) if classes == 2 else decisions
+
+
+@op
+class CoupledProbabilities(Op):
+    """Probabilities of classes out of decisions of all pairs [rows, pairs] and Platt's two parameters of each pair.
+
+    J. Platt, "Probabilistic Outputs for Support Vector Machines" (1999); T.-F. Wu, C.-J. Lin, R. C. Weng, "Probability
+    Estimates for Multi-class Classification by Pairwise Coupling" (2004), algorithm 2.
+    """
+
+    domain = DOMAIN
+    inputs, outputs = ("decisions", "a", "b"), ("p",)
+    types: ClassVar[Any] = {"decisions": frozenset({DType.FLOAT32}), "a": "decisions", "b": "decisions"}
+    per_example = ("decisions",)
+    samples = (
+        Sample((4, 3), Rand((3,), -2, -1), (3,), grad=False, dtypes={DType.FLOAT32}),
+        Sample((2, 1), Rand((1,), -2, -1), (1,), grad=False, dtypes={DType.FLOAT32}),
+    )
+
+    def infer(self, decisions: TensorType, a: TensorType, b: TensorType) -> TensorType:
+        if a.shape is None or not isinstance(a.shape[0], int):
+            return TensorType(DType.FLOAT32, (examples(decisions), dims.fresh()))
+        return TensorType(DType.FLOAT32, (examples(decisions), classes_of(a.shape[0])))
+
+    def reference(self, xp: Any, decisions: Any, a: Any, b: Any) -> Any:
+        return coupled(decisions, a, b, classes_of(len(a)))
+
+    def grad(self, node: Any, *dy: Any) -> None:
+        raise UnsupportedError(f"{self.name} is the result of an iteration: it has no gradient")
+
+
+def classes_of(pairs: int) -> int:
+    """How many classes have so many pairs; raises UsageError for a number that is none of pairs."""
+    classes = (1 + math.isqrt(1 + 8 * pairs)) // 2
+    if classes * (classes - 1) // 2 != pairs:
+        raise UsageError(f"{pairs} is no number of pairs")
+    return classes
+
+
+def coupled(decisions: np.ndarray, a: np.ndarray, b: np.ndarray, classes: int) -> np.ndarray:
+    """The probabilities of `classes` for each row. Rows are iterated until they change less than libsvm asks for."""
+    low = np.float32(1e-7)
+    pair = np.clip(1 - logistic(np, decisions * a + b), low, 1 - low)
+    first, second = np.triu_indices(classes, 1)
+    # r[i, j]: the probability of class i, if it is i or j.
+    r = np.zeros((len(decisions), classes, classes), np.float32)
+    r[:, first, second] = pair
+    r[:, second, first] = 1 - pair
+    q = -np.swapaxes(r, 1, 2) * r
+    q[:, np.arange(classes), np.arange(classes)] = (r * r).sum(axis=1)
+    p = np.full((len(decisions), classes), np.float32(1 / classes), np.float32)
+    active = np.arange(len(decisions))
+    for _ in range(100):
+        qp = np.einsum("nij,nj->ni", q[active], p[active])
+        pqp = (p[active] * qp).sum(axis=1)
+        moving = np.abs(qp - pqp[:, None]).max(axis=1) >= np.float32(0.005 / classes)
+        active, qp, pqp = active[moving], qp[moving], pqp[moving]
+        if not active.size:
+            break
+        p[active] = _swept(q[active], p[active], qp, pqp)
+    return p
+
+
+def _swept(q: np.ndarray, p: np.ndarray, qp: np.ndarray, pqp: np.ndarray) -> np.ndarray:
+    """One sweep over the classes, each of which takes its best probability for those of the others."""
+    for i in range(p.shape[1]):
+        change = (pqp - qp[:, i]) / q[:, i, i]
+        p[:, i] += change
+        grown = 1 + change
+        pqp = (pqp + change * (change * q[:, i, i] + 2 * qp[:, i])) / grown / grown
+        qp = (qp + change[:, None] * q[:, i]) / grown[:, None]
+        p = p / grown[:, None]
+    return p
