@@ -95,6 +95,13 @@ def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Count
     return counts
 
 
+def implements(domain: str, operator: str, version: int) -> bool:
+    """Whether an operator is one of the registry in the form of this version, or is built out of some."""
+    target, built = upgrade.destination(domain, operator, version)
+    known = built or registry.find(domain, target) is not None
+    return known or functions.has_standard_body(domain, operator, version)
+
+
 class Names:
     """Values by name; a subgraph looks further in the scope around it."""
 
