@@ -66,7 +66,7 @@ HISTORY = onnx.defs.get_all_schemas_with_history()
 SCHEMAS = [s for s in HISTORY if implements(s.domain, s.name, s.since_version)]
 MISSING = {s.name for s in HISTORY} - {s.name for s in SCHEMAS}
 # So many samples are asked of each version.
-SAMPLES = 4
+SAMPLES = 2
 
 
 def label(schema: Any) -> str:
