@@ -44,6 +44,11 @@ def uses(top: Region, opsets: Mapping[str, int], library: functions.Library) -> 
             yield Use(raw, raw.domain, name, means)
 
 
+def implements(domain: str, operator: str, version: int) -> bool:
+    """Whether an operator in the form of this version is carried out here without a model's own functions."""
+    return _carried_out(domain, operator, version)[1] is not None
+
+
 def _carried_out(domain: str, name: str, version: int) -> tuple[str, Means]:
     """The operator that nodes of this operator end as, and by what; a model's own functions are not looked at."""
     target, built = upgrade.destination(domain, name, version)

@@ -19,8 +19,7 @@ from suite_cases import assert_same, data_sets, every_case, model_of, sampled_ca
 from graphkit.checks import backend
 from graphkit.errors import UnsupportedError
 from graphkit.executor.devices.registry import has_factory
-from graphkit.onnx_io import functions, upgrade
-from graphkit.ops import registry
+from graphkit.onnx_io.uses import implements
 
 LEDGER: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("backend_suite.toml").read_text())
 # Of those that pass, these many have no step without a native kernel.
@@ -35,15 +34,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", [pytest.param(case, id=case.name, marks=marks) for case in cases])
 
 
-def implemented(domain: str, name: str) -> bool:
-    """Whether the newest form of an operator is one of the registry, or is built out of some."""
-    version = onnx.defs.get_schema(name, domain).since_version
-    target, built = upgrade.destination(domain, name, version)
-    known = built or registry.find(domain, target) is not None
-    return known or functions.has_standard_body(domain, name, version)
-
-
-MISSING = {s.name for s in onnx.defs.get_all_schemas() if not s.deprecated and not implemented(s.domain, s.name)}
+# Operators of the standard that are not there; test_every_operator_of_the_standard_is_there tells them.
+MISSING = {s.name for s in onnx.defs.get_all_schemas() if not implements(s.domain, s.name, s.since_version)}
 
 
 def run(case: Any, model: onnx.ModelProto) -> None:
@@ -67,7 +59,6 @@ def test_case(case: Any) -> None:
     try:
         run(case, model)
     except UnsupportedError as error:
-        # Whether every operator is there, test_every_operator_of_the_standard_is_there asks.
         if not any(name in str(error) for name in MISSING):
             raise
 

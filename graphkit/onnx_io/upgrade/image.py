@@ -41,6 +41,13 @@ def _asymmetric(node: NodeView) -> Results | None:
     return (F.resize(shrunk, None, F.max(scales, one), **node.attrs, nearest_mode="floor"),)
 
 
+@upgrade("Upsample", below=ALWAYS, becomes="Resize")
+def _upsample_after_its_end(node: NodeView) -> Results | None:
+    # Deprecated since 10, and in newer files nonetheless.
+    node.op_type = "Resize"
+    return _asymmetric(node)
+
+
 @upgrade("Resize", below=ALWAYS)
 def _absent_when_empty(node: NodeView) -> None:
     # An empty tensor stands for an absent operand, in files of any version.

@@ -68,6 +68,7 @@ def _one_hot_of_negative(node: NodeView) -> None:
     node.set_input(0, F.where(F.less(indices, constant(np.zeros((), indices.dtype.numpy))), limit, indices))
 
 
-@upgrade("Scatter", below=11, becomes="ScatterElements")
+@upgrade("Scatter", below=ALWAYS, becomes="ScatterElements")
 def _scatter(node: NodeView) -> None:
+    # Deprecated since 11, and in newer files nonetheless.
     node.op_type = "ScatterElements"
