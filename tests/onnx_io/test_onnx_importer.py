@@ -259,7 +259,7 @@ def test_a_function_that_calls_itself_is_refused():
 
 
 def test_functions_that_unfold_exponentially_are_refused(monkeypatch):
-    monkeypatch.setattr(importer, "MAX_BUILT_NODES", 1000)
+    monkeypatch.setenv("GRAPHKIT_MAX_NODES", "1000")
     levels = [function("F0", [helper.make_node("Relu", ["a"], ["b"])], ["a"], ["b"])]
     for i in range(1, 20):
         calls = [helper.make_node(f"F{i - 1}", ["a"], ["t"], domain="mine"),

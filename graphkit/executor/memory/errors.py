@@ -23,12 +23,18 @@ def out_of_memory(graph: Graph, what: str) -> Iterator[None]:
 
 def raise_if_out_of_memory(graph: Graph, what: str, error: Exception) -> None:
     """Raise OutOfMemory in place of `error`, if that is what it means."""
-    value, size = _largest(graph)
+    _, size = _largest(graph)
     # numpy has a ValueError for sizes past its own limits, the native part a TypeError.
     if isinstance(error, GraphkitError) or not (isinstance(error, (MemoryError, OverflowError)) or size > sys.maxsize):
         return
+    raise larger_than_allowed(graph, OutOfMemory(f"no memory for {what} ({error})")) from error
+
+
+def larger_than_allowed(graph: Graph, error: OutOfMemory) -> OutOfMemory:
+    """What a limit says of a run of `graph`, with the largest value of it."""
+    value, size = _largest(graph)
     largest = "" if value is None else f"; the largest value is {_described(graph, value)}, {size} bytes"
-    raise OutOfMemory(f"no memory for {what} ({error}){largest}") from error
+    return OutOfMemory(f"{error}{largest}")
 
 
 def _largest(graph: Graph) -> tuple[Value | None, int]:

@@ -80,6 +80,7 @@ class _SizedInstance:
     """The native instance, with the operands that it holds."""
 
     arena: np.ndarray | None = None
+    limits: Limits | None = None
 
     def __init__(self, program: SizedProgram):
         self.native = native_module().Instance(program.code.native)
