@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import click
 
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import print_json, print_table
 from graphkit.ir.context import GROUP
@@ -27,6 +28,7 @@ from graphkit.passes.pipeline import effects
     "--summary", "form", flag_value="summary", default="summary", help="Print a table of nodes (the default)."
 )
 @external_root_option
+@limit_options
 @json_option
 def command(model: str, form: str, external_root: str | None, as_json: bool) -> None:
     """Show what is in MODEL: inputs, outputs, nodes, parameters.

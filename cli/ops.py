@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import json_option
 from graphkit.cli._output import print_json, print_table
 from graphkit.errors import UsageError
@@ -18,6 +19,7 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 @click.command()
 @click.argument("model", required=False)
 @click.option("--markdown", is_flag=True, help="Write the page docs/operator_table.md: every operator is tried out.")
+@limit_options
 @json_option
 def command(model: str | None, markdown: bool, as_json: bool) -> int:
     """List every operator; with MODEL (.onnx or .json), those it uses and how each is supported: all gaps at once.

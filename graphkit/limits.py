@@ -184,15 +184,25 @@ def _left(group: Path, limit: str, usage: str) -> int:
     return int(most) - int(taken) + reclaimable
 
 
+def private_memory() -> int:
+    """Bytes that RLIMIT_DATA counts of this process."""
+    return _taken()[1]
+
+
+def _taken() -> tuple[int, int]:
+    """Bytes that RLIMIT_AS and RLIMIT_DATA count: fields 1 and 6 of proc(5)'s statm."""
+    fields = next(iter(_lines("/proc/self/statm")), "").split() or ["0"] * 6
+    page = os.sysconf("SC_PAGE_SIZE")
+    return int(fields[0]) * page, int(fields[5]) * page
+
+
 def _of_process() -> int:
-    """By RLIMIT_AS and RLIMIT_DATA, of which the process has taken some: fields 1 and 6 of proc(5)'s statm."""
+    """By RLIMIT_AS and RLIMIT_DATA, of which the process has taken some."""
     whole, data = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     if whole == data == resource.RLIM_INFINITY:
         return 1 << 62
-    fields = next(iter(_lines("/proc/self/statm")), "").split() or ["0"] * 6
-    page = os.sysconf("SC_PAGE_SIZE")
-    taken = ((whole, int(fields[0])), (data, int(fields[5])))
-    return min((most - pages * page for most, pages in taken if most != resource.RLIM_INFINITY), default=1 << 62)
+    pairs = zip((whole, data), _taken(), strict=True)
+    return min(most - taken for most, taken in pairs if most != resource.RLIM_INFINITY)
 
 
 def _lines(path: str) -> list[str]:

@@ -273,7 +273,7 @@ class Builder:
             raise InvalidModel(f"{self.label}: {error}") from None
         if nodes > self.most_nodes:
             raise InvalidModel(
-                f"{self.label}: the functions unfold to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES): to {nodes}"
+                f"{self.label}: the functions unfold to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES), {nodes}"
             )
 
     def called(self, raw: RawNode, opsets: Mapping[str, int]) -> functions.Function | None:

@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 from graphkit.errors import DeclarationWarning, InvalidModel, UnsupportedError, UnsupportedOperator
 from graphkit.ir import dims
 from graphkit.ir.types import DType, TensorType
-from graphkit.onnx_io import importer
 from graphkit.onnx_io.importer import Imported, import_model
 from graphkit.ops.evaluate import evaluate
 

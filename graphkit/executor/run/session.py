@@ -79,8 +79,8 @@ class Executor:
     DeclarationWarning. `collectives` carry the sums over processes that the graph has, each without them being that of
     one process; `channels` carry single values between processes. `check_finite=True` raises InputError for NaN or
     infinity in fed data.
-    `max_memory` bounds the bytes that one run, or one node of it, takes (default: GRAPHKIT_MAX_MEMORY, else what is left
-    of the machine's memory), `max_iterations` those of a Loop or Scan (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the
+    `max_memory` bounds the bytes that one run, or one node of it, takes (default: GRAPHKIT_MAX_MEMORY, else what the
+    machine has left), `max_iterations` those of a Loop or Scan (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the
     seconds of one run (GRAPHKIT_TIMEOUT, else none); a run beyond them raises OutOfMemory or LimitReached.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
