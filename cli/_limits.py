@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from graphkit import config, limits
-from graphkit.errors import LimitReached, RuntimeFailure
+from graphkit.errors import InvalidModel, LimitReached, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
 
 # Of a loop, where neither --max-iterations nor GRAPHKIT_MAX_ITERATIONS says it.
@@ -65,8 +65,9 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def within(
         *args: Any, max_memory: int | None, timeout: float | None, max_iterations: int | None, **kwargs: Any
     ) -> Any:
-        what = " ".join(filter(None, ("graphkit", command.__module__.rpartition(".")[2], kwargs.get("model"))))
-        with _limited(what, max_memory, timeout, max_iterations):
+        model = kwargs.get("model")
+        what = " ".join(filter(None, ("graphkit", command.__module__.rpartition(".")[2], model)))
+        with _limited(what, max_memory, timeout, max_iterations), _named(model):
             return command(*args, **kwargs)
 
     for option in reversed(_OPTIONS):
@@ -85,6 +86,17 @@ def _limited(what: str, memory: int | None, seconds: float | None, iterations: i
             yield
     finally:
         limits.set_process_limits(before)
+
+
+@contextlib.contextmanager
+def _named(model: str | None) -> Iterator[None]:
+    """What fails while a model runs names nodes; here the file comes before them."""
+    try:
+        yield
+    except (InvalidModel, RuntimeFailure) as error:
+        if model is None or model in str(error):
+            raise
+        raise type(error)(f"{model}: {error}") from error
 
 
 @contextlib.contextmanager

@@ -105,9 +105,10 @@ def limited(memory: int | None = None, seconds: float | None = None, iterations:
 def require_memory(nbytes: int, what: str = "") -> None:
     """Raise OutOfMemory, naming `what`, where an array or a plan of so many bytes would pass the limit."""
     most = current().memory
-    if most is not None and nbytes > most:
-        raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and {_bytes(most)} are the limit")
-    if nbytes > _SMALL or _have_grown(nbytes):
+    if most is not None:
+        if nbytes > most:
+            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and {_bytes(most)} are the limit")
+    elif nbytes > _SMALL or _have_grown(nbytes):
         left = available_memory()
         if nbytes > left:
             raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and about {human(max(left, 0))} are left")

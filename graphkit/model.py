@@ -378,8 +378,8 @@ def load(
     Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it. Large
     parameters of a file on disk stay there until they are needed; it must not be written in place meanwhile (reading
     them then raises FileChanged), and may be replaced or removed.
-    `max_memory` bounds the bytes of one tensor (default: GRAPHKIT_MAX_MEMORY, else what the machine has left), `timeout`
-    the seconds; beyond them it raises OutOfMemory or LimitReached.
+    `max_memory` bounds the bytes of one tensor (default: GRAPHKIT_MAX_MEMORY, else what the machine has left),
+    `timeout` the seconds; beyond them it raises OutOfMemory or LimitReached.
     Raises UsageError without such a file, else InvalidModel, UnsafeModel or UnsupportedOperator, naming file and node.
     """
     bounds = limits.Bounds.of(memory=max_memory)

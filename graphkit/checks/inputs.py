@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from graphkit.errors import GraphkitError, InputError, UsageError, did_you_mean
 from graphkit.ir.dims import DimExpr, evaluate
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import BOOLS, INTEGERS, UNSIGNED, DType, OptionalType, SequenceType, TensorType, Type, dtype_of
+from graphkit.limits import require_memory
 from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")
@@ -22,6 +24,8 @@ _BATCHES = (2, 1)
 # Random integers that index nothing that is known.
 _INTEGER_BOUND = 10
 _UNKNOWN_RANK = 1
+# Bytes of an element while it is drawn.
+_WIDEST = 8
 
 # Operators that hand on the numbers of their first operand, and where an index operand is bounded by the data:
 # operator -> (index operand, data operand, attribute that gives the axis, or the axis itself).
@@ -90,6 +94,7 @@ def make_feeds(
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
     for name, value in missing.items():
+        require_memory(_WIDEST * math.prod(sizes.get(name, ())), f"input {name!r} of shape {list(sizes.get(name, ()))}")
         chosen[name] = _filled(value.type, sizes[name], fill, rng, _bound(value, readers))
     return Feeds({name: chosen[name] for name in inputs}, guesses)
 

@@ -99,7 +99,8 @@ void Buffer::reserve(std::size_t bytes, std::size_t kept, Allowance& allowance) 
     if (data_ != nullptr && bytes <= capacity_) {
         return;
     }
-    const std::size_t left = allowance.most - std::min(allowance.taken - capacity_, allowance.most);
+    // While it grows, there are both.
+    const std::size_t left = allowance.most - std::min(allowance.taken, allowance.most);
     if (bytes > left) {
         throw NoRoom(bytes);
     }
