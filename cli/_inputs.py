@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
 from graphkit.cli._images import SUFFIXES, Images
 from graphkit.cli._output import log
+from graphkit.data.npz import read_arrays
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import Type
 from graphkit.model import Model
@@ -125,10 +125,6 @@ def _array(path: Path, name: str) -> np.ndarray:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {"": loaded}
-        with loaded:
-            return {n: loaded[n] for n in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as .npy or .npz, and is no picture by its name: {error}") from None
+        return read_arrays(path)
+    except InputError as error:
+        raise InputError(f"{error} (nor is it a picture by its name)") from None

@@ -114,6 +114,12 @@ def require_memory(nbytes: int, what: str = "") -> None:
             raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and about {human(max(left, 0))} are left")
 
 
+def allowed_memory() -> int:
+    """The bytes that `require_memory` lets through at most."""
+    most = current().memory
+    return max(available_memory(), 0) if most is None else most
+
+
 def check_time() -> None:
     """Raise LimitReached behind the deadline."""
     deadline = current().deadline

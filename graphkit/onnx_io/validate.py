@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from graphkit.errors import InvalidModel, UnsupportedError, UsageError
-from graphkit.ir.stored import LARGE
+from graphkit.ir.stored import LARGE, StoredFile
 from graphkit.onnx_io.wire import Malformed, Place, count_messages, cut_out, fields
 
 OLDEST_OPSET = 1
@@ -80,12 +80,14 @@ def _read_file(path: Path) -> tuple[bytes, Mapping[str, Place]]:
         raise InvalidModel(f"{path}: is a directory; name the .onnx file inside it")
     if not path.is_file():
         raise InvalidModel(f"{path}: is not a regular file")
-    size = path.stat().st_size
-    if size > _MAX_PROTO_BYTES:
-        raise InvalidModel(f"{path}: {size} bytes; a model file holds at most 2 GiB (larger weights are external data)")
     try:
-        parts = cut_out(path) if size > 2 * LARGE else None
-        return parts or (path.read_bytes(), {})
+        file = StoredFile(path)
+        if file.size > _MAX_PROTO_BYTES:
+            raise InvalidModel(
+                f"{path}: {file.size} bytes; a model file holds at most 2 GiB (larger weights are external data)"
+            )
+        parts = cut_out(file) if file.size > 2 * LARGE else None
+        return parts or (file.read(0, file.size).tobytes(), {})
     except OSError as error:
         raise InvalidModel(f"{path}: cannot be read: {error.strerror or error}") from None
 

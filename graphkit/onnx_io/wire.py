@@ -9,7 +9,6 @@ field numbers are those of onnx.proto.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -93,13 +92,12 @@ class Place(NamedTuple):
         return self.file.read(self.offset, self.size)
 
 
-def cut_out(path: Path) -> tuple[bytes, dict[str, Place]] | None:
+def cut_out(file: StoredFile) -> tuple[bytes, dict[str, Place]] | None:
     """The file's bytes without the raw data of its large initialisers, and where these are, by name.
 
     None when there are none, or when the file is not laid out like a model: then it is for the parser to read it whole.
-    Raises OSError.
+    Raises FileChanged, RuntimeFailure.
     """
-    file = StoredFile(path)
     try:
         pieces, places = _scan(_Window(file))
     except Malformed:

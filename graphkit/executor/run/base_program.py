@@ -213,9 +213,8 @@ def _limit(instance: Instance) -> None:
     """Hand the limits in force to the native part of an instance, where they are not those that it has."""
     wanted = limits.current()
     if instance.native is not None and instance.limits != wanted:
-        most = limits.available_memory() if wanted.memory is None else wanted.memory
         iterations = sys.maxsize if wanted.iterations is None else wanted.iterations
-        instance.native.limit(max(most, 0), iterations, wanted.deadline)
+        instance.native.limit(limits.allowed_memory(), iterations, wanted.deadline)
         instance.limits = wanted
 
 
