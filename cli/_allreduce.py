@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from graphkit.cli._options import json_option, memory_size
+from graphkit import config
+from graphkit.cli._options import json_option
 from graphkit.cli._output import print_json, print_table
 from graphkit.cli._processes import ARGUMENTS
 from graphkit.dist.job import mpi
@@ -30,7 +31,7 @@ class _Sizes(click.ParamType):
             return value
         found = []
         for text in value.split(","):
-            size = memory_size(text.strip())
+            size = config.memory_size(text.strip())
             if size is None:
                 self.fail(f"{text!r} is no amount of memory such as 64KiB or 16MB", param, ctx)
             if size == 0 or size % _ELEMENT:

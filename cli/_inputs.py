@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from graphkit.checks.inputs import Feeds, concrete_shapes, make_feeds
 from graphkit.cli._images import SUFFIXES, Images
 from graphkit.cli._output import log
 from graphkit.cli._values import empty, from_arrays, is_named
+from graphkit.data.npz import read_arrays
 from graphkit.errors import InputError, UsageError, did_you_mean
 from graphkit.ir.types import TensorType, Type
 from graphkit.model import Model
@@ -132,7 +132,12 @@ def _nested(name: str, kind: Type, paths: str) -> Any:
         return empty(name, kind)
     if len(files) == 1:
         return _from_file(name, kind, files[0], paths)
-    return _from_file(name, kind, {f"{name}[{i}]": _from_file(name, TensorType("float32"), arrays, paths) for i, arrays in enumerate(files)}, paths)
+    return _from_file(
+        name,
+        kind,
+        {f"{name}[{i}]": _from_file(name, TensorType("float32"), arrays, paths) for i, arrays in enumerate(files)},
+        paths,
+    )
 
 
 def _from_file(name: str, kind: Type, arrays: Mapping[str, np.ndarray], path: Path | str) -> Any:
@@ -144,10 +149,6 @@ def _from_file(name: str, kind: Type, arrays: Mapping[str, np.ndarray], path: Pa
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {"": loaded}
-        with loaded:
-            return {n: loaded[n] for n in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as .npy or .npz, and is no picture by its name: {error}") from None
+        return read_arrays(path)
+    except InputError as error:
+        raise InputError(f"{error} (nor is it a picture by its name)") from None

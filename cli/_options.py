@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,16 +32,6 @@ def device_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--device", default="cpu", show_default=True, help="Where to run: cpu or cuda.")(command)
 
 
-def memory_size(text: str) -> int | None:
-    """Bytes, or a number with KB, MB, GB, KiB, MiB or GiB, as bytes; None for what is neither."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?)?B?", text, re.IGNORECASE)
-    if match is None:
-        return None
-    unit = (match[2] or "").lower()
-    power = " kmg".index(unit[0]) if unit else 0
-    return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** power)
-
-
 class Recompute(click.ParamType):
     """`sqrt`, or an amount of memory."""
 
@@ -51,7 +40,7 @@ class Recompute(click.ParamType):
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
         if value == "sqrt" or isinstance(value, int):
             return value
-        size = memory_size(value)
+        size = config.memory_size(value)
         if size is None:
             self.fail(f"{value!r} is neither 'sqrt' nor an amount of memory such as 500MB", param, ctx)
         return size

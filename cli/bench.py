@@ -11,6 +11,7 @@ import numpy as np
 
 from graphkit.cli._images import image_options, images_of
 from graphkit.cli._inputs import Batch
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
     device_options,
     external_root_option,
@@ -75,6 +76,7 @@ class _Bench(click.Command):
 @image_options
 @device_options
 @external_root_option
+@limit_options
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, against: str | None, batch: int | None,

@@ -15,6 +15,7 @@ import click
 import numpy as np
 
 from graphkit import data, models
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import data_option, json_option, key_values, read_model, source_options
 from graphkit.cli._output import log, print_json
 from graphkit.errors import GraphkitError, UsageError, UserCodeError, did_you_mean
@@ -29,6 +30,7 @@ from graphkit.model import Model
 @data_option
 @click.option("--weights", help="Take the parameters of the same names from this model (.json, .onnx or a folder).")
 @click.option("--seed", type=int, default=None, help="Seed of the initialisers.")
+@limit_options
 @json_option
 def command(
     model: str, output: str, options: tuple[str, ...], dataset: str | None, data_options: tuple[str, ...],

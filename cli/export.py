@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from graphkit.cli._images import image_options, images_of
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json
 from graphkit.cli.verify import print_report
@@ -33,6 +34,7 @@ from graphkit.passes.training.to_training import to_inference
 )
 @image_options
 @external_root_option
+@limit_options
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str, opset: int | None, purpose: str | None,

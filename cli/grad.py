@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from graphkit.cli._images import image_options, images_of
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.errors import UsageError
@@ -43,6 +44,7 @@ from graphkit.errors import UsageError
 )
 @image_options
 @external_root_option
+@limit_options
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, loss: str | None, of: tuple[str, ...],

@@ -10,6 +10,7 @@ import click
 
 from graphkit.cli._costs import as_json as costs_as_json
 from graphkit.cli._costs import cost_cells, model_costs, notes
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.errors import UnsupportedError, UsageError
@@ -34,6 +35,7 @@ from graphkit.text import human
 )
 @click.option("--costs", "form", flag_value="costs", help="Print FLOPs and bytes by operator, for inputs of SHAPE.")
 @external_root_option
+@limit_options
 @json_option
 def command(model: str, shapes: tuple[str, ...], form: str, external_root: str | None, as_json: bool) -> None:
     """Show what is in MODEL: inputs, outputs, nodes, parameters.

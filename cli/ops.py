@@ -8,6 +8,7 @@ import click
 
 from graphkit.cli._costs import Sized, cost_cells, model_costs, notes
 from graphkit.cli._costs import as_json as costs_as_json
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, json_option, read_model
 from graphkit.cli._output import print_json, print_table
 from graphkit.errors import UsageError
@@ -26,6 +27,7 @@ _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 @click.argument("shapes", nargs=-1, metavar="[NAME:SHAPE]...")
 @click.option("--markdown", is_flag=True, help="Write the page docs/operator_table.md: every operator is tried out.")
 @external_root_option
+@limit_options
 @json_option
 def command(
     model: str | None, shapes: tuple[str, ...], markdown: bool, external_root: str | None, as_json: bool

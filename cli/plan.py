@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import device_options, external_root_option, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._training import check_training, trainer_of, training_options
@@ -39,6 +40,7 @@ _PLANNERS = (("naive", False, False), ("in-place", True, False), ("co-share", Fa
 @click.option("--run/--no-run", "measured", default=True, help="Run and measure (the default), or only plan.")
 @device_options
 @external_root_option
+@limit_options
 @json_option
 def command(
     model: str,

@@ -16,6 +16,7 @@ import numpy as np
 from graphkit.checks.maps import flattened
 from graphkit.cli._classes import best, table
 from graphkit.cli._images import image_options, images_of
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import device_options, external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import log, print_json, print_table
 from graphkit.cli._values import arrays_of, empty_of
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 @click.option("--check-finite", is_flag=True, help="Refuse inputs with NaN or infinity.")
 @device_options
 @external_root_option
+@limit_options
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, output: str | None, names: tuple[str, ...],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graphkit.cli import _stopping as stopping
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import (
     data_option,
     device_options,
@@ -186,6 +187,7 @@ _SKIPPED, _RECORDED = 2, 10
 @process_options
 @device_options
 @external_root_option
+@limit_options
 @json_option
 def command(
     context: click.Context, model: str, folder: str | None, resume: bool, overwrite: bool, **options: Any

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from graphkit.cli._images import image_options, images_of
+from graphkit.cli._limits import limit_options
 from graphkit.cli._options import external_root_option, input_options, json_option, read_model
 from graphkit.cli._output import print_json, print_table
 
@@ -24,6 +25,7 @@ from graphkit.cli._output import print_json, print_table
 )
 @click.option("--opset", type=int, default=None, help="Export at this opset for ONNX Runtime.")
 @external_root_option
+@limit_options
 @json_option
 def command(
     model: str, inputs: tuple[str, ...], fill: str, seed: int, rtol: float | None, atol: float | None,

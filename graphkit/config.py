@@ -6,6 +6,7 @@ Values are read when they are asked for, so that a test or a script may change t
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -57,6 +58,23 @@ def _positive(text: str) -> int:
     return value
 
 
+def memory_size(text: str) -> int | None:
+    """Bytes, or a number with KB, MB, GB, KiB, MiB or GiB, as bytes; None for what is neither."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMG]i?)?B?", text, re.IGNORECASE)
+    if match is None:
+        return None
+    unit = (match[2] or "").lower()
+    power = " kmg".index(unit[0]) if unit else 0
+    return int(float(match[1]) * (1024 if unit.endswith("i") else 1000) ** power)
+
+
+def _memory(text: str) -> int:
+    value = memory_size(text)
+    if value is None:
+        raise ValueError("expected an amount of memory such as 500MB")
+    return value
+
+
 NUM_THREADS: Knob[int | None] = Knob(
     "GRAPHKIT_NUM_THREADS", _positive, None, "threads of the CPU engine; default: the cores allowed"
 )
@@ -91,6 +109,16 @@ SERVERS = Knob(
 PLACE_RANKS = Knob(
     "GRAPHKIT_PLACE_RANKS", _flag, True, "0 lets the ranks of a host run on all of its cores; 1: each on its own part"
 )
+MAX_MEMORY: Knob[int | None] = Knob(
+    "GRAPHKIT_MAX_MEMORY", _memory, None, "what one run or one tensor may take, such as 4GB; default: what is left"
+)
+MAX_ITERATIONS: Knob[int | None] = Knob(
+    "GRAPHKIT_MAX_ITERATIONS", _positive, None, "iterations of a Loop or Scan after which a run fails; default: any"
+)
+TIMEOUT: Knob[float | None] = Knob(
+    "GRAPHKIT_TIMEOUT", _seconds, None, "seconds after which a run fails that has not ended; default: none"
+)
+MAX_NODES = Knob("GRAPHKIT_MAX_NODES", _positive, 2_000_000, "nodes that a file may have, its functions being unfolded")
 ENGINE_WORKERS = Knob("GRAPHKIT_ENGINE_WORKERS", _positive, 2, "worker threads of a dependency engine")
 
 # Threads beyond the cores only take turns. Those that compute may be as many times the cores; those of an engine, which

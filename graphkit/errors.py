@@ -84,6 +84,10 @@ class OutOfMemory(RuntimeFailure, MemoryError):
     """Memory that is not there, or more than can be counted; the message names who asked, and for how much."""
 
 
+class LimitReached(RuntimeFailure):
+    """A run took longer, or a loop more iterations, than it may; the message says which limit, and where."""
+
+
 class FileChanged(RuntimeFailure):
     """A file whose weights are read when they are needed was written meanwhile; the message names it."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkit import config
+from graphkit import config, limits
 from graphkit.errors import InvalidModel, OutOfMemory, UsageError, did_you_mean
 from graphkit.executor.run.params import ParamStore
 from graphkit.ir import printing
@@ -125,6 +125,7 @@ class Model:
         from graphkit.frontend.initializers import initialize
 
         try:
+            limits.require_memory(value.tensor.nbytes)
             self.params.commit(key, initialize(value.tensor, value.attrs["init"], seed, key))
         except (MemoryError, OverflowError, ValueError) as error:
             raise OutOfMemory(
@@ -262,7 +263,8 @@ class Model:
     ) -> Executor:
         """Prepare the graph for a device; returns an Executor. `shapes` specialises it at once.
 
-        Options: threads, seed, optimize, inplace, share, deterministic, precision (see Executor).
+        Options: threads, seed, optimize, inplace, share, deterministic, precision, check_finite, max_memory,
+        max_iterations, timeout (see Executor).
         """
         from graphkit.executor.run.session import Executor
 
@@ -372,14 +374,24 @@ def _ordered_inputs(outputs: Iterable[Value], given: Sequence[Value] | None) -> 
     return [*(data if given is None else given), *stored]
 
 
-def load(source: Any, *, external_root: str | Path | None = None) -> Model:
+def load(
+    source: Any, *, external_root: str | Path | None = None, max_memory: int | None = None, timeout: float | None = None
+) -> Model:
     """Read a model: a `.json` or `.onnx` path, a folder that `Trainer.save` wrote, ONNX bytes, or a ModelProto.
 
     Nothing in the file is executed, and no file outside its folder is read unless `external_root` allows it. Large
     parameters of a file on disk stay there until they are needed; it must not be written in place meanwhile (reading
     them then raises FileChanged), and may be replaced or removed.
+    `max_memory` bounds the bytes of one tensor (default: GRAPHKIT_MAX_MEMORY, else what the machine has left),
+    `timeout` the seconds; beyond them it raises OutOfMemory or LimitReached.
     Raises UsageError without such a file, else InvalidModel, UnsafeModel or UnsupportedOperator, naming file and node.
     """
+    bounds = limits.Bounds.of(memory=max_memory)
+    with limits.limited(bounds and bounds.memory, timeout):
+        return _read(source, external_root)
+
+
+def _read(source: Any, external_root: str | Path | None) -> Model:
     if isinstance(source, (str, Path)):
         path = Path(source)
         if path.is_dir():

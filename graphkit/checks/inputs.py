@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from graphkit.ir.types import (
     Type,
     dtype_of,
 )
+from graphkit.limits import require_memory
 from graphkit.passes.core.bind import bind, match_shapes
 
 FILLS = ("random", "ones", "zeros", "arange")
@@ -34,6 +36,8 @@ _INTEGER_BOUND = 10
 _UNKNOWN_RANK = 1
 # How many elements a sequence gets.
 _ELEMENTS = 2
+# Bytes of an element while it is drawn.
+_WIDEST = 8
 
 # Operators that hand on the numbers of their first operand, and where an index operand is bounded by the data:
 # operator -> (index operand, data operand, attribute that gives the axis, or the axis itself).
@@ -102,10 +106,12 @@ def make_feeds(
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
     for name, value in missing.items():
+        shape = sizes.get(name, ())
+        require_memory(_WIDEST * math.prod(shape), f"input {name!r} of shape {list(shape)}")
         if isinstance(value.type, MapType):
             chosen[name] = _filled_map(value.type, fill, rng, _keys_read(value, readers))
         else:
-            chosen[name] = _filled(value.type, sizes.get(name, ()), fill, rng, _bound(value, readers))
+            chosen[name] = _filled(value.type, shape, fill, rng, _bound(value, readers))
     return Feeds({name: chosen[name] for name in inputs}, guesses)
 
 

@@ -6,11 +6,16 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from graphkit.errors import InputError
+from graphkit.limits import allowed_memory, require_memory
+
+# Of the longest header.
+_HEADER = 4 + 4 * 255
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -20,7 +25,7 @@ def read_idx(path: str | Path) -> np.ndarray:
 
     Raises InputError, naming the file, when it is missing, empty, no idx file, truncated, or longer than it says.
     """
-    data = _bytes(Path(path))
+    data, rest = _begun(Path(path))
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES:
         raise InputError(
             f"{path}: not an idx file: it starts with {data[:4].hex() or 'nothing'}, not 0000, a type and a rank"
@@ -31,6 +36,11 @@ def read_idx(path: str | Path) -> np.ndarray:
         raise InputError(f"{path}: truncated idx file: {len(data)} bytes, and the header alone has {header}")
     shape = struct.unpack(f">{rank}I", data[4:header])
     expected = header + math.prod(shape) * dtype.itemsize
+    # What is packed may be much longer than its file, and the array is a copy.
+    most = min(expected + 1, allowed_memory() // 2)
+    data += rest(max(most - len(data), 0))
+    if len(data) == most < expected:
+        require_memory(2 * expected, f"{path}, {dtype.name}{list(shape)}")
     if len(data) != expected:
         problem = "truncated" if len(data) < expected else "overlong"
         raise InputError(
@@ -39,10 +49,18 @@ def read_idx(path: str | Path) -> np.ndarray:
     return np.frombuffer(data, dtype, offset=header).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _bytes(path: Path) -> bytes:
+def _begun(path: Path) -> tuple[bytes, Callable[[int], bytes]]:
+    """The first bytes, as many as the longest header has, and what reads so many more."""
+    first = _read(path, 0, 2)
+    packed = first == b"\x1f\x8b"
+    return _read(path, 0, _HEADER, packed), lambda size: _read(path, _HEADER, size, packed)
+
+
+def _read(path: Path, begin: int, size: int, packed: bool = False) -> bytes:
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        with gzip.open(path) if packed else path.open("rb") as file:
+            file.seek(begin)
+            return bytes(file.read(size))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: damaged gzip file: {error}") from None
     except OSError as error:

@@ -6,8 +6,6 @@ import csv
 import functools
 import inspect
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +14,7 @@ import numpy as np
 
 from graphkit.data.dataset import Dataset, Splits
 from graphkit.data.idx import read_idx
+from graphkit.data.npz import read_arrays
 from graphkit.data.sentences import load_sentences
 from graphkit.data.stream import load_text
 from graphkit.errors import InputError, UsageError, did_you_mean
@@ -231,16 +230,9 @@ def _idx_file(path: Path, prefix: str, kind: str) -> Path | None:
 
 
 def _npz(path: Path, axes: Axes) -> Dataset | Splits:
-    try:
-        # np.load leaves a file open that it opened itself and finds damaged.
-        with path.open("rb") as file:
-            stored = np.load(file, allow_pickle=False)
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise InputError(f"{path}: not a readable .npz file: it holds one nameless array, as .npy files do")
-            with stored:
-                arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{path}: not a readable .npz file: {error}") from None
+    arrays = read_arrays(path)
+    if "" in arrays:
+        raise InputError(f"{path}: not a readable .npz file: it holds one nameless array, as .npy files do")
     if "x_train" in arrays and "x_test" in arrays:
         halves = [
             _arrays({n.removesuffix(f"_{p}"): a for n, a in arrays.items() if n.endswith(f"_{p}")}, path, axes, p)

@@ -20,12 +20,16 @@ from graphkit.ir.atomic import PendingFile, sync_folder
 from graphkit.ir.codec import Decoder, Encoder, Resolve, WeightsOut, field, from_dict, stored_tensors, strings, to_dict
 from graphkit.ir.collector import uncollected
 from graphkit.ir.graph import Graph
-from graphkit.ir.stored import StoredArray
+from graphkit.ir.stored import StoredArray, StoredFile
 from graphkit.ir.weights import read_weights, write_weights
+from graphkit.limits import require_memory
 
 __all__ = ["FORMAT", "VERSION", "from_dict", "load", "save", "to_dict"]
 
 FORMAT, VERSION = "graphkit", 1
+
+# Bytes that a byte of JSON may come to.
+_EXPANSION = 20
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -127,7 +131,10 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{token} is not JSON")
 
     try:
-        text = path.read_bytes()
+        file = StoredFile(path)
+        # The objects of JSON take many times the bytes of their text.
+        require_memory(_EXPANSION * file.size, f"{str(path)!r}, read as JSON")
+        text = file.read(0, file.size).tobytes()
     except FileNotFoundError:
         raise UsageError(f"{str(path)!r}: no such file") from None
     except OSError as error:

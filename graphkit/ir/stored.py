@@ -7,10 +7,12 @@ weights when it is written over. A read comes after the fact that the file is wh
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import mmap
 import os
 import resource
+import stat
 import time
 import weakref
 from pathlib import Path
@@ -31,15 +33,18 @@ _TICK_NS = 20_000_000
 
 
 class StoredFile:
-    """A regular file, open as long as anybody refers to it. Raises OSError when it cannot be opened.
+    """A regular file, open as long as anybody refers to it. Raises OSError when it cannot be opened, or is none.
 
     Replaced by renaming or removed, it can be read on; once it was written in place, `read` raises FileChanged.
     """
 
     def __init__(self, path: Path):
         self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY)
+        # Whatever the path leads to meanwhile: a pipe is not waited for, and what is open is what is looked at.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         self._close = weakref.finalize(self, os.close, self._descriptor)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         size, modified = self._look()
         age = time.time_ns() - modified
         if size >= LARGE and 0 <= age < _TICK_NS:
@@ -51,6 +56,14 @@ class StoredFile:
     def same(self) -> str:
         """A path by which this very file can be opened again, whatever lies under its old one."""
         return f"/dev/fd/{self._descriptor}"
+
+    @property
+    def place(self) -> Path | None:
+        """The path of this very file, without symbolic links; None where the system does not tell it."""
+        try:
+            return Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+        except OSError:
+            return None
 
     @property
     def may_stay_open(self) -> bool:

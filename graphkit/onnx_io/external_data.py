@@ -60,23 +60,29 @@ class ExternalData:
             raise InvalidModel(f"{where}: data are in {location!r}, and the model was given without a folder")
         if "\0" in location:
             raise UnsafeModel(f"{where}: external data location {location!r} is not a path")
-        path = Path(os.path.realpath(self._base / location))
+        try:
+            path = Path(os.path.realpath(self._base / location))
+            self._check_inside(path, location, where)
+            file = self._files.get(path)
+            if file is None:
+                if not path.is_file():
+                    raise InvalidModel(f"{where}: external data file {location!r} is missing or is not a regular file")
+                file = StoredFile(path)
+                # Links may have changed since the path was looked at; what is open is what is read.
+                self._check_inside(file.place or path, location, where)
+                self._files[path] = file
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InvalidModel(f"{where}: external data file {location!r} cannot be read: {reason}") from None
+        self._latest = file
+        return file
+
+    def _check_inside(self, path: Path, location: str, where: str) -> None:
         if not any(path.is_relative_to(root) for root in self._roots):
             raise UnsafeModel(
                 f"{where}: external data {location!r} lie outside the model's folder; "
                 "pass external_root (--allow-external-root) to allow the folder they are in"
             )
-        file = self._files.get(path)
-        if file is None:
-            if not path.is_file():
-                raise InvalidModel(f"{where}: external data file {location!r} is missing or is not a regular file")
-            try:
-                file = self._files[path] = StoredFile(path)
-            except OSError as error:
-                reason = error.strerror or error
-                raise InvalidModel(f"{where}: external data file {location!r} cannot be read: {reason}") from None
-        self._latest = file
-        return file
 
 
 def _number(text: str, key: str, where: str) -> int:

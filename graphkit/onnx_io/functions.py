@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx
@@ -60,6 +60,33 @@ class Library:
             check_opset(opsets[""], f"{self._reader.label}: {label}")
         defaults = {a.name: a for a in proto.attribute_proto}
         return Function(label, self._reader.function(proto), opsets, tuple(proto.attribute), defaults)
+
+
+def unfolded_nodes(top: Function, called: Callable[[RawNode, Mapping[str, int]], Function | None]) -> int:
+    """How many nodes `top` has, where in place of each node the body is that it calls, as `called` tells.
+
+    Linear in what the file has, however often functions call each other. Raises InvalidModel for a circle of calls.
+    """
+    counts: dict[int, int] = {}
+    inside: set[int] = set()
+    # A depth-first walk: a body is counted when it comes up for the second time, behind those that it calls.
+    stack: list[tuple[Function, list[Function] | None]] = [(top, None)]
+    while stack:
+        function, calls = stack.pop()
+        key = id(function.region)
+        if calls is not None:
+            inside.remove(key)
+            counts[key] += sum(counts[id(other.region)] for other in calls)
+        elif key in inside:
+            raise InvalidModel(f"{function.label} calls itself")
+        elif key not in counts:
+            found = [called(raw, function.opsets) for _, raw in function.region.walk()]
+            counts[key] = len(found)
+            inside.add(key)
+            calls = [other for other in found if other is not None]
+            stack.append((function, calls))
+            stack.extend((other, None) for other in calls)
+    return counts[id(top.region)]
 
 
 def has_standard_body(domain: str, name: str, version: int) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, ModelProto, TypeProto
 
+from graphkit import config, limits
 from graphkit.errors import GraphkitError, InvalidModel, UnsupportedError, UnsupportedOperator, UsageError
 from graphkit.ir import context
 from graphkit.ir.collector import uncollected
@@ -44,9 +45,6 @@ from graphkit.onnx_io.wire import Place
 from graphkit.ops import F, Op, registry
 from graphkit.ops.sequence.elements import with_own_sizes
 from graphkit.passes.training.randomness import bind_rng
-
-# Functions and loop bodies are built once per use; a small file must not unfold without limit.
-MAX_BUILT_NODES = 20_000_000
 
 
 class Imported(NamedTuple):
@@ -147,12 +145,14 @@ class Builder:
         reader.closed(self.top, f"{label}: graph {model.graph.name!r}")
         self.declared = Declarations(label)
         self.built = 0
+        self.most_nodes = config.MAX_NODES.get()
         self.initial_values: dict[tuple[int, str], Value] = {}
 
     # --- the whole model ---------------------------------------------------------------------------
 
     def build(self) -> Imported:
         self.check_operators()
+        self.check_functions()
         plan = initializers.classify(self.model, self.top)
         attributes = initializers.attributes(self.model)
         arrays: dict[Value, np.ndarray | StoredArray] = {}
@@ -246,6 +246,25 @@ class Builder:
             count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
             raise UnsupportedOperator(f"{self.label}: {count} not implemented, used by nodes\n" + "\n".join(lines))
 
+    def check_functions(self) -> None:
+        """Raises InvalidModel for functions that call themselves, or unfold without limit."""
+        if not self.model.functions:
+            return
+        try:
+            nodes = functions.unfolded_nodes(functions.Function("", self.top, self.setting.opsets, (), {}), self.called)
+        except InvalidModel as error:
+            raise InvalidModel(f"{self.label}: {error}") from None
+        if nodes > self.most_nodes:
+            raise InvalidModel(
+                f"{self.label}: the functions unfold to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES), {nodes}"
+            )
+
+    def called(self, raw: RawNode, opsets: Mapping[str, int]) -> functions.Function | None:
+        """The model-local function that stands for a node; None for an operator that is known here."""
+        target, built = upgrade.destination(raw.domain, raw.op_type, Setting(opsets, {}).version(raw.domain))
+        known = built or registry.find(raw.domain, target) is not None
+        return None if known else self.library.find(raw)
+
     # --- nodes -------------------------------------------------------------------------------------
 
     def region(self, region: Region, names: Names, setting: Setting) -> list[Value]:
@@ -288,8 +307,11 @@ class Builder:
 
     def node(self, raw: RawNode, names: Names, setting: Setting) -> None:
         self.built += 1
-        if self.built > MAX_BUILT_NODES:
-            raise InvalidModel(f"{self.label}: functions and loops unfold to more than {MAX_BUILT_NODES} nodes")
+        if self.built > self.most_nodes:
+            raise InvalidModel(
+                f"{self.label}: the functions unfold to more than {self.most_nodes} nodes (GRAPHKIT_MAX_NODES)"
+            )
+        limits.check_time()
         where = f"{self.label}: {raw}" + (f" in {setting.calls[-1]}" if setting.calls else "")
         try:
             results = self.results(raw, names, setting, where)

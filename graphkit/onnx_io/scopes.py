@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
 
+from graphkit import config
 from graphkit.errors import InvalidModel
 from graphkit.onnx_io.validate import require_text
 
@@ -21,7 +22,6 @@ _Item = TypeVar("_Item")
 GRADIENT = ("ai.onnx.preview.training", "Gradient")
 
 MAX_DEPTH = 32
-MAX_NODES = 20_000_000
 
 
 class RawNode:
@@ -172,8 +172,8 @@ class Reader:
         if depth > MAX_DEPTH:
             raise InvalidModel(f"{where}: subgraphs nested deeper than {MAX_DEPTH}")
         self._nodes += len(protos)
-        if self._nodes > MAX_NODES:
-            raise InvalidModel(f"{self.label}: more than {MAX_NODES} nodes")
+        if self._nodes > (most := config.MAX_NODES.get()):
+            raise InvalidModel(f"{self.label}: more than {most} nodes (GRAPHKIT_MAX_NODES)")
         nodes = [self._node(proto, where, depth) for proto in protos]
         producers: dict[str, int] = {}
         for index, node in enumerate(nodes):

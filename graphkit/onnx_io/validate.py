@@ -17,13 +17,17 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from graphkit.errors import InvalidModel, UnsupportedError, UsageError
-from graphkit.ir.stored import LARGE
-from graphkit.onnx_io.wire import Place, cut_out
+from graphkit.ir.stored import LARGE, StoredFile
+from graphkit.onnx_io.wire import Malformed, Place, count_messages, cut_out, fields
 
 OLDEST_OPSET = 1
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 # The wire format holds sizes in 31 bits.
 _MAX_PROTO_BYTES = (1 << 31) - 1
+
+# The protobuf library makes an object of each message, of a hundred bytes or more even where the message has two.
+_MANY_BYTES = 1 << 25
+_MOST_MESSAGES = 1 << 24
 
 # The numbers and wire types of ModelProto's fields.
 _MODEL_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2, 26: 2}
@@ -76,12 +80,14 @@ def _read_file(path: Path) -> tuple[bytes, Mapping[str, Place]]:
         raise InvalidModel(f"{path}: is a directory; name the .onnx file inside it")
     if not path.is_file():
         raise InvalidModel(f"{path}: is not a regular file")
-    size = path.stat().st_size
-    if size > _MAX_PROTO_BYTES:
-        raise InvalidModel(f"{path}: {size} bytes; a model file holds at most 2 GiB (larger weights are external data)")
     try:
-        parts = cut_out(path) if size > 2 * LARGE else None
-        return parts or (path.read_bytes(), {})
+        file = StoredFile(path)
+        if file.size > _MAX_PROTO_BYTES:
+            raise InvalidModel(
+                f"{path}: {file.size} bytes; a model file holds at most 2 GiB (larger weights are external data)"
+            )
+        parts = cut_out(file) if file.size > 2 * LARGE else None
+        return parts or (file.read(0, file.size).tobytes(), {})
     except OSError as error:
         raise InvalidModel(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -101,6 +107,8 @@ def parse(data: bytes, label: str) -> ModelProto:
     problem = _scan_frame(data)
     if problem:
         raise InvalidModel(f"{label}: {problem}")
+    if len(data) > _MANY_BYTES and count_messages(data, _MOST_MESSAGES) == _MOST_MESSAGES:
+        raise InvalidModel(f"{label}: the file consists of {_MOST_MESSAGES} messages or more, too many for any model")
     model = ModelProto()
     try:
         model.ParseFromString(data)
@@ -111,48 +119,21 @@ def parse(data: bytes, label: str) -> ModelProto:
 
 def _scan_frame(data: bytes) -> str | None:
     """Walk over the top-level fields without parsing them: tells a truncated model from something else."""
-    position, fields = 0, 0
-    while position < len(data):
-        tag, position = _varint(data, position)
-        if tag is None:
-            return _broken(fields)
-        number, wire = tag >> 3, tag & 7
-        if number == 0 or wire not in (0, 1, 2, 5) or _MODEL_FIELDS.get(number, wire) != wire:
-            return _broken(fields)
-        if wire == 0:
-            value, position = _varint(data, position)
-            if value is None:
-                return _broken(fields)
-        elif wire == 2:
-            length, position = _varint(data, position)
-            if length is None:
-                return _broken(fields)
-            if position + length > len(data):
-                if fields or number in _MODEL_FIELDS:
-                    return f"the file is truncated: {position + length - len(data)} bytes are missing at its end"
-                return _broken(fields)
-            position += length
-        else:
-            position += 8 if wire == 1 else 4
-        fields += number in _MODEL_FIELDS
-    return None if fields else _broken(0)
+    found = 0
+    try:
+        for field in fields(data, 0, len(data)):
+            if _MODEL_FIELDS.get(field.number, field.wire) != field.wire:
+                return _broken(found)
+            found += field.number in _MODEL_FIELDS
+    except Malformed as error:
+        if error.missing and (found or error.number in _MODEL_FIELDS):
+            return f"the file is truncated: {error.missing} bytes are missing at its end"
+        return _broken(found)
+    return None if found else _broken(0)
 
 
 def _broken(fields: int) -> str:
     return "the file is damaged" if fields > 2 else "not an ONNX model"
-
-
-def _varint(data: bytes, position: int) -> tuple[int | None, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(data):
-            return None, position
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    return None, position
 
 
 def require_text(where: str, *strings: object) -> None:

@@ -1,14 +1,15 @@
-"""The wire format of a model file, read as far as it takes to find the large tensors in it.
+"""The wire format of a model file, read without the protobuf library.
 
-The protobuf library copies a file's bytes and copies every tensor out of that copy. Here large initialisers are cut out
-before it sees the file, and stay there until somebody asks for them. The format is that of
-protobuf.dev/programming-guides/encoding; the field numbers are those of onnx.proto.
+That library copies a file's bytes and copies every tensor out of that copy, and makes an object of many bytes for each
+message of two. Here large initialisers are cut out before it sees the file, and stay there until somebody asks for
+them; and what it would make objects of is counted. The format is that of protobuf.dev/programming-guides/encoding; the
+field numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,20 +21,63 @@ _TENSOR_NAME: Final = 8
 _TENSOR_RAW_DATA: Final = 9
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_NUMBER = (1 << 29) - 1
+_MAX_VARINT_BYTES = 10
 
 _WINDOW = 1 << 15
 
+# The fields of a graph: beyond, the file is for the parser to read whole, or to refuse.
+_MOST_FIELDS = 1 << 23
 
-class _Unclear(Exception):
-    """The bytes are not laid out as expected; the protobuf library will say what is wrong with them."""
+# By message, its fields that are messages. Others, such as dimensions, are few or in these.
+_MESSAGES: Final[Mapping[str, Mapping[int, str]]] = {
+    "model": {7: "graph", 8: "leaf", 14: "leaf", 20: "training", 25: "function", 26: "leaf"},
+    "graph": {1: "node", 5: "tensor", 11: "value", 12: "value", 13: "value", 14: "leaf", 15: "sparse", 16: "leaf"},
+    "node": {5: "attribute", 9: "leaf", 10: "leaf"},
+    "attribute": {
+        5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 14: "type", 15: "type", 22: "sparse", 23: "sparse",
+    },
+    "function": {7: "node", 9: "leaf", 11: "attribute", 12: "value", 14: "leaf"},
+    "training": {1: "graph", 2: "graph", 3: "leaf", 4: "leaf"},
+    "tensor": {3: "leaf", 13: "leaf", 16: "leaf"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "value": {2: "type", 4: "leaf"},
+    "type": {1: "type", 2: "type", 4: "type", 5: "type", 8: "type", 9: "type"},
+    "leaf": {},
+}  # fmt: skip
 
 
-class _Field(NamedTuple):
+class Malformed(Exception):
+    """The bytes are not fields one behind the other. `number`: of the field that does not end where it should, and
+    `missing` bytes of it; 0 where that is not known."""
+
+    def __init__(self, number: int = 0, missing: int = 0):
+        super().__init__(number, missing)
+        self.number = number
+        self.missing = missing
+
+
+class Field(NamedTuple):
+    """A field, by places in the bytes that it is in."""
+
     number: int
     wire: int
     start: int  # of the tag
     body: int  # of the value
     end: int
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether it is text, bytes, packed numbers or a message."""
+        return self.wire == _BYTES
+
+
+class Spans(Protocol):
+    """Bytes of which parts can be had."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, span: slice, /) -> bytes: ...
 
 
 class Place(NamedTuple):
@@ -48,16 +92,15 @@ class Place(NamedTuple):
         return self.file.read(self.offset, self.size)
 
 
-def cut_out(path: Path) -> tuple[bytes, dict[str, Place]] | None:
+def cut_out(file: StoredFile) -> tuple[bytes, dict[str, Place]] | None:
     """The file's bytes without the raw data of its large initialisers, and where these are, by name.
 
     None when there are none, or when the file is not laid out like a model: then it is for the parser to read it whole.
-    Raises OSError.
+    Raises FileChanged, RuntimeFailure.
     """
-    file = StoredFile(path)
     try:
         pieces, places = _scan(_Window(file))
-    except _Unclear:
+    except Malformed:
         return None
     return (b"".join(pieces), {name: Place(file, *place) for name, place in places.items()}) if places else None
 
@@ -86,8 +129,8 @@ class _Window:
 def _scan(data: _Window) -> tuple[list[bytes], dict[str, tuple[int, int]]]:
     pieces: list[bytes] = []
     places: dict[str, tuple[int, int]] = {}
-    for field in _fields(data, 0, len(data)):
-        if field.number == _MODEL_GRAPH and field.wire == _BYTES:
+    for field in fields(data, 0, len(data)):
+        if field.number == _MODEL_GRAPH and field.is_bytes:
             graph = b"".join(_without_large(data, field, places))
             pieces += [_tag(_MODEL_GRAPH), _encoded(len(graph)), graph]
         else:
@@ -95,23 +138,23 @@ def _scan(data: _Window) -> tuple[list[bytes], dict[str, tuple[int, int]]]:
     return pieces, places
 
 
-def _without_large(data: _Window, graph: _Field, places: dict[str, tuple[int, int]]) -> list[bytes]:
+def _without_large(data: _Window, graph: Field, places: dict[str, tuple[int, int]]) -> list[bytes]:
     pieces: list[bytes] = []
     copied = graph.body  # everything before has been taken over
-    for field in _fields(data, graph.body, graph.end):
-        if field.number != _GRAPH_INITIALIZER or field.wire != _BYTES or field.end - field.body < LARGE:
+    for field in fields(data, graph.body, graph.end):
+        if field.number != _GRAPH_INITIALIZER or not field.is_bytes or field.end - field.body < LARGE:
             continue
-        parts = list(_fields(data, field.body, field.end))
-        raw = [p for p in parts if p.number == _TENSOR_RAW_DATA and p.wire == _BYTES]
-        names = [p for p in parts if p.number == _TENSOR_NAME and p.wire == _BYTES]
+        parts = list(fields(data, field.body, field.end))
+        raw = [p for p in parts if p.number == _TENSOR_RAW_DATA and p.is_bytes]
+        names = [p for p in parts if p.number == _TENSOR_NAME and p.is_bytes]
         if len(raw) != 1 or len(names) != 1 or raw[0].end - raw[0].body < LARGE:
             continue
         try:
             name = data[names[0].body : names[0].end].decode()
         except UnicodeDecodeError:
-            raise _Unclear from None
+            raise Malformed from None
         if name in places:
-            raise _Unclear
+            raise Malformed
         places[name] = (raw[0].body, raw[0].end - raw[0].body)
         tensor = b"".join(data[p.start : p.end] for p in parts if p is not raw[0])
         pieces += [data[copied : field.start], _tag(_GRAPH_INITIALIZER), _encoded(len(tensor)), tensor]
@@ -120,13 +163,17 @@ def _without_large(data: _Window, graph: _Field, places: dict[str, tuple[int, in
     return pieces
 
 
-def _fields(data: _Window, position: int, end: int) -> list[_Field]:
-    """The fields of the message between two positions. Raises _Unclear where it does not end where it should."""
-    found: list[_Field] = []
-    while position < end:
+def fields(data: Spans, position: int, end: int) -> Iterator[Field]:
+    """The fields of the message between two positions, at most _MOST_FIELDS. Raises Malformed when it comes to bytes
+    that are none; groups, which ONNX has none of, are such."""
+    for _ in range(_MOST_FIELDS):
+        if position == end:
+            return
         start = position
         tag, position = _varint(data, position, end)
-        wire = tag & 7
+        number, wire = tag >> 3, tag & 7
+        if not 0 < number <= _MAX_NUMBER:
+            raise Malformed
         if wire == _BYTES:
             length, position = _varint(data, position, end)
             after = position + length
@@ -135,21 +182,41 @@ def _fields(data: _Window, position: int, end: int) -> list[_Field]:
         elif wire in (_FIXED64, _FIXED32):
             after = position + (8 if wire == _FIXED64 else 4)
         else:
-            raise _Unclear
+            raise Malformed
         if after > end:
-            raise _Unclear
-        found.append(_Field(tag >> 3, wire, start, position, after))
+            raise Malformed(number, after - end)
+        yield Field(number, wire, start, position, after)
         position = after
+    if position != end:
+        raise Malformed
+
+
+def count_messages(data: Spans, most: int) -> int:
+    """How many messages a model has, `most` being where counting ends. What is malformed counts as one."""
+    found = 0
+    pending = [("model", 0, len(data))]
+    while pending and found < most:
+        kind, begin, end = pending.pop()
+        inside = _MESSAGES[kind]
+        found += 1
+        try:
+            for field in fields(data, begin, end):
+                if field.is_bytes and field.number in inside:
+                    pending.append((inside[field.number], field.body, field.end))
+                    if found + len(pending) >= most:
+                        return most
+        except Malformed:  # the protobuf library will say so
+            continue
     return found
 
 
-def _varint(data: _Window, position: int, end: int) -> tuple[int, int]:
+def _varint(data: Spans, position: int, end: int) -> tuple[int, int]:
     value = 0
-    for count, byte in enumerate(data[position : min(position + 10, end)]):
+    for count, byte in enumerate(data[position : min(position + _MAX_VARINT_BYTES, end)]):
         value |= (byte & 0x7F) << 7 * count
         if byte < 0x80:
             return value, position + count + 1
-    raise _Unclear
+    raise Malformed
 
 
 def _tag(number: int) -> bytes:

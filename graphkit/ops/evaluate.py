@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, OutOfMemory, RuntimeFailure, lacks_memory
+from graphkit import limits
+from graphkit.errors import GraphkitError, LimitReached, OutOfMemory, RuntimeFailure, lacks_memory
 from graphkit.ir.graph import Graph, Node, Value
-from graphkit.ir.types import HALVES, TensorType
+from graphkit.ir.types import HALVES, TensorType, Type, type_of_array
 from graphkit.ops._base import Op, operator
 from graphkit.ops.xp import Namespace, numpy_xp
 
@@ -75,9 +76,11 @@ def evaluate_with_updates(graph: Graph, inputs: Sequence[Any], xp: Namespace = n
 def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> tuple[Any, ...]:
     """Interpret one node; outputs have the inferred dtypes. Half floats are computed in float32.
 
-    Raises RuntimeFailure, naming the node, for whatever the reference raises.
+    Raises RuntimeFailure, naming the node, for whatever the reference raises; OutOfMemory beforehand, where the results
+    are larger than the limit of memory allows (see `graphkit.limits`).
     """
     op = operator(node, Op)
+    admit(node, op, operands)
     wide = (
         op.widens
         and not op.subgraphs()
@@ -100,6 +103,29 @@ def run_node(node: Node, operands: Sequence[Any], xp: Namespace = numpy_xp) -> t
     if len(outputs) != len(node.outputs):
         raise RuntimeFailure(f"{node.describe()}: {len(outputs)} results for {len(node.outputs)} outputs")
     return tuple(_typed(xp, v, x) for v, x in zip(node.outputs, outputs, strict=True))
+
+
+def admit(node: Node, op: Op, operands: Sequence[Any]) -> None:
+    """Raise OutOfMemory where the results would pass the limit, LimitReached behind the deadline; both name the node.
+
+    Sizes that the node's type leaves open follow from the operands' sizes and small elements, as inference has it. What
+    that does not tell depends on many elements, of which the results have about as many.
+    """
+    try:
+        limits.check_time()
+        limits.require_memory(_result_bytes(node, op, operands), "its results")
+    except (OutOfMemory, LimitReached) as error:
+        raise type(error)(f"{node.describe()}: {error}") from None
+
+
+def _result_bytes(node: Node, op: Op, operands: Sequence[Any]) -> int:
+    kinds: Sequence[Type] = [v.type for v in node.outputs]
+    tensors = all(x is None or isinstance(x, np.ndarray) for x in operands)
+    if tensors and not op.subgraphs() and any(isinstance(t, TensorType) and not t.is_static for t in kinds):
+        # What does not fit, the reference says.
+        with contextlib.suppress(GraphkitError, ArithmeticError, LookupError, TypeError, ValueError):
+            kinds = op.infer_types([None if x is None else type_of_array(x) for x in operands])
+    return sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
 
 
 def failure_of(node: Node, error: Exception) -> OutOfMemory | RuntimeFailure:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkit.errors import FileChanged, GraphkitError, InvalidModel
-from graphkit.ir.stored import StoredArray
+from graphkit.ir.stored import StoredArray, StoredFile
 from graphkit.ir.types import FLOATS, DType
 from graphkit.onnx_io import wire
 from graphkit.onnx_io.importer import import_model
@@ -55,7 +55,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_parser_sees_everything_else(path: Path) -> None:
-    parts = wire.cut_out(path)
+    parts = wire.cut_out(StoredFile(path))
     assert parts is not None
     data, places = parts
     skeleton, whole = onnx.ModelProto.FromString(data), model()
@@ -84,7 +84,7 @@ def test_a_file_of_small_tensors_is_read_whole(tmp_path: Path) -> None:
     small = tmp_path / "small.onnx"
     tensors = {n: numpy_helper.from_array(a[:1].astype(a.dtype), n) for n, a in WEIGHTS.items()}
     small.write_bytes(model(**tensors).SerializeToString())
-    assert wire.cut_out(small) is None
+    assert wire.cut_out(StoredFile(small)) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 10, 1000, -1000, -1])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from graphkit import limits
 from graphkit.errors import GraphkitError, OutOfMemory
-from graphkit.ir.graph import Graph, Value
+from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.types import TensorType
+
+# What is not worth a look at what the machine has left.
+_SMALL = 1 << 26
 
 
 @contextlib.contextmanager
@@ -23,12 +27,26 @@ def out_of_memory(graph: Graph, what: str) -> Iterator[None]:
 
 def raise_if_out_of_memory(graph: Graph, what: str, error: Exception) -> None:
     """Raise OutOfMemory in place of `error`, if that is what it means."""
-    value, size = _largest(graph)
+    _, size = _largest(graph)
     # numpy has a ValueError for sizes past its own limits, the native part a TypeError.
     if isinstance(error, GraphkitError) or not (isinstance(error, (MemoryError, OverflowError)) or size > sys.maxsize):
         return
+    raise larger_than_allowed(graph, OutOfMemory(f"no memory for {what} ({error})")) from error
+
+
+def require_memory_for(node: Node, values: Iterable[Value]) -> None:
+    """Raise OutOfMemory, naming the node, where these results of it would pass the limit."""
+    kinds = [v.type for v in values]
+    nbytes = sum(t.nbytes for t in kinds if isinstance(t, TensorType) and t.is_static)
+    if nbytes > _SMALL or limits.current().memory is not None:
+        limits.require_memory(nbytes, node.describe())
+
+
+def larger_than_allowed(graph: Graph, error: OutOfMemory) -> OutOfMemory:
+    """What a limit says of a run of `graph`, with the largest value of it."""
+    value, size = _largest(graph)
     largest = "" if value is None else f"; the largest value is {_described(graph, value)}, {size} bytes"
-    raise OutOfMemory(f"no memory for {what} ({error}){largest}") from error
+    return OutOfMemory(f"{error}{largest}")
 
 
 def _largest(graph: Graph) -> tuple[Value | None, int]:

@@ -64,6 +64,14 @@ class Arenas:
         if len(self._free) < self._idle:
             self._free.append(arena)
 
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the arena that the next run would take."""
+        try:
+            return self._free[-1].nbytes
+        except IndexError:
+            return 0
+
     def _watch(self, size: int) -> None:
         """Let go of arenas when runs have been much smaller for long."""
         if size > self._recent:
@@ -102,7 +110,10 @@ class RecycledResults:
             memory = None
         if memory is None:
             # Room for somewhat larger results: pages that nobody comes to take no memory.
-            memory = SharedMemory(aligned_bytes(1 << (nbytes - 1).bit_length()))
+            try:
+                memory = SharedMemory(aligned_bytes(1 << (nbytes - 1).bit_length()))
+            except MemoryError:
+                memory = SharedMemory(aligned_bytes(nbytes))
         array = memory.array(shape, dtype, writable=True)
         queue.append(memory)
         return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from graphkit.errors import GraphkitError, NotFinite, OutOfMemory, RuntimeFailure
+from graphkit import limits
+from graphkit.errors import GraphkitError, LimitReached, NotFinite, OutOfMemory, RuntimeFailure
 from graphkit.executor.devices.loading import native_module
 from graphkit.executor.lower.lowering import LoweredGraph
-from graphkit.executor.memory.errors import raise_if_out_of_memory
+from graphkit.executor.memory.errors import larger_than_allowed, raise_if_out_of_memory
 from graphkit.executor.memory.placement import Placement
 from graphkit.executor.memory.pools import IDLE, RECYCLED_BYTES, Pools
 from graphkit.ir.graph import Graph
+from graphkit.limits import Limits
 
 if TYPE_CHECKING:
     from graphkit.executor.devices.loading import _native
@@ -34,10 +37,12 @@ recorder: Recorder | None = None
 
 
 class Instance(Protocol):
-    """What one run at a time of a program goes on in. `arena`: its own; None when any does."""
+    """What one run at a time of a program goes on in. `arena`: its own; None when any does. `limits`: those that
+    `native` has."""
 
     arena: np.ndarray | None
     native: _native.Instance | None
+    limits: Limits | None
 
     def refresh(self) -> None:
         """Read parameters again where they may have changed, before a run."""
@@ -160,11 +165,24 @@ class InstancedProgram(BaseProgram):
             try:
                 instance = self._idle.pop()
             except IndexError:
+                self._admit()
                 instance = self.instance()
+            _limit(instance)
             return instance, self.pools.arenas.take(self.arena_bytes) if instance.arena is None else instance.arena
         except (MemoryError, OverflowError, ValueError, TypeError) as error:
             raise_if_out_of_memory(self.graph, f"the arena, {self.arena_bytes} bytes", error)
             raise
+
+    def _admit(self) -> None:
+        """Raise OutOfMemory, naming the largest value, where another run of this program would pass the limit."""
+        results = sum(spec[2] for spec in self.owned if spec is not None)
+        idle = self.pools.arenas.idle_bytes if self.arena_bytes else 0
+        try:
+            limits.require_memory(
+                self.arena_bytes + results - min(idle, self.arena_bytes), "arena and results of a run"
+            )
+        except OutOfMemory as error:
+            raise larger_than_allowed(self.graph, error) from None
 
     def give(self, instance: Instance, arena: np.ndarray) -> None:
         """Take them back after a run.
@@ -183,7 +201,7 @@ class InstancedProgram(BaseProgram):
         arena: np.ndarray,
         call: Callable[[int], None] | None = None,
     ) -> None:
-        """Run a native instance on inputs and results. Raises NotFinite, OutOfMemory, RuntimeFailure."""
+        """Run a native instance on inputs and results. Raises LimitReached, NotFinite, OutOfMemory, RuntimeFailure."""
         if self.state_inputs:
             self.interruptible = lambda: not instance.committed
         try:
@@ -194,8 +212,17 @@ class InstancedProgram(BaseProgram):
             self.interruptible = None
 
 
+def _limit(instance: Instance) -> None:
+    """Hand the limits in force to the native part of an instance, where they are not those that it has."""
+    wanted = limits.current()
+    if instance.native is not None and instance.limits != wanted:
+        iterations = sys.maxsize if wanted.iterations is None else wanted.iterations
+        instance.native.limit(limits.allowed_memory(), iterations, wanted.deadline)
+        instance.limits = wanted
+
+
 def failure_of(error: _native.Error) -> GraphkitError:
-    """What a native run raised, as NotFinite, OutOfMemory or RuntimeFailure."""
+    """What a native run raised, as LimitReached, NotFinite, OutOfMemory or RuntimeFailure."""
     native = native_module()
-    kinds = {native.NotFinite: NotFinite, native.NoMemory: OutOfMemory}
+    kinds = {native.NotFinite: NotFinite, native.NoMemory: OutOfMemory, native.LimitReached: LimitReached}
     return kinds.get(type(error), RuntimeFailure)(str(error))

@@ -20,6 +20,7 @@ from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Node, Value
 from graphkit.ir.types import MAX_KNOWN_ELEMENTS, DType, TensorType
+from graphkit.limits import Limits
 from graphkit.ops.evaluate import failure_of
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class _Instance:
     def __init__(self, program: Program):
         lowered = program.lowered
         self.arena = aligned_bytes(program.arena_bytes) if program.calls_python else None
+        self.limits: Limits | None = None
         self._program = program
         self._readers: dict[Value, list[_Reader]] = {}
         self._position = {index: position for position, index in enumerate(lowered.memory.order)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from graphkit import config
+from graphkit import config, limits
 from graphkit.errors import InputError, UnsupportedError, UsageError, did_you_mean
 from graphkit.executor.devices.kernel import VersionedArray
 from graphkit.executor.devices.loading import load_device, native_module
@@ -78,6 +78,9 @@ class Executor:
     DeclarationWarning. `collectives` carry the sums over processes that the graph has, each without them being that of
     one process; `channels` carry single values between processes. `check_finite=True` raises InputError for NaN or
     infinity in fed data.
+    `max_memory` bounds the bytes that one run, or one node of it, takes (default: GRAPHKIT_MAX_MEMORY, else what the
+    machine has left), `max_iterations` those of a Loop or Scan (GRAPHKIT_MAX_ITERATIONS, else none), `timeout` the
+    seconds of one run (GRAPHKIT_TIMEOUT, else none); a run beyond them raises OutOfMemory or LimitReached.
     Runs of a graph without updates may go on concurrently in several threads; others take turns.
 
     Raises UnsupportedError for a device or precision that is not there, InputError for parameters that `params`
@@ -101,7 +104,11 @@ class Executor:
         declared: Declarations | None = None,
         collectives: Collectives | None = None,
         channels: Channels | None = None,
+        max_memory: int | None = None,
+        max_iterations: int | None = None,
+        timeout: float | None = None,
     ):
+        self._bounds = limits.Bounds.of(max_memory, max_iterations, timeout)
         threads = config.num_threads(threads)
         load_device(device)
         _check_precision(precision, optimize, device)
@@ -161,14 +168,25 @@ class Executor:
         outputs: Sequence[str] | None = None,
         *,
         out: Mapping[str, np.ndarray] | None = None,
+        timeout: float | None = None,
     ) -> dict[str, np.ndarray]:
         """Compute `outputs` (all of them by default) for the fed inputs; arrays by output name.
 
         The arrays are fresh, or those of `out` (same dtype and shape, writable, apart from each other; they may be
-        fed arrays). Ctrl-C ends a run between two of its steps, or, once it writes over states, after all of them.
+        fed arrays). Ctrl-C ends a run between two of its steps, or, once it writes over states, after all of them; so
+        does `timeout`, in seconds, by LimitReached.
         Raises InputError for a feed that does not fit, UsageError for an unknown output, TypeMismatch when fed shapes
         contradict each other inside the graph, RuntimeFailure when a kernel fails.
         """
+        if timeout is None and self._bounds is None:
+            return self._within_limits(feeds, outputs, out)
+        memory, iterations, usual = self._bounds or limits.Bounds()
+        with limits.limited(memory, usual if timeout is None else timeout, iterations):
+            return self._within_limits(feeds, outputs, out)
+
+    def _within_limits(
+        self, feeds: Mapping[str, Any], outputs: Sequence[str] | None, out: Mapping[str, np.ndarray] | None
+    ) -> dict[str, np.ndarray]:
         if type(feeds) is not dict and not isinstance(feeds, Mapping):
             raise UsageError("inputs are given by name, run({'x': array}); by position it is executor(array)")
         if outputs is None and out is None and (repeat := self._repeat) is not None:

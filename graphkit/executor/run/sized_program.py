@@ -15,6 +15,7 @@ from graphkit.executor.memory.placement import Result
 from graphkit.executor.memory.pools import Pools
 from graphkit.executor.run.base_program import Instance, InstancedProgram
 from graphkit.ir.graph import Value
+from graphkit.limits import Limits
 
 # What a step takes with its kernel, as measured on networks.
 _STEP_BYTES = 4 << 10
@@ -80,6 +81,7 @@ class _SizedInstance:
     """The native instance, with the operands that it holds."""
 
     arena: np.ndarray | None = None
+    limits: Limits | None = None
 
     def __init__(self, program: SizedProgram):
         self.native = native_module().Instance(program.code.native)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graphkit import limits
 from graphkit.errors import RuntimeFailure, TypeMismatch
 from graphkit.ir import dims
 from graphkit.ir.dims import Dim
@@ -236,6 +237,7 @@ class Loop(Op):
         scanned: list[list[Any]] = [[] for _ in self.body.outputs[1 + states :]]
         trip = 0
         while going and (limit is None or trip < limit):
+            limits.check_iterations(trip)
             entry = [xp.full(shape, trip, dtype=xp.int64), xp.ones(flag_shape, dtype=bool)]
             again, *results = evaluate(self.body, [*entry, *state, *captured], xp)
             going = _flag(again)
@@ -375,6 +377,7 @@ class Scan(Op):
         (length,) = lengths
         outputs: list[list[Any]] = [[] for _ in self.body.outputs[len(state) :]]
         for i in range(length):
+            limits.check_iterations(i)
             slices = [xp.array(x[-1 - i if b else i]) for x, b in zip(leading, backwards, strict=True)]
             results = evaluate(self.body, [*state, *slices, *captured], xp)
             for collected, item in zip(outputs, results[len(state) :], strict=True):

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphkit.errors import GraphkitError
+from graphkit.errors import GraphkitError, LimitReached
 from graphkit.ir.graph import Graph, Node, Value
 from graphkit.ir.subgraph import inline
 from graphkit.ir.tensor import Tensor
 from graphkit.ir.types import TensorType
+from graphkit.limits import limited
 from graphkit.ops.control.views import IfView, is_if
 from graphkit.ops.evaluate import run_node
 from graphkit.ops.quant.linear import DequantizeLinear
@@ -49,7 +50,10 @@ def fold(graph: Graph, size_limit: int = SIZE_LIMIT) -> Graph:
         known = [_known_array(v) for v in node.outputs]
         if computable and any(a is None for a in known) and _foldable(node, size_limit):
             try:
-                known = list(run_node(node, [None if v is None else array_of(v) for v in node.inputs]))
+                with limited(memory=_bound(node, size_limit)):
+                    known = list(run_node(node, [None if v is None else array_of(v) for v in node.inputs]))
+            except LimitReached:
+                raise
             except GraphkitError:
                 return node.outputs
             if sum(a.nbytes for a in known if a is not None) > _bound(node, size_limit):

@@ -95,11 +95,16 @@ void Buffer::Free::operator()(std::byte* memory) const {
     ::operator delete(memory, std::align_val_t{kAlignment});
 }
 
-void Buffer::reserve(std::size_t bytes, std::size_t kept) {
+void Buffer::reserve(std::size_t bytes, std::size_t kept, Allowance& allowance) {
     if (data_ != nullptr && bytes <= capacity_) {
         return;
     }
-    const std::size_t capacity = std::max(std::max(bytes, 2 * capacity_), kAlignment);
+    // While it grows, there are both.
+    const std::size_t left = allowance.most - std::min(allowance.taken, allowance.most);
+    if (bytes > left) {
+        throw NoRoom(bytes);
+    }
+    const std::size_t capacity = std::max({bytes, std::min(2 * capacity_, left), kAlignment});
     void* const memory = ::operator new(capacity, std::align_val_t{kAlignment}, std::nothrow);
     if (memory == nullptr) {
         throw NoRoom(bytes);
@@ -107,6 +112,7 @@ void Buffer::reserve(std::size_t bytes, std::size_t kept) {
     std::unique_ptr<std::byte, Free> grown(static_cast<std::byte*>(memory));
     copy_bytes(grown.get(), data_.get(), std::min(kept, capacity_));
     data_ = std::move(grown);
+    allowance.taken += capacity - capacity_;
     capacity_ = capacity;
 }
 
@@ -157,7 +163,7 @@ void Instance::set_buffer(int buffer, void* data, Dims shape) {
 
 void Instance::grow(int buffer, std::size_t bytes, std::size_t kept) {
     Memory& target = memory(buffer);
-    target.owned.reserve(bytes, kept);
+    target.owned.reserve(bytes, kept, allowance_);
     set_external(buffer, target.owned.data());
 }
 
@@ -189,7 +195,7 @@ void Instance::run_block(const Block& block) {
         } else {
             run_step(block, step);
         }
-        poll();
+        poll(step.name);
     }
 }
 
@@ -279,17 +285,26 @@ void Instance::copy_row(const Step& step) {
     copy_bytes(table_[step.outputs], at(buffer.data, place * static_cast<std::int64_t>(bytes)), bytes);
 }
 
-void Instance::poll() {
+void Instance::poll(const std::string& name) {
     if (ticks() - polled_ > kPollTicks) [[unlikely]] {
-        ask();
+        ask(name);
     }
 }
 
-void Instance::ask() {
+void Instance::ask(const std::string& name) {
     if (!committed_) {
         (*poll_)();
+        if (now() > deadline_) {
+            throw LimitReached(name + ": the run has taken the time that it may take");
+        }
     }
     polled_ = ticks();
+}
+
+void Instance::limit(std::size_t memory, std::int64_t iterations, std::int64_t deadline) {
+    allowance_.most = memory;
+    most_iterations_ = iterations;
+    deadline_ = deadline;
 }
 
 }  // namespace graphkit

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +17,11 @@ namespace graphkit {
 
 // A step got no memory; names it, and how many bytes it wanted.
 struct NoMemory : NativeError {
+    using NativeError::NativeError;
+};
+
+// A run took longer, or a loop more iterations, than it may; names the step.
+struct LimitReached : NativeError {
     using NativeError::NativeError;
 };
 
@@ -226,12 +232,19 @@ struct Event {
     std::int64_t end;
 };
 
+// What the buffers of one instance may take, and take.
+struct Allowance {
+    std::size_t most = std::numeric_limits<std::size_t>::max();
+    std::size_t taken = 0;
+};
+
 // Aligned memory that grows by factors and never shrinks.
 class Buffer {
   public:
     std::byte* data() const { return data_.get(); }
-    // Room for so many bytes, of which the first `kept` stay what they are. Throws NoRoom when there is no memory.
-    void reserve(std::size_t bytes, std::size_t kept);
+    // Room for so many bytes, of which the first `kept` stay what they are. Throws NoRoom when there is no memory, or
+    // none is left of the allowance.
+    void reserve(std::size_t bytes, std::size_t kept, Allowance& allowance);
 
   private:
     struct Free {
@@ -264,6 +277,10 @@ class Instance {
     // Runs every step. Throws NativeError, naming the node, when one fails, NoMemory for want of memory; what `call`
     // throws comes through.
     void run(const Call& call, const std::function<void()>& poll);
+
+    // Of the runs to come: bytes of buffers, iterations of one loop, and when they must have ended (nanoseconds of the
+    // steady clock). Not one of them ends a run behind its commit step, but for memory.
+    void limit(std::size_t memory, std::int64_t iterations, std::int64_t deadline);
 
     // Whether the run that goes on, or the last one, has come to its commit step.
     bool committed() const { return committed_; }
@@ -311,8 +328,8 @@ class Instance {
     void* latest(const Loop::State& value, std::int64_t iteration) const;
     void end_iteration(const Loop& loop, std::int64_t iteration, std::int64_t trips, const std::string& name);
     void end_loop(const Loop& loop, std::int64_t done, const std::string& name);
-    void poll();
-    void ask();
+    void poll(const std::string& name);
+    void ask(const std::string& name);
     bool read_bool(std::size_t entry) const { return *static_cast<const bool*>(table_[entry]); }
 
     Memory& memory(int external) { return memory_[static_cast<std::size_t>(external)]; }
@@ -332,6 +349,9 @@ class Instance {
     const Call* call_ = nullptr;
     const std::function<void()>* poll_ = nullptr;
     std::uint64_t polled_ = 0;  // ticks
+    Allowance allowance_;
+    std::int64_t most_iterations_ = std::numeric_limits<std::int64_t>::max();
+    std::int64_t deadline_ = std::numeric_limits<std::int64_t>::max();
     bool committed_ = false;
     bool tracing_ = false;
     std::vector<Event> events_;

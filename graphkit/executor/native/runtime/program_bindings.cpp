@@ -1,6 +1,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <tuple>
 
@@ -392,6 +393,13 @@ struct BoundInstance {
         instance.set_buffer(buffer, open_array(array, "buffer", false).data, std::move(shape));
     }
 
+    void limit(std::size_t memory, std::int64_t iterations, double deadline) {
+        constexpr double kNanoseconds = 1e9;
+        constexpr auto kNever = std::numeric_limits<std::int64_t>::max();
+        const bool ends = deadline * kNanoseconds < static_cast<double>(kNever);
+        instance.limit(memory, iterations, ends ? static_cast<std::int64_t>(deadline * kNanoseconds) : kNever);
+    }
+
     // The bytes of a buffer and its shape, valid until the buffer is written again.
     nb::tuple read(int buffer, std::size_t item) {
         check(buffer);
@@ -460,6 +468,7 @@ void run_parts_of(nb::list instances, nb::list arenas, nb::list arrays, const st
 GRAPHKIT_BINDINGS(program, "data_dependent_call") {
     follow_main_thread();
     nb::exception<NoMemory>(m, "NoMemory", m.attr("Error"));
+    nb::exception<LimitReached>(m, "LimitReached", m.attr("Error"));
     nb::class_<Builder>(m, "Builder",
                         "Steps that are being written. An operand is (external memory, offset): -1 is the "
                         "arena, -2 an operand that is absent.")
@@ -508,6 +517,8 @@ GRAPHKIT_BINDINGS(program, "data_dependent_call") {
              nb::sig("def run(self, arrays: list[numpy.ndarray | None], arena: numpy.ndarray, call: "
                      "collections.abc.Callable[[int], None] | None = None) -> None"),
              "Set external memory 0, 1, ... (None: as it was), then run every step in the arena, without the GIL.")
+        .def("limit", &BoundInstance::limit, "memory"_a, "iterations"_a, "deadline"_a,
+             "Of runs to come: bytes of buffers, iterations of a loop, the time of the monotonic clock to have ended by.")
         .def_prop_ro(
             "committed", [](BoundInstance& self) { return self.instance.committed(); },
             "Whether the run, or the last one, has come to its commit step.")

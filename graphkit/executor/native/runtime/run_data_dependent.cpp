@@ -36,7 +36,7 @@ class Instance::Results final : public RunMemory {
     }
 
     std::byte* scratch(std::size_t bytes) override {
-        instance_.scratch_.reserve(bytes, 0);
+        instance_.scratch_.reserve(bytes, 0, instance_.allowance_);
         return instance_.scratch_.data();
     }
 

@@ -91,7 +91,7 @@ void Instance::run_dynamic(const Dynamic& dynamic, const std::string& name) {
         copy_bytes(table_[dynamic.first_output + output], bytes.data(), bytes.size());
     }
     if (chosen.kernel != nullptr) {
-        scratch_.reserve(chosen.scratch_bytes, 0);
+        scratch_.reserve(chosen.scratch_bytes, 0, allowance_);
         run_kernel(*chosen.kernel, dynamic.first_input, dynamic.first_output, scratch_.data(), name);
     }
 }

@@ -3,12 +3,27 @@
 #include "runtime/program.h"
 
 namespace graphkit {
+namespace {
+
+// Throws NoRoom where they are more than can be counted.
+std::size_t stacked_bytes(std::int64_t rows, std::size_t row) {
+    std::size_t bytes = 0;
+    if (__builtin_mul_overflow(static_cast<std::size_t>(rows), row, &bytes)) {
+        throw NoRoom(std::numeric_limits<std::size_t>::max());
+    }
+    return bytes;
+}
+
+}  // namespace
 
 void Instance::run_loop(const Loop& loop, const std::string& name) {
     const std::int64_t trips = start_loop(loop, name);
     bool go_on = loop.condition == Loop::kNone || read_bool(loop.condition);
     std::int64_t done = 0;
     while (go_on && (trips < 0 || done < trips)) {
+        if (done >= most_iterations_ && !committed_) [[unlikely]] {
+            throw LimitReached(name + ": more than " + std::to_string(most_iterations_) + " iterations");
+        }
         start_iteration(loop, done, trips);
         run_block(*loop.body);
         end_iteration(loop, done, trips, name);
@@ -16,7 +31,7 @@ void Instance::run_loop(const Loop& loop, const std::string& name) {
         if (loop.condition_after != Loop::kNone) {
             go_on = read_bool(loop.condition_after);
         }
-        poll();
+        poll(name);
     }
     end_loop(loop, done, name);
 }
@@ -65,8 +80,8 @@ void Instance::start_iteration(const Loop& loop, std::int64_t iteration, std::in
             const std::size_t row = bytes_of(stack.dims, stack.item);
             const auto done = static_cast<std::size_t>(iteration);
             const std::int64_t place = stack.backwards ? trips - 1 - iteration : iteration;
-            grow(stack.whole, static_cast<std::size_t>(stack.backwards ? trips : iteration + 1) * row,
-                 stack.backwards ? static_cast<std::size_t>(trips) * row : done * row);
+            const std::size_t whole = stacked_bytes(stack.backwards ? trips : iteration + 1, row);
+            grow(stack.whole, whole, stack.backwards ? whole : done * row);
             set_external(stack.row, at(memory(stack.whole).data, place * static_cast<std::int64_t>(row)));
         }
     }
@@ -109,8 +124,8 @@ void Instance::end_iteration(const Loop& loop, std::int64_t iteration, std::int6
         }
         const std::size_t row = bytes_of(shape, stack.item);
         const std::int64_t place = stack.backwards ? trips - 1 - iteration : iteration;
-        const auto rows = static_cast<std::size_t>(stack.backwards ? trips : iteration + 1);
-        grow(stack.whole, rows * row, stack.backwards ? rows * row : static_cast<std::size_t>(iteration) * row);
+        const std::size_t bytes = stacked_bytes(stack.backwards ? trips : iteration + 1, row);
+        grow(stack.whole, bytes, stack.backwards ? bytes : static_cast<std::size_t>(iteration) * row);
         copy_bytes(at(memory(stack.whole).data, place * static_cast<std::int64_t>(row)), memory(stack.row).data, row);
     }
     for (const Loop::DynamicState& value : loop.dynamic_states) {

@@ -1,0 +1,228 @@
+"""What a load or a run may take: memory, time, iterations of a loop.
+
+A limit holds for the process (`set_process_limits`), or inside a block of the calling thread (`limited`), where it can
+only become narrower. Without one, memory is what the machine, the control group and the process's own limits have left,
+and nothing bounds time and iterations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import NamedTuple
+
+from graphkit import config
+from graphkit.errors import LimitReached, OutOfMemory, UsageError
+from graphkit.text import human
+
+# Requests of fewer bytes are not held against what the machine has left, but their sum now and then.
+_SMALL = 1 << 26
+_NOW_AND_THEN = 1 << 28
+
+# What is left to the system and to everybody else.
+_RESERVE = 1 << 27
+
+_NEVER = math.inf
+
+
+class Limits(NamedTuple):
+    """memory: bytes of arrays that one run, one node or one tensor of a file takes; None: what the machine has left.
+    deadline: of time.monotonic(). iterations: of one loop; None: any number."""
+
+    memory: int | None = None
+    deadline: float = _NEVER
+    iterations: int | None = None
+
+    def narrowed(self, memory: int | None, seconds: float | None, iterations: int | None) -> Limits:
+        """These limits, and those given."""
+        return Limits(
+            _least(self.memory, memory),
+            self.deadline if seconds is None else min(self.deadline, time.monotonic() + seconds),
+            _least(self.iterations, iterations),
+        )
+
+
+class Bounds(NamedTuple):
+    """Limits of every run of one thing. memory and iterations as in Limits; seconds: of one run."""
+
+    memory: int | None = None
+    iterations: int | None = None
+    seconds: float | None = None
+
+    @staticmethod
+    def of(memory: int | None = None, iterations: int | None = None, seconds: float | None = None) -> Bounds | None:
+        """Those given, else those that the GRAPHKIT_* variables set; None without any. Raises UsageError."""
+        for name, given in (("max_memory", memory), ("max_iterations", iterations), ("timeout", seconds)):
+            if given is not None and not given > 0:
+                raise UsageError(f"{name}={given}: expected a number above 0")
+        made = Bounds(
+            config.MAX_MEMORY.get() if memory is None else memory,
+            config.MAX_ITERATIONS.get() if iterations is None else iterations,
+            config.TIMEOUT.get() if seconds is None else seconds,
+        )
+        return None if made == Bounds() else made
+
+
+_UNLIMITED = Limits()
+_process = _UNLIMITED
+_inside: ContextVar[Limits | None] = ContextVar("limits", default=None)
+# Bytes of small requests since the machine was asked.
+_unasked = 0
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def current() -> Limits:
+    """The limits in force."""
+    inside = _inside.get()
+    return _process if inside is None else inside
+
+
+def set_process_limits(limits: Limits = _UNLIMITED) -> None:
+    """Limits of every thread that is in no `limited` block; as a command of the command line sets them."""
+    global _process
+    _process = limits
+
+
+@contextlib.contextmanager
+def limited(memory: int | None = None, seconds: float | None = None, iterations: int | None = None) -> Iterator[None]:
+    """Inside, these limits hold beside those outside."""
+    token = _inside.set(current().narrowed(memory, seconds, iterations))
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+def require_memory(nbytes: int, what: str = "") -> None:
+    """Raise OutOfMemory, naming `what`, where an array or a plan of so many bytes would pass the limit."""
+    most = current().memory
+    if most is not None:
+        if nbytes > most:
+            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and {_bytes(most)} are the limit")
+    elif nbytes > _SMALL or _have_grown(nbytes):
+        left = available_memory()
+        if nbytes > left:
+            raise OutOfMemory(f"{_begun(what)}{_bytes(nbytes)}, and about {human(max(left, 0))} are left")
+
+
+def allowed_memory() -> int:
+    """The bytes that `require_memory` lets through at most."""
+    most = current().memory
+    return max(available_memory(), 0) if most is None else most
+
+
+def check_time() -> None:
+    """Raise LimitReached behind the deadline."""
+    deadline = current().deadline
+    if deadline is not _NEVER and time.monotonic() > deadline:
+        raise LimitReached("the time that this may take is over")
+
+
+def check_iterations(done: int) -> None:
+    """Raise LimitReached where a loop that has done so many iterations may begin no other."""
+    most = current().iterations
+    if most is not None and done >= most:
+        raise LimitReached(f"more than {most} iterations")
+
+
+def available_memory() -> int:
+    """Bytes that this process can still come to use: of the machine, its control group, and its own limits."""
+    return min(_of_machine(), _of_control_groups(), _of_process()) - _RESERVE
+
+
+def _have_grown(nbytes: int) -> bool:
+    global _unasked
+    _unasked += nbytes  # what threads lose of each other's counts does not matter
+    if _unasked < _NOW_AND_THEN:
+        return False
+    _unasked = 0
+    return True
+
+
+def _of_machine() -> int:
+    for line in _lines("/proc/meminfo"):
+        name, _, size = line.partition(":")
+        if name == "MemAvailable":
+            return int(size.split()[0]) << 10
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return 1 << 62
+
+
+def _of_control_groups(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """The least that a control group around this process has left: of version 2, else of version 1."""
+    left = 1 << 62
+    for line in _lines("/proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            folder, names = root, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            folder, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        place = folder / path.strip("/")
+        for group in (place, *place.parents):
+            left = min(left, _left(group, *names))
+            if group == folder:
+                break
+    return left
+
+
+def _left(group: Path, limit: str, usage: str) -> int:
+    most, taken = (next(iter(_lines(str(group / name))), "") for name in (limit, usage))
+    if not most.isdecimal() or not taken.isdecimal():
+        return 1 << 62
+    # Pages of files go where memory is wanted.
+    reclaimable = sum(
+        int(size)
+        for name, _, size in (line.partition(" ") for line in _lines(str(group / "memory.stat")))
+        if name in ("inactive_file", "active_file")
+    )
+    return int(most) - int(taken) + reclaimable
+
+
+def private_memory() -> int:
+    """Bytes that RLIMIT_DATA counts of this process."""
+    return _taken()[1]
+
+
+def _taken() -> tuple[int, int]:
+    """Bytes that RLIMIT_AS and RLIMIT_DATA count: fields 1 and 6 of proc(5)'s statm."""
+    fields = next(iter(_lines("/proc/self/statm")), "").split() or ["0"] * 6
+    page = os.sysconf("SC_PAGE_SIZE")
+    return int(fields[0]) * page, int(fields[5]) * page
+
+
+def _of_process() -> int:
+    """By RLIMIT_AS and RLIMIT_DATA, of which the process has taken some."""
+    whole, data = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    if whole == data == resource.RLIM_INFINITY:
+        return 1 << 62
+    pairs = zip((whole, data), _taken(), strict=True)
+    return min(most - taken for most, taken in pairs if most != resource.RLIM_INFINITY)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path) as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _begun(what: str) -> str:
+    return f"{what}: " if what else ""
+
+
+def _bytes(size: int) -> str:
+    return f"{size} bytes" if size < 1 << 20 else f"{size} bytes ({human(size)})" if size < 1 << 60 else f"{size} bytes"
