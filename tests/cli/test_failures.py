@@ -63,7 +63,7 @@ def write(path, *nodes):
     ids=["type", "unsupported", "unnamed"],
 )
 def test_node_and_operator_are_fields(call, tmp_path, node, code, name, operator):
-    found, out, _ = call("inspect", write(tmp_path / "net.onnx", node), "--json")
+    found, out, _ = call("verify", write(tmp_path / "net.onnx", node), "--json")
     error = json.loads(out)
     assert (found, error["exit_code"], error["node"], error["operator"]) == (code, code, name, operator)
 

@@ -83,6 +83,9 @@ def _bernoulli(node: Node, context: KernelContext) -> Kernel | None:
 def _dropout(node: Node, context: KernelContext) -> Kernel | None:
     x, source = node.inputs[0], _source(node)
     assert x is not None
+    mode = operand(node, 2)
+    if source is None and (mode is None or mode.tensor.constants == (0,)):
+        source = native.PhiloxSource(0, 0, 0, False)  # nothing is drawn
     if source is None:
         return None
     ratio, training = (_described(operand(node, position)) for position in (1, 2))
