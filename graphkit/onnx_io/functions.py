@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import onnx
@@ -55,7 +56,7 @@ class Library:
 
     def _function(self, proto: FunctionProto) -> Function:
         label = f"function {proto.domain}.{proto.name}"
-        opsets = {**self._opsets, **opsets_of(proto.opset_import, f"{self._reader.label}: {label}")}
+        opsets = {**self._opsets, **opsets_of(proto.opset_import, f"{self._reader.label}: {label}", warn=True)}
         if "" in opsets:
             check_opset(opsets[""], f"{self._reader.label}: {label}")
         defaults = {a.name: a for a in proto.attribute_proto}
@@ -98,6 +99,21 @@ def standard_function(
     defaults = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
     required = tuple(schema.attributes)
     return Function(label, Reader(label).function(proto, standard=True), opsets, required, defaults)
+
+
+@cache
+def known_attributes(domain: str, name: str) -> frozenset[str] | None:
+    """The attributes that any version of an operator of the standard has; None when the standard has no such operator."""
+    found: frozenset[str] | None = None
+    version = onnx.defs.onnx_opset_version()
+    while version > 0:
+        try:
+            schema = onnx.defs.get_schema(name, version, domain)
+        except onnx.defs.SchemaError:
+            break
+        found = (found or frozenset()) | frozenset(schema.attributes)
+        version = schema.since_version - 1
+    return found
 
 
 def _schema(domain: str, name: str, version: int) -> Any:

@@ -296,12 +296,6 @@ def test_shape_conflicts_name_node_and_both_shapes():
         import_model(proto)
 
 
-def test_unknown_attributes_are_errors_unless_they_say_the_default():
-    nodes = [helper.make_node("Relu", ["x"], ["y"], colour=1)]
-    with pytest.raises(UnsupportedError, match="attribute colour=1"):
-        import_model(model(nodes, [info("x", [1])], [info("y")]))
-
-
 def test_input_without_a_type():
     proto = model([helper.make_node("Relu", ["x"], ["y"])], [info("x", [1])], [info("y")])
     proto.graph.input[0].ClearField("type")

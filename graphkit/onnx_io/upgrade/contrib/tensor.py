@@ -66,7 +66,7 @@ def _pad(node: NodeView) -> Results:
 
 @contrib("Unique")
 def _unique(node: NodeView) -> Results:
-    """The elements in the order in which they are met, the place of each one of x among them, and how often they are."""
+    """The elements in the order in which they are met, the place of each one of x there, and their counts."""
     y, _, inverse, counts = F.unique(node.operand(0), sorted=False)
     return y, inverse, counts
 
