@@ -103,7 +103,7 @@ def standard_function(
 
 @cache
 def known_attributes(domain: str, name: str) -> frozenset[str] | None:
-    """The attributes that any version of an operator of the standard has; None when the standard has no such operator."""
+    """The attributes that any version of a standard operator has; None when the standard has no such operator."""
     found: frozenset[str] | None = None
     version = onnx.defs.onnx_opset_version()
     while version > 0:

@@ -51,8 +51,8 @@ MAX_BUILT_NODES = 20_000_000
 # What to do about a file with operators of a domain of which graphkit has none.
 _HINTS = {
     "com.microsoft.nchwc": (
-        "com.microsoft.nchwc: ONNX Runtime has laid the weights out for one kind of processor; let it save the model at "
-        "graph_optimization_level ORT_ENABLE_EXTENDED or lower"
+        "com.microsoft.nchwc: ONNX Runtime has laid the weights out for one kind of processor; let it save the model "
+        "at graph_optimization_level ORT_ENABLE_EXTENDED or lower"
     ),
     "ai.onnx.contrib": "ai.onnx.contrib: operators of the package onnxruntime-extensions, which are code, not a graph",
 }

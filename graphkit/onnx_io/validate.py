@@ -184,7 +184,7 @@ def check_opset(version: int, label: str) -> None:
 
 
 def opsets_of(imports: object, label: str, warn: bool = False) -> dict[str, int]:
-    """Version by domain ("" for ai.onnx). Of two versions of one the last one counts, as in ONNX Runtime; `warn` says so.
+    """Version by domain ("" for ai.onnx). Of two versions the last one counts, as in ONNX Runtime; `warn` says so.
 
     Raises InvalidModel for a domain that is no text.
     """

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from graphkit.errors import DeclarationWarning, InvalidModel, UnsupportedError, UnsupportedOperator
+from graphkit.errors import DeclarationWarning, InvalidModel, UnsupportedOperator
 from graphkit.ir import dims
 from graphkit.ir.types import DType, TensorType
 from graphkit.onnx_io import importer

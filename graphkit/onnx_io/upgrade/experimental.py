@@ -32,7 +32,7 @@ def _dynamic_slice(node: NodeView) -> Results:
 
 
 def _shape(node: NodeView) -> Any:
-    """The shape of what is filled: an attribute, that of an operand, or the operand itself; with more axes behind it."""
+    """The shape of what is filled: an attribute, that of an operand, or the operand itself; and more axes behind it."""
     x, shape, more = node.input(0), node.take("shape"), node.take("extra_shape")
     operand_is_shape = bool(node.take("input_as_shape", 0))
     if x is None:
