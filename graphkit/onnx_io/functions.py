@@ -81,15 +81,11 @@ def standard_function(
         return None
     data = b""
     if schema.has_function:
-        available = [v for v in schema.function_opset_versions if v <= version]
-        data = schema.get_function_with_opset_version(max(available)) if available else b""
+        data = schema.get_function_with_opset_version(_body_version(schema.function_opset_versions, version))
     if not data and schema.has_context_dependent_function:
-        available = [v for v in schema.context_dependent_function_opset_versions if v <= version]
-        if available:
-            serialized = [t.SerializeToString() for t in types]
-            data = schema.get_context_dependent_function_with_opset_version(
-                max(available), node.SerializeToString(), serialized
-            )
+        written = _body_version(schema.context_dependent_function_opset_versions, version)
+        serialized = [t.SerializeToString() for t in types]
+        data = schema.get_context_dependent_function_with_opset_version(written, node.SerializeToString(), serialized)
     if not data:
         return None
     proto = FunctionProto()
@@ -99,6 +95,11 @@ def standard_function(
     defaults = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
     required = tuple(schema.attributes)
     return Function(label, Reader(label).function(proto, standard=True), opsets, required, defaults)
+
+
+def _body_version(available: Sequence[int], version: int) -> int:
+    """Which body to take: the newest up to `version`, else the oldest, which names the opset that it is written for."""
+    return max((v for v in available if v <= version), default=min(available))
 
 
 @cache
