@@ -43,6 +43,11 @@ def command(model: str | None, markdown: bool, as_json: bool) -> int:
     return 3 if unknown else 0
 
 
+def _expanded_row(domain: str, name: str) -> dict[str, Any]:
+    """Of an operator that import writes as others."""
+    return {"operator": f"{domain}.{name}" if domain else name, "runs": "by expansion", "gradient": "by expansion"}
+
+
 def _row(domain: str, name: str) -> dict[str, Any]:
     from graphkit.executor.devices.registry import has_factory
     from graphkit.ops import registry
@@ -78,9 +83,13 @@ def _model_rows(model: str) -> list[dict[str, Any]]:
     if model.endswith(".onnx"):
         from graphkit.onnx_io.importer import list_operators
 
-        counts = list_operators(model)
+        counts, expanded = list_operators(model)
     else:
         from graphkit.cli._options import read_model
 
         counts = Counter((n.op.domain, n.op.name) for n in read_model(model).graph.nodes)
-    return [_row(domain, name) | {"count": count} for (domain, name), count in sorted(counts.items())]
+        expanded = frozenset()
+    return [
+        (_expanded_row(*key) if key in expanded else _row(*key)) | {"count": count}
+        for key, count in sorted(counts.items())
+    ]

@@ -91,18 +91,32 @@ def import_model(
         raise InvalidModel(f"{parsed.label}: types or graphs are nested too deeply") from None
 
 
-def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Counter[tuple[str, str]]:
-    """How often a model uses each (domain, operator), subgraphs included, under the names of the newest opset.
+class Uses(NamedTuple):
+    """How often a model uses each (domain, operator), and which of these are written as several others on import."""
+
+    counts: Counter[tuple[str, str]]
+    expanded: frozenset[tuple[str, str]]
+
+
+def list_operators(source: str | os.PathLike[str] | bytes | ModelProto) -> Uses:
+    """The operators of a model, subgraphs included, under the names of the newest opset.
 
     Operators that graphkit does not know are listed as well. Raises InvalidModel, UnsafeModel.
     """
     parsed = validate.read_model(source)
     builder = Builder(parsed.model, parsed.label, ExternalData(parsed.folder, None))
     counts: Counter[tuple[str, str]] = Counter()
+    expanded: set[tuple[str, str]] = set()
     for _, raw in builder.top.walk():
-        target, _ = upgrade.destination(raw.domain, raw.op_type, builder.setting.version(raw.domain))
-        counts[raw.domain, target] += 1
-    return counts
+        version = builder.setting.version(raw.domain)
+        target, built = upgrade.destination(raw.domain, raw.op_type, version)
+        key = raw.domain, raw.op_type if target == upgrade.BUILT else target
+        counts[key] += 1
+        if registry.find(*key) is None:
+            built = built or builder.library.find(raw) is not None
+            if built or functions.has_standard_body(raw.domain, raw.op_type, version):
+                expanded.add(key)
+    return Uses(counts, frozenset(expanded))
 
 
 class Names:
