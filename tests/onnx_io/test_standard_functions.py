@@ -28,9 +28,9 @@ def versions():
     ours = {(cls.onnx.domain, cls.onnx.name): cls for cls in registry if cls.onnx is not None}
     for schema in onnx.defs.get_all_schemas_with_history():
         cls = ours.get((schema.domain, schema.name))
-        if cls is not None and has_standard_body(schema.domain, schema.name, schema.since_version):
-            if (schema.name, schema.since_version) not in LEFT_OUT:
-                yield pytest.param(cls, schema.since_version, id=f"{schema.name}-{schema.since_version}")
+        name, version = schema.name, schema.since_version
+        if cls is not None and has_standard_body(schema.domain, name, version) and (name, version) not in LEFT_OUT:
+            yield pytest.param(cls, version, id=f"{name}-{version}")
 
 
 @pytest.mark.parametrize(("cls", "version"), list(versions()))
