@@ -61,7 +61,7 @@ def _fully_connected(node: NodeView) -> Results:
     """X W^T + B; all axes before `axis` are rows, and stay as they are."""
     x, w, bias = (node.operand(i) for i in range(3))
     axis, axis_w = int(node.take("axis", 1)), int(node.take("axis_w", 1))
-    y = F.gemm(F.flatten(x, axis=axis), F.flatten(w, axis=axis_w), bias, transB=1)
+    y = F.gemm(F.flatten(x, axis=axis), F.flatten(w, axis=axis_w), bias, transB=True)
     if axis == 1:
         return (y,)
     return (F.reshape(y, F.concat(F.shape(x, end=axis), F.shape(y, start=1), axis=0), allowzero=True),)
