@@ -104,7 +104,11 @@ class GraphkitWarning(UserWarning):
     """Base of all warnings: nothing is wrong with the result, and something is with what was given."""
 
 
-class DeclarationWarning(GraphkitWarning):
+class FileWarning(GraphkitWarning):
+    """A file breaks a rule of its format where its meaning is still clear; the message says how it was read."""
+
+
+class DeclarationWarning(FileWarning):
     """A file declares a shape that a tensor does not have; the declaration is ignored."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import onnx
@@ -55,7 +56,7 @@ class Library:
 
     def _function(self, proto: FunctionProto) -> Function:
         label = f"function {proto.domain}.{proto.name}"
-        opsets = {**self._opsets, **opsets_of(proto.opset_import, f"{self._reader.label}: {label}")}
+        opsets = {**self._opsets, **opsets_of(proto.opset_import, f"{self._reader.label}: {label}", warn=True)}
         if "" in opsets:
             check_opset(opsets[""], f"{self._reader.label}: {label}")
         defaults = {a.name: a for a in proto.attribute_proto}
@@ -107,15 +108,11 @@ def standard_function(
         return None
     data = b""
     if schema.has_function:
-        available = [v for v in schema.function_opset_versions if v <= version]
-        data = schema.get_function_with_opset_version(max(available)) if available else b""
+        data = schema.get_function_with_opset_version(_body_version(schema.function_opset_versions, version))
     if not data and schema.has_context_dependent_function:
-        available = [v for v in schema.context_dependent_function_opset_versions if v <= version]
-        if available:
-            serialized = [t.SerializeToString() for t in types]
-            data = schema.get_context_dependent_function_with_opset_version(
-                max(available), node.SerializeToString(), serialized
-            )
+        written = _body_version(schema.context_dependent_function_opset_versions, version)
+        serialized = [t.SerializeToString() for t in types]
+        data = schema.get_context_dependent_function_with_opset_version(written, node.SerializeToString(), serialized)
     if not data:
         return None
     proto = FunctionProto()
@@ -125,6 +122,26 @@ def standard_function(
     defaults = {a.name: a.default_value for a in schema.attributes.values() if a.default_value.name}
     required = tuple(schema.attributes)
     return Function(label, Reader(label).function(proto, standard=True), opsets, required, defaults)
+
+
+def _body_version(available: Sequence[int], version: int) -> int:
+    """Which body to take: the newest up to `version`, else the oldest, which names the opset that it is written for."""
+    return max((v for v in available if v <= version), default=min(available))
+
+
+@cache
+def known_attributes(domain: str, name: str) -> frozenset[str] | None:
+    """The attributes that any version of a standard operator has; None when the standard has no such operator."""
+    found: frozenset[str] | None = None
+    version = onnx.defs.onnx_opset_version()
+    while version > 0:
+        try:
+            schema = onnx.defs.get_schema(name, version, domain)
+        except onnx.defs.SchemaError:
+            break
+        found = (found or frozenset()) | frozenset(schema.attributes)
+        version = schema.since_version - 1
+    return found
 
 
 def _schema(domain: str, name: str, version: int) -> Any:

@@ -34,17 +34,27 @@ from graphkit.onnx_io.tensors import (
     claims,
     densify,
     dtype_of_code,
+    has_data,
     left_in_file,
     to_array,
     type_from_proto,
     type_to_proto,
 )
 from graphkit.onnx_io.uses import uses
-from graphkit.onnx_io.validate import require_text
+from graphkit.onnx_io.validate import require_text, tell
 from graphkit.onnx_io.wire import Place
 from graphkit.ops import F, Op, registry
 from graphkit.ops.sequence.elements import with_own_sizes
 from graphkit.passes.training.randomness import bind_rng
+
+# What to do about a file with operators of a domain of which graphkit has none.
+_HINTS = {
+    "com.microsoft.nchwc": (
+        "com.microsoft.nchwc: ONNX Runtime has laid the weights out for one kind of processor; let it save the model "
+        "at graph_optimization_level ORT_ENABLE_EXTENDED or lower"
+    ),
+    "ai.onnx.contrib": "ai.onnx.contrib: operators of the package onnxruntime-extensions, which are code, not a graph",
+}
 
 
 class Imported(NamedTuple):
@@ -139,7 +149,7 @@ class Builder:
         self.label = label
         self.external = external
         reader = Reader(label)
-        self.setting = Setting(validate.opsets_of(model.opset_import, label), {})
+        self.setting = Setting(validate.opsets_of(model.opset_import, label, warn=True), {})
         self.library = functions.Library(model.functions, self.setting.opsets, reader)
         self.top = reader.graph(model.graph)
         reader.closed(self.top, f"{label}: graph {model.graph.name!r}")
@@ -189,16 +199,20 @@ class Builder:
         where = f"{self.label}: initializer {name!r}"
         if name in region.sparse:
             return densify(region.sparse[name], where, self.external)
-        place = self.large.get(name) if region is self.top else None
-        return to_array(region.initializers[name], where, self.external, place)
+        return to_array(region.initializers[name], where, self.external, self.place(region, name))
+
+    def place(self, region: Region, name: str) -> Place | None:
+        """Where in the file the data of an initialiser are that were left there."""
+        # Of several with one name another one may be small enough to be here.
+        here = region is not self.top or has_data(region.initializers[name])
+        return None if here else self.large.get(name)
 
     def parameter_array(self, region: Region, name: str) -> np.ndarray | StoredArray:
         """The array, which stays in the file if it is large: whoever wants it may want it packed, or not at all."""
         stored = None
         if name in region.initializers:
-            place = self.large.get(name) if region is self.top else None
             where = f"{self.label}: initializer {name!r}"
-            stored = left_in_file(region.initializers[name], where, self.external, place)
+            stored = left_in_file(region.initializers[name], where, self.external, self.place(region, name))
         return self.initial_array(region, name) if stored is None else stored
 
     def metadata(self, graph: Graph, output_names: Sequence[str]) -> dict[str, str]:
@@ -243,6 +257,9 @@ class Builder:
             for operator, nodes in sorted(missing.items()):
                 more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
                 lines.append(f"  {operator}: " + ", ".join(repr(n) for n in nodes[:5]) + more)
+            lines += [
+                f"  {hint}" for domain, hint in _HINTS.items() if any(o.startswith(f"{domain}.") for o in missing)
+            ]
             count = f"{len(missing)} operator{'s' if len(missing) > 1 else ''}"
             raise UnsupportedOperator(f"{self.label}: {count} not implemented, used by nodes\n" + "\n".join(lines))
 
@@ -342,6 +359,8 @@ class Builder:
         if gradient.is_gradient(raw):
             built = gradient.build(self, view, names)
         if built is not None:
+            for name in view.attrs:
+                _unknown(view.domain, view.op_type, name, where)
             return _named(built, raw, mark)
         if (view.domain, view.op_type) == ("", "SequenceMap"):
             return _named(control.build_map(self, raw, view, names, setting), raw, mark)
@@ -367,7 +386,7 @@ class Builder:
             field = renames.get(name, name)
             spec = cls.fields.get(field)
             if spec is None:
-                if not _is_default(view, name, value):
+                if not _is_default(view, name, value) and not _unknown(view.domain, view.op_type, name, view.label):
                     raise UnsupportedError(f"attribute {name}={value!r} is not supported")
                 continue
             if spec.kind == "DType" and isinstance(value, int):
@@ -393,6 +412,8 @@ class Builder:
             function = functions.standard_function(raw.domain, raw.op_type, version, raw.proto, types)
             if function is None:
                 raise UnsupportedOperator(f"{where}: {raw.op_type} is not implemented for these operands")
+            kept = [name for name in attributes if not _unknown(raw.domain, raw.op_type, name, where)]
+            attributes = {name: attributes[name] for name in kept}
         if function.label in setting.calls:
             raise InvalidModel(f"{where}: {function.label} calls itself")
         if len(setting.calls) >= functions.MAX_CALL_DEPTH:
@@ -493,6 +514,15 @@ def _is_default(view: upgrade.NodeView, name: str, value: Any) -> bool:
         return False
     default = onnx.helper.get_attribute_value(spec.default_value)
     return bool(value == (default.decode() if isinstance(default, bytes) else default))
+
+
+def _unknown(domain: str, operator: str, name: str, where: str) -> bool:
+    """Whether no version of a standard operator has the attribute, which then says nothing; warns of it."""
+    known = functions.known_attributes(domain, operator)
+    if known is None or name in known:
+        return False
+    tell(f"{where}: the operator has no attribute {name!r}, which is ignored")
+    return True
 
 
 def _named(results: Sequence[Value | None], raw: RawNode, mark: int) -> Sequence[Value | None]:

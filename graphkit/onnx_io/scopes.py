@@ -14,7 +14,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, SparseTen
 
 from graphkit import config
 from graphkit.errors import InvalidModel
-from graphkit.onnx_io.validate import require_text
+from graphkit.onnx_io.validate import require_text, tell
 
 _Item = TypeVar("_Item")
 
@@ -120,7 +120,7 @@ class Reader:
         where = f"{self.label}: graph {proto.name!r}"
         require_text(where, *region.declared, *(n for n, _ in region.inputs), *(n for n, _ in region.outputs))
         for tensor in proto.initializer:
-            self._once(region.initializers, tensor.name, tensor, f"{where}: initializer")
+            self._initializer(region, tensor, where)
         for sparse in proto.sparse_initializer:
             self._once(region.sparse, sparse.values.name, sparse, f"{where}: sparse initializer")
         seen: set[str] = set()
@@ -161,6 +161,16 @@ class Reader:
             name, node = next(iter(region.free.items()))
             user = f"{node}: input" if node is not None else "output"
             raise InvalidModel(f"{where}: {user} {name!r} is not produced by any node, input or initializer")
+
+    def _initializer(self, region: Region, tensor: TensorProto, where: str) -> None:
+        """Of several with one name the last one counts, as in ONNX Runtime; one without a name nobody can use."""
+        require_text(f"{where}: initializer", tensor.name)
+        if not tensor.name:
+            tell(f"{where}: an initializer has no name, and is left out")
+            return
+        if tensor.name in region.initializers:
+            tell(f"{where}: initializer {tensor.name!r} is given twice; the last one counts")
+        region.initializers[tensor.name] = tensor
 
     def _once(self, table: dict[str, _Item], name: str, item: _Item, what: str) -> None:
         require_text(what, name)

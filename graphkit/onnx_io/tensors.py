@@ -131,6 +131,12 @@ def to_array(
     return _from_field(proto, dtype, shape, count, where)
 
 
+def has_data(proto: TensorProto) -> bool:
+    """Whether the elements are in the message itself: neither left in the file nor in one of external data."""
+    fields = {field for field, _ in _FIELDS.values()} | {"int32_data"}
+    return proto.HasField("raw_data") or any(len(getattr(proto, field)) for field in fields)
+
+
 def left_in_file(
     proto: TensorProto, where: str, external: ExternalPlaces, place: Place | None = None
 ) -> StoredArray | None:

@@ -7,6 +7,7 @@ The rest of validation is done where the data are looked at: names and cycles in
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +17,7 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from graphkit.errors import InvalidModel, UnsupportedError, UsageError
+from graphkit.errors import FileWarning, InvalidModel, UnsupportedError, UsageError
 from graphkit.ir.stored import LARGE, StoredFile
 from graphkit.onnx_io.wire import Malformed, Place, count_messages, cut_out, fields
 
@@ -163,20 +164,30 @@ def check_opset(version: int, label: str) -> None:
         raise UnsupportedError(f"{label}: opset {version} is newer than {NEWEST_OPSET}, the newest that graphkit knows")
 
 
-def opsets_of(imports: object, label: str) -> dict[str, int]:
-    """Version by domain ("" for ai.onnx); raises InvalidModel when one domain has two versions."""
+def opsets_of(imports: object, label: str, warn: bool = False) -> dict[str, int]:
+    """Version by domain ("" for ai.onnx). Of two versions the last one counts, as in ONNX Runtime; `warn` says so.
+
+    Raises InvalidModel for a domain that is no text.
+    """
     versions: dict[str, int] = {}
     for entry in imports:  # type: ignore[attr-defined]
         require_text(f"{label}: opset import", entry.domain)
         domain = "" if entry.domain == "ai.onnx" else entry.domain
-        if versions.setdefault(domain, entry.version) != entry.version:
-            raise InvalidModel(f"{label}: domain {entry.domain or 'ai.onnx'!r} is imported in two versions")
+        if warn and versions.get(domain, entry.version) != entry.version:
+            both = f"{versions[domain]} and {entry.version}"
+            tell(f"{label}: domain {domain or 'ai.onnx'!r} is imported in versions {both}; the last one counts")
+        versions[domain] = entry.version
     return versions
 
 
 def version_of(domain: str, opsets: Mapping[str, int]) -> int:
     """The version of a domain under these imports; of one that is not imported the newest, or 1."""
     return opsets.get(domain, NEWEST_OPSET if domain == "" else 1)
+
+
+def tell(message: str) -> None:
+    """Warn of what a file has that its format does not allow, and that was read in the one way that makes sense."""
+    warnings.warn(message, FileWarning, stacklevel=3)
 
 
 def opset_version(source: str | os.PathLike[str] | bytes | ModelProto) -> int:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from graphkit.errors import DeclarationWarning, InvalidModel, UnsupportedError, UnsupportedOperator
+from graphkit.errors import DeclarationWarning, InvalidModel, UnsupportedOperator
 from graphkit.ir import dims
 from graphkit.ir.types import DType, TensorType
 from graphkit.onnx_io.importer import Imported, import_model
@@ -293,12 +293,6 @@ def test_shape_conflicts_name_node_and_both_shapes():
     proto = model(nodes, [info("x", [4, 5])], [info("y")], {"w": W})
     with pytest.raises(InvalidModel, match=r"node 'sum'.*\[4, 5\] and \[3, 2\]"):
         import_model(proto)
-
-
-def test_unknown_attributes_are_errors_unless_they_say_the_default():
-    nodes = [helper.make_node("Relu", ["x"], ["y"], colour=1)]
-    with pytest.raises(UnsupportedError, match="attribute colour=1"):
-        import_model(model(nodes, [info("x", [1])], [info("y")]))
 
 
 def test_input_without_a_type():

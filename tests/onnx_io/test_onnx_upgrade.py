@@ -96,6 +96,16 @@ CASES = [
     ("ParametricSoftplus", 8, X, (), {"alpha": 2.0, "beta": 0.5}),
     ("ImageScaler", 8, IMAGE, (), {"scale": 2.0, "bias": [1.0, 2.0, 3.0, 4.0]}),
     ("Crop", 8, IMAGE, (), {"border": [1, 0, 2, 1]}),
+    ("Crop", 9, IMAGE, (), {"border": [1, 2, 0, 0], "scale": [2, 3]}),
+    ("Scale", 8, X, (), {"scale": 0.5}),
+    ("DynamicSlice", 8, X, (i64(0, -3), i64(2, 9), i64(1, 2)), {}),
+    ("DynamicSlice", 8, X, (i64(1), i64(2)), {}),
+    ("MeanVarianceNormalization", 8, IMAGE, (), {}),
+    ("MeanVarianceNormalization", 8, IMAGE, (), {"across_channels": 1}),
+    ("MeanVarianceNormalization", 8, IMAGE, (), {"normalize_variance": 0}),
+    ("MeanVarianceNormalization", 8, IMAGE, (), {"across_channels": 1, "normalize_variance": 0}),
+    ("ThresholdedRelu", 8, X, (), {"alpha": 0.25}),
+    ("Clip", 13, X, (np.array([-0.5], np.float32), np.array([0.25], np.float32)), {}),
 ]
 
 

@@ -71,13 +71,10 @@ def test_opsets_outside_the_range(opset, message):
         import_model(model(opset=opset))
 
 
-def test_no_opset_and_two_opsets():
+def test_no_opset():
     proto = model()
     del proto.opset_import[:]
     with pytest.raises(InvalidModel, match="does not say which opset"):
-        import_model(proto)
-    proto.opset_import.extend([helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx", 21)])
-    with pytest.raises(InvalidModel, match="two versions"):
         import_model(proto)
 
 
@@ -141,6 +138,7 @@ def test_attributes_that_do_not_fit_are_invalid_models():
         import_model(model(nodes))
 
 
+@pytest.mark.filterwarnings("ignore::graphkit.errors.FileWarning")
 def test_damaged_files_raise_only_graphkit_errors():
     generator = random.Random(0)
     for _ in range(400):

@@ -1,11 +1,11 @@
-"""Clip, Dropout, and the elementwise operators that ai.onnx had as experiments before opset 9."""
+"""Clip, Dropout, and the elementwise operators that ai.onnx had as experiments before opset 10."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from graphkit.ir.graph import Value
-from graphkit.onnx_io.upgrade import BUILT, NodeView, Results, upgrade
+from graphkit.onnx_io.upgrade import ALWAYS, BUILT, NodeView, Results, upgrade
 from graphkit.ops import F, constant
 
 
@@ -19,6 +19,15 @@ def _bounds_to_inputs(node: NodeView) -> None:
         node.set_input(1, constant(np.asarray(low, dtype)))
     if high is not None and high < limit:
         node.set_input(2, constant(np.asarray(high, dtype)))
+
+
+@upgrade("Clip", below=ALWAYS)
+def _one_element(node: NodeView) -> None:
+    # ONNX Runtime takes a vector of one element for a scalar, and files have it.
+    for index in (1, 2):
+        bound = node.input(index)
+        if bound is not None and bound.shape == (1,):
+            node.set_input(index, F.reshape(bound, constant(np.zeros(0, np.int64))))
 
 
 @upgrade("Dropout", below=12)
@@ -36,35 +45,35 @@ def _scalar(value: float, like: Value) -> Value:
     return constant(np.asarray(value, like.dtype.numpy))
 
 
-@upgrade("Affine", below=9, becomes=BUILT)
+@upgrade("Affine", below=10, becomes=BUILT)
 def _affine(node: NodeView) -> Results:
     x = node.operand(0)
     alpha, beta = node.take("alpha", 1.0), node.take("beta", 0.0)
     return (F.add(F.mul(x, _scalar(alpha, x)), _scalar(beta, x)),)
 
 
-@upgrade("ImageScaler", below=9, becomes=BUILT)
+@upgrade("ImageScaler", below=10, becomes=BUILT)
 def _image_scaler(node: NodeView) -> Results:
     x = node.operand(0)
     bias = np.asarray(node.require("bias"), x.dtype.numpy).reshape(-1, 1, 1)
     return (F.add(F.mul(x, _scalar(node.take("scale", 1.0), x)), constant(bias)),)
 
 
-@upgrade("ScaledTanh", below=9, becomes=BUILT)
+@upgrade("ScaledTanh", below=10, becomes=BUILT)
 def _scaled_tanh(node: NodeView) -> Results:
     x = node.operand(0)
     alpha, beta = node.take("alpha", 1.0), node.take("beta", 1.0)
     return (F.mul(F.tanh(F.mul(x, _scalar(beta, x))), _scalar(alpha, x)),)
 
 
-@upgrade("ParametricSoftplus", below=9, becomes=BUILT)
+@upgrade("ParametricSoftplus", below=10, becomes=BUILT)
 def _parametric_softplus(node: NodeView) -> Results:
     x = node.operand(0)
     alpha, beta = node.take("alpha", 1.0), node.take("beta", 1.0)
     return (F.mul(F.softplus(F.mul(x, _scalar(beta, x))), _scalar(alpha, x)),)
 
 
-@upgrade("Crop", below=9, becomes=BUILT)
+@upgrade("Crop", below=10, becomes=BUILT)
 def _crop(node: NodeView) -> Results:
     """border: left, top, right, bottom of the two last axes; scale: height and width from the border on."""
     x = node.operand(0)

@@ -169,3 +169,11 @@ def test_what_is_refused(node, rng):
         import_model(node("CDist", normal(rng, 2, 3), normal(rng, 2, 3), metric="cosine").proto)
     with pytest.raises(UnsupportedOperator, match=r"com\.microsoft\.BeamSearch: 'node'"):
         import_model(node("BeamSearch", rng.integers(0, 4, (5, 3), np.int32)).proto)
+
+
+@pytest.mark.parametrize(
+    ("domain", "hint"), [("com.microsoft.nchwc", "ORT_ENABLE_EXTENDED"), ("ai.onnx.contrib", "onnxruntime-extensions")]
+)
+def test_what_to_do_about_other_domains(node, rng, domain, hint):
+    with pytest.raises(UnsupportedOperator, match=rf"{domain}\.Conv: 'node'\n.*{hint}"):
+        import_model(node("Conv", normal(rng, 2, 3), domain=domain).proto)

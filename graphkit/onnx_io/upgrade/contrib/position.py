@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkit.errors import UnsupportedError
+from graphkit.errors import InvalidModel, UnsupportedError
 from graphkit.ir import dims
 from graphkit.ir.types import DType
 from graphkit.onnx_io.upgrade import NodeView, Results
@@ -66,6 +66,8 @@ def _relative_bias(node: NodeView) -> Results:
     buckets = table.tensor.known_shape[0]
     if not dims.is_static(buckets):
         raise UnsupportedError(f"{node.label}: a table of unknown size")
+    if furthest <= buckets // (4 if both else 2) or buckets < (4 if both else 2):
+        raise InvalidModel(f"{node.label}: max_distance={furthest} for {buckets} buckets")
     place = [F.range(int64(0), F.squeeze(n) if n.rank else n, int64(1)) for n in (queries, keys)]
     distance = F.sub(place[1], F.unsqueeze(place[0], i64(1)))
     found = _buckets(distance, int(buckets), furthest, both)
@@ -109,7 +111,6 @@ def rotated(x: Any, cos: Any, sin: Any, place: Any, interleaved: bool) -> Any:
     half, size = cos.tensor.known_shape[1], x.tensor.known_shape[3]
     part = 2 * half if dims.is_static(half) and dims.is_static(size) and 2 * half != size else 0
     wide = wide_type(x.dtype)
-    turned = F.rotary_embedding(
-        *(converted(v, wide) for v in (x, cos, sin)), place, interleaved=interleaved, rotary_embedding_dim=part
-    )
+    heads, cosines, sines = (converted(v, wide) for v in (x, cos, sin))
+    turned = F.rotary_embedding(heads, cosines, sines, place, interleaved=interleaved, rotary_embedding_dim=part)
     return converted(turned, x.dtype)

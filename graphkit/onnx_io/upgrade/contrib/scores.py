@@ -26,7 +26,7 @@ def int64(value: int) -> Any:
 
 def heads_of(x: Any, heads: int) -> Any:
     """[B, L, heads * D] -> [B, heads, L, D]."""
-    hidden = x.tensor.known_shape[2] if x.rank == 3 else None
+    hidden = x.tensor.known_shape[2]
     size = hidden // heads if dims.is_static(hidden) and hidden % heads == 0 else -1
     return F.transpose(F.reshape(x, i64(0, 0, heads, size)), perm=(0, 2, 1, 3))
 

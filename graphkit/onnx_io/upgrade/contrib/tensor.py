@@ -66,7 +66,7 @@ def _pad(node: NodeView) -> Results:
 
 @contrib("Unique")
 def _unique(node: NodeView) -> Results:
-    """The elements in the order in which they are met, the place of each one of x among them, and how often they are."""
+    """The elements in the order in which they are met, the place of each one of x there, and their counts."""
     y, _, inverse, counts = F.unique(node.operand(0), sorted=False)
     return y, inverse, counts
 
@@ -98,7 +98,7 @@ def windows(x: Any, axis: int, size: int, step: int) -> Any:
     """Every run of `size` elements along `axis`, `step` apart: [..., windows, size, ...]."""
     last = F.sub(F.gather(F.shape(x), int64(axis)), int64(size - 1))
     starts = F.unsqueeze(F.range(int64(0), F.max(last, int64(0)), int64(step)), i64(1))
-    return F.gather(x, F.add(starts, constant(np.arange(size, dtype=np.int64))), axis=axis)
+    return F.gather(x, F.add(starts, F.range(int64(0), int64(size), int64(1))), axis=axis)
 
 
 @contrib("UnfoldTensor")
