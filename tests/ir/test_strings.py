@@ -22,7 +22,7 @@ WORDS = np.array([["a", "zwölf"], ["", "日本\0"]], object)
     ("given", "expected"),
     [
         (np.array(["a", "zwölf"]), ["a", "zwölf"]),
-        (np.array(["a", "zw".encode()], object), ["a", "zw"]),
+        (np.array(["a", b"zw"], object), ["a", "zw"]),
         (np.array(["ü".encode(), b""]), ["ü", ""]),
         (np.array([np.str_("x"), "y"], object), ["x", "y"]),
         (np.array(["a", "b\0"], np.dtypes.StringDType()), ["a", "b\0"]),
