@@ -53,7 +53,7 @@ class RegexFullMatch(TextOp):
     RE2 has neither back-references nor look-around. Needs the optional dependency google-re2.
     """
 
-    pattern: str = ""
+    pattern: str | None = None
     inputs = ("x",)
     onnx = Onnx("RegexFullMatch", since=20)
     samples = (
@@ -67,10 +67,10 @@ class RegexFullMatch(TextOp):
     )
 
     def infer(self, x: TensorType) -> TensorType:
-        check_pattern(self.pattern, self.name)
+        check_pattern(self.pattern or "", self.name)
         return TensorType(DType.BOOL, x.shape)
 
     def reference(self, xp: Any, x: Any) -> Any:
-        match = compiled(self.pattern, self.name).fullmatch
+        match = compiled(self.pattern or "", self.name).fullmatch
         found = [match(word) is not None for word in x.reshape(-1).tolist()]
         return np.array(found, bool).reshape(x.shape)
