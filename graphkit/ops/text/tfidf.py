@@ -109,8 +109,8 @@ def _pool_of(op: TfIdfVectorizer) -> _Pool:
         }
         ordered = sorted(keys, key=keys.__getitem__)
         prefixes = {prefix: number for number, prefix in enumerate(ordered)}
-        grams = np.array([wanted.get(prefix, -1) for prefix in ordered], np.int64)
-        levels.append(_Level(np.array([keys[prefix] for prefix in ordered], np.int64), grams))
+        which = np.array([wanted.get(prefix, -1) for prefix in ordered], np.int64)
+        levels.append(_Level(np.array([keys[prefix] for prefix in ordered], np.int64), which))
     return _Pool(words, levels)
 
 
@@ -123,8 +123,8 @@ _WEIGHTS = (0.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0)
 
 def _sample(x: Any, mode: str, skips: int, shortest: int, longest: int, pool: Any, **options: Any) -> Sample:
     """onnx's evaluator counts as the standard says; options are those of `Sample`, and weights."""
-    lengths = {"min_gram_length": shortest, "max_gram_length": longest}
-    return Sample(x, mode=mode, max_skip_count=skips, **lengths, **pool, **options)
+    attributes = {**pool, "min_gram_length": shortest, "max_gram_length": longest, "max_skip_count": skips}
+    return Sample(x, mode=mode, **attributes, **options)
 
 
 @op
