@@ -69,48 +69,41 @@ def _positions(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return places
 
 
-def _grams(op: TfIdfVectorizer) -> list[tuple[int, list[tuple[Any, ...]]]]:
-    """The n-grams of the pool, by their length; raises UsageError where the attributes do not fit together."""
+def _grams(op: TfIdfVectorizer) -> list[Sequence[Any]]:
+    """The n-grams of the pool; raises UsageError where the attributes do not fit together."""
     pool: Sequence[Any] = op.pool_strings or op.pool_int64s or ()
-    starts = (*op.ngram_counts, len(pool))
-    found = []
-    for size, (start, end) in enumerate(itertools.pairwise(starts), 1):
+    found: list[Sequence[Any]] = []
+    for size, (start, end) in enumerate(itertools.pairwise((*op.ngram_counts, len(pool))), 1):
         if not 0 <= start <= end <= len(pool) or (end - start) % size:
             raise UsageError(f"ngram_counts {list(op.ngram_counts)}: {start} to {end} of the pool are no {size}-grams")
-        columns = [pool[start + i : end : size] for i in range(size)]
-        found.append((size, list(zip(*columns, strict=True))))
+        entries = [pool[i : i + size] for i in range(start, end, size)]
+        if len(set(entries)) != len(entries):
+            raise UsageError(f"the pool has a {size}-gram twice")
+        found += entries
+    if len(found) != len(op.ngram_indexes):
+        raise UsageError(f"ngram_indexes has {len(op.ngram_indexes)} elements for {len(found)} n-grams in the pool")
     return found
 
 
 @lru_cache(maxsize=32)
 def _pool_of(op: TfIdfVectorizer) -> _Pool:
-    grams = _grams(op)
-    total = sum(len(entries) for _, entries in grams)
-    if total != len(op.ngram_indexes):
-        raise UsageError(f"ngram_indexes has {len(op.ngram_indexes)} elements for {total} n-grams in the pool")
-    wanted: dict[tuple[Any, ...], int] = {}
-    first = 0
-    for size, entries in grams:
-        if op.min_gram_length <= size <= op.max_gram_length:
-            before = len(wanted)
-            wanted.update((gram, number) for number, gram in enumerate(entries, first))
-            if len(wanted) != before + len(entries):
-                raise UsageError(f"the pool has a {size}-gram twice")
-        first += len(entries)
-    words = list(dict.fromkeys(itertools.chain.from_iterable(wanted)))
+    shortest, longest = op.min_gram_length, op.max_gram_length
+    wanted = [(number, gram) for number, gram in enumerate(_grams(op)) if shortest <= len(gram) <= longest]
+    words = list(dict.fromkeys(itertools.chain.from_iterable(gram for _, gram in wanted)))
     numbers = {word: number for number, word in enumerate(words)}
+    flat = np.array([numbers[word] for _, gram in wanted for word in gram], np.int64)
+    which = np.array([number for number, _ in wanted], np.int64)
+    lengths = np.array([len(gram) for _, gram in wanted], np.int64)
+    first = np.cumsum(lengths) - lengths
+    prefix = np.zeros(len(wanted), np.int64)
     levels: list[_Level] = []
-    prefixes: dict[tuple[Any, ...], int] = {(): 0}
-    for size in range(1, max(map(len, wanted), default=0) + 1):
-        keys = {
-            gram[:size]: prefixes[gram[: size - 1]] * len(words) + numbers[gram[size - 1]]
-            for gram in wanted
-            if len(gram) >= size
-        }
-        ordered = sorted(keys, key=keys.__getitem__)
-        prefixes = {prefix: number for number, prefix in enumerate(ordered)}
-        which = np.array([wanted.get(prefix, -1) for prefix in ordered], np.int64)
-        levels.append(_Level(np.array([keys[prefix] for prefix in ordered], np.int64), which))
+    for size in range(1, int(lengths.max(initial=0)) + 1):
+        there = lengths >= size
+        which, lengths, first, prefix = which[there], lengths[there], first[there], prefix[there]
+        keys, prefix = np.unique(prefix * len(words) + flat[first + size - 1], return_inverse=True)
+        grams = np.full(len(keys), -1, np.int64)
+        grams[prefix[lengths == size]] = which[lengths == size]
+        levels.append(_Level(keys, grams))
     return _Pool(words, levels)
 
 
@@ -227,7 +220,9 @@ class TfIdfVectorizer(TextOp):
         hits = []
         row, column = np.nonzero(words >= 0)
         prefix = np.zeros(len(row), np.int64)
-        for size, level in enumerate(pool.levels[: self.max_gram_length], 1):
+        for size, level in enumerate(pool.levels, 1):
+            if not len(row):
+                break
             here = column + (size - 1) * distance
             inside = here < words.shape[1]
             row, column, prefix, here = row[inside], column[inside], prefix[inside], here[inside]
